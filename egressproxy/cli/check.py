@@ -105,11 +105,11 @@ def _build_filters(resources: ResourceSet, compiled: Compiled) -> list[Problem]:
     has not. Raises ConfigError with every filter
     whose manifest or file is wrong. Each has the place where it is declared.
     """
-    from egressproxy.ir.extensions import extensions
+    from egressproxy.ir.gateway import extensions
 
     if next(extensions(compiled.spec), None) is None:
         return []  # importing the filters would take as long as reading a small configuration
-    from egressproxy.config.compile.object_problems import problem_at
+    from egressproxy.config.compile.interface import problem_at
     from egressproxy.config.reading.problems import ConfigError, Problem, Severity
     from egressproxy.filters.catalog import Catalog
     from egressproxy.filters.instances import UnusableFilter, failures, machine_problems
@@ -168,8 +168,8 @@ def _listeners(compiled: Compiled) -> Iterator[dict[str, Any]]:
 
 def _published_backends(resources: ResourceSet) -> Iterator[dict[str, str]]:
     """What became of the Backends of other groups, whose forms are not ours."""
+    from egressproxy.config.compile.backends.backend_references import BACKEND_KINDS
     from egressproxy.config.compile.backends.backend_status import summary
-    from egressproxy.config.compile.backends.kinds import BACKEND_KINDS
     from egressproxy.config.compile.interface import kind_of
     from egressproxy.config.resources.meta import OUR_GROUP
 

@@ -27,8 +27,8 @@ from egressproxy.gateway.route import DefaultRoutes, Route, self_service
 from egressproxy.gateway.rule_builder import AttachedRoute, RuleBuilder
 from egressproxy.gateway.shared_parts import SharedParts
 from egressproxy.gateway.snapshot import ActiveListener, Port, Snapshot
-from egressproxy.ir.extensions import extensions as all_extensions
 from egressproxy.ir.gateway import ClientCertificatesIR, ConfigIR, ListenerIR, ListenerProtocol, ListenerTlsIR, TlsMode
+from egressproxy.ir.gateway import extensions as all_extensions
 from egressproxy.ir.policy import Callee, ExtensionIR, InterceptIR
 from egressproxy.ir.route import HttpRouteIR, HttpRuleIR
 from egressproxy.model.authority import Authority

@@ -26,8 +26,7 @@ from egressproxy.gateway.mcp.filters import MARK, PATH, REQUESTS, path_filter, r
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.shared_parts import SharedParts
 from egressproxy.ir.backend import Destination, Protocol
-from egressproxy.ir.extensions import extensions_of
-from egressproxy.ir.gateway import ListenerIR
+from egressproxy.ir.gateway import ListenerIR, extensions_of
 from egressproxy.ir.policy import ExtensionIR, Mode, PolicyIR, Priority
 from egressproxy.ir.route import AuthProtocol, ExternalAuthIR, HttpRuleIR, MirrorIR, WeightedBackend
 from egressproxy.model.secret import SecretBytes

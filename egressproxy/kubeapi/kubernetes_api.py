@@ -23,10 +23,9 @@ from egressproxy.kubeapi.list_options import ApiResource, Form, Options, form, r
 from egressproxy.kubeapi.read import discovery, documents
 from egressproxy.kubeapi.read.objects import Objects, View
 from egressproxy.kubeapi.read.watches import Watches
-from egressproxy.kubeapi.state import ApiState
 from egressproxy.kubeapi.write.http_request import METHODS, asked_write, read_body
 from egressproxy.kubeapi.write.write import Verb, Write, WriteRefused, Written
-from egressproxy.kubeapi.write.write_queue import WriteQueue
+from egressproxy.kubeapi.write.write_queue import ApiState, WriteQueue
 from egressproxy.model.encoding import line
 
 #: What the index of the admin server says of it.

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Sequence
 from typing import Protocol
 
-from egressproxy.kubeapi.state import ObjectSource
+from egressproxy.kubeapi.read.objects import ObjectSource
 from egressproxy.kubeapi.write.write import Write, WriteRefused, Written
 from egressproxy.kubeapi.write.writer import Writer
 from egressproxy.net.listening import BindError

@@ -11,7 +11,7 @@ import pytest
 
 from egressproxy.admin.server import AdminServer, Surface
 from egressproxy.kubeapi.read.discovery import AGGREGATED
-from egressproxy.kubeapi.state import ObjectSource
+from egressproxy.kubeapi.read.objects import ObjectSource
 from egressproxy.telemetry.exposition import Exposition
 from egressproxy.telemetry.metrics import Metrics
 from tests.admin.kit import Holder, admin_server, entries

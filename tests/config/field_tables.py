@@ -1,4 +1,4 @@
-"""The tables of fields in the documentation, as the models and config/supported_fields have them.
+"""The tables of fields in the documentation, as the models and config/schema have them.
 
 `python -m tests.config.field_tables` writes them anew: the tables of docs/gateway-api.md, and docs/fields.md.
 """
@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from egressproxy.config.resources.backend import Backend
-from egressproxy.config.resources.extension import PayloadProcessingPipeline
-from egressproxy.config.resources.filter_type import FilterTypeDefinition
+from egressproxy.config.resources.extension import FilterTypeDefinition, PayloadProcessingPipeline
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.policy import EgressPolicy
-from egressproxy.config.schema import json_schema
-from egressproxy.config.supported_fields import gateway_api_fields
+from egressproxy.config.schema import gateway_api_fields, json_schema
 
 _DOCS: Final = Path(__file__).parents[2] / "docs"
 GATEWAY_API_PAGE: Final = _DOCS / "gateway-api.md"

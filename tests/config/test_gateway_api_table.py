@@ -9,15 +9,13 @@ from typing import Annotated, Any, Union, get_args, get_origin
 
 import pytest
 
-from egressproxy.config.descriptions import models_by_name
-from egressproxy.config.resources import gateway, meta, object_references, reference_grant, routes
+from egressproxy.config.resources import gateway, meta, object_references, routes
 from egressproxy.config.resources.backend import BackendTlsPolicy
 from egressproxy.config.resources.destination import CaBundleReference
 from egressproxy.config.resources.meta import Model, Resource
 from egressproxy.config.resources.x_backend import XBackend, XBackendValidation
-from egressproxy.config.schema import json_schema
-from egressproxy.config.supported_fields import SHARED as SECTIONS
-from egressproxy.config.supported_fields import gateway_api_fields
+from egressproxy.config.schema import SHARED as SECTIONS
+from egressproxy.config.schema import gateway_api_fields, json_schema, models_by_name
 from tests.config.field_tables import FIELDS_PAGE, GATEWAY_API_PAGE, OURS, fields_page, gateway_api_page
 
 KINDS: tuple[type[Resource], ...] = (
@@ -29,7 +27,7 @@ KINDS: tuple[type[Resource], ...] = (
     routes.TlsRoute,
     routes.TcpRoute,
     BackendTlsPolicy,
-    reference_grant.ReferenceGrant,
+    gateway.ReferenceGrant,
     XBackend,
 )
 #: Shapes that several kinds share: each has a section of its own.

@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from egressproxy.kubeapi.write import staging
-from egressproxy.kubeapi.write.outcomes import Result
-from egressproxy.kubeapi.write.write import Verb, Write, WriteRefused, Written
+from egressproxy.kubeapi.write.write import Result, Verb, Write, WriteRefused, Written
 from egressproxy.kubeapi.write.writer import Writer
 from egressproxy.model.state_folder import MARK
 from egressproxy.processes.loader import process as apart

@@ -14,10 +14,9 @@ from datetime import UTC, datetime
 from operator import attrgetter
 
 from egressproxy.config.compile.backends.backend_compiler import BackendCompiler
-from egressproxy.config.compile.backends.backend_status import backend_statuses
+from egressproxy.config.compile.backends.backend_references import BACKEND_KINDS, DestinationBackend
+from egressproxy.config.compile.backends.backend_status import backend_statuses, same_name_notes
 from egressproxy.config.compile.backends.backend_tls import BackendTlsPolicies
-from egressproxy.config.compile.backends.kinds import BACKEND_KINDS, DestinationBackend
-from egressproxy.config.compile.backends.same_names import same_name_notes
 from egressproxy.config.compile.backends.services import Services
 from egressproxy.config.compile.extensions.extension_compiler import ExtensionCompiler, as_backend_ref
 from egressproxy.config.compile.extensions.filter_types import FilterTypes
@@ -28,22 +27,43 @@ from egressproxy.config.compile.gateways.gateway_compiler import class_statuses,
 from egressproxy.config.compile.gateways.gateway_plan import GatewayPlan
 from egressproxy.config.compile.gateways.gateway_tls import ClientCertificates
 from egressproxy.config.compile.gateways.listener_plan import OUT_OF_TIME, ListenerPlan
-from egressproxy.config.compile.generations import first_seen, generations_of
-from egressproxy.config.compile.interface import CATALOG, Compiled, Defaults, FilterCatalog, Materials, Status, age_of
-from egressproxy.config.compile.object_problems import problem_at, unserved
+from egressproxy.config.compile.interface import (
+    CATALOG,
+    Compiled,
+    Defaults,
+    FilterCatalog,
+    Materials,
+    Status,
+    age_of,
+    problem_at,
+    unserved,
+)
 from egressproxy.config.compile.policies.credential_exposure import CredentialDns
 from egressproxy.config.compile.policies.denials import DeniedBackends
 from egressproxy.config.compile.policies.layers import Layer, Level
 from egressproxy.config.compile.policies.policy_attachment import PolicyAttachments
 from egressproxy.config.compile.policies.policy_filters import PolicyFilters
-from egressproxy.config.compile.policies.subject_notes import SubjectNotes
-from egressproxy.config.compile.policies.subjects import NOBODY, claims_of, client_sets, closed_to_clients, subject_ir
+from egressproxy.config.compile.policies.subjects import (
+    NOBODY,
+    SubjectNotes,
+    claims_of,
+    client_sets,
+    closed_to_clients,
+    subject_ir,
+)
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.routes.backend_refs import BackendRefCompiler
 from egressproxy.config.compile.routes.route_compiler import RouteCompiler, is_dynamic
 from egressproxy.config.compile.routes.route_validation import RouteValidation, RouteValidator, set_route_conditions
 from egressproxy.config.compile.routes.served_routes import ServedRoutes
-from egressproxy.config.compile.status.conditions import Conditions, ReferenceConditions, keep_times, state_kept
+from egressproxy.config.compile.status.conditions import (
+    Conditions,
+    ReferenceConditions,
+    first_seen,
+    generations_of,
+    keep_times,
+    state_kept,
+)
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.reading.problems import ConfigError, Problem, Severity
 from egressproxy.config.resources.backend import Backend

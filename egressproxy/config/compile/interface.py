@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, Protocol
 
-from egressproxy.config.reading.problems import Problem
+from egressproxy.config.reading.problems import Problem, Severity
 from egressproxy.config.resources.meta import OUR_GROUP, Resource
 from egressproxy.errors import Denied
 from egressproxy.ir.backend import BackendIR
@@ -209,3 +209,23 @@ def scope_of(key: Key) -> str:
 def age_of(resource: Resource) -> tuple[str, str]:
     """The sort key where the older object wins: creationTimestamp (objects without one last), then namespace/name."""
     return (resource.metadata.creation_timestamp or "~", resource.full_name)
+
+
+def problem_at(
+    resource: Resource,
+    field_path: str,
+    message: str,
+    remedy: str = "",
+    *,
+    on_key: bool = False,
+    severity: Severity = Severity.ERROR,
+    code: str = "Invalid",
+) -> Problem:
+    """A problem of one field of an object (or of its key), with file, line and column if they are known."""
+    line, column = resource.origin.place_of(field_path, key=on_key)
+    return Problem(resource.origin.file, line, column, str(resource), field_path, message, remedy, severity, code)
+
+
+def unserved(resource: Resource, field_path: str, message: str, remedy: str, code: str) -> Problem:
+    """A problem of what is not served, for an object that has no status to say it in."""
+    return problem_at(resource, field_path, message, remedy, severity=Severity.UNSERVED, code=code)

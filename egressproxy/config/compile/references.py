@@ -27,9 +27,8 @@ from egressproxy.config.compile.interface import Materials, Reference, SecretRef
 from egressproxy.config.compile.suggestions import NameSuggestions
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.core import ClusterTrustBundle, ConfigMap, Namespace, Pod, Secret
-from egressproxy.config.resources.gateway import RouteNamespaces
+from egressproxy.config.resources.gateway import ReferenceGrant, RouteNamespaces
 from egressproxy.config.resources.meta import Resource
-from egressproxy.config.resources.reference_grant import ReferenceGrant
 from egressproxy.ir.gateway import CertificateIR
 from egressproxy.model.certificate import CertificateUse, Validity
 from egressproxy.model.published_object import Key

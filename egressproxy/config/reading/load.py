@@ -29,9 +29,8 @@ from egressproxy.config.reading.trust_bundles import read_trust_bundles
 from egressproxy.config.reading.yaml import MAX_FILE_BYTES, Document, SourceLocation, read_documents
 from egressproxy.config.resources.core import ClusterTrustBundle, Secret
 from egressproxy.config.resources.destination import PUBLISHED
-from egressproxy.config.resources.kinds import kind_class
+from egressproxy.config.resources.kinds import is_for_gateways, kind_class, why_left_out
 from egressproxy.config.resources.meta import OUR_GROUP, Origin, Resource, without_nulls
-from egressproxy.config.resources.others import is_for_gateways, why_left_out
 from egressproxy.model import state_folder
 from egressproxy.model.published_object import Key
 from egressproxy.model.secret import SecretBytes

@@ -1,4 +1,4 @@
-"""GatewayClass, Gateway, ListenerSet, ReferenceGrant. Source: gateway.networking.k8s.io/v1."""
+"""GatewayClass, Gateway, ListenerSet and ReferenceGrant. Source: gateway.networking.k8s.io/v1."""
 
 from __future__ import annotations
 
@@ -273,3 +273,37 @@ class ListenerSet(Resource, group=GATEWAY_GROUP, kind="ListenerSet", versions=("
 
     spec: ListenerSetSpec
     """Which listeners are added to which Gateway."""
+
+
+class ReferenceGrantFrom(Model):
+    group: Group
+    """API group of who may refer."""
+    kind: Kind
+    """Kind of who may refer."""
+    namespace: Label
+    """Namespace of who may refer."""
+
+
+class ReferenceGrantTo(Model):
+    """`name` None: every object of that kind."""
+
+    group: Group
+    """API group of what may be referred to."""
+    kind: Kind
+    """Kind of what may be referred to."""
+    name: Name | None = None
+    """Name of what may be referred to."""
+
+
+class ReferenceGrantSpec(Model):
+    from_: Annotated[tuple[ReferenceGrantFrom, ...], Field(alias="from", min_length=1, max_length=16)]
+    """Who may refer to objects of this namespace."""
+    to: Annotated[tuple[ReferenceGrantTo, ...], Field(min_length=1, max_length=16)]
+    """Which objects of this namespace may be referred to."""
+
+
+class ReferenceGrant(Resource, group=GATEWAY_GROUP, kind="ReferenceGrant", versions=("v1", "v1beta1", "v1alpha2")):
+    """Lets objects of other namespaces refer to objects of this one."""
+
+    spec: ReferenceGrantSpec
+    """Who may refer to what."""

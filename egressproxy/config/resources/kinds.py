@@ -1,4 +1,10 @@
-"""Which kinds are understood: from apiVersion and kind to the class that reads it."""
+"""Which kinds are understood: from apiVersion and kind to the class that reads it; and which are left out.
+
+Kinds of Kubernetes, Cilium and Gateway API stand beside ours in many manifests, and say nothing to us. A file that has
+one is read, and the object is left out, which is noted (where it asks something of a gateway, as not served): the
+manifests of an application should work as they are. That list is closed. A kind that is not in it may be a misspelt
+one of ours, and stays an error; so does everything in the groups of our own kinds that nobody else writes.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +27,10 @@ from egressproxy.config.resources.core import (
     Service,
     ServiceAccount,
 )
-from egressproxy.config.resources.extension import PayloadProcessingPipeline
-from egressproxy.config.resources.filter_type import FilterTypeDefinition
-from egressproxy.config.resources.gateway import Gateway, GatewayClass, ListenerSet
+from egressproxy.config.resources.extension import FilterTypeDefinition, PayloadProcessingPipeline
+from egressproxy.config.resources.gateway import Gateway, GatewayClass, ListenerSet, ReferenceGrant
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.policy import EgressPolicy
-from egressproxy.config.resources.reference_grant import ReferenceGrant
 from egressproxy.config.resources.routes import GrpcRoute, HttpRoute, TcpRoute, TlsRoute
 from egressproxy.config.resources.x_backend import XBackend
 
@@ -73,3 +77,58 @@ def kind_class(api_version: str, kind: str, spec: object = None) -> type[Resourc
     if found is WorkingGroupBackend and isinstance(spec, dict) and "destination" not in spec and "type" in spec:
         return GatewayBackend
     return found
+
+
+#: Group -> kinds, of whatever version.
+_KUBERNETES: dict[str, frozenset[str]] = {
+    "": frozenset({
+        "Endpoints", "Event", "LimitRange", "Node", "PersistentVolume", "PersistentVolumeClaim", "PodTemplate",
+        "ReplicationController", "ResourceQuota",
+    }),
+    "admissionregistration.k8s.io": frozenset({
+        "MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding", "MutatingWebhookConfiguration",
+        "ValidatingAdmissionPolicy", "ValidatingAdmissionPolicyBinding", "ValidatingWebhookConfiguration",
+    }),
+    "apiextensions.k8s.io": frozenset({"CustomResourceDefinition"}),
+    "apiregistration.k8s.io": frozenset({"APIService"}),
+    "apps": frozenset({"ControllerRevision", "DaemonSet", "Deployment", "ReplicaSet", "StatefulSet"}),
+    "autoscaling": frozenset({"HorizontalPodAutoscaler"}),
+    "batch": frozenset({"CronJob", "Job"}),
+    "cilium.io": frozenset({"CiliumClusterwideNetworkPolicy", "CiliumNetworkPolicy"}),
+    "coordination.k8s.io": frozenset({"Lease"}),
+    "events.k8s.io": frozenset({"Event"}),
+    "networking.k8s.io": frozenset({"IPAddress", "Ingress", "IngressClass", "NetworkPolicy", "ServiceCIDR"}),
+    "node.k8s.io": frozenset({"RuntimeClass"}),
+    "policy": frozenset({"PodDisruptionBudget"}),
+    "rbac.authorization.k8s.io": frozenset({"ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}),
+    "scheduling.k8s.io": frozenset({"PriorityClass"}),
+    "storage.k8s.io": frozenset({"CSIDriver", "CSINode", "StorageClass", "VolumeAttachment"}),
+}  # fmt: skip
+_GATEWAY_API: dict[str, frozenset[str]] = {
+    "gateway.networking.k8s.io": frozenset({"BackendLBPolicy", "UDPRoute"}),
+    "gateway.networking.x-k8s.io": frozenset({"XBackendTrafficPolicy", "XListenerSet", "XMesh"}),
+    "multicluster.x-k8s.io": frozenset({"ServiceExport", "ServiceImport"}),
+}
+#: What to use in place of those that would have had a say here.
+_INSTEAD = {
+    "Endpoints": "write EndpointSlices",
+    **dict.fromkeys(
+        ("CiliumClusterwideNetworkPolicy", "CiliumNetworkPolicy", "NetworkPolicy"),
+        "nothing here enforces it: say what may leave in an EgressPolicy",
+    ),
+    "XListenerSet": "use ListenerSet of gateway.networking.k8s.io/v1",
+    "BackendLBPolicy": "use sessionPersistence of a route's rule",
+}
+
+
+def why_left_out(api_version: str, kind: str) -> str:
+    """Why an object of this kind is left out, or what to use instead; "" for any other kind."""
+    group = api_version.rpartition("/")[0]
+    if kind not in _KUBERNETES.get(group, ()) and kind not in _GATEWAY_API.get(group, ()):
+        return ""
+    return _INSTEAD.get(kind, "objects of this kind do nothing here" if group in _KUBERNETES else "not supported")
+
+
+def is_for_gateways(api_version: str) -> bool:
+    """Whether kinds of this group ask something of a gateway, so that an object left out is missed."""
+    return api_version.rpartition("/")[0] in _GATEWAY_API

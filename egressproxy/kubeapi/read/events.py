@@ -17,8 +17,8 @@ from time import time
 from typing import Any, Final
 
 from egressproxy.kubeapi.kinds import KINDS, OURS
+from egressproxy.kubeapi.read.objects import ObjectSource
 from egressproxy.kubeapi.read.publishing import uid_of
-from egressproxy.kubeapi.state import ObjectSource
 from egressproxy.model.published_object import PublishedObject
 from egressproxy.telemetry.events import Events
 from egressproxy.telemetry.notices import InvolvedObject, Notice

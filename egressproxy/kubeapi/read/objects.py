@@ -14,15 +14,30 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import chain
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol
 
-from egressproxy.kubeapi.state import ObjectSource
 from egressproxy.model.encoding import line
 from egressproxy.model.published_object import Key, PublishedObject
 
 #: What a watcher can be behind, at most: changes, and bytes of what changed.
 MAX_CHANGES: Final = 4096
 MAX_BYTES: Final = 8 * 1024 * 1024
+
+
+class ObjectSource(Protocol):
+    """Where objects come from: the configuration in service, or what was observed (Events).
+
+    Asked on the event loop, when somebody asks the API, or watches it and `AdminServer.changed` was called. What kinds
+    it has stands in `kinds`, what their columns are in `columns`. No two sources have an object of the same kind,
+    namespace and name.
+    """
+
+    @property
+    def version(self) -> object:
+        """Equal to what it was for as long as nothing has changed."""
+
+    def objects(self) -> Iterable[PublishedObject]:
+        """All of them as they are now: iterated in a thread, later, and more than once."""
 
 
 class Gone(Exception):

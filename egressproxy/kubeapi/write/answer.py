@@ -16,14 +16,13 @@ from pathlib import Path
 from typing import Final
 
 from egressproxy.config.compile.interface import Compiled
+from egressproxy.config.compile.status.status_warnings import warnings_of
 from egressproxy.config.reading.load import ResourceSet, load
-from egressproxy.config.reading.problems import ConfigError
-from egressproxy.kubeapi.write.apply import AppliedWrite, changed
-from egressproxy.kubeapi.write.outcomes import Outcomes, Result, read_writes
+from egressproxy.config.reading.problems import ConfigError, Severity
+from egressproxy.kubeapi.write.apply import MAX_WARNINGS, AppliedWrite, changed
 from egressproxy.kubeapi.write.refusals import refusal_of, unreadable
 from egressproxy.kubeapi.write.staging import file_of, stage
-from egressproxy.kubeapi.write.warnings import with_warnings
-from egressproxy.kubeapi.write.write import Verb, Write, WriteRefused, Written
+from egressproxy.kubeapi.write.write import Outcomes, Result, Verb, Write, WriteRefused, Written, read_writes
 from egressproxy.model.pickling import dumps
 from egressproxy.net.listening import why_unusable
 from egressproxy.processes.loader.answer import handed_over, previous_of
@@ -175,3 +174,19 @@ def _written(change: AppliedWrite, file: str) -> Written:
     shown = change.resource.to_manifest()  # without a Secret's values
     uid = str(shown["metadata"].get("uid", ""))
     return Written(change.resource.name, uid, json.dumps(shown).encode(), change.is_new, file, change.warnings)
+
+
+#: Characters of one warning: it is a field of the answer's head.
+MAX_TEXT: Final = 1000
+
+
+def with_warnings(change: AppliedWrite, compiled: Compiled) -> AppliedWrite:
+    """The change with a warning for each problem that its object has in this configuration; notes are none."""
+    if not change.text:
+        return change  # the object is deleted
+    told = []
+    for problem in warnings_of(change.resource, compiled):
+        if problem.severity is not Severity.NOTE:
+            place = f"{problem.field_path}: " if problem.field_path else ""
+            told.append(f"{place}{problem.sentence}"[:MAX_TEXT])
+    return change._replace(warnings=(*change.warnings, *dict.fromkeys(told))[:MAX_WARNINGS])

@@ -21,9 +21,8 @@ from egressproxy.config.resources.kinds import kind_class
 from egressproxy.config.resources.meta import Resource
 from egressproxy.kubeapi.write.bodies import read_body, read_document
 from egressproxy.kubeapi.write.checks import faults, too_large
-from egressproxy.kubeapi.write.list_map_keys import Shape, shape_of
 from egressproxy.kubeapi.write.managed_fields import apply, updated
-from egressproxy.kubeapi.write.patches import json_patch, merge_patch, strategic_merge_patch
+from egressproxy.kubeapi.write.patches import Shape, json_patch, merge_patch, shape_of, strategic_merge_patch
 from egressproxy.kubeapi.write.pruning import pruned
 from egressproxy.kubeapi.write.refusals import bad_request, conflict, invalid, refusal_of, title
 from egressproxy.kubeapi.write.secret_values import with_values, without_values

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from egressproxy.kubeapi.write.checks import MAX_ITEMS
-from egressproxy.kubeapi.write.list_map_keys import Shape, item_key
+from egressproxy.kubeapi.write.patches import Shape, item_key
 from egressproxy.kubeapi.write.write import WriteRefused
 
 #: `f:name` for a field, `k:{"name":"x"}` for an item of a list with keys; an item itself ends with `.`.

@@ -1,20 +1,23 @@
 """The kinds of patches: a manifest and a patch in, a manifest out; what was given is left as it was.
 
+Lists with keys are merged item by item, all other lists are taken whole.
 Sources: RFC 7396 (merge patch), RFC 6902 (JSON patch), Kubernetes' strategic merge patch (directives $patch,
-$deleteFromPrimitiveList, $retainKeys; $setElementOrder orders).
+$deleteFromPrimitiveList, $retainKeys; $setElementOrder orders), x-kubernetes-list-map-keys in the CRDs of Gateway API
+v1, patchMergeKey in k8s.io/api/core/v1.
 """
 
 from __future__ import annotations
 
 import copy
 import json
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Final
 
 from jsonpatch import JsonPatch, JsonPatchException, JsonPatchTestFailed
 from jsonpointer import JsonPointer, JsonPointerException
 
+from egressproxy.kubeapi.kinds import BACKENDS, GATEWAY, OURS
 from egressproxy.kubeapi.write.checks import MAX_ITEMS, MAX_LEVELS, depth_of
-from egressproxy.kubeapi.write.list_map_keys import Shape, item_key
 from egressproxy.kubeapi.write.write import WriteRefused
 
 #: Operations in one JSON patch; as the API server of Kubernetes.
@@ -145,3 +148,41 @@ def _ordered(items: list[Any], order: list[Any], names: tuple[str, ...] | None) 
 
     wanted = {key(each): place for place, each in reversed(list(enumerate(order)))}
     return sorted(items, key=lambda item: wanted.get(key(item), len(wanted)))
+
+
+#: Fields from the object down to the list -> fields that tell its items apart.
+Shape = Mapping[tuple[str, ...], tuple[str, ...]]
+
+_CONDITIONS: Final[Shape] = {("status", "conditions"): ("type",)}
+_LISTENERS: Final[Shape] = {("spec", "listeners"): ("name",)}
+_TARGETS: Final[Shape] = {("spec", "targetRefs"): ("group", "kind", "name", "sectionName")}
+_EXTENSIONS: Final[Shape] = {("spec", "extensions"): ("name",)}
+_BACKEND: Final[Shape] = {("spec", "destination", "ports"): ("number",), **_EXTENSIONS}
+
+_SHAPES: Final[Mapping[tuple[str, str], Shape]] = {
+    (GATEWAY, "Gateway"): {**_LISTENERS, ("spec", "tls", "frontend", "perPort"): ("port",)},
+    (GATEWAY, "ListenerSet"): _LISTENERS,
+    (GATEWAY, "BackendTLSPolicy"): _TARGETS,
+    **dict.fromkeys(BACKENDS, _BACKEND),
+    (OURS, "EgressPolicy"): _EXTENSIONS,
+    (OURS, "PayloadProcessingPipeline"): {("spec", "processors"): ("name",)},
+    ("", "Service"): {("spec", "ports"): ("port", "protocol")},
+    ("", "ServiceAccount"): {("secrets",): ("name",), ("imagePullSecrets",): ("name",)},
+    ("", "Pod"): {("spec", "containers"): ("name",), ("status", "podIPs"): ("ip",)},
+}
+_COMMON: Final[Shape] = {("metadata", "ownerReferences"): ("uid",), **_CONDITIONS}
+#: What a key is where an item does not say it.
+_DEFAULTS: Final = {"protocol": "TCP", "sectionName": ""}
+
+
+def shape_of(group: str, kind: str) -> Shape:
+    """The lists with keys of a kind, those of every object included."""
+    return {**_COMMON, **_SHAPES.get((group, kind), {})}
+
+
+def item_key(item: Any, names: tuple[str, ...]) -> tuple[Any, ...] | None:
+    """What tells an item from the others; None for one that lacks it."""
+    if not isinstance(item, Mapping):
+        return None
+    key = tuple(item.get(name, _DEFAULTS.get(name)) for name in names)
+    return None if None in key or any(isinstance(each, dict | list) for each in key) else key

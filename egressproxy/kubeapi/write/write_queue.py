@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Protocol
 
-from egressproxy.kubeapi.read.objects import Objects, View
-from egressproxy.kubeapi.state import ApiState
-from egressproxy.kubeapi.write.write import Write, Written
+from egressproxy.kubeapi.read.objects import Objects, ObjectSource, View
+from egressproxy.kubeapi.write.write import Write, WriteRefused, Written
 from egressproxy.model.published_object import Key
 
 #: Of the bodies that are asked for together.
@@ -74,6 +73,21 @@ class WriteQueue:
                 each.answer.set_exception(result)
             else:
                 each.answer.set_result(result)
+
+
+class ApiState(Protocol):
+    """Asked on the event loop, for every request anew."""
+
+    def sources(self) -> Sequence[ObjectSource]:
+        """The same ones, in the same order, each time."""
+
+    async def schema(self) -> bytes:
+        """JSON Schema of all kinds, as `config.schema` makes it. Raises OSError where it cannot be had."""
+
+    async def write(self, writes: Sequence[Write]) -> Sequence[Written | WriteRefused | None]:
+        """Answers when the configuration with them is in service: each for itself. None has to be asked again, with the
+        version that its object has then; not all of them are None.
+        """
 
 
 def _together(waiting: Sequence[_Waiting]) -> list[_Waiting]:

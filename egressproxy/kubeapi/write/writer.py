@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from egressproxy.kubeapi.write import staging
-from egressproxy.kubeapi.write.outcomes import Result, read_outcomes, write_writes
-from egressproxy.kubeapi.write.write import Verb, Write, WriteRefused, Written
+from egressproxy.kubeapi.write.write import Result, Verb, Write, WriteRefused, Written, read_outcomes, write_writes
 from egressproxy.model.secret_source import ConfigSource
 from egressproxy.processes.loader.loader import Loader
 from egressproxy.processes.loader.process import LoadingFailed

@@ -6,7 +6,7 @@ import zlib
 from itertools import chain
 
 from egressproxy.config.compile.interface import Compiled, scope_of
-from egressproxy.config.compile.status.broken_references import broken_references
+from egressproxy.config.compile.status.conditions import broken_references
 from egressproxy.config.compile.status.status_warnings import all_warnings
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.reading.problems import ConfigError

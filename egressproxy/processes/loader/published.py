@@ -1,4 +1,4 @@
-"""The configuration in service as a source of the API (`kubeapi.state.ObjectSource`): packed until somebody asks."""
+"""The configuration in service as a source of the API (`ObjectSource`): packed until somebody asks."""
 
 from __future__ import annotations
 

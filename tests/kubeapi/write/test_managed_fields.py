@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from egressproxy.kubeapi.write.list_map_keys import shape_of
 from egressproxy.kubeapi.write.managed_fields import apply, updated
+from egressproxy.kubeapi.write.patches import shape_of
 from egressproxy.kubeapi.write.write import WriteRefused
 
 SHAPE = shape_of("gateway.networking.k8s.io", "Gateway")

@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from egressproxy.kubeapi.write.list_map_keys import shape_of
-from egressproxy.kubeapi.write.patches import json_patch, merge_patch, strategic_merge_patch
+from egressproxy.kubeapi.write.patches import json_patch, merge_patch, shape_of, strategic_merge_patch
 from egressproxy.kubeapi.write.write import WriteRefused
 
 GATEWAY = shape_of("gateway.networking.k8s.io", "Gateway")

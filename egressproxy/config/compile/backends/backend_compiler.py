@@ -12,14 +12,17 @@ from collections.abc import Container, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 
-from egressproxy.config.compile.backends.backend_references import backend_refs, endpoint_refs
-from egressproxy.config.compile.backends.kinds import (
+from egressproxy.config.compile.backends.backend_references import (
     BACKEND_KINDS,
     KNOWN_KINDS,
     AnyBackend,
     DestinationBackend,
+    ResolvedBackend,
+    backend_refs,
+    endpoint_refs,
     object_key,
 )
+from egressproxy.config.compile.backends.backend_tls import port_tls
 from egressproxy.config.compile.backends.parent_compiler import ParentCompiler
 from egressproxy.config.compile.backends.published_forms import (
     PortForm,
@@ -31,9 +34,7 @@ from egressproxy.config.compile.backends.published_forms import (
     tls_field,
     x_backend_form,
 )
-from egressproxy.config.compile.backends.resolved_backend import ResolvedBackend
 from egressproxy.config.compile.backends.services import Services
-from egressproxy.config.compile.backends.tls_settings import port_tls
 from egressproxy.config.compile.extensions.extension_compiler import ExtensionCompiler
 from egressproxy.config.compile.extensions.ranked_extension import AttachmentPoint, RankedExtension, ordered
 from egressproxy.config.compile.interface import Reference, kind_of, scope_of

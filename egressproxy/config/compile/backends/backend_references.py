@@ -1,17 +1,28 @@
-"""References to backends: every one in a route, and which Backends carry only streams or only other backends."""
+"""Backends and references to them: the kinds, every reference of a route, and what a reference comes to.
+
+Source: Gateway API v1 BackendObjectReference.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
-from egressproxy.config.compile.backends.kinds import DestinationBackend
+from egressproxy.config.compile.extensions.ranked_extension import RankedExtension
 from egressproxy.config.compile.interface import Reference
 from egressproxy.config.reading.load import ResourceSet
-from egressproxy.config.resources.backend import Backend
+from egressproxy.config.resources.backend import (
+    Backend,
+    GatewayBackend,
+    GatewayXBackendDestination,
+    PrototypeBackend,
+    WorkingGroupBackend,
+    XBackendDestination,
+)
 from egressproxy.config.resources.destination import FailoverEndpoint
 from egressproxy.config.resources.meta import Resource
-from egressproxy.config.resources.policy import EgressPolicy
+from egressproxy.config.resources.policy import Dns, EgressPolicy
 from egressproxy.config.resources.routes import (
     AnyRoute,
     BackendRef,
@@ -23,11 +34,59 @@ from egressproxy.config.resources.routes import (
     TcpRoute,
     TlsRoute,
 )
+from egressproxy.config.resources.x_backend import XBackend
+from egressproxy.ir.backend import BackendIR, Destination
 from egressproxy.model.published_object import Key
 
 AnyRule = HttpRule | GrpcRule | StreamRule
 #: Says which object a reference means.
 KeyOf = Callable[[Resource, Reference], Key]
+#: Those with a `destination`, which are subclasses of these.
+DestinationBackend = Backend | WorkingGroupBackend | XBackendDestination
+AnyBackend = DestinationBackend | XBackend
+#: Every class of backends beside Services.
+BACKEND_KINDS: tuple[type[AnyBackend], ...] = (
+    Backend,
+    WorkingGroupBackend,
+    GatewayXBackendDestination,
+    PrototypeBackend,
+    XBackendDestination,
+    XBackend,
+    GatewayBackend,
+)
+#: (group, kind) of everything that a backendRef may name.
+KNOWN_KINDS = frozenset({("", "Service"), *((kind.GROUP, kind.KIND) for kind in BACKEND_KINDS)})
+#: Routes may call an XBackendDestination `Backend` (the prototype does), where no Backend of its group has the name.
+_CALLED_BACKEND = (XBackendDestination, GatewayXBackendDestination)
+_ALIASES = {(kind.GROUP, "Backend"): kind.KIND for kind in _CALLED_BACKEND}
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedBackend:
+    """A backend that can be used. `target` is what policies name to mean it; `port` its number.
+
+    `extensions` are its own. `resolver` is the DNS section of the object, `region` where it stands ("" unknown).
+    `parents` are those on the way, the next one first, `fallbacks` those on each other way;
+    `parent_by` is the policy that has named them, "" for the backend itself (`is_direct`: which says that it has none),
+    and `error` why they cannot be used. `service` is the Service that a destination of that type means.
+    """
+
+    spec: BackendIR
+    target: Key
+    port: int
+    extensions: tuple[RankedExtension, ...] = ()
+    region: str = ""
+    resolver: Dns | None = None
+    parents: tuple[ResolvedBackend, ...] = ()
+    fallbacks: tuple[tuple[ResolvedBackend, ...], ...] = ()
+    service: Key | None = None
+    is_direct: bool = False
+    parent_by: str = ""
+    error: str = ""
+
+
+#: What a forward proxy reaches where no route matches: the destination that the request names.
+ANY_DESTINATION = ResolvedBackend(BackendIR("-", Destination.DYNAMIC), ("", "", "", "-"), 0)
 
 
 def rule_refs(index: int, rule: AnyRule) -> Iterator[tuple[str, BackendRef]]:
@@ -74,6 +133,16 @@ def stream_carriers(resources: ResourceSet, key_of: KeyOf) -> set[Key]:
     """
     found = _parents(resources, key_of) | _targets(resources, key_of, TlsRoute, TcpRoute)
     return found and found - _targets(resources, key_of, HttpRoute, GrpcRoute)
+
+
+def object_key(resources: ResourceSet, ref: Reference, namespace: str) -> Key:
+    """The object that a reference means, whether it is there or not; it may be there under its other name."""
+    key = (ref.group, ref.kind, namespace, ref.name)
+    alias = _ALIASES.get((ref.group, ref.kind))
+    if alias is None or resources.get(*key) is not None:
+        return key
+    other = (ref.group, alias, namespace, ref.name)
+    return other if resources.get(*other) is not None else key
 
 
 def _parents(resources: ResourceSet, key_of: KeyOf) -> set[Key]:

@@ -6,8 +6,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
 from egressproxy.config.compile.backends.backend_compiler import BackendCompiler
-from egressproxy.config.compile.backends.backend_references import stream_carriers
-from egressproxy.config.compile.backends.kinds import BACKEND_KINDS, AnyBackend, DestinationBackend
+from egressproxy.config.compile.backends.backend_references import (
+    BACKEND_KINDS,
+    AnyBackend,
+    DestinationBackend,
+    backend_refs,
+    stream_carriers,
+)
 from egressproxy.config.compile.backends.published_forms import (
     destination_summary,
     notes,
@@ -17,11 +22,13 @@ from egressproxy.config.compile.backends.published_forms import (
 )
 from egressproxy.config.compile.dns_section import dns_notes
 from egressproxy.config.compile.extensions.extension_faults import ExtensionFaults
-from egressproxy.config.compile.interface import Status
+from egressproxy.config.compile.interface import Reference, Status, kind_of
 from egressproxy.config.compile.references import UnresolvedRef
 from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.backend import Backend
+from egressproxy.config.resources.meta import Resource
+from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.resources.x_backend import XBackend
 from egressproxy.model.published_object import Key
 
@@ -158,3 +165,26 @@ def _backend_notes(backend: DestinationBackend) -> Iterator[str]:
             yield f"resolver does nothing for type {destination.type}: no name is resolved."
     if destination.type == "Dynamic" and len(destination.ports) > 1:
         yield "a Dynamic destination takes the port from the request; of ports one entry counts."
+
+
+def same_name_notes(source: Resource, backends: BackendCompiler) -> Iterator[tuple[str, str]]:
+    """For each reference of a route, a Backend or a policy to such a name: its field, and what it means."""
+    for field_path, ref in _references(source) if backends.same_names else ():
+        meant = backends.target_key(source, ref)
+        named = backends.same_names.get(meant[2:], ())
+        if meant in named:  # else it means none of them: a Service, or nothing
+            others = [key for key in named if key != meant]
+            has = "has that name, too, and is another" if len(others) == 1 else "have that name, too, and are others"
+            listed = ", ".join(sorted(map(kind_of, others)))
+            yield field_path, f"this is {kind_of(meant)} {meant[2]}/{meant[3]}; {listed} {has}"
+
+
+def _references(source: Resource) -> Iterator[tuple[str, Reference]]:
+    """Every reference that may be to a backend, with its field."""
+    if isinstance(source, Backend | EgressPolicy):
+        if source.spec.parent is not None and source.spec.parent.name:
+            yield "spec.parent", source.spec.parent
+        for index, target in enumerate(source.spec.target_refs if isinstance(source, EgressPolicy) else ()):
+            yield f"spec.targetRefs[{index}]", target
+    else:
+        yield from backend_refs(source)

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
 from dataclasses import replace
+from itertools import chain
 
+from egressproxy.config.compile.backends.backend_references import ANY_DESTINATION, ResolvedBackend
 from egressproxy.config.compile.backends.parent_credentials import identity_key, parent_credentials
-from egressproxy.config.compile.backends.parent_no_proxy import is_direct
-from egressproxy.config.compile.backends.resolved_backend import ANY_DESTINATION, ResolvedBackend
 from egressproxy.config.compile.extensions.extension_faults import must_run
 from egressproxy.config.compile.interface import Reference
 from egressproxy.config.compile.references import References, UnresolvedRef
@@ -19,7 +19,7 @@ from egressproxy.config.resources.backend import Backend
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.parent import BackendParent, ParentProxyRef
 from egressproxy.config.resources.policy import EgressPolicy
-from egressproxy.ir.backend import Destination, NoProxyRule, OtherParent, Protocol
+from egressproxy.ir.backend import BackendIR, Destination, NoProxyRule, OtherParent, Protocol
 from egressproxy.model.published_object import Key
 
 #: Upstream gateways in a row: each is another CONNECT and another handshake.
@@ -123,3 +123,29 @@ class ParentCompiler:
             seen.add(key)
             source, ref = found, found.spec.parent
         return True
+
+
+def is_direct(backend: BackendIR, rules: Iterable[NoProxyRule]) -> bool:
+    """Whether this backend is reached past the parents: its name, or each of its addresses, is listed.
+
+    Where a client names the destination (Dynamic), the data plane decides.
+    """
+    if backend.destination is Destination.DYNAMIC:
+        return False
+    if backend.destination is Destination.FQDN:
+        return any(_has_port(rule, backend.port) and _has_name(rule, backend.hostname) for rule in rules)
+    listed = tuple(rules)
+    return bool(backend.endpoints) and all(
+        any(_has_port(rule, each.port) and any(each.address in network for network in rule.cidrs) for rule in listed)
+        for each in backend.endpoints
+    )
+
+
+def _has_port(rule: NoProxyRule, port: int) -> bool:
+    return not rule.ports or port in rule.ports
+
+
+def _has_name(rule: NoProxyRule, hostname: str) -> bool:
+    labels = hostname.split(".")
+    patterns = chain((hostname,), ("*." + ".".join(labels[index:]) for index in range(1, len(labels))))
+    return not set(patterns).isdisjoint(rule.hostnames)

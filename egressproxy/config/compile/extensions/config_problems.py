@@ -1,18 +1,21 @@
-"""What is wrong with the config of a filter, told at its fields."""
+"""Checks the configs of built-in types and of packages, and tells what is wrong with them at their fields."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any, Final
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from egressproxy.config.compile.interface import FilterTypeInfo
-from egressproxy.config.compile.object_problems import problem_at
+from egressproxy.config.compile.interface import FilterTypeInfo, problem_at
 from egressproxy.config.explanations import UNKNOWN_FIELD, explain, field_path, path_text
 from egressproxy.config.reading.problems import Problem
 from egressproxy.config.resources.meta import Resource
 from egressproxy.ir.policy import FieldFault
+
+#: For the types of catalogues, which are part of the program: there are few.
+ADAPTERS: Final[dict[type[Any], TypeAdapter[Any]]] = {}
 
 
 def config_problems(
@@ -41,3 +44,10 @@ def first_error(error: ValidationError) -> str:
     where = ".".join(str(part) for part in detail["loc"])
     message = str(detail["msg"]).removeprefix("Value error, ")
     return f"{where}: {message}" if where else message
+
+
+def settings_adapter(model: type[Any]) -> TypeAdapter[Any]:
+    """What checks the configs of a type: made once, at the first config."""
+    if model not in ADAPTERS:
+        ADAPTERS[model] = TypeAdapter(model)
+    return ADAPTERS[model]

@@ -17,16 +17,19 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from egressproxy.config.compile.extensions.config_problems import config_problems, first_error
+from egressproxy.config.compile.extensions.config_problems import config_problems, first_error, settings_adapter
 from egressproxy.config.compile.extensions.config_schema import ConfigFault, SchemaError
 from egressproxy.config.compile.extensions.config_secrets import misfit_of, secrets_of
 from egressproxy.config.compile.extensions.extension_faults import ExtensionFaults
-from egressproxy.config.compile.extensions.extension_phase import ChosenPhase, ImpossiblePhase, chosen_phase
 from egressproxy.config.compile.extensions.filter_types import DeclaredType, FilterTypes
-from egressproxy.config.compile.extensions.ranked_extension import AttachmentPoint, RankedExtension
-from egressproxy.config.compile.extensions.settings_adapters import settings_adapter
-from egressproxy.config.compile.interface import BackendReference, FilterCatalog, FilterTypeInfo, age_of
-from egressproxy.config.compile.object_problems import problem_at
+from egressproxy.config.compile.extensions.ranked_extension import (
+    AttachmentPoint,
+    ChosenPhase,
+    ImpossiblePhase,
+    RankedExtension,
+    chosen_phase,
+)
+from egressproxy.config.compile.interface import BackendReference, FilterCatalog, FilterTypeInfo, age_of, problem_at
 from egressproxy.config.compile.references import References
 from egressproxy.config.explanations import path_text
 from egressproxy.config.reading.problems import Problem

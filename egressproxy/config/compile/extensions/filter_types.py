@@ -14,15 +14,15 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from egressproxy.config.compile.extensions.config_problems import settings_adapter
 from egressproxy.config.compile.extensions.config_schema import ConfigFault, ConfigSchemaChecker, SchemaError
 from egressproxy.config.compile.extensions.extension_faults import ExtensionFaults
-from egressproxy.config.compile.extensions.settings_adapters import settings_adapter
 from egressproxy.config.compile.interface import FilterCatalog, Status, age_of
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.explanations import explain, field_path, path_text
 from egressproxy.config.reading.load import ResourceSet
-from egressproxy.config.resources.filter_type import ConfigSchema, FilterTypeDefinition
+from egressproxy.config.resources.extension import ConfigSchema, FilterTypeDefinition
 from egressproxy.model.published_object import Key
 
 PYTHON: Final = "egressproxy.io/Python:v1"

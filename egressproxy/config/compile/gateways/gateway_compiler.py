@@ -13,8 +13,7 @@ from egressproxy.config.compile.gateways.gateway_plan import GatewayPlan, SetPla
 from egressproxy.config.compile.gateways.gateway_tls import set_frontend_conditions
 from egressproxy.config.compile.gateways.listener_conflicts import find_conflicts
 from egressproxy.config.compile.gateways.listener_plan import plan_listener
-from egressproxy.config.compile.interface import CONTROLLER, Defaults, Status, age_of
-from egressproxy.config.compile.object_problems import unserved
+from egressproxy.config.compile.interface import CONTROLLER, Defaults, Status, age_of, unserved
 from egressproxy.config.compile.references import References
 from egressproxy.config.compile.status import supported_features
 from egressproxy.config.compile.status.conditions import Conditions

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Final
 
-from egressproxy.config.compile.backends.resolved_backend import ResolvedBackend
+from egressproxy.config.compile.backends.backend_references import ResolvedBackend
 from egressproxy.config.compile.extensions.config_secrets import INJECTOR
 from egressproxy.config.compile.extensions.ranked_extension import RankedExtension
 from egressproxy.config.compile.policies.layers import Layer, Level

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from egressproxy.config.compile.dns_section import dns_blockers, plain_servers
-from egressproxy.config.compile.policies.layers import Layer
-from egressproxy.config.compile.policies.winners import PolicyCandidate, Winners, plain_value
+from egressproxy.config.compile.policies.layers import Layer, PolicyCandidate, Winners, plain_value
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.resources.policy import Dns, EgressPolicy
 from egressproxy.ir.policy import DnsIR

@@ -1,13 +1,19 @@
-"""Layer: the policies of one target; its Level: how specific the target is; and the parts of a layer."""
+"""Layer: the policies of one target; its Level: how specific the target is; and the parts of a layer.
+
+Winners: of the values that policies give one setting the most specific holds; status tells the others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from typing import Any
 
 from egressproxy.config.compile.interface import scope_of
 from egressproxy.config.resources.policy import Addresses, Dns, EgressPolicy, EgressPolicySpec
+from egressproxy.config.resources.values import Duration
 from egressproxy.model.published_object import Key
 
 
@@ -52,6 +58,53 @@ class Layer:
         return f"{kind} {namespace}/{name}" + (f", section {self.section}" if self.section else "")
 
 
+@dataclass(slots=True)
+class PolicyCandidate:
+    """One value of one setting, with who says it."""
+
+    layer: Layer
+    policy: EgressPolicy | None
+    value: Any
+
+    @property
+    def name(self) -> str:
+        """Who says it."""
+        return str(self.policy) if self.policy is not None else self.layer.place
+
+
+@dataclass(slots=True)
+class Overridden:
+    """Which settings of one policy do not hold at one target: against its equals, and against the more specific."""
+
+    conflicts: dict[str, None] = field(default_factory=dict)
+    overrides: dict[str, None] = field(default_factory=dict)
+
+
+class Winners:
+    """Chooses, and remembers what each policy lost against others."""
+
+    __slots__ = ("overridden",)
+
+    def __init__(self) -> None:
+        #: By policy, target and section.
+        self.overridden: dict[tuple[Key, Key, str], Overridden] = defaultdict(Overridden)
+
+    def choose(self, name: str, candidates: Sequence[PolicyCandidate]) -> Any:
+        """The value of the first candidate. Every other policy with a different value is noted as overridden."""
+        if not candidates:
+            return None
+        first = candidates[0]
+        for candidate in candidates[1:]:
+            if candidate.policy is None or candidate.value == first.value:
+                continue
+            overridden = self.overridden[candidate.policy.key, candidate.layer.target, candidate.layer.section]
+            if candidate.layer is first.layer:
+                overridden.conflicts[f"{name} is that of {first.name}, which is older or precedes it by name"] = None
+            else:
+                overridden.overrides[f"{name} is that of {first.name} for {first.layer.place}"] = None
+        return first.value
+
+
 def restrictions_of(layer: Layer) -> Layer:
     """What the layer restricts: for the Service that a Backend stands for."""
     return _narrowed(layer, _without_settings)
@@ -60,6 +113,11 @@ def restrictions_of(layer: Layer) -> Layer:
 def denials_of(layer: Layer) -> Layer:
     """What the layer denies: for all that is reached through this parent."""
     return _narrowed(layer, _denials_alone)
+
+
+def plain_value(value: Any) -> Any:
+    """A duration in seconds; anything else as it is."""
+    return value.seconds if isinstance(value, Duration) else value
 
 
 def _narrowed(layer: Layer, narrow: Callable[[EgressPolicy], EgressPolicy]) -> Layer:

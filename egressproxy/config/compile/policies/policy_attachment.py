@@ -16,20 +16,18 @@ from dataclasses import replace
 from functools import cached_property
 from itertools import chain
 
-from egressproxy.config.compile.backends.backend_references import only_parents
-from egressproxy.config.compile.backends.kinds import object_key
+from egressproxy.config.compile.backends.backend_references import object_key, only_parents
 from egressproxy.config.compile.backends.published_forms import port_forms
 from egressproxy.config.compile.certificates import outside_constraints
 from egressproxy.config.compile.dns_section import dns_notes
 from egressproxy.config.compile.extensions.extension_faults import ExtensionFaults
 from egressproxy.config.compile.interface import Status, age_of
 from egressproxy.config.compile.policies.identity import unusable_keys
-from egressproxy.config.compile.policies.layers import Layer, Level
+from egressproxy.config.compile.policies.layers import Layer, Level, Overridden
 from egressproxy.config.compile.policies.policy_merge import Merged, Merger
+from egressproxy.config.compile.policies.resilience import retry_problem
 from egressproxy.config.compile.policies.restrictions import CONNECTION_LIMITS
-from egressproxy.config.compile.policies.retries import retry_problem
 from egressproxy.config.compile.policies.subjects import MAX_COMBINED, NOBODY, has_conditions
-from egressproxy.config.compile.policies.winners import Overridden
 from egressproxy.config.compile.policies.without_effect import without_effect
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.status.conditions import ReferenceConditions

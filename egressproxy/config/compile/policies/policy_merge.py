@@ -30,12 +30,14 @@ from egressproxy.config.compile.certificates import common_ca
 from egressproxy.config.compile.dns_section import dns_blockers
 from egressproxy.config.compile.policies.dns_merge import DnsMerger
 from egressproxy.config.compile.policies.identity import SECTIONS, read_identity, said_required, said_section
-from egressproxy.config.compile.policies.layers import Layer, Level
+from egressproxy.config.compile.policies.layers import Layer, Level, Overridden, PolicyCandidate, Winners, plain_value
 from egressproxy.config.compile.policies.resilience import (
     circuit_breaker,
     health_check,
     load_balancer,
     outlier_detection,
+    policy_hedging,
+    policy_retry,
 )
 from egressproxy.config.compile.policies.restrictions import (
     allowed_regions,
@@ -44,8 +46,6 @@ from egressproxy.config.compile.policies.restrictions import (
     merge_destinations,
     merge_limits,
 )
-from egressproxy.config.compile.policies.retries import policy_hedging, policy_retry
-from egressproxy.config.compile.policies.winners import Overridden, PolicyCandidate, Winners, plain_value
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.resources.parent import BackendParent, ParentProxyRef
 from egressproxy.config.resources.policy import EgressPolicy

@@ -1,6 +1,12 @@
-"""What the policies that win say of endpoints: `loadBalancer`, `healthCheck` and `circuitBreaker` of `traffic`."""
+"""What the policies that win say of endpoints and attempts: `loadBalancer`, `healthCheck`, `circuitBreaker`, `retries`
+and `hedging` of `traffic`; and `retry` of a rule within the policy's budget.
+
+Sources: Gateway API v1 HTTPRouteRetry (GEP-1731); EgressPolicy `traffic`.
+"""
 
 from __future__ import annotations
+
+from typing import Final
 
 from egressproxy.config.resources.resilience import (
     ActiveHealthCheck,
@@ -9,6 +15,9 @@ from egressproxy.config.resources.resilience import (
     LoadBalancer,
     PassiveHealthCheck,
 )
+from egressproxy.config.resources.routes import Retry
+from egressproxy.config.resources.traffic import Hedging, Retries
+from egressproxy.ir.policy import HedgingIR, RetryBudgetIR, RetryIR
 from egressproxy.ir.resilience import (
     CheckType,
     CircuitBreakerIR,
@@ -18,6 +27,15 @@ from egressproxy.ir.resilience import (
     LoadBalancerType,
     OutlierDetectionIR,
 )
+from egressproxy.model.grpc_status import GrpcStatus
+
+#: `retry` without `attempts`: so many after the first.
+DEFAULT_ATTEMPTS: Final = 2
+#: One request of a client is not to become any number of them: without a `backoff` they would not even take time.
+MAX_ATTEMPTS: Final = 100
+#: `retry` without `backoff`, and how many times a backoff a pause may become.
+DEFAULT_BACKOFF_S: Final = 0.025
+MAX_BACKOFFS: Final = 10
 
 
 def load_balancer(written: LoadBalancer | None) -> LoadBalancerIR:
@@ -88,3 +106,42 @@ def circuit_breaker(written: CircuitBreaker | None) -> CircuitBreakerIR | None:
         max_requests=written.max_parallel_requests,
         max_retries=written.max_parallel_retries,
     )
+
+
+def rule_retry(retry: Retry, policy: RetryIR | None) -> RetryIR:
+    """What a rule's `retry` asks for, within the budget of the policy that holds for it: a budget is a restriction."""
+    backoff_s = retry.backoff.seconds if retry.backoff is not None else DEFAULT_BACKOFF_S
+    attempts = retry.attempts if retry.attempts is not None else DEFAULT_ATTEMPTS
+    codes, budget = tuple(sorted(set(retry.codes))), policy.budget if policy is not None else None
+    return RetryIR(min(attempts, MAX_ATTEMPTS), codes, backoff_s, backoff_s * MAX_BACKOFFS, budget)
+
+
+def retry_problem(retry: Retry | Retries) -> str:
+    """What of a rule's `retry`, or of `traffic.retries`, is not done; "" if all of it is."""
+    if retry.attempts is None or retry.attempts <= MAX_ATTEMPTS:
+        return ""
+    return f"attempts {retry.attempts} counts as {MAX_ATTEMPTS}, the most that there are"
+
+
+def policy_retry(retries: Retries | None) -> RetryIR | None:
+    """What `traffic.retries` of a policy asks for."""
+    if retries is None:
+        return None
+    backoff_s = retries.backoff.seconds if retries.backoff is not None else DEFAULT_BACKOFF_S
+    most_s = retries.max_backoff.seconds if retries.max_backoff is not None else backoff_s * MAX_BACKOFFS
+    budget = None
+    if retries.budget is not None:
+        written = retries.budget
+        budget = RetryBudgetIR(written.percent, written.interval.seconds, written.min_per_second)
+    attempts = min(retries.attempts, MAX_ATTEMPTS)
+    of_grpc = {GrpcStatus[trigger.upper().replace("-", "_")].value for trigger in retries.retry_on.triggers}
+    codes = tuple(sorted(set(retries.codes)))
+    return RetryIR(attempts, codes, backoff_s, max(backoff_s, most_s), budget, tuple(sorted(of_grpc)))
+
+
+def policy_hedging(hedging: Hedging | None) -> HedgingIR | None:
+    """What `traffic.hedging` of a policy asks for."""
+    if hedging is None:
+        return None
+    codes, methods = sorted(set(hedging.non_fatal_status_codes)), dict.fromkeys(hedging.methods)
+    return HedgingIR(hedging.hedging_delay.seconds, hedging.max_attempts, tuple(codes), tuple(methods))

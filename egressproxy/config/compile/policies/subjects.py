@@ -2,6 +2,7 @@
 
 A client has one namespace and one service account, so that subjects which name these exclude each other: as many sets
 as there are. Groups and claims do not exclude each other, and the sets double with each of them, so there is a bound.
+`SubjectNotes` is what status says that is so only for the clients of such policies.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Final
 
+from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.resources.policy import EgressPolicy, Subject
 from egressproxy.ir.gateway import ListenerIR, SubjectIR
 from egressproxy.model.exchange import namespace_in
@@ -18,11 +21,11 @@ from egressproxy.model.published_object import Key
 
 #: The most variants of one listener for what groups and claims combine to.
 MAX_COMBINED = 256
-
 #: For clients that fit no subjects.
 NOBODY: frozenset[Key] = frozenset()
-
 _Conditions = frozenset[tuple[str, ...]]
+#: Sets of policies, and subjects of one policy, that a sentence names.
+MAX_SHOWN: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,17 +38,38 @@ class ClientSets:
     at_most: int | None
 
 
+class SubjectNotes:
+    """Collects sentences, each with the clients that it is about, and writes each once."""
+
+    __slots__ = ("_notes", "_said")
+
+    def __init__(self) -> None:
+        self._notes: dict[tuple[Conditions, str, str, str], dict[frozenset[Key], None]] = {}
+        self._said: set[tuple[Conditions, str]] = set()
+
+    def of_everybody(self, conditions: Conditions, sentences: Iterable[str]) -> None:
+        """These are said already, of everybody."""
+        self._said.update((conditions, sentence) for sentence in sentences)
+
+    def add(self, conditions: Conditions, kind: str, reason: str, sentence: str, holding: frozenset[Key]) -> None:
+        """A sentence that is so for clients for whom these policies hold."""
+        if (conditions, sentence) not in self._said:
+            self._notes.setdefault((conditions, kind, reason, sentence), {})[holding] = None
+
+    def write(self, policies: Iterable[EgressPolicy]) -> None:
+        """Have the conditions say it. Call it when all variants are compiled. `policies` has all of them."""
+        known = {policy.key: policy for policy in policies} if self._notes else {}
+        for (conditions, kind, reason, sentence), sets in self._notes.items():
+            shown = [_clients_text([known[key] for key in sorted(each)]) for each in list(sets)[:MAX_SHOWN]]
+            more = f"; and for those of {len(sets) - MAX_SHOWN} other policies" if len(sets) > MAX_SHOWN else ""
+            conditions.report(kind, reason, f"For {'; for '.join(shown)}{more}: {sentence}")
+
+
 def subject_ir(subject: Subject, own_domain: str) -> SubjectIR:
     """One entry of `subjects`, for the data plane. `own_domain` is the listener's own trust domain."""
     claim = (subject.claim.name, subject.claim.value) if subject.claim is not None else None
     namespace, account = _place_of(subject, own_domain)
     return SubjectIR(namespace, account, subject.group or "", claim)
-
-
-def _place_of(subject: Subject, own_domain: str) -> tuple[str, str]:
-    """The namespace, as CallerIdentity has it, and the service account; "" for what it does not say."""
-    namespace = namespace_in(subject.trust_domain or "", subject.namespace or "", own_domain)
-    return namespace, subject.service_account or ""
 
 
 def claims_of(policies: Iterable[EgressPolicy]) -> tuple[str, ...]:
@@ -60,16 +84,6 @@ def closed_to_clients(listener: ListenerIR, variant: ListenerIR) -> Iterator[str
     for route, backend in dict.fromkeys(each for each in _closed(variant) if each not in known):
         what = f"some requests of {route}" if route else "destinations that no route matches"
         yield f"listener {listener.name} answers {what} with an error: {backend}."
-
-
-def _closed(listener: ListenerIR) -> Iterator[tuple[str, str]]:
-    """Kind and name of the route, "" for none, and the error of each backend that cannot be used."""
-    if listener.default_backend is not None and listener.default_backend.backend is None:
-        yield "", listener.default_backend.error
-    routes = ((f"{each.kind} {each.name}", rule.backends) for each in listener.http_routes for rule in each.rules)
-    streams = ((f"{each.kind} {each.name}", each.backends) for each in (*listener.tls_routes, *listener.tcp_routes))
-    for route, backends in chain(routes, streams):
-        yield from ((route, each.error) for each in backends if each.backend is None)
 
 
 def has_conditions(subject: Subject) -> bool:
@@ -97,6 +111,22 @@ def client_sets(policies: Iterable[EgressPolicy], own_domain: str) -> ClientSets
             return ClientSets(_known(sets), at_most)
         at_most, unions = at_most + 1, more
         sets |= dict.fromkeys(_set(held[place], each) for place in places for each in unions[place])
+
+
+def _place_of(subject: Subject, own_domain: str) -> tuple[str, str]:
+    """The namespace, as CallerIdentity has it, and the service account; "" for what it does not say."""
+    namespace = namespace_in(subject.trust_domain or "", subject.namespace or "", own_domain)
+    return namespace, subject.service_account or ""
+
+
+def _closed(listener: ListenerIR) -> Iterator[tuple[str, str]]:
+    """Kind and name of the route, "" for none, and the error of each backend that cannot be used."""
+    if listener.default_backend is not None and listener.default_backend.backend is None:
+        yield "", listener.default_backend.error
+    routes = ((f"{each.kind} {each.name}", rule.backends) for each in listener.http_routes for rule in each.rules)
+    streams = ((f"{each.kind} {each.name}", each.backends) for each in (*listener.tls_routes, *listener.tcp_routes))
+    for route, backends in chain(routes, streams):
+        yield from ((route, each.error) for each in backends if each.backend is None)
 
 
 def _conditions(subject: Subject) -> _Conditions:
@@ -130,3 +160,25 @@ def _set(entries: Iterable[tuple[Key, _Conditions]], has: _Conditions) -> frozen
 
 def _known(sets: Iterable[frozenset[Key]]) -> tuple[frozenset[Key], ...]:
     return tuple(each for each in sets if each)
+
+
+def _clients_text(policies: Sequence[EgressPolicy]) -> str:
+    """Whom these policies together are for: "the subjects of EgressPolicy ns/name (namespace team)"."""
+    return f"the subjects of {' and of '.join(map(_policy_text, policies))}"
+
+
+def _policy_text(policy: EgressPolicy) -> str:
+    subjects = policy.spec.subjects
+    more = f" and {len(subjects) - MAX_SHOWN} more" if len(subjects) > MAX_SHOWN else ""
+    return f"{policy} ({'; '.join(map(_subject_text, subjects[:MAX_SHOWN]))}{more})"
+
+
+def _subject_text(subject: Subject) -> str:
+    parts = (
+        ("namespace", subject.namespace),
+        ("trust domain", subject.trust_domain),
+        ("service account", subject.service_account),
+        ("group", subject.group),
+        ("claim", f"{subject.claim.name}={subject.claim.value}" if subject.claim is not None else None),
+    )
+    return ", ".join(f"{name} {value}" for name, value in parts if value)

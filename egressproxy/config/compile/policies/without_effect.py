@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from egressproxy.config.compile.backends.backend_references import endpoint_refs
-from egressproxy.config.compile.backends.kinds import DestinationBackend, object_key
+from egressproxy.config.compile.backends.backend_references import DestinationBackend, endpoint_refs, object_key
 from egressproxy.config.compile.interface import Reference
 from egressproxy.config.compile.references import References
 from egressproxy.config.reading.load import ResourceSet

@@ -13,8 +13,7 @@ from itertools import chain
 from typing import Any
 
 from egressproxy.config.compile.backends.backend_compiler import BackendCompiler
-from egressproxy.config.compile.backends.kinds import DestinationBackend
-from egressproxy.config.compile.backends.resolved_backend import ANY_DESTINATION, ResolvedBackend
+from egressproxy.config.compile.backends.backend_references import ANY_DESTINATION, DestinationBackend, ResolvedBackend
 from egressproxy.config.compile.extensions.extension_compiler import Caller, FilterNotSupported, as_backend_ref
 from egressproxy.config.compile.extensions.ranked_extension import RankedExtension, ordered
 from egressproxy.config.compile.gateways.gateway_tls import ClientCertificates

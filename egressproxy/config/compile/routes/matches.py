@@ -1,18 +1,19 @@
-"""What HTTPRoutes and GRPCRoutes match, as matches of HTTP requests.
+"""What HTTPRoutes and GRPCRoutes match, as matches of HTTP requests; and rules of GRPCRoutes as those of HTTPRoutes.
 
-Source: Gateway API v1 HTTPRouteMatch, GRPCRouteMatch.
+Source: Gateway API v1 HTTPRouteMatch, GRPCRouteMatch, GRPCRouteRule.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from egressproxy.config.resources.route_filters import GrpcFilter, HttpFilter
 from egressproxy.config.resources.route_matches import GrpcMatch, HeaderMatch, HttpMatch, QueryParamMatch
+from egressproxy.config.resources.routes import GrpcRule, HttpBackendRef, HttpRule
 from egressproxy.ir.route import MatchIR, MatchType, PathMatchType, ValueMatch
 
 #: Different regular expressions of one route: each may take 64 KiB.
 MAX_PATTERNS = 256
-
 _METHOD = "POST"
 
 
@@ -51,18 +52,6 @@ def grpc_match(match: GrpcMatch) -> MatchIR:
     return MatchIR(f"/{service}/{method}", PathMatchType.EXACT, _METHOD, headers)
 
 
-def _of_headers(headers: Sequence[HeaderMatch]) -> tuple[ValueMatch, ...]:
-    return _of_values((each.name.lower(), each) for each in headers)
-
-
-def _of_values(named: Iterable[tuple[str, HeaderMatch | QueryParamMatch]]) -> tuple[ValueMatch, ...]:
-    """Of equal names the first counts (HTTPHeaderMatch.name, HTTPQueryParamMatch.name, GRPCHeaderMatch.name)."""
-    found: dict[str, ValueMatch] = {}
-    for name, each in named:
-        found.setdefault(name, ValueMatch(name, each.value, each.type))
-    return tuple(found.values())
-
-
 def grpc_patterns(match: GrpcMatch) -> Iterator[tuple[str, str]]:
     """The regular expressions of a match, each after the field that it stands in, from the match on.
 
@@ -80,7 +69,38 @@ def grpc_patterns(match: GrpcMatch) -> Iterator[tuple[str, str]]:
     yield from _patterns_of("headers", match.headers)
 
 
+def as_http_rule(rule: HttpRule | GrpcRule) -> HttpRule:
+    """The same rule, where it is a GRPCRoute's but for its matches: it has one that everything matches."""
+    if isinstance(rule, HttpRule):
+        return rule
+    return HttpRule.model_construct(
+        name=rule.name,
+        filters=_filters(rule.filters),
+        backend_refs=tuple(
+            HttpBackendRef.model_construct(**{**dict(ref), "filters": _filters(ref.filters)})
+            for ref in rule.backend_refs
+        ),
+        session_persistence=rule.session_persistence,
+    )
+
+
+def _of_headers(headers: Sequence[HeaderMatch]) -> tuple[ValueMatch, ...]:
+    return _of_values((each.name.lower(), each) for each in headers)
+
+
+def _of_values(named: Iterable[tuple[str, HeaderMatch | QueryParamMatch]]) -> tuple[ValueMatch, ...]:
+    """Of equal names the first counts (HTTPHeaderMatch.name, HTTPQueryParamMatch.name, GRPCHeaderMatch.name)."""
+    found: dict[str, ValueMatch] = {}
+    for name, each in named:
+        found.setdefault(name, ValueMatch(name, each.value, each.type))
+    return tuple(found.values())
+
+
 def _patterns_of(field: str, values: Sequence[HeaderMatch | QueryParamMatch]) -> Iterator[tuple[str, str]]:
     for index, value in enumerate(values):
         if value.type is MatchType.REGEX:
             yield f"{field}[{index}].value", value.value
+
+
+def _filters(filters: tuple[GrpcFilter, ...]) -> tuple[HttpFilter, ...]:
+    return tuple(HttpFilter.model_construct(**dict(entry)) for entry in filters)

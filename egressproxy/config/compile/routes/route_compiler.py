@@ -8,12 +8,13 @@ whose regular expression is refused cannot keep its matches; it is left out, and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 
 from egressproxy.config.compile.backends.backend_compiler import BackendCompiler
 from egressproxy.config.compile.backends.backend_references import rule_filters
+from egressproxy.config.compile.extensions.config_secrets import INJECTOR
 from egressproxy.config.compile.extensions.extension_compiler import ExtensionCompiler, FilterNotSupported
 from egressproxy.config.compile.extensions.pipelines import Pipelines
 from egressproxy.config.compile.extensions.ranked_extension import RankedExtension, ordered
@@ -23,15 +24,14 @@ from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
 from egressproxy.config.compile.policies.layers import Layer, Level
 from egressproxy.config.compile.policies.policy_attachment import PolicyAttachments
 from egressproxy.config.compile.policies.policy_filters import LimitScopes, PolicyFilters
-from egressproxy.config.compile.policies.retries import rule_retry
+from egressproxy.config.compile.policies.resilience import rule_retry
 from egressproxy.config.compile.routes.backend_refs import BackendRefCompiler, RuleBackends, default_scopes
-from egressproxy.config.compile.routes.grpc_rules import as_http_rule
-from egressproxy.config.compile.routes.matches import grpc_match, http_match
-from egressproxy.config.compile.routes.mirrors import mirrors
+from egressproxy.config.compile.routes.matches import as_http_rule, grpc_match, http_match
 from egressproxy.config.compile.routes.route_validation import RouteValidation, filter_protocols
 from egressproxy.config.compile.routes.session_persistence import session_ir
+from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.policy import EgressPolicy
-from egressproxy.config.resources.route_filters import ExternalAuthHttp, HttpFilter
+from egressproxy.config.resources.route_filters import ExternalAuthHttp, HttpFilter, RequestMirror
 from egressproxy.config.resources.route_matches import HttpMatch
 from egressproxy.config.resources.routes import (
     AnyRoute,
@@ -278,3 +278,35 @@ def is_dynamic(weighted: WeightedBackend) -> bool:
 def _has_dynamic(rule: HttpRuleIR) -> bool:
     mirrors = (rule.mirrors, *(backend.mirrors for backend in rule.backends))
     return any(map(is_dynamic, (*rule.backends, *(mirror.backend for each in mirrors for mirror in each))))
+
+
+def mirrors(
+    backend_refs: BackendRefCompiler,
+    route: Resource,
+    layers: tuple[Layer, ...],
+    scopes: LimitScopes,
+    filters: Sequence[HttpFilter],
+    placed: Iterable[RankedExtension],
+) -> tuple[MirrorIR, ...]:
+    """The mirrors among these filters of a rule, or of one of its backendRefs, where `placed` run for its requests.
+
+    What policy runs for a request before it leaves (connect, backend-request) holds for a copy, too; credentials do
+    not: those that a copy gets are its own backend's.
+    """
+    found = [entry.request_mirror for entry in filters if entry.request_mirror is not None]
+    if not found:
+        return ()
+    extensions = ordered(one for one in placed if not one.spec.type.startswith(INJECTOR))
+    made = []
+    for mirror in found:
+        numerator, denominator = _share(mirror)
+        if numerator:
+            backend = backend_refs.of_filter(route, mirror.backend_ref, layers, scopes)
+            made.append(MirrorIR(backend, extensions, numerator, denominator))
+    return tuple(made)
+
+
+def _share(mirror: RequestMirror) -> tuple[int, int]:
+    if mirror.fraction is not None:
+        return mirror.fraction.numerator, mirror.fraction.denominator
+    return (100 if mirror.percent is None else mirror.percent), 100

@@ -17,10 +17,9 @@ from egressproxy.config.compile.extensions.extension_compiler import ExtensionCo
 from egressproxy.config.compile.extensions.pipelines import ExtensionRefNotFound, Pipelines
 from egressproxy.config.compile.extensions.route_filters import route_filters
 from egressproxy.config.compile.gateways.attachment import Attachment, Rejection
-from egressproxy.config.compile.policies.retries import retry_problem
+from egressproxy.config.compile.policies.resilience import retry_problem
 from egressproxy.config.compile.references import UnresolvedRef
-from egressproxy.config.compile.routes.grpc_rules import as_http_rule
-from egressproxy.config.compile.routes.matches import MAX_PATTERNS, grpc_patterns, http_patterns
+from egressproxy.config.compile.routes.matches import MAX_PATTERNS, as_http_rule, grpc_patterns, http_patterns
 from egressproxy.config.compile.routes.session_persistence import session_problem
 from egressproxy.config.compile.status import supported_features
 from egressproxy.config.compile.status.conditions import Conditions

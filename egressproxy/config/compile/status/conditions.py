@@ -1,26 +1,32 @@
 """Status as Kubernetes shapes it: conditions with reason, message, observedGeneration and the time of their change.
 
-This module decides nothing: the others set conditions, and it keeps them in the standard form.
+This module decides nothing: the others set conditions, and it keeps them in the standard form. What goes on from the
+configuration in service is here, too: times, generations, and which references resolved there and do so no more.
 Source: Kubernetes API conventions, metav1.Condition; Gateway API RouteStatus, PolicyStatus.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from hashlib import blake2b
 from typing import Any, Final
 
-from egressproxy.config.compile.interface import CONTROLLER, Status
+from egressproxy.config.compile.interface import CONTROLLER, Compiled, Status
+from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.meta import Model
 from egressproxy.model.published_object import Key
 
 #: What files with certificates held before is in force, since they cannot be used now.
 KEPT: Final = "egressproxy.io/LastGoodInForce"
-
 #: The parts of a status that have conditions of their own, and the field that identifies each.
 SECTIONS: Final = {"listeners": "name", "parents": "parentRef", "ancestors": "ancestorRef"}
-
 #: metav1.Condition.message holds at most 32768 characters.
 MAX_MESSAGE = 32768
+#: What else there is, at the end of a clause: it changes with other objects.
+_HINT: Final = re.compile(r" \([^()]*\)$")
+#: Reasons of Accepted that say that what an object refers to is gone.
+_GONE: Final = frozenset({"NoMatchingParent", "TargetNotFound", "InvalidParameters"})
 
 
 class Conditions:
@@ -133,6 +139,49 @@ def keep_times(statuses: Mapping[Key, Status], previous: Mapping[Key, Status], n
         _keep(status, previous.get(key, {}), now)
 
 
+def first_seen(resources: ResourceSet, previous: Compiled | None) -> dict[Key, str]:
+    """Since when the objects are there that do not say it: the time of their file when they were first read."""
+    before = previous.created if previous is not None else {}
+    times = (
+        (resource.key, before.get(resource.key) or resource.origin.time)
+        for resource in resources.objects
+        if resource.metadata.creation_timestamp is None
+    )
+    return {key: time for key, time in times if time}
+
+
+def generations_of(resources: ResourceSet, previous: Compiled | None) -> tuple[dict[Key, int], dict[Key, bytes]]:
+    """`metadata.generation` of everything that has a spec: as written, else the number of specs that were seen."""
+    generations: dict[Key, int] = {}
+    written: dict[Key, bytes] = {}
+    for resource in resources.objects:
+        spec = getattr(resource, "spec", None)
+        if spec is None:
+            continue
+        key = resource.key
+        digest = written[key] = blake2b(resource.model_dump_json(include={"spec"}).encode(), digest_size=16).digest()
+        if resource.metadata.generation is not None:
+            generations[key] = resource.metadata.generation
+        elif previous is None or key not in previous.written:
+            generations[key] = 1
+        else:
+            generations[key] = previous.generations.get(key, 0) + (previous.written[key] != digest)
+    return generations, written
+
+
+def broken_references(compiled: Compiled, previous: Compiled) -> Iterator[tuple[Key, str]]:
+    """The object that refers to something, and a sentence; each sentence of an object once.
+
+    `previous` needs statuses and digests alone. An object that is new breaks nothing, whatever it refers to.
+    """
+    for key, before in previous.statuses.items():
+        status = compiled.statuses.get(key, {})
+        if key in compiled.written and status != before:
+            is_same = compiled.written.get(key) == previous.written.get(key)
+            for sentence in dict.fromkeys(_in_status(status, before, is_same=is_same)):
+                yield key, sentence
+
+
 def _keep(new: Mapping[str, Any], old: Mapping[str, Any], now: str) -> None:
     before = {c["type"]: c for c in old.get("conditions", ())}
     for condition in new.get("conditions", ()):
@@ -142,3 +191,39 @@ def _keep(new: Mapping[str, Any], old: Mapping[str, Any], now: str) -> None:
     for section, identity in SECTIONS.items():
         for part in new.get(section, ()):
             _keep(part, next((was for was in old.get(section, ()) if was[identity] == part[identity]), {}), now)
+
+
+def _in_status(status: Mapping[str, Any], before: Mapping[str, Any], *, is_same: bool) -> Iterator[str]:
+    """`is_same`: the object itself is what it was."""
+    yield from _in_conditions(status, before)
+    for section, identity in SECTIONS.items():
+        parts = status.get(section, ())
+        for was in before.get(section, ()):
+            part = next((part for part in parts if part[identity] == was[identity]), None)
+            if part is not None:
+                yield from _in_conditions(part, was)
+            elif is_same and section == "parents":
+                yield f"NoMatchingParent: {_name(was[identity])} is no Gateway or ListenerSet of ours any more"
+
+
+def _in_conditions(part: Mapping[str, Any], before: Mapping[str, Any]) -> Iterator[str]:
+    known = {condition["type"]: condition for condition in before.get("conditions", ())}
+    for condition in part.get("conditions", ()):
+        was = known.get(condition["type"])
+        if was is None or condition["status"] == "True":
+            continue
+        is_gone = condition["type"] == "Accepted" and condition["reason"] in _GONE
+        message = condition["message"]
+        if was["status"] == "True":
+            if is_gone or condition["type"] == "ResolvedRefs":
+                yield f"{condition['reason']}: {message}"
+        elif condition["type"] == "ResolvedRefs":
+            told = {_HINT.sub("", clause) for clause in was["message"].split("; ")}
+            fresh = [clause for clause in message.split("; ") if _HINT.sub("", clause) not in told]
+            if fresh:
+                yield f"{condition['reason']}: {'; '.join(fresh)}"
+
+
+def _name(ref: Mapping[str, Any]) -> str:
+    namespace = ref.get("namespace")
+    return f"{ref.get('kind', 'Gateway')} {f'{namespace}/' if namespace else ''}{ref.get('name', '?')}"

@@ -11,8 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from egressproxy.config.compile.interface import Compiled
-from egressproxy.config.compile.object_problems import problem_at
+from egressproxy.config.compile.interface import Compiled, problem_at
 from egressproxy.config.compile.status.conditions import KEPT
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.reading.problems import Problem, Severity

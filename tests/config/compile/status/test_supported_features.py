@@ -6,8 +6,8 @@ import pytest
 
 from egressproxy.config.compile.status.status_warnings import status_warnings
 from egressproxy.config.compile.status.supported_features import UNSERVED
-from egressproxy.config.descriptions import models_by_name
 from egressproxy.config.reading.load import load_text
+from egressproxy.config.schema import models_by_name
 from tests.config.compile.kit import FORWARD, PLAIN, compiled
 
 WRITTEN = {

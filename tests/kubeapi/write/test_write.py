@@ -8,8 +8,17 @@ from pathlib import Path
 import pytest
 
 from egressproxy.config.reading.problems import Problem, Severity
-from egressproxy.kubeapi.write.outcomes import Outcomes, read_outcomes, read_writes, write_writes
-from egressproxy.kubeapi.write.write import FieldValidation, Verb, Write, WriteRefused, Written
+from egressproxy.kubeapi.write.write import (
+    FieldValidation,
+    Outcomes,
+    Verb,
+    Write,
+    WriteRefused,
+    Written,
+    read_outcomes,
+    read_writes,
+    write_writes,
+)
 from egressproxy.model.certificate import CertificateUse, Validity
 from egressproxy.model.pickling import dumps
 from egressproxy.processes.loader.request import LoadRequest, write_request

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from egressproxy.config.compile.gateways.hostname_conflicts import HostnameClaims
+from egressproxy.config.compile.routes.served_routes import HostnameClaims
 
 
 @pytest.mark.parametrize(
