@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import pydantic
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -319,7 +320,9 @@ def overrides(above: set[str], method: str) -> bool:
     left = [*above]
     while left:
         name = left.pop()
-        outside = name not in methods() and hasattr(getattr(asyncio, name, None), method)
+        outside = name not in methods() and any(
+            hasattr(getattr(module, name, None), method) for module in (asyncio, pydantic)
+        )
         if outside or method in methods().get(name, ()):
             return True
         if name not in seen:

@@ -30,5 +30,4 @@ def open_proxy(port: int) -> ConfigIR:
 
 
 def open_proxy_warning(port: int) -> str:
-    """What people have to know of it."""
     return f"no configuration: every public destination is allowed, on 127.0.0.1:{port}"

@@ -25,7 +25,6 @@ class ListenerProtocol(str, Enum):
 
     @property
     def is_forward(self) -> bool:
-        """Whether clients name destinations, which a policy allows."""
         return self in (ListenerProtocol.FORWARD_PROXY, ListenerProtocol.SOCKS5, ListenerProtocol.TRANSPARENT)
 
 

@@ -74,5 +74,4 @@ class IdentityIR:
 
     @property
     def takes_credentials(self) -> bool:
-        """Whether clients may show a token or a password."""
         return bool(self.issuers or self.users)

@@ -61,7 +61,6 @@ class Priority(str, Enum):
 
     @property
     def text(self) -> str:
-        """As a label of metrics."""
         return self.value.lower()
 
 

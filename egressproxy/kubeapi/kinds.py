@@ -30,7 +30,6 @@ class ServedKind:
 
     @property
     def singular(self) -> str:
-        """As kubectl takes it for one object."""
         return self.kind.lower()
 
     @property

@@ -45,7 +45,6 @@ class ApiResource:
 
     @property
     def api_version(self) -> str:
-        """`group/version`, as manifests write it."""
         return self.kind.api_version(self.version)
 
     def has(self, entry: PublishedObject) -> bool:

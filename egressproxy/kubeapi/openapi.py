@@ -130,7 +130,6 @@ def _describe(field: dict[str, Any], schemas: Mapping[str, Any], base: str) -> N
 
 
 def _possible(field: Mapping[str, Any]) -> str:
-    """What values a field may have, in words."""
     said = []
     if "enum" in field:
         said.append(f"One of {', '.join(map(str, field['enum']))}.")

@@ -75,7 +75,6 @@ def _operation(operation: Document) -> bytes:
 
 
 def _query(parameter: Document) -> bytes:
-    """QueryParameterSubSchema."""
     return _text(2, parameter["in"]) + _text(4, parameter["name"]) + _text(6, parameter["type"])
 
 
@@ -93,7 +92,6 @@ def _any(value: Any) -> bytes:
 
 
 def _named(name: str, value: bytes) -> bytes:
-    """An entry of a map."""
     return _text(1, name) + _message(2, value)
 
 

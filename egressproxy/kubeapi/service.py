@@ -53,7 +53,6 @@ class ApiService:
         self._making_schema = asyncio.Lock()
 
     def sources(self) -> Sequence[ObjectSource]:
-        """What the API shows."""
         return self._sources
 
     async def schema(self) -> bytes:

@@ -465,7 +465,6 @@ class _Run:
         return made
 
     def _listener_of(self, gateway: GatewayPlan, plan: ListenerPlan, served: ServedRoutes) -> ListenerIR:
-        """The listener for the clients of now."""
         assert plan.protocol is not None
         policy, extensions, default = self._routes.without_route(plan, served.layers)
         issuers = policy.identity.issuers if policy.identity is not None else ()

@@ -63,7 +63,6 @@ class UnresolvedRef(Exception):
 
     @property
     def with_hint(self) -> str:
-        """For status: the message, and the hint in parentheses."""
         return f"{self.message} ({self.hint})" if self.hint else self.message
 
     def copy(self, field: str = "", others: tuple[UnresolvedRef, ...] = ()) -> UnresolvedRef:
@@ -223,7 +222,6 @@ class References:
 
     @property
     def pods(self) -> Sequence[Pod]:
-        """All Pods, whoever refers to them."""
         return self._resources.of(Pod)
 
     def config_map_entry(self, namespace: str, name: str, key: str) -> bytes:

@@ -69,7 +69,6 @@ class ResourceSet:
         return found if isinstance(found, kind) else None
 
     def of(self, kind: type[R]) -> tuple[R, ...]:
-        """All objects of a class."""
         return tuple(self._by_class.get(kind, ()))  # type: ignore[arg-type]
 
     def __len__(self) -> int:

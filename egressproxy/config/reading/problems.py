@@ -43,7 +43,6 @@ class Problem:
 
     @classmethod
     def of_file(cls, file: str | Path, message: str, remedy: str) -> Self:
-        """An error of a file or folder as a whole."""
         return cls(str(file), 0, 0, "", "", message, remedy)
 
     @classmethod
@@ -54,7 +53,6 @@ class Problem:
 
     @property
     def sentence(self) -> str:
-        """What is wrong, and what to do about it."""
         return f"{self.message} ({self.remedy})" if self.remedy else self.message
 
     def __str__(self) -> str:

@@ -208,7 +208,6 @@ class _Loader(_Parser):
 
 
 def _tag(text: str) -> str:
-    """The tag of a plain scalar."""
     word = _WORDS.get(text)
     if word is not None:
         return word[0]

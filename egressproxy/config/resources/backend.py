@@ -33,7 +33,6 @@ class WorkingGroupExtension(Extension):
     """The configuration under the proposal's other name. One of config and rawConfig."""
 
     def model_post_init(self, context: Any) -> None:
-        """`config` has one name."""
         if self.raw_config is not None and "config" in self.model_fields_set:
             raise RefusedValue("config and rawConfig exclude each other", "keep one of them")
 
@@ -59,9 +58,6 @@ class DestinationSpec(Model):
     """Filters that run for what goes to this backend and comes back."""
 
     def model_post_init(self, context: Any) -> None:
-        """Raises RefusedValue where what holds for all ports stands at more than one of its places, and for what a
-        Failover leaves to the backends of its endpoints.
-        """
         if self.destination.type == "Failover":
             for name in ("tls", "extensions", "region", "resolver", "parent"):
                 if getattr(self, name, None):

@@ -64,7 +64,6 @@ class CertificateEntry(Model):
     """The same as secretRef.key."""
 
     def model_post_init(self, context: Any) -> None:
-        """The key stands once."""
         if self.key is not None and self.secret_ref.key is not None:
             raise RefusedValue("the key stands in secretRef and beside it", "keep one of them")
 
@@ -135,7 +134,6 @@ class BackendTls(Model):
     """Take any certificate. The Backend says that it is insecure."""
 
     def model_post_init(self, context: Any) -> None:
-        """Nothing is said twice, and the client certificate belongs to mode Mutual."""
         if self.sni is not None and self.server_name is not None and self.sni != self.server_name:
             raise RefusedValue("sni and serverName say different names", "keep one of them")
         beside = {
@@ -261,7 +259,6 @@ class AiOptions(Model):
     """
 
     def model_post_init(self, context: Any) -> None:
-        """Each API stands once."""
         check_unique(self.apis, "API", "apis")
 
 
@@ -318,11 +315,9 @@ class BackendDestination(Model):
 
     @property
     def named_service(self) -> ServiceBackend | None:
-        """The Service that a destination of that type names."""
         return self.service or self.kubernetes_service
 
     def model_post_init(self, context: Any) -> None:
-        """There is the block of its type, and no other; each port stands once."""
         written = [
             name for names in self.BLOCKS.values() for name in names if getattr(self, to_snake(name)) is not None
         ]

@@ -67,7 +67,6 @@ class Extension(Model):
 
     @property
     def label(self) -> str:
-        """What it is called in messages, logs and metrics: its name."""
         return self.name
 
 
@@ -90,7 +89,6 @@ class Processor(Model):
     """closed: where the step fails the request is refused. open: it goes on without."""
 
     def model_post_init(self, context: Any) -> None:
-        """It runs in process, or elsewhere."""
         require_one_of("a processor", type=self.type, backendRefs=self.backend_refs or None)
         if self.backend_refs and "backendRefs" in self.config:
             raise RefusedValue("config.backendRefs stands beside backendRefs", "remove it from config")
@@ -101,7 +99,6 @@ class PayloadProcessingPipelineSpec(Model):
     """The steps, in their order."""
 
     def model_post_init(self, context: Any) -> None:
-        """Each step has a name of its own."""
         check_unique((each.name for each in self.processors), "name", "processors")
 
 
@@ -132,7 +129,6 @@ class ConfigSchema(Model):
     """The ConfigMap that holds the schema."""
 
     def model_post_init(self, context: Any) -> None:
-        """It stands in one place."""
         require_one_of("a configSchema", inline=self.inline, configMapRef=self.config_map_ref)
 
 
@@ -171,7 +167,6 @@ class FilterTypeSpec(Model):
     """The type is a remote processor."""
 
     def model_post_init(self, context: Any) -> None:
-        """It is run in one way."""
         require_one_of("a FilterType", python=self.python, processor=self.processor)
 
 

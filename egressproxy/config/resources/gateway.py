@@ -82,7 +82,6 @@ class ListenerTls(Model):
     """Further settings."""
 
     def model_post_init(self, context: Any) -> None:
-        """Terminate needs a certificate."""
         if self.mode is TlsMode.TERMINATE and not self.certificate_refs and not self.options:
             raise RefusedValue("mode Terminate needs a certificate", "add certificateRefs")
 
@@ -104,7 +103,6 @@ class Listener(Model):
     """Which routes may attach."""
 
     def model_post_init(self, context: Any) -> None:
-        """`tls` and `hostname` fit the protocol."""
         protocol = self.protocol.upper()
         if protocol in ("HTTP", "TCP", "UDP") and self.tls is not None:
             raise RefusedValue(
@@ -127,7 +125,6 @@ class GatewayAddress(Model):
     """The address."""
 
     def model_post_init(self, context: Any) -> None:
-        """What it says is of its type."""
         if self.type == "IPAddress" and self.value:
             try:
                 ip_address(self.value)
@@ -149,7 +146,6 @@ class GatewayAddress(Model):
 
     @property
     def unix(self) -> UnixSocket | None:
-        """The Unix socket, where it is one."""
         return parse_unix_socket(self.value) if self.type == UNIX_SOCKET and self.value else None
 
 
@@ -192,7 +188,6 @@ class FrontendTlsSettings(Model):
     """What holds at single ports instead."""
 
     def model_post_init(self, context: Any) -> None:
-        """Each port stands once."""
         check_unique([entry.port for entry in self.per_port], "port", "perPort")
 
 

@@ -51,7 +51,6 @@ class CertificateClient(Model):
     """The service account that the client counts as."""
 
     def model_post_init(self, context: Any) -> None:
-        """One thing is asked of the certificate."""
         if sum(each is not None for each in (self.subject, self.dns_name, self.uri, self.email)) != 1:
             raise RefusedValue("a certificate is known by one thing", "write one of subject, dnsName, uri and email")
 
@@ -88,7 +87,6 @@ class ClaimMappings(Model):
     """The claim that lists the groups of the client."""
 
     def model_post_init(self, context: Any) -> None:
-        """A service account is one of a namespace."""
         if self.service_account is not None and self.namespace is None:
             raise RefusedValue(
                 "serviceAccount without namespace: there are service accounts of this name in every namespace",
@@ -133,11 +131,9 @@ class TokenIssuer(Model):
 
     @property
     def says_namespaces(self) -> bool:
-        """Whether its tokens say the namespace of a client."""
         return self.service_accounts or self.claim_mappings.namespace is not None
 
     def model_post_init(self, context: Any) -> None:
-        """The keys are told once, and so is the namespace."""
         if (self.jwks_ref is None) is (self.jwks_uri is None):
             raise RefusedValue("the keys of the issuer come from one place", "write one of jwksRef and jwksURI")
         if self.jwks_uri is None and self.ca_certificate_refs:

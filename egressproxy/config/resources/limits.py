@@ -4,18 +4,26 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from egressproxy.config.resources.meta import Model
 from egressproxy.config.resources.object_references import BackendObjectReference, SecretObjectReference
-from egressproxy.config.resources.values import Count, Duration, HeaderName, Positive, RefusedValue, check_unique
+from egressproxy.config.resources.values import (
+    Count,
+    Duration,
+    HeaderName,
+    Positive,
+    PositiveDuration,
+    RefusedValue,
+    check_unique,
+)
 
 LimitKey = Literal["Gateway", "Route", "Backend", "Identity", "Namespace", "Model", "Header"]
 LimitUnit = Literal["Second", "Minute", "Hour", "Day", "Month"]
 
 
-class Rate(Model):
-    """At most `limit` in each `window` or `unit`; `burst` at once (default: as many as the limit)."""
+class CountedLimit(Model):
+    """What is counted for whom."""
 
     per: LimitKey
     """Whose count a request adds to. Identity: the service account, else the name of the client, or its address where
@@ -25,34 +33,35 @@ class Rate(Model):
     """Further parts: each combination has a count of its own."""
     header: HeaderName | None = None
     """The name of the field for Header."""
+
+    def model_post_init(self, context: Any) -> None:
+        check_unique(self.keys, "part", "per and alsoPer")
+        if ("Header" in self.keys) != (self.header is not None):
+            raise RefusedValue("header names the field of per: Header", "write both, or neither")
+
+    @property
+    def keys(self) -> tuple[LimitKey, ...]:
+        return (self.per, *self.also_per)
+
+
+class Rate(CountedLimit):
+    """At most `limit` in each `window` or `unit`; `burst` at once (default: as many as the limit)."""
+
     limit: Positive
     """How many in each window."""
-    window: Duration = Duration("1s", 1.0)
+    window: PositiveDuration = Duration("1s", 1.0)
     """Length of the window, in which the count refills steadily."""
     unit: LimitUnit | None = None
     """Instead of window. Day and Month are those of the calendar, in UTC."""
     burst: Positive | None = None
     """How many at once. Default: as many as the limit."""
 
-    @field_validator("window")
-    @classmethod
-    def _has_length(cls, window: Duration) -> Duration:
-        if not window.seconds:
-            raise RefusedValue("a window cannot be empty", "write 1s, 1m or 1h")
-        return window
-
     def model_post_init(self, context: Any) -> None:
-        """What belongs together is written together."""
         if self.unit is not None and "window" in self.model_fields_set:
             raise RefusedValue("unit and window say the same", "keep one of them")
         if self.unit in ("Day", "Month") and self.burst is not None:
             raise RefusedValue(f"a {self.unit} does not refill, so burst means nothing", "remove burst")
-        require_key(self.keys, self.header)
-
-    @property
-    def keys(self) -> tuple[LimitKey, ...]:
-        """`per` and `alsoPer`."""
-        return (self.per, *self.also_per)
+        super().model_post_init(context)
 
 
 class AmountRate(Rate):
@@ -71,31 +80,9 @@ class CostRate(Rate):
     """Instead of window. Day and Month are those of the calendar, in UTC."""
 
 
-class Concurrency(Model):
-    per: LimitKey
-    """Whose count a request adds to."""
-    also_per: tuple[LimitKey, ...] = ()
-    """Further parts: each combination has a count of its own."""
-    header: HeaderName | None = None
-    """The name of the field for Header."""
+class Concurrency(CountedLimit):
     limit: Positive
     """How many at the same time."""
-
-    def model_post_init(self, context: Any) -> None:
-        """What belongs together is written together."""
-        require_key(self.keys, self.header)
-
-    @property
-    def keys(self) -> tuple[LimitKey, ...]:
-        """`per` and `alsoPer`."""
-        return (self.per, *self.also_per)
-
-
-def require_key(keys: tuple[LimitKey, ...], header: str | None) -> None:
-    """Raises RefusedValue for a part that stands twice, and for Header without its field, or the field without it."""
-    check_unique(keys, "part", "per and alsoPer")
-    if ("Header" in keys) != (header is not None):
-        raise RefusedValue("header names the field of per: Header", "write both, or neither")
 
 
 class ModelPrice(Model):
@@ -124,17 +111,14 @@ class LimitStore(Model):
     """Its user. Default: the default one."""
     database: Annotated[int, Field(strict=True, ge=0, le=1023)] = 0
     """The number of its database."""
-    timeout: Duration = Duration("100ms", 0.1)
+    timeout: PositiveDuration = Duration("100ms", 0.1)
     """How long a reply may take. Then the Redis is away until it can be reached again."""
     on_failure: Literal["Local", "Allow", "Deny"] = "Local"
     """While it is away. Local: this machine counts by itself, its fair share of what is left. Deny: 503."""
 
     def model_post_init(self, context: Any) -> None:
-        """Type Redis needs a backend."""
         if self.type == "Redis" and self.backend_ref is None:
             raise RefusedValue("a store of type Redis needs backendRef", "add backendRef")
-        if not self.timeout.seconds:
-            raise RefusedValue("a timeout of 0s cannot be met", "write 100ms")
 
 
 class Limits(Model):
@@ -178,7 +162,6 @@ class Limits(Model):
     """Where these limits are counted, but for concurrency, which each machine counts."""
 
     def model_post_init(self, context: Any) -> None:
-        """Money needs prices."""
         if self.cost and not self.prices:
             raise RefusedValue("cost needs prices", "add prices: what tokens of each model cost")
 

@@ -125,7 +125,6 @@ class Resource(Model):
 
     @property
     def name(self) -> str:
-        """`metadata.name`."""
         return self.metadata.name
 
     @property
@@ -145,7 +144,6 @@ class Resource(Model):
 
     @property
     def origin(self) -> Origin:
-        """Where it was written."""
         return self._origin
 
     def written(self, raw: Mapping[str, Any], origin: Origin) -> None:

@@ -24,7 +24,6 @@ class NoProxyEntry(Model):
     """Ports that the entry is for. Left out: every port."""
 
     def model_post_init(self, context: Any) -> None:
-        """The entry names a host."""
         if not self.hostnames and not self.cidrs:
             raise RefusedValue("the entry names no destination", "add hostnames or cidrs")
 
@@ -55,7 +54,6 @@ class ParentProxyRef(Model):
     """
 
     def model_post_init(self, context: Any) -> None:
-        """There is a name, and what may be sent in plain text is there."""
         if not self.name:
             raise RefusedValue("the parent has no name", "name the Backend that is the proxy, or write direct: true")
         if "/" in self.name or "@" in self.name:
@@ -81,7 +79,6 @@ class BackendParent(ParentProxyRef):
     """Destinations that are reached past the parents, as the address policy allows."""
 
     def model_post_init(self, context: Any) -> None:
-        """There is a name, or `direct: true`."""
         others = self.model_fields_set - {"direct"}
         if self.direct and others:
             said = ", ".join(sorted(to_camel(name) for name in others))

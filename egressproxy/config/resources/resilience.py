@@ -16,6 +16,7 @@ from egressproxy.config.resources.values import (
     HeaderName,
     Percent,
     Positive,
+    PositiveDuration,
     RefusedValue,
     require_own_block,
 )
@@ -57,18 +58,13 @@ class ConsistentHash(Model):
     """An endpoint takes at most this percentage of the average number of requests in flight (Envoy's name)."""
 
     def model_post_init(self, context: Any) -> None:
-        """Raises RefusedValue unless the block of the type is there, and no other."""
         own = {"Header": "header", "Cookie": "cookie"}.get(self.type, "")
         require_own_block(f"type {self.type}", own, {"header": self.header, "cookie": self.cookie})
 
 
 class SlowStart(Model):
-    window: Duration
+    window: PositiveDuration
     """Time until an endpoint that is new, or returns, gets its full share."""
-
-    def model_post_init(self, context: Any) -> None:
-        """Raises RefusedValue for a window that is empty."""
-        require_time("window", self.window)
 
 
 class ForceLocal(Model):
@@ -99,7 +95,6 @@ class LoadBalancer(Model):
     """Endpoints in the gateway's own zone are preferred. Without it the hints of EndpointSlices hold."""
 
     def model_post_init(self, context: Any) -> None:
-        """Raises RefusedValue where `consistentHash` and the type do not belong together."""
         own = "consistentHash" if self.type == "ConsistentHash" else ""
         require_own_block(f"type {self.type}", own, {"consistentHash": self.consistent_hash})
 
@@ -129,9 +124,9 @@ class ActiveHealthCheck(Model):
     """For type HTTP: what is asked for. Default: GET /, which has to be answered 200."""
     grpc: GrpcHealthCheck | None = None
     """For type GRPC."""
-    interval: Duration = Duration("3s", 3.0)
+    interval: PositiveDuration = Duration("3s", 3.0)
     """How often each endpoint is asked; at random up to a tenth less, so that not all are asked at once."""
-    timeout: Duration = Duration("1s", 1.0)
+    timeout: PositiveDuration = Duration("1s", 1.0)
     """How long an answer may take."""
     healthy_threshold: Positive = 1
     """Good answers in a row after which an endpoint is healthy again."""
@@ -139,12 +134,9 @@ class ActiveHealthCheck(Model):
     """Failures in a row after which an endpoint takes no requests."""
 
     def model_post_init(self, context: Any) -> None:
-        """Raises RefusedValue for a block of another type, and for times that are empty."""
         for name, block in (("http", self.http), ("grpc", self.grpc)):
             if block is not None and self.type != name.upper():
                 raise RefusedValue(f"{name} does not belong to type {self.type}", f"remove {name}")
-        require_time("interval", self.interval)
-        require_time("timeout", self.timeout)
 
 
 class PassiveHealthCheck(Model):
@@ -158,19 +150,14 @@ class PassiveHealthCheck(Model):
     """Where they are split: connections in a row that fail, break, or bring no answer in time."""
     split_external_local_origin_errors: bool = False
     """Failures of local origin are counted by themselves."""
-    interval: Duration = Duration("3s", 3.0)
+    interval: PositiveDuration = Duration("3s", 3.0)
     """An endpoint that does well for so long steps its next ejection time down by one."""
-    base_ejection_time: Duration = Duration("30s", 30.0)
+    base_ejection_time: PositiveDuration = Duration("30s", 30.0)
     """For how long an endpoint is left out the first time; each further time is longer by this."""
     max_ejection_time: Duration = Duration("300s", 300.0)
     """The longest time that an endpoint is left out (Envoy's name)."""
     max_ejection_percent: Percent = 50
     """The share of endpoints that may be left out at the same time; one of several may be in any case."""
-
-    def model_post_init(self, context: Any) -> None:
-        """Raises RefusedValue for times that are empty."""
-        require_time("interval", self.interval)
-        require_time("baseEjectionTime", self.base_ejection_time)
 
 
 class HealthCheck(Model):
@@ -180,9 +167,3 @@ class HealthCheck(Model):
     """Endpoints that fail requests in a row are left out for a while."""
     panic_threshold: Percent | None = None
     """With a smaller percentage of healthy endpoints all are used. Default: 0, requests are answered 503 then."""
-
-
-def require_time(name: str, duration: Duration) -> None:
-    """Raises RefusedValue for a duration of 0."""
-    if not duration.seconds:
-        raise RefusedValue(f"{name} is 0s", "write a time above 0s")

@@ -44,7 +44,6 @@ class HeaderModifier(Model):
     """Names of fields that are taken away."""
 
     def model_post_init(self, context: Any) -> None:
-        """Each name stands once."""
         check_unique((header.name for header in self.set), "name", "set")
         check_unique((header.name for header in self.add), "name", "add")
 
@@ -56,7 +55,6 @@ class Fraction(Model):
     """… of so many."""
 
     def model_post_init(self, context: Any) -> None:
-        """The fraction is at most one."""
         if self.numerator > self.denominator:
             raise RefusedValue("the fraction is greater than one", "make numerator at most denominator")
 
@@ -70,7 +68,6 @@ class RequestMirror(Model):
     """The same as a fraction."""
 
     def model_post_init(self, context: Any) -> None:
-        """The share is said once."""
         if self.percent is not None and self.fraction is not None:
             raise RefusedValue("percent and fraction exclude each other", "keep one of them")
 
@@ -84,7 +81,6 @@ class PathModifier(Model):
     """What stands instead of the prefix that matched."""
 
     def model_post_init(self, context: Any) -> None:
-        """There is the block of its type, and no other."""
         own = "replaceFullPath" if self.type == "ReplaceFullPath" else "replacePrefixMatch"
         blocks = {"replaceFullPath": self.replace_full_path, "replacePrefixMatch": self.replace_prefix_match}
         require_own_block(f"type {self.type}", own, blocks)
@@ -140,7 +136,6 @@ class CorsFilter(Model):
     """Seconds for which browsers may keep the answer to a preflight request."""
 
     def model_post_init(self, context: Any) -> None:
-        """`*` stands alone."""
         for name, values in (
             ("allowOrigins", self.allow_origins),
             ("allowMethods", self.allow_methods),
@@ -191,7 +186,6 @@ class ExternalAuthFilter(Model):
     """Whether the server sees the body."""
 
     def model_post_init(self, context: Any) -> None:
-        """There is the block of its protocol, and no other."""
         blocks = {"grpc": self.grpc, "http": self.http}
         require_own_block(f"protocol {self.protocol}", self.protocol.lower(), blocks)
 
@@ -211,7 +205,6 @@ class GrpcFilter(Model):
     """A filter of another kind."""
 
     def model_post_init(self, context: Any) -> None:
-        """There is the block of its type, and no other."""
         aliases = {name: info.alias or name for name, info in type(self).model_fields.items() if name != "type"}
         own = next(alias for alias in aliases.values() if alias.lower() == self.type.lower())
         blocks = {alias: getattr(self, name) for name, alias in aliases.items()}

@@ -61,7 +61,6 @@ class HeadersMatch(Model):
     """Fields that the request has to have, all of them."""
 
     def model_post_init(self, context: Any) -> None:
-        """Each name stands once."""
         check_unique((header.name for header in self.headers), "name", "headers")
 
 
@@ -76,7 +75,6 @@ class HttpMatch(HeadersMatch):
     """What the method has to be."""
 
     def model_post_init(self, context: Any) -> None:
-        """Each name stands once."""
         super().model_post_init(context)
         check_unique((param.name for param in self.query_params), "name", "queryParams")
 
@@ -96,7 +94,6 @@ class GrpcMethodMatch(Model):
     """The method of the service."""
 
     def model_post_init(self, context: Any) -> None:
-        """There is a service or a method, and an exact one is written as such."""
         if not self.service and not self.method:
             raise RefusedValue("a gRPC method match names neither service nor method", "add service, method, or both")
         if self.type is MatchType.EXACT:

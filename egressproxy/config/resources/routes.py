@@ -79,7 +79,6 @@ class Timeouts(Model):
     """For one attempt at a backend."""
 
     def model_post_init(self, context: Any) -> None:
-        """One attempt is not longer than all of them."""
         whole, attempt = self.request, self.backend_request
         if whole is not None and attempt is not None and whole.seconds and attempt.seconds > whole.seconds:
             raise RefusedValue(
@@ -114,7 +113,6 @@ class SessionPersistence(Model):
     """Settings of the cookie."""
 
     def model_post_init(self, context: Any) -> None:
-        """A permanent cookie needs `absoluteTimeout`."""
         if self.cookie_config and self.cookie_config.lifetime_type == "Permanent" and self.absolute_timeout is None:
             raise RefusedValue("a permanent cookie needs absoluteTimeout", "add absoluteTimeout")
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool
 
 from egressproxy.config.resources.meta import Model
-from egressproxy.config.resources.resilience import CircuitBreaker, HealthCheck, LoadBalancer, require_time
-from egressproxy.config.resources.values import Count, Duration, Percent
+from egressproxy.config.resources.resilience import CircuitBreaker, HealthCheck, LoadBalancer
+from egressproxy.config.resources.values import Count, Duration, Percent, PositiveDuration
 from egressproxy.ir.policy import Priority
 
 
@@ -69,7 +69,7 @@ class Retries(Model):
 class Hedging(Model):
     """Requests that are not answered in time are sent to another endpoint, too. Names are gRPC's (hedgingPolicy)."""
 
-    hedging_delay: Duration
+    hedging_delay: PositiveDuration
     """How long an answer may take until the next attempt begins; the earlier ones go on."""
     max_attempts: Annotated[int, Field(strict=True, ge=2, le=5)] = 2
     """Attempts at the same time, the first one included."""
@@ -81,10 +81,6 @@ class Hedging(Model):
         "OPTIONS",
     )
     """The methods that this is for; idempotent ones only."""
-
-    def model_post_init(self, context: Any) -> None:
-        """Raises RefusedValue for a delay of 0: every request would be sent twice."""
-        require_time("hedgingDelay", self.hedging_delay)
 
 
 class Connections(Model):

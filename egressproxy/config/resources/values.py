@@ -117,6 +117,15 @@ class Duration:
         return {"type": "string", "pattern": r"^([0-9]{1,5}(h|m|s|ms)){1,4}$", "examples": ["5s", "1h30m"]}
 
 
+def _above_zero(value: Duration) -> Duration:
+    if not value.seconds:
+        raise RefusedValue("the time has to be above 0s", "write 1s, 1m or 1h")
+    return value
+
+
+PositiveDuration = Annotated[Duration, AfterValidator(_above_zero)]
+
+
 def _matching(form: re.Pattern[str], message: str, remedy: str) -> AfterValidator:
     """Text of at most 253 characters that has this form."""
 

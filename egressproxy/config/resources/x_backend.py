@@ -24,7 +24,6 @@ class SubjectAltName(Model):
     """For type URI: the identifier that the certificate carries, such as spiffe://example.org/ns/a."""
 
     def model_post_init(self, context: Any) -> None:
-        """The value stands under the field of its type."""
         wanted, other = (self.hostname, self.uri) if self.type == "Hostname" else (self.uri, self.hostname)
         if wanted is None or other is not None:
             raise RefusedValue(
@@ -51,7 +50,6 @@ class BackendTlsValidation(Model):
         return tuple(name.hostname.lower() if name.hostname else name.uri or "" for name in self.subject_alt_names)
 
     def model_post_init(self, context: Any) -> None:
-        """There is one source of trust."""
         if bool(self.ca_certificate_refs) == (self.well_known_ca_certificates is not None):
             raise RefusedValue(
                 "exactly one of caCertificateRefs and wellKnownCACertificates is needed", "keep one of them"
@@ -78,7 +76,6 @@ class XBackendTls(Model):
     """What the server's certificate has to be. Default: for the hostname, by a CA of the system."""
 
     def model_post_init(self, context: Any) -> None:
-        """The certificate belongs to mode ClientAndServer."""
         if (self.mode == "ClientAndServer") != (self.client_certificate_ref is not None):
             raise RefusedValue(
                 "clientCertificateRef belongs to mode ClientAndServer, and only there",

@@ -152,7 +152,6 @@ def _selector(manifest: Manifest) -> Iterator[str]:
 
 
 def _field(name: str, path: str, default: str = "", *, is_wide: bool = False) -> Column:
-    """A column with the value of one field."""
     return Column(name, _text(path, default), f"{path}.", is_wide)
 
 

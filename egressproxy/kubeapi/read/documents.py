@@ -84,7 +84,6 @@ def everything(view: View) -> bytes:
 
 
 def matches(manifest: dict[str, Any], options: Options) -> bool:
-    """Whether the object meets all selectors."""
     return all(test(manifest) for test in options.select)
 
 

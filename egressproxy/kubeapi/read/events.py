@@ -52,11 +52,9 @@ class PublishedEvents:
 
     @property
     def version(self) -> object:
-        """Changes with the Events, and with the configuration that they name objects of."""
         return self._events.version, self._configuration.version
 
     def objects(self) -> Iterable[PublishedObject]:
-        """The Events as objects, rendered when they are asked for."""
         return _Rendered(self._events.all(), self._configuration.objects())
 
 

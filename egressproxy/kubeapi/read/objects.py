@@ -82,7 +82,6 @@ class View:
     parts: tuple[Part, ...] = ()
 
     def entries(self) -> Iterator[PublishedObject]:
-        """All of them, in no order."""
         return chain.from_iterable(part.entries for part in self.parts)
 
     def version_at(self, key: Key) -> int | None:

@@ -60,7 +60,6 @@ class Write:
 
     @property
     def api_version(self) -> str:
-        """As manifests say it: `gateway.networking.k8s.io/v1`, `v1`."""
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property

@@ -687,7 +687,7 @@ def test_a_policy_that_is_silent_on_destinations_differs_from_one_that_allows_no
         ({"addresses": {"only": None}}, "nothing is written here"),
         ({"dns": {"minTTL": "1m", "maxTTL": "1s"}}, "minTTL 1m is above maxTTL 1s"),
         ({"dns": {"minTtl": "1m"}}, "Extra inputs"),
-        ({"limits": {"requests": [{"per": "Route", "limit": 1, "window": "0s"}]}}, "a window cannot be empty"),
+        ({"limits": {"requests": [{"per": "Route", "limit": 1, "window": "0s"}]}}, "has to be above 0s"),
         ({"limits": {"maxBodyBytes": -1}}, "greater than or equal to 0"),
         ({"limits": {"store": {"type": "Redis"}}}, "needs backendRef"),
         (
@@ -701,7 +701,7 @@ def test_a_policy_that_is_silent_on_destinations_differs_from_one_that_allows_no
         ),
         ({"traffic": {"healthCheck": {"active": {"type": "TCP", "http": {}}}}}, "http does not belong to type TCP"),
         ({"traffic": {"healthCheck": {"active": {"type": "HTTP", "grpc": {}}}}}, "grpc does not belong to type HTTP"),
-        ({"traffic": {"healthCheck": {"active": {"type": "TCP", "interval": "0s"}}}}, "interval is 0s"),
+        ({"traffic": {"healthCheck": {"active": {"type": "TCP", "interval": "0s"}}}}, "has to be above 0s"),
         ({"traffic": {"healthCheck": {"passive": {"consecutiveErrors": 3}}}}, "Extra inputs"),
         ({"traffic": {"healthCheck": {"panicThreshold": 101}}}, "less than or equal to 100"),
         ({"traffic": {"circuitBreaker": {"maxConnections": 0}}}, "greater than or equal to 1"),

@@ -54,7 +54,6 @@ class TlsForm:
 
     @property
     def is_unverified(self) -> bool:
-        """Whether the server's certificate is not verified."""
         return self.mode != "None" and self.source is not None and self.source.insecure_skip_verify
 
 

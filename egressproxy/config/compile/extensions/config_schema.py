@@ -194,7 +194,6 @@ def _additional_properties(validator: Any, allowed: Any, instance: Any, schema: 
 
 
 def _has(schema: Any, keyword: str) -> bool:
-    """Whether a schema has this keyword anywhere."""
     below = schema.values() if isinstance(schema, dict) else schema if _is_list(schema) else ()
     return (isinstance(schema, dict) and keyword in schema) or any(_has(each, keyword) for each in below)
 
@@ -215,7 +214,6 @@ def _is_deeper(schema: Any, levels: int) -> bool:
 
 
 def _patterns(schema: Any) -> Iterator[str]:
-    """Every pattern in a schema, wherever it stands."""
     if isinstance(schema, dict):
         if isinstance(schema.get("pattern"), str):
             yield schema["pattern"]

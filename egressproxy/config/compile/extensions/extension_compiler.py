@@ -39,9 +39,6 @@ from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.object_references import BackendObjectReference
 from egressproxy.ir.policy import BACKEND_LEVEL, ExtensionIR, FilterSettings
 from egressproxy.model.published_object import Key
-from egressproxy.model.secret import SecretBytes
-
-_DEFAULT_TIMEOUT_S = 5.0
 
 
 class FilterNotSupported(Exception):
@@ -111,21 +108,17 @@ class ExtensionCompiler:
             settings = self._settings(found, text)
         except ValidationError as error:
             raise FilterNotSupported(f"{name}: {first_error(error)}") from None
-        spec = ExtensionIR(
+        made = partial(
+            ExtensionIR,
             name=name,
             type=type_name,
             phase=phase,
             priority=priority,
             level=place.level,
-            config=text,
             scope=place.scope,
             source=str(owner),
-            folder=_folder(owner),
-            secrets=() if settings is None else self._secrets(owner, found, settings, path or name),
-            settings=settings,
         )
-        self._note_calls(owner, spec, found, settings, path or name)
-        self._note_misfit(owner, spec, found, settings, path or name)
+        spec = self._with_config(made, owner, found, settings, text, path or name)
         return RankedExtension(spec, age_of(owner), index)
 
     def _extension(
@@ -203,38 +196,37 @@ class ExtensionCompiler:
             remedy = "name a Secret in secretRef, or declare it in a manifest in a folder of --config"
             self.load_errors[problem_at(owner, f"{path}.{raw_name}.{reached}", message, remedy)] = None
             return None
-        text = _canonical(raw)
-        spec = made(
-            type=found.name,
-            phase=chosen.phase,
-            turn=chosen.turn,
-            pre_auth=extension.pre_auth,
-            timeout_s=_timeout_s(extension),
-            **_budget(extension),
-            config=text,
-            secrets=self._secrets(owner, found, config, f"{path}.{raw_name}"),
-            folder=_folder(owner),
-            settings=self._settings(found, text),
-        )
-        self._note_calls(owner, spec, found, config, f"{path}.{raw_name}")
-        self._note_misfit(owner, spec, found, config, f"{path}.{raw_name}")
-        return spec
+        made = partial(made, type=found.name, **_written_settings(extension, chosen))
+        return self._with_config(made, owner, found, config, _canonical(raw), f"{path}.{raw_name}")
 
-    def _note_calls(self, owner: Resource, spec: ExtensionIR, found: FilterTypeInfo, config: Any, path: str) -> None:
-        """Note the backends that this config (whose field is `path`) refers to, which each place resolves anew, and
-        those that it names.
+    def _with_config(
+        self,
+        made: Callable[..., ExtensionIR],
+        owner: Resource,
+        found: FilterTypeInfo,
+        config: Any,
+        text: str,
+        path: str,
+        calls_path: str = "",
+    ) -> ExtensionIR:
+        """The extension with its config (`text` is it as JSON), whose field in `owner` is `path`; what is wrong with it
+        is noted in `faults`. Noted are also the backends that it refers to, which each place resolves anew, and those
+        that it names: below `calls_path` where that is another field.
         """
+        secrets = () if config is None else secrets_of(self._references, owner, found, config, path, self.faults)
+        settings = self._settings(found, text)
+        spec = made(config=text, secrets=secrets, folder=_folder(owner), settings=settings)
+        calls_path = calls_path or path
         refs = found.backend_refs(config)
         if refs:
-            self.callers[spec] = Caller(owner, tuple((f"{path}.{where}", ref) for where, ref in refs))
+            self.callers[spec] = Caller(owner, tuple((f"{calls_path}.{where}", ref) for where, ref in refs))
         for where, name in found.backend_names(config):
             full_name = name if "/" in name else f"{owner.namespace}/{name}"
-            self.named_backends[owner.key, f"{path}.{where}", full_name] = None
-
-    def _note_misfit(self, owner: Resource, spec: ExtensionIR, found: FilterTypeInfo, config: Any, path: str) -> None:
+            self.named_backends[owner.key, f"{calls_path}.{where}", full_name] = None
         misfit = misfit_of(self._catalog, spec, found, config, path)
         if misfit is not None:
             self.faults[owner.key].note_misfit(*misfit)
+        return spec
 
     def _declared_extension(
         self,
@@ -266,29 +258,17 @@ class ExtensionCompiler:
         implementation = self._catalog.get(declared.implementation)
         assert implementation is not None
         config = settings_adapter(implementation.config_model).validate_json(text)
-        spec = made(
+        made = partial(
+            made,
             type=declared.name,
             implementation=declared.implementation,
-            phase=chosen.phase,
-            turn=chosen.turn,
-            pre_auth=extension.pre_auth,
-            timeout_s=_timeout_s(extension),
-            **_budget(extension),
-            config=text,
-            secrets=self._secrets(declared.definition, implementation, config, declared.settings_path),
-            folder=_folder(declared.definition),
-            settings=self._settings(implementation, text),
+            **_written_settings(extension, chosen),
         )
         # What the type calls, the FilterType names: who uses the type needs no right to it.
-        self._note_calls(
-            declared.definition,
-            spec,
-            implementation,
-            config,
-            "spec.processor" if declared.definition.spec.python is None else declared.settings_path,
+        calls_path = "spec.processor" if declared.definition.spec.python is None else ""
+        return self._with_config(
+            made, declared.definition, implementation, config, text, declared.settings_path, calls_path
         )
-        self._note_misfit(declared.definition, spec, implementation, config, declared.settings_path)
-        return spec
 
     def _settings(self, found: FilterTypeInfo, text: str) -> FilterSettings | None:
         """The validated config, one object for equal configs; None for a type of a package, which nothing unpacks.
@@ -311,33 +291,28 @@ class ExtensionCompiler:
         path: str,
         place: AttachmentPoint,
     ) -> ChosenPhase | None:
-        """The phase it runs in; None where a load error was noted."""
         try:
             return chosen_phase(extension, name, possible, place.level)
         except ImpossiblePhase as error:
             self.load_errors[problem_at(owner, f"{path}.phase", str(error), error.remedy)] = None
             return None
 
-    def _secrets(
-        self, owner: Resource, found: FilterTypeInfo, config: Any, path: str
-    ) -> tuple[tuple[str, SecretBytes], ...]:
-        return secrets_of(self._references, owner, found, config, path, self.faults)
-
 
 def _written_config(extension: Extension) -> tuple[Mapping[str, Any], str]:
-    """The config of an extension as written, and the name of its field."""
     if isinstance(extension, WorkingGroupExtension):
         return extension.settings, "rawConfig" if extension.raw_config else "config"
     return extension.config, "config"
 
 
-def _timeout_s(extension: Extension) -> float:
-    return extension.timeout.seconds if extension.timeout is not None else _DEFAULT_TIMEOUT_S
-
-
-def _budget(extension: Extension) -> dict[str, Any]:
-    budget = extension.error_budget
-    return {} if budget is None else {"budget_failures": budget.failures, "budget_window_s": budget.window.seconds}
+def _written_settings(extension: Extension, chosen: ChosenPhase) -> dict[str, Any]:
+    """What an entry of `extensions` says beside name, type and config, as arguments of ExtensionIR."""
+    made: dict[str, Any] = {**chosen._asdict(), "pre_auth": extension.pre_auth}
+    if extension.timeout is not None:
+        made["timeout_s"] = extension.timeout.seconds
+    if extension.error_budget is not None:
+        made["budget_failures"] = extension.error_budget.failures
+        made["budget_window_s"] = extension.error_budget.window.seconds
+    return made
 
 
 def _phases(found: FilterTypeInfo) -> frozenset[str]:

@@ -47,12 +47,10 @@ class DeclaredType:
 
     @property
     def name(self) -> str:
-        """`domain/Kind:version`."""
         return self.definition.spec.type
 
     @property
     def phases(self) -> frozenset[str]:
-        """Where extensions of the type may be placed."""
         return frozenset(self.definition.spec.phases)
 
     @property
@@ -123,11 +121,9 @@ class FilterTypes:
         return "" if name in self._known else self._refused.get(name, "")
 
     def names(self) -> tuple[str, ...]:
-        """The types that are known."""
         return tuple(self._known)
 
     def all(self) -> tuple[DeclaredType, ...]:
-        """The types that are known, in the order of their precedence."""
         return tuple(self._known.values())
 
     def statuses(self, generations: Mapping[Key, int], faults: Mapping[Key, ExtensionFaults]) -> dict[Key, Status]:
@@ -196,7 +192,6 @@ class FilterTypes:
 
 
 def _implementation(definition: FilterTypeDefinition) -> str:
-    """The built-in type that runs it."""
     processor = definition.spec.processor
     return PYTHON if processor is None else PROCESSORS[processor.protocol]
 

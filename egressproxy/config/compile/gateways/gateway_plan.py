@@ -51,7 +51,6 @@ class GatewayPlan:
 
     @property
     def own(self) -> list[ListenerPlan]:
-        """The listeners of the Gateway itself."""
         return [plan for plan in self.listeners if plan.owner is self.gateway]
 
     def refuse(self, reason: str, message: str) -> None:

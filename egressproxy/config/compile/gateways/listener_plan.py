@@ -82,7 +82,6 @@ class ListenerPlan:
 
     @property
     def passes_tls(self) -> bool:
-        """Whether it is a TLS listener of mode Passthrough."""
         return self.protocol is ListenerProtocol.TLS and self.tls is not None and self.tls.mode is TlsMode.PASSTHROUGH
 
     def refuse(self, condition: str, reason: str, message: str) -> None:

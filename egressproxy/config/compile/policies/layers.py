@@ -68,7 +68,6 @@ class PolicyCandidate:
 
     @property
     def name(self) -> str:
-        """Who says it."""
         return str(self.policy) if self.policy is not None else self.layer.place
 
 

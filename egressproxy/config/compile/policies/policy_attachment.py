@@ -19,27 +19,21 @@ from itertools import chain
 from egressproxy.config.compile.backends.backend_references import object_key, only_parents
 from egressproxy.config.compile.backends.published_forms import port_forms
 from egressproxy.config.compile.certificates import outside_constraints
-from egressproxy.config.compile.dns_section import dns_notes
 from egressproxy.config.compile.extensions.extension_faults import ExtensionFaults
 from egressproxy.config.compile.interface import Status, age_of
 from egressproxy.config.compile.policies.identity import unusable_keys
 from egressproxy.config.compile.policies.layers import Layer, Level, Overridden
 from egressproxy.config.compile.policies.policy_merge import Merged, Merger
-from egressproxy.config.compile.policies.resilience import retry_problem
-from egressproxy.config.compile.policies.restrictions import CONNECTION_LIMITS
 from egressproxy.config.compile.policies.subjects import MAX_COMBINED, NOBODY, has_conditions
-from egressproxy.config.compile.policies.without_effect import without_effect
+from egressproxy.config.compile.policies.without_effect import notes, nothing_here, without_effect, written
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.status.conditions import ReferenceConditions
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.backend import Backend
 from egressproxy.config.resources.core import Service
 from egressproxy.config.resources.gateway import Gateway
-from egressproxy.config.resources.limits import Limits
 from egressproxy.config.resources.object_references import PolicyTargetReference
-from egressproxy.config.resources.policy import Dns, EgressPolicy, EgressPolicySpec
-from egressproxy.config.resources.traffic import TrafficTimeouts
-from egressproxy.ir.policy import SniCheck
+from egressproxy.config.resources.policy import Dns, EgressPolicy
 from egressproxy.model.published_object import Key
 
 #: The kinds that policies hold for.
@@ -48,8 +42,8 @@ _TARGETS = (
     "XBackendDestination",
 )  # fmt: skip
 
-#: Where `traffic.hedging` does something.
-_HEDGED = ("Gateway", "ListenerSet", "HTTPRoute")
+#: What says nothing of a Backend that others are reached through, and nothing else.
+_OF_TARGETS = ("mode", "dns", "addresses.allow", "traffic")
 
 
 class PolicyAttachments:
@@ -220,7 +214,7 @@ class PolicyAttachments:
                 conditions.add_note("Accepted", note)
             useless = without_effect(policy, target, self._resources, self._references)
             unread = unusable_keys(policy, self._references)
-            for note in chain(_notes(policy, ref.kind), self._notes_here(policy, target), useless, unread):
+            for note in chain(notes(policy, ref.kind), self._notes_here(policy, target), useless, unread):
                 conditions.add_note("Accepted", note)
             overridden = self._merger.overridden.get((policy.key, target, section), Overridden())
             for kind, sentences in (("Conflicted", overridden.conflicts), ("Overridden", overridden.overrides)):
@@ -261,19 +255,10 @@ class PolicyAttachments:
             if is_plain and found.spec.destination.type in ("Fqdn", "Ip"):
                 yield f"tls does nothing here: {found} is reached without TLS."
         # What goes through a proxy brings its own settings and permissions.
-        written = {
-            "mode": spec.mode is not None,
-            "dns": spec.dns is not None,
-            "addresses.allow": spec.addresses is not None and bool(spec.addresses.allow),
-            "traffic": spec.traffic is not None,
-        }
-        names = [name for name, is_written in written.items() if is_written]
-        if names and target in self._parents:
-            do = "do" if len(names) > 1 else "does"
-            yield (
-                f"{', '.join(names)} {do} nothing here: {target[1]} {target[2]}/{target[3]} is only a parent, and is "
-                "reached as the policies say of what goes through it; write this in a policy of the Gateway."
-            )
+        names = written(spec, _OF_TARGETS) if target in self._parents else ()
+        if names:
+            why = f"{target[1]} {target[2]}/{target[3]} is only a parent, and the policies of what goes through it hold"
+            yield nothing_here(names, f"{why}; write this in a policy of the Gateway")
 
     @cached_property
     def _knowing_clients(self) -> set[Key]:
@@ -336,78 +321,3 @@ def _known(kind: str) -> str:
         return ""
     near = difflib.get_close_matches(kind, _TARGETS, 1, 0.6)
     return f"did you mean kind {near[0]}?" if near else f"targets are of kind {', '.join(_TARGETS)}"
-
-
-def _notes(policy: EgressPolicy, target_kind: str) -> Iterator[str]:
-    """Fields that are accepted and not done as written, each with what happens instead."""
-    spec = policy.spec
-    if spec.subjects:
-        yield from _notes_of_subjects(spec)
-    if spec.intercept is not None and target_kind not in ("Gateway", "ListenerSet"):
-        yield "intercept is for Gateways: the names that it lists are denied here; write it in a policy of a Gateway."
-    if spec.identity is not None and target_kind not in ("Gateway", "ListenerSet"):
-        yield "identity does nothing here: write it in a policy of a Gateway."
-    if spec.dns is not None:
-        yield from dns_notes(spec.dns, "dns")
-    if spec.limits is not None:
-        yield from _limit_notes(spec.limits, target_kind)
-    if spec.destinations is not None and any(entry.sni is SniCheck.ANY for entry in spec.destinations.deny):
-        yield "sni of destinations.deny does nothing: it is for entries of allow."
-    if spec.traffic is not None:
-        yield from _timeout_notes(spec.traffic.timeouts, target_kind)
-        if spec.traffic.http2.extended_connect is not None and target_kind not in ("Gateway", "ListenerSet"):
-            yield "traffic.http2.extendedConnect does nothing here: write it in a policy of a Gateway."
-        if spec.traffic.retries is not None and not target_kind.endswith(("Gateway", "ListenerSet", "Route")):
-            yield "traffic.retries is for Gateways and routes, and does nothing on a backend."
-        elif spec.traffic.retries is not None and (problem := retry_problem(spec.traffic.retries)):
-            yield f"traffic.retries: {problem}."
-        if spec.traffic.hedging is not None and target_kind not in _HEDGED:
-            where = "is for Gateways and HTTPRoutes"
-            why = ": calls of gRPC are POSTs, which are never sent twice at once" if target_kind == "GRPCRoute" else ""
-            yield f"traffic.hedging {where}, and does nothing here{why}."
-
-
-def _notes_of_subjects(spec: EgressPolicySpec) -> Iterator[str]:
-    """What comes before it is known who the client is."""
-    fields, limits, traffic = Limits.model_fields, spec.limits, spec.traffic
-    names = [f"limits.{fields[each].alias or each}" for each in CONNECTION_LIMITS if limits and getattr(limits, each)]
-    if traffic is not None and traffic.timeouts.request_headers is not None:
-        names.append("traffic.timeouts.requestHeaders")
-    if traffic is not None and traffic.http2.extended_connect is not None:
-        names.append("traffic.http2.extendedConnect")
-    if names:
-        do, they = ("do", "they are") if len(names) > 1 else ("does", "it is")
-        yield (
-            f"{', '.join(names)} {do} nothing with subjects, since {they} needed before it is known who the client is: "
-            "write it in a policy without subjects."
-        )
-
-
-def _timeout_notes(timeouts: TrafficTimeouts, target_kind: str) -> Iterator[str]:
-    """Timeouts without effect on this kind of target."""
-    if target_kind in ("Gateway", "ListenerSet"):
-        return
-    elsewhere = [("requestHeaders", timeouts.request_headers)]
-    if not target_kind.endswith("Route"):
-        elsewhere += [("request", timeouts.request), ("tunnelIdle", timeouts.tunnel_idle)]
-    names = [name for name, value in elsewhere if value is not None]
-    if names:
-        do = "do" if len(names) > 1 else "does"
-        places = "a Gateway" if names == ["requestHeaders"] else "a Gateway or a route"
-        yield f"traffic.timeouts.{', '.join(names)} {do} nothing here: write it in a policy of {places}."
-
-
-def _limit_notes(limits: Limits, target_kind: str) -> Iterator[str]:
-    if limits.store is None:
-        pass
-    elif limits.store.type == "Redis":
-        if limits.concurrency:
-            yield "limits.concurrency is counted on each machine, and not in limits.store."
-    elif limits.store.backend_ref or limits.store.secret_ref:
-        yield "backendRef and secretRef of limits.store do nothing with type Memory."
-    if target_kind not in ("Gateway", "ListenerSet"):
-        fields = Limits.model_fields
-        names = [fields[name].alias or name for name in CONNECTION_LIMITS if getattr(limits, name) is not None]
-        if names:
-            do = "do" if len(names) > 1 else "does"
-            yield f"limits.{', '.join(names)} {do} nothing here: write it in a policy of a Gateway."

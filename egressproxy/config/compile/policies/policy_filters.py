@@ -38,7 +38,6 @@ class LimitScopes:
     backend: str = "-"
 
     def scope(self, per: str) -> str:
-        """The scope of a limit `per` Gateway, Route or Backend."""
         return {"Gateway": self.gateway, "Route": self.route, "Backend": self.backend}[per]
 
 
@@ -53,7 +52,6 @@ class PolicyFilters:
 
     @property
     def callers(self) -> Mapping[ExtensionIR, Caller]:
-        """The extensions, as compiled so far, that call backends."""
         return self._compiler.callers
 
     def check(self, policy: EgressPolicy) -> None:

@@ -85,7 +85,6 @@ class Merged:
 
     @property
     def has_tls_floor(self) -> bool:
-        """Whether a policy demands anything of TLS to backends."""
         return bool(self.min_version or self.ca_pem or self.crl_pem or self.pins is not None)
 
 
@@ -344,7 +343,6 @@ def _said(ordered: Iterable[Layer], read: Callable[[EgressPolicy], Any]) -> list
 
 
 def _modes(ordered: Iterable[Layer]) -> list[PolicyCandidate]:
-    """Who says a mode, most specific first."""
     return [
         PolicyCandidate(layer, policy, policy.spec.mode)
         for layer in ordered
@@ -366,7 +364,6 @@ def _modes_of_levels(ordered: Sequence[Layer]) -> dict[Level, Mode]:
 
 
 def _tells_clients(policy: EgressPolicy) -> bool:
-    """Whether it asks clients for anything."""
     identity = policy.spec.identity
     return identity is not None and bool(identity.token or identity.basic or identity.required)
 

@@ -153,7 +153,6 @@ def locked_regions(extensions: Iterable[ExtensionIR]) -> frozenset[str] | None:
 
 
 def is_region_lock(type_: str) -> bool:
-    """Whether this is the built-in type RegionLock, by any of its names."""
     return type_ in _REGION_LOCKS
 
 

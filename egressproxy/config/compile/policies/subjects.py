@@ -87,7 +87,6 @@ def closed_to_clients(listener: ListenerIR, variant: ListenerIR) -> Iterator[str
 
 
 def has_conditions(subject: Subject) -> bool:
-    """Whether it asks for a group or a claim."""
     return subject.group is not None or subject.claim is not None
 
 

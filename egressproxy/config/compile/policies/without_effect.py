@@ -1,26 +1,54 @@
-"""Sections of `traffic` that do nothing for any backend that a policy holds for: its status says so.
-
-What a backend has of endpoints depends on its type: see `gateway/backends/endpoints`.
-"""
+"""Fields of an EgressPolicy that do nothing where it holds, or less than they seem to: its status says so."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Final
+
+from pydantic.alias_generators import to_camel
 
 from egressproxy.config.compile.backends.backend_references import DestinationBackend, endpoint_refs, object_key
+from egressproxy.config.compile.dns_section import dns_notes
 from egressproxy.config.compile.interface import Reference
+from egressproxy.config.compile.policies.resilience import retry_problem
+from egressproxy.config.compile.policies.restrictions import CONNECTION_LIMITS
 from egressproxy.config.compile.references import References
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.backend import Backend
 from egressproxy.config.resources.gateway import Gateway
 from egressproxy.config.resources.meta import Resource
-from egressproxy.config.resources.policy import EgressPolicy
+from egressproxy.config.resources.policy import EgressPolicy, EgressPolicySpec
 from egressproxy.config.resources.routes import AnyRoute, GrpcRoute, HttpRoute, TcpRoute, TlsRoute
-from egressproxy.config.resources.traffic import Traffic
 from egressproxy.ir.gateway import ListenerProtocol
+from egressproxy.ir.policy import SniCheck
 from egressproxy.model.published_object import Key
 
-_ROUTES: tuple[type[AnyRoute], ...] = (HttpRoute, GrpcRoute, TlsRoute, TcpRoute)
+_ROUTES: Final[tuple[type[AnyRoute], ...]] = (HttpRoute, GrpcRoute, TlsRoute, TcpRoute)
+_GATEWAYS: Final = ("Gateway", "ListenerSet")
+#: What holds before it is known who the client is.
+_BEFORE_CLIENTS: Final = (
+    *(f"limits.{name}" for name in CONNECTION_LIMITS),
+    "traffic.timeouts.request_headers",
+    "traffic.http2.extended_connect",
+)
+#: Fields (attributes below `spec`) that do something on targets of some kinds alone: what to write, and these kinds.
+_ELSEWHERE: Final = (
+    ("a Gateway", _GATEWAYS, ("identity", *_BEFORE_CLIENTS)),
+    (
+        "a Gateway or a route",
+        (*_GATEWAYS, *(kind.KIND for kind in _ROUTES)),
+        ("traffic.timeouts.request", "traffic.timeouts.tunnel_idle", "traffic.retries"),
+    ),
+    # Calls of gRPC are POSTs, which are never sent twice at once.
+    ("a Gateway or an HTTPRoute", (*_GATEWAYS, HttpRoute.KIND), ("traffic.hedging",)),
+)
+#: Sections whose effect depends on the backends: see `gateway/backends/endpoints`.
+_OF_ENDPOINTS: Final = (
+    "traffic.load_balancer",
+    "traffic.health_check.passive",
+    "traffic.health_check.active",
+    "traffic.hedging",
+)
 
 #: Protocols of listeners that serve destinations that clients name.
 _FORWARD = frozenset(protocol.value for protocol in ListenerProtocol if protocol.is_forward)
@@ -28,27 +56,59 @@ _FORWARD = frozenset(protocol.value for protocol in ListenerProtocol if protocol
 _NAMED_BY_CLIENTS = None
 
 
+def written(spec: EgressPolicySpec, fields: Iterable[str]) -> list[str]:
+    """Those of these fields (attributes below `spec`) that the policy has, as manifests write them."""
+    found = []
+    for field in fields:
+        value: Any = spec
+        for name in field.split("."):
+            value = getattr(value, name, None)
+        if value is not None and value != ():
+            found.append(".".join(map(to_camel, field.split("."))))
+    return found
+
+
+def nothing_here(names: Sequence[str], why: str) -> str:
+    """The sentence about fields without effect."""
+    return f"{', '.join(names)} {'do' if len(names) > 1 else 'does'} nothing here: {why}."
+
+
+def notes(policy: EgressPolicy, target_kind: str) -> Iterator[str]:
+    """Fields that are accepted and not done as written on a target of this kind, each with what happens instead."""
+    spec = policy.spec
+    if spec.subjects and (names := written(spec, _BEFORE_CLIENTS)):
+        do, they, it = ("do", "they are", "them") if len(names) > 1 else ("does", "it is", "it")
+        yield (
+            f"{', '.join(names)} {do} nothing with subjects, since {they} needed before it is known who the client is: "
+            f"write {it} in a policy without subjects."
+        )
+    if spec.intercept is not None and target_kind not in _GATEWAYS:
+        yield "intercept is for Gateways: the names that it lists are denied here; write it in a policy of a Gateway."
+    for place, kinds, fields in _ELSEWHERE:
+        if target_kind not in kinds and (names := written(spec, fields)):
+            yield nothing_here(names, f"write {'them' if len(names) > 1 else 'it'} in a policy of {place}")
+    if spec.dns is not None:
+        yield from dns_notes(spec.dns, "dns")
+    if spec.destinations is not None and any(entry.sni is SniCheck.ANY for entry in spec.destinations.deny):
+        yield "sni of destinations.deny does nothing: it is for entries of allow."
+    retries = spec.traffic.retries if spec.traffic is not None else None
+    if retries is not None and (problem := retry_problem(retries)):
+        yield f"traffic.retries: {problem}."
+    store = spec.limits.store if spec.limits is not None else None
+    if store is not None and store.type == "Memory" and (store.backend_ref or store.secret_ref):
+        yield "backendRef and secretRef of limits.store do nothing with type Memory."
+    elif store is not None and store.type == "Redis" and written(spec, ("limits.concurrency",)):
+        yield "limits.concurrency is counted on each machine, and not in limits.store."
+
+
 def without_effect(policy: EgressPolicy, target: Key, resources: ResourceSet, references: References) -> Iterator[str]:
-    """A sentence for each section of the policy that does nothing for all of the backends that it holds for there."""
-    sections = _written(policy.spec.traffic) if policy.spec.traffic is not None else ()
-    if not sections:
-        return
-    backends = list(_backends_at(target, resources, references))
+    """A sentence for each section of `traffic` that does nothing for all of the backends that it holds for there."""
+    sections = written(policy.spec, _OF_ENDPOINTS)
+    backends = list(_backends_at(target, resources, references)) if sections else []
     for section in sections:
         reasons = [_reason(section, backend, policy) for backend in backends]
         if reasons and all(reasons):
-            yield f"traffic.{section} does nothing here: {reasons[0]}."
-
-
-def _written(traffic: Traffic) -> tuple[str, ...]:
-    health = traffic.health_check
-    written = {
-        "loadBalancer": traffic.load_balancer is not None,
-        "healthCheck.passive": health is not None and health.passive is not None,
-        "healthCheck.active": health is not None and health.active is not None,
-        "hedging": traffic.hedging is not None,
-    }
-    return tuple(name for name, is_written in written.items() if is_written)
+            yield nothing_here((section,), reasons[0])
 
 
 def _reason(section: str, backend: Resource | None, policy: EgressPolicy) -> str:
@@ -58,13 +118,13 @@ def _reason(section: str, backend: Resource | None, policy: EgressPolicy) -> str
     kind = backend.spec.destination.type if isinstance(backend, DestinationBackend) else "Dynamic"
     has_parent = policy.spec.parent is not None and kind in ("Fqdn", "Dynamic")
     has_parent = has_parent or (isinstance(backend, Backend) and backend.spec.parent is not None)
-    if section == "hedging":
+    if section == "traffic.hedging":
         return f"{backend or 'everything'} is behind a parent, which hedges for itself" if has_parent else ""
     if kind == "Dynamic":
         return "of a destination that clients name, one endpoint is known, and nothing of its health"
-    if section == "loadBalancer" and kind in ("Fqdn", "Ip"):
+    if section == "traffic.loadBalancer" and kind in ("Fqdn", "Ip"):
         return f"{backend} is one endpoint"
-    if section == "healthCheck.passive" and has_parent:
+    if section == "traffic.healthCheck.passive" and has_parent:
         return (
             f"{backend} is behind a parent, whose failures those of requests may be; healthCheck.active asks through it"
         )

@@ -61,7 +61,6 @@ class RouteValidation:
 
     @property
     def bad_rules(self) -> list[str]:
-        """What status says about the rules that are not served as written."""
         return [
             *(f"Dropped Rule {index}: {text}." for index, text in self.dropped.items()),
             *(
@@ -90,12 +89,10 @@ class RouteValidation:
 
     @property
     def is_served(self) -> bool:
-        """Whether any rule is served as written."""
         return len(self.closed) + len(self.dropped) < self.rules
 
     @property
     def is_partial(self) -> bool:
-        """Whether some rules are not served as written, and others are."""
         return 0 < len({*self.closed, *self.dropped, *self.unresolved_auth}) < self.rules
 
 

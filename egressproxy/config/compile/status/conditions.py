@@ -72,11 +72,9 @@ class Conditions:
             self.set(kind, True, reason, message)
 
     def says(self, kind: str) -> bool:
-        """Whether the condition was set."""
         return kind in self._conditions
 
     def holds(self, kind: str) -> bool:
-        """Whether the condition was set and is true."""
         return self._conditions.get(kind, {}).get("status") == "True"
 
     def to_list(self) -> list[dict[str, Any]]:

@@ -251,7 +251,12 @@ def test_a_policy_for_a_port_of_a_dynamic_backend_holds_there_and_at_no_other():
             "route",
             "timeouts.requestHeaders does nothing here",
         ),
-        ("traffic: {timeouts: {request: 1s, tunnelIdle: 1s}}", "Backend", "plain", "request, tunnelIdle do nothing"),
+        (
+            "traffic: {timeouts: {request: 1s, tunnelIdle: 1s}}",
+            "Backend",
+            "plain",
+            "traffic.timeouts.tunnelIdle do nothing",
+        ),
         (
             "destinations: {deny: [{hostnames: [x.example], sni: Any}]}",
             "Gateway",
