@@ -22,10 +22,8 @@ from pydantic import ValidationError
 
 from egressproxy.config.explanations import explain, field_path, path_text, unknown_kind
 from egressproxy.config.reading.field_locations import field_locations
-from egressproxy.config.reading.manifests import manifest_files
 from egressproxy.config.reading.problems import ConfigError, Problem, Severity
-from egressproxy.config.reading.secret_files import read_secrets
-from egressproxy.config.reading.trust_bundles import read_trust_bundles
+from egressproxy.config.reading.source_files import manifest_files, read_secrets, read_trust_bundles
 from egressproxy.config.reading.yaml import MAX_FILE_BYTES, Document, SourceLocation, read_documents
 from egressproxy.config.resources.core import ClusterTrustBundle, Secret
 from egressproxy.config.resources.destination import PUBLISHED
@@ -78,7 +76,7 @@ class ResourceSet:
 def load(paths: Sequence[ConfigSource], state: Path | None = None) -> ResourceSet:
     """Read files and folders. Of a folder: every *.yaml, *.yml and *.json in it, not below it, without dot names.
 
-    Secrets may come from elsewhere, too (`secret_files`); none of them may stand in a manifest, as well.
+    Secrets may come from elsewhere, too (`source_files`); none of them may stand in a manifest, as well.
     `state` is the folder of objects that were written through the API: it may have none.
 
     Raises ConfigError with every problem in every file.

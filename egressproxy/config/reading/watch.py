@@ -20,8 +20,7 @@ from types import SimpleNamespace
 
 import watchfiles
 
-from egressproxy.config.reading.manifests import SUFFIXES, manifest_files
-from egressproxy.config.reading.secret_files import secret_folders
+from egressproxy.config.reading.source_files import SUFFIXES, manifest_files, secret_folders
 from egressproxy.model.secret_source import ConfigSource, SecretSource
 
 #: A change has settled when nothing more comes for this long …

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from egressproxy.config.reading.manifests import manifest_files
+from egressproxy.config.reading.source_files import manifest_files
 from egressproxy.kubeapi.write.staging import commit, discard, file_of, lock, stage
 from egressproxy.model.state_folder import MARK
 

@@ -1,7 +1,12 @@
-"""Secrets out of raw files, as Kubernetes mounts them, and out of variables of the environment.
+"""The files that a configuration is read from: manifests of a folder, Secrets and trust bundles in raw files.
 
 A mounted Secret is a folder: a file for each key, which is a symbolic link into a folder that is exchanged as a whole,
-by renaming the link `..data`. So names that start with `..` are none of ours, and links are followed.
+by renaming the link `..data`. So names that start with `..` are none of ours, and links are followed. A Secret may also
+come from a variable of the environment.
+
+ClusterTrustBundles come from PEM files and folders of them, such as those of the operating system and of cert-manager's
+trust-manager. Of a folder every file counts whose name ends in .pem, .crt or .cer, and the links that `openssl rehash`
+makes; each certificate once. What stands beside certificates (comments, keys) is not taken over.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ from typing import Final
 from egressproxy.config.reading.problems import Problem
 from egressproxy.model.secret_source import SecretSource
 
+SUFFIXES: Final = (".yaml", ".yml", ".json")
 #: Of one Secret, as in Kubernetes (v1 Secret, MaxSecretSize).
 MAX_BYTES: Final = 1024 * 1024
 #: In one folder.
@@ -29,6 +35,12 @@ _LABEL: Final = r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
 _NAMES: Final = (("namespace", re.compile(_LABEL)), ("name", re.compile(rf"(?=.{{1,253}}$){_LABEL}(?:\.{_LABEL})*")))
 #: A mounted Secret that is exchanged while it is read is read again.
 MAX_LOOKS: Final = 5
+#: Of one file of certificates, and of a whole bundle; the CAs of an operating system have 250 KB.
+MAX_BUNDLE: Final = 4 * 1024 * 1024
+MAX_BUNDLE_FILES: Final = 4096
+_OURS: Final = re.compile(r"(?!\.\.).+", re.DOTALL)
+_COUNTS: Final = re.compile(r"(?!\.).+\.(?:pem|crt|cer)|[0-9a-f]{8}\.[0-9]+", re.IGNORECASE)
+_BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 
 
 @dataclass(slots=True)
@@ -49,6 +61,12 @@ class SecretData:
             places = list(dict.fromkeys(os.path.dirname(place) or place for place in places))
         more = f" and {len(places) - MAX_PLACES} more" if len(places) > MAX_PLACES else ""
         return ", ".join(places[:MAX_PLACES]) + more or self.place
+
+
+def manifest_files(folder: Path) -> list[Path]:
+    """The manifests of a folder, by name. Symbolic links are followed, as a mounted ConfigMap needs."""
+    found = (entry for entry in folder.iterdir() if entry.suffix in SUFFIXES and not entry.name.startswith("."))
+    return sorted(entry for entry in found if not entry.is_dir())
 
 
 def read_secrets(sources: Iterable[SecretSource], problems: list[Problem]) -> list[SecretData]:
@@ -90,6 +108,27 @@ def secret_folders(sources: Iterable[SecretSource]) -> Iterator[Path]:
             for folder in _folders(path):
                 yield folder
                 yield from _folders(folder)
+
+
+def read_trust_bundles(sources: Iterable[SecretSource], problems: list[Problem]) -> Iterator[tuple[SecretSource, str]]:
+    """The PEM of each of these sources that is a trust bundle. What cannot be read is added to the problems."""
+    for source in sources:
+        if not source.is_trust_bundle or source.path is None:
+            continue
+        certificates: dict[str, None] = {}
+        for file in _bundle_files(source.path, problems):
+            data = _content(file, MAX_BUNDLE, problems)
+            found = list(_certificates(data.decode("latin-1"))) if data is not None else []
+            if data is not None and not found:
+                remedy = "convert it (openssl x509 -inform der -in FILE), or move it out of the folder"
+                problems.append(Problem.of_file(file, "there is no certificate in PEM in this file", remedy))
+            certificates.update(dict.fromkeys(found))
+        bundle = "".join(certificates)
+        if len(bundle) > MAX_BUNDLE:
+            message = f"trust bundle {source.name} has more than {MAX_BUNDLE} bytes"
+            problems.append(Problem.of_file(source.path, message, "name a folder with fewer certificates"))
+        elif bundle:
+            yield source, bundle
 
 
 def _secrets_of(source: SecretSource, problems: list[Problem]) -> Iterator[SecretSource]:
@@ -160,15 +199,15 @@ def _of_folder(folder: Path, problems: list[Problem]) -> list[tuple[str, bytes, 
     return found
 
 
-def _listed(folder: Path, problems: list[Problem]) -> list[Path]:
-    """What is in a folder, but for what Kubernetes has there for itself."""
+def _listed(folder: Path, problems: list[Problem], form: re.Pattern[str] = _OURS, most: int = MAX_FILES) -> list[Path]:
+    """What is in a folder under names of this form: by default all but what Kubernetes has there for itself."""
     try:
-        found = sorted(each for each in folder.iterdir() if not each.name.startswith(".."))
+        found = sorted(each for each in folder.iterdir() if form.fullmatch(each.name))
     except OSError as error:
         problems.append(Problem.unreadable(folder, error))
         return []
-    if len(found) > MAX_FILES:
-        problems.append(Problem.of_file(folder, f"there is more than {MAX_FILES} in this folder", "name another one"))
+    if len(found) > most:
+        problems.append(Problem.of_file(folder, f"there is more than {most} in this folder", "name another one"))
         return []
     return found
 
@@ -186,6 +225,12 @@ def _read(key: str, file: Path, problems: list[Problem]) -> bytes | None:
         remedy = "letters, digits, -, _ and ., as Kubernetes has them; or say the key: --secret NAME:KEY=PATH"
         problems.append(Problem.of_file(file, f"{key!r} cannot be a key of a Secret", remedy))
         return None
+    data = _content(file, MAX_BYTES + 1, problems)
+    return data and (data.removesuffix(b"\r\n") if data.endswith(b"\r\n") else data.removesuffix(b"\n"))
+
+
+def _content(file: Path, most: int, problems: list[Problem]) -> bytes | None:
+    """What a regular file has, one byte more than `most` at the most."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not hold up a reload
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -193,8 +238,25 @@ def _read(key: str, file: Path, problems: list[Problem]) -> bytes | None:
             problems.append(Problem.of_file(file, "this is no regular file", "move it elsewhere"))
             return None
         with open(descriptor, "rb") as opened:
-            data = opened.read(MAX_BYTES + 2)
+            return opened.read(most + 1)
     except OSError as error:
         problems.append(Problem.unreadable(file, error))
         return None
-    return data.removesuffix(b"\r\n") if data.endswith(b"\r\n") else data.removesuffix(b"\n")
+
+
+def _bundle_files(path: Path, problems: list[Problem]) -> list[Path]:
+    if not path.is_dir():
+        return [path]
+    before = len(problems)
+    found = _listed(path, problems, _COUNTS, MAX_BUNDLE_FILES)
+    if not found and len(problems) == before:
+        remedy = "the names of such files end in .pem, .crt or .cer"
+        problems.append(Problem.of_file(path, "there is no file with certificates in this folder", remedy))
+    return found
+
+
+def _certificates(text: str) -> Iterator[str]:
+    """Each block, with its lines as they are. One without an end is given as it is, so that it is reported."""
+    for part in text.split(_BEGIN)[1:]:
+        body, end, _ = part.partition(_END)
+        yield f"{_BEGIN}\n{chr(10).join(body.split())}\n{end}\n"

@@ -7,14 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from egressproxy.config.reading import secret_files
+from egressproxy.config.reading import source_files
 from egressproxy.config.reading.load import load
-from egressproxy.config.reading.problems import ConfigError
-from egressproxy.config.reading.secret_files import MAX_BYTES
+from egressproxy.config.reading.problems import ConfigError, Problem
+from egressproxy.config.reading.source_files import MAX_BYTES, read_trust_bundles
 from egressproxy.config.resources.core import Secret as SecretObject
 from egressproxy.model.secret import SecretBytes
 from egressproxy.model.secret_source import SecretSource
 from tests.support.mounted import mount
+from tests.support.pki import Pki
 
 MANIFEST = "apiVersion: v1\nkind: Namespace\nmetadata: {name: agents}\n"
 
@@ -50,15 +51,15 @@ def test_what_is_exchanged_while_it_is_read_is_read_again(tmp_path: Path, monkey
     """A certificate of one moment and the key of another are no pair."""
     folder = tmp_path / "tls"
     mount(folder, {"tls.crt": "old", "tls.key": "old"})
-    real, done = secret_files._read, []
+    real, done = source_files._read, []
 
-    def read(key: str, file: Path, problems: list[secret_files.Problem]) -> bytes | None:
+    def read(key: str, file: Path, problems: list[source_files.Problem]) -> bytes | None:
         value = real(key, file, problems)
         if not done:
             done.append(mount(folder, {"tls.crt": "new", "tls.key": "new"}))
         return value
 
-    monkeypatch.setattr(secret_files, "_read", read)
+    monkeypatch.setattr(source_files, "_read", read)
     made = values(tmp_path, SecretSource(name="tls", path=folder))
     assert made == {"default/tls": {"tls.crt": b"new", "tls.key": b"new"}}
     (found,) = load([tmp_path / "a.yaml", SecretSource(name="tls", path=folder)]).of(SecretObject)
@@ -138,8 +139,8 @@ def test_of_a_folder_no_more_is_read_than_a_secret_may_have(tmp_path: Path, monk
         with (folder / f"f{number:03}").open("wb") as file:
             file.truncate(400 * 1024)
     read: list[Path] = []
-    real = secret_files._read
-    monkeypatch.setattr(secret_files, "_read", lambda *args: read.append(args[1]) or real(*args))
+    real = source_files._read
+    monkeypatch.setattr(source_files, "_read", lambda *args: read.append(args[1]) or real(*args))
     assert f"default/a has more than {MAX_BYTES} bytes" in refusal(tmp_path, SecretSource(name="a", path=folder))
     assert len(read) == 3
 
@@ -163,3 +164,54 @@ def test_its_manifest_shows_keys_and_no_value(tmp_path: Path):
     assert "hush" not in shown + repr(found)
     assert "aHVzaA" not in shown + repr(found)  # in base64
     assert str(found.origin) == "environment variable TOKEN"
+
+
+ONE, TWO = Pki().ca_pem, Pki().ca_pem
+
+
+def read(path: Path) -> tuple[str, list[str]]:
+    problems: list[Problem] = []
+    source = SecretSource("", "lab", path=path, is_trust_bundle=True)
+    secret = SecretSource("agents", "other", path=path)
+    found = [pem for _, pem in read_trust_bundles([secret, source], problems)]
+    return "".join(found), [problem.message for problem in problems]
+
+
+def test_a_folder_gives_each_certificate_of_its_pem_files_once(tmp_path: Path):
+    (tmp_path / "a.pem").write_text(
+        f"Lab Root\n=======\n{ONE}\n-----BEGIN PRIVATE KEY-----\nQUJD\n-----END PRIVATE KEY-----\n"
+    )
+    (tmp_path / "b.CRT").write_text(TWO.replace("\n", "\r\n"))
+    (tmp_path / "0a1b2c3d.0").symlink_to("b.CRT")
+    (tmp_path / "README").write_text("no certificate")
+    (tmp_path / ".hidden.pem").write_text("no certificate")
+    (tmp_path / "below.d").mkdir()
+    pem, problems = read(tmp_path)
+    assert problems == []
+    assert sorted(pem.split("-----BEGIN")[1:]) == sorted((ONE + TWO).split("-----BEGIN")[1:])
+    assert "PRIVATE" not in pem
+
+
+def test_a_file_is_a_bundle(tmp_path: Path):
+    (tmp_path / "bundle").write_text(ONE + TWO)
+    assert read(tmp_path / "bundle") == (ONE + TWO, [])
+
+
+def test_what_is_no_certificate_is_told(tmp_path: Path):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    assert read(folder) == ("", ["there is no file with certificates in this folder"])
+    (folder / "a.pem").write_text(ONE)
+    (folder / "b.der.crt").write_bytes(b"\x30\x82\xff\x00")
+    (folder / "c.pem").symlink_to("nowhere")
+    os.mkfifo(folder / "d.pem")
+    pem, problems = read(folder)
+    assert pem == ONE
+    lost, pipe = "cannot be read: no such file or directory", "this is no regular file"
+    assert problems == ["there is no certificate in PEM in this file", lost, pipe]
+    assert read(tmp_path / "gone")[1] == ["this is no regular file"]
+
+
+def test_a_block_without_an_end_is_left_to_who_reads_the_certificates(tmp_path: Path):
+    (tmp_path / "a.pem").write_text(ONE[:100])
+    assert read(tmp_path)[0].startswith("-----BEGIN CERTIFICATE-----\n")
