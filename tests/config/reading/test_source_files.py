@@ -209,7 +209,7 @@ def test_what_is_no_certificate_is_told(tmp_path: Path):
     assert pem == ONE
     lost, pipe = "cannot be read: no such file or directory", "this is no regular file"
     assert problems == ["there is no certificate in PEM in this file", lost, pipe]
-    assert read(tmp_path / "gone")[1] == ["this is no regular file"]
+    assert read(tmp_path / "gone")[1] == [lost]
 
 
 def test_a_block_without_an_end_is_left_to_who_reads_the_certificates(tmp_path: Path):
