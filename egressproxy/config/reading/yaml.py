@@ -133,6 +133,14 @@ def read_documents(data: bytes) -> Iterator[Document | Fault]:
         yield Fault(SourceLocation(), "not YAML", "check the file with a YAML linter")
 
 
+def levels_of(value: Any) -> Iterator[list[Any]]:
+    """The objects and lists of a value, level by level, without recursion."""
+    values = [value]
+    while values := [each for each in values if isinstance(each, dict | list)]:
+        yield values
+        values = [inner for each in values for inner in (each.values() if isinstance(each, dict) else each)]
+
+
 def _document(loader: _Loader, may_have_aliases: bool) -> Document | None:
     """The next document; None where it is empty, as between two separators."""
     node = loader.get_node()

@@ -35,33 +35,11 @@ from egressproxy.config.resources.routes import GrpcRoute, HttpRoute, TcpRoute, 
 from egressproxy.config.resources.x_backend import XBackend
 
 KINDS: tuple[type[Resource], ...] = (
-    GatewayClass,
-    Gateway,
-    ListenerSet,
-    HttpRoute,
-    GrpcRoute,
-    TlsRoute,
-    TcpRoute,
-    BackendTlsPolicy,
-    ReferenceGrant,
-    XBackend,
-    WorkingGroupBackend,
-    GatewayXBackendDestination,
-    PrototypeBackend,
-    XBackendDestination,
-    Backend,
-    EgressPolicy,
-    PayloadProcessingPipeline,
-    FilterTypeDefinition,
-    Namespace,
-    Secret,
-    ConfigMap,
-    Service,
-    ServiceAccount,
-    Pod,
-    EndpointSlice,
-    ClusterTrustBundle,
-)
+    GatewayClass, Gateway, ListenerSet, HttpRoute, GrpcRoute, TlsRoute, TcpRoute, BackendTlsPolicy, ReferenceGrant,
+    XBackend, WorkingGroupBackend, GatewayXBackendDestination, PrototypeBackend, XBackendDestination, Backend,
+    EgressPolicy, PayloadProcessingPipeline, FilterTypeDefinition, Namespace, Secret, ConfigMap, Service,
+    ServiceAccount, Pod, EndpointSlice, ClusterTrustBundle,
+)  # fmt: skip
 
 #: (apiVersion, kind) -> class.
 BY_API_VERSION: dict[tuple[str, str], type[Resource]] = {

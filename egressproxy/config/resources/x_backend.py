@@ -12,7 +12,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from egressproxy.config.resources.hostnames import ExternalHostname, PreciseHostname
 from egressproxy.config.resources.meta import Model, Resource
 from egressproxy.config.resources.object_references import LocalObjectReference, SecretObjectReference
-from egressproxy.config.resources.values import Label, Name, Port, RefusedValue
+from egressproxy.config.resources.values import Label, Name, Port, RefusedValue, require_own_block
 
 
 class SubjectAltName(Model):
@@ -24,12 +24,7 @@ class SubjectAltName(Model):
     """For type URI: the identifier that the certificate carries, such as spiffe://example.org/ns/a."""
 
     def model_post_init(self, context: Any) -> None:
-        wanted, other = (self.hostname, self.uri) if self.type == "Hostname" else (self.uri, self.hostname)
-        if wanted is None or other is not None:
-            raise RefusedValue(
-                f"type {self.type} needs {'hostname' if self.type == 'Hostname' else 'uri'}, and only that",
-                "name the value under the field of its type",
-            )
+        require_own_block(f"type {self.type}", self.type.lower(), {"hostname": self.hostname, "uri": self.uri})
 
 
 class BackendTlsValidation(Model):
@@ -138,10 +133,7 @@ class XBackendSpec(Model):
         """A rule of the CRD."""
         blocks = {"externalHostname": self.external_hostname, "endpointSelector": self.endpoint_selector}
         own = self.type[0].lower() + self.type[1:]
-        for name, block in blocks.items():
-            if (name == own) != (block is not None):
-                remedy = f"add {own}" if name == own else f"remove {name}, or change the type"
-                raise RefusedValue(f"type {self.type} needs {own}, and only that", remedy)
+        require_own_block(f"type {self.type}", own, blocks, ", or change the type")
 
 
 class XBackend(Resource, group="gateway.networking.x-k8s.io", kind="XBackend", versions=("v1alpha1",)):

@@ -15,8 +15,7 @@ from typing import Any
 from egressproxy.admin.status import ApiError, not_found
 from egressproxy.kubeapi.list_options import ApiResource, Form, Options, Position
 from egressproxy.kubeapi.read.objects import View
-from egressproxy.kubeapi.read.publishing import metadata_only, published
-from egressproxy.kubeapi.read.tables import in_form, row, table
+from egressproxy.kubeapi.read.representations import in_form, metadata_only, published, row, table
 from egressproxy.model.encoding import encoded, line
 
 

@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from egressproxy.kubeapi.kinds import KINDS, OURS
 from egressproxy.kubeapi.read.objects import ObjectSource
-from egressproxy.kubeapi.read.publishing import uid_of
+from egressproxy.kubeapi.read.representations import uid_of
 from egressproxy.model.published_object import PublishedObject
 from egressproxy.telemetry.events import Events
 from egressproxy.telemetry.notices import InvolvedObject, Notice

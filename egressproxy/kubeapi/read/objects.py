@@ -147,10 +147,6 @@ class Objects:
                 self._bytes -= _size(forgotten)
                 self._oldest = forgotten.version
 
-    def __repr__(self) -> str:
-        count = sum(len(part.known) for part in self._view.parts)
-        return f"Objects({count} at {self._view.version}, {len(self._changes)} changes kept)"
-
 
 def _size(change: ObjectChange) -> int:
     entries = (change.entry, change.before) if change.before is not None else (change.entry,)

@@ -17,8 +17,7 @@ from egressproxy.admin.status import ApiError, failure
 from egressproxy.kubeapi.list_options import ApiResource, Form, Options
 from egressproxy.kubeapi.read import documents
 from egressproxy.kubeapi.read.objects import Gone, ObjectChange, Objects, View
-from egressproxy.kubeapi.read.publishing import published
-from egressproxy.kubeapi.read.tables import in_form, table
+from egressproxy.kubeapi.read.representations import in_form, published, table
 from egressproxy.model.encoding import line
 from egressproxy.model.published_object import PublishedObject
 
@@ -108,9 +107,6 @@ class Watches:
                 await asyncio.sleep(PAUSE_S)
             except TimeoutError:
                 pass
-
-    def __repr__(self) -> str:
-        return f"Watches({self._open} open)"
 
 
 class _Encoder:

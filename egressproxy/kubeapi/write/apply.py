@@ -19,8 +19,7 @@ from egressproxy.config.reading.load import ResourceSet, load_text
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.config.resources.kinds import kind_class
 from egressproxy.config.resources.meta import Resource
-from egressproxy.kubeapi.write.bodies import read_body, read_document
-from egressproxy.kubeapi.write.checks import faults, too_large
+from egressproxy.kubeapi.write.bodies import faults, read_body, read_document, too_large
 from egressproxy.kubeapi.write.managed_fields import apply, updated
 from egressproxy.kubeapi.write.patches import Shape, json_patch, merge_patch, shape_of, strategic_merge_patch
 from egressproxy.kubeapi.write.pruning import pruned

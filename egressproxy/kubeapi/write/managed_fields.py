@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from egressproxy.kubeapi.write.checks import MAX_ITEMS
+from egressproxy.kubeapi.write.bodies import MAX_ITEMS
 from egressproxy.kubeapi.write.patches import Shape, item_key
 from egressproxy.kubeapi.write.write import WriteRefused
 

@@ -17,7 +17,7 @@ from jsonpatch import JsonPatch, JsonPatchException, JsonPatchTestFailed
 from jsonpointer import JsonPointer, JsonPointerException
 
 from egressproxy.kubeapi.kinds import BACKENDS, GATEWAY, OURS
-from egressproxy.kubeapi.write.checks import MAX_ITEMS, MAX_LEVELS, depth_of
+from egressproxy.kubeapi.write.bodies import MAX_ITEMS, MAX_LEVELS, depth_of
 from egressproxy.kubeapi.write.write import WriteRefused
 
 #: Operations in one JSON patch; as the API server of Kubernetes.

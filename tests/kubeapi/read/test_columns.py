@@ -8,7 +8,7 @@ import pytest
 
 from egressproxy.kubeapi.kinds import KINDS
 from egressproxy.kubeapi.read.columns import columns
-from egressproxy.kubeapi.read.tables import age, row, table
+from egressproxy.kubeapi.read.representations import age, row, table
 
 NOW = datetime(2026, 7, 1, 12, 0, 0, tzinfo=UTC)
 

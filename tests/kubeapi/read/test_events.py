@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from egressproxy.kubeapi.read.events import CONTROLLER, PublishedEvents
-from egressproxy.kubeapi.read.publishing import uid_of
+from egressproxy.kubeapi.read.representations import uid_of
 from egressproxy.telemetry.events import Events
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.notices import EventType, InvolvedObject, Notice

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
+from egressproxy.config.reading.yaml import levels_of
 from egressproxy.model.near_names import did_you_mean
 
 #: Applications of a keyword in one check. A config of a thousand values under a schema of usual size takes some ten
@@ -65,7 +66,7 @@ class ConfigSchemaChecker:
 
         if not isinstance(schema, dict):
             raise SchemaError("a schema of a config is an object")
-        if _is_deeper(schema, MAX_LEVELS):
+        if any(depth > MAX_LEVELS for depth, _ in enumerate(levels_of(schema), 1)):
             raise SchemaError(f"the schema is nested deeper than {MAX_LEVELS} levels")
         if len(json.dumps(schema, default=str)) > MAX_SCHEMA:
             raise SchemaError(f"the schema is longer than {MAX_SCHEMA} characters")
@@ -85,7 +86,7 @@ class ConfigSchemaChecker:
             raise SchemaError("the schema is nested too deeply") from None
         for pattern in _patterns(schema):
             _expression(pattern)
-        if _has(schema, "unevaluatedProperties") and _has(schema, "patternProperties"):
+        if {"unevaluatedProperties", "patternProperties"} <= {keyword for each in _objects(schema) for keyword in each}:
             raise SchemaError("unevaluatedProperties and patternProperties in one schema are not supported")
         self.schema: dict[str, Any] = schema
         self._validator = _bounded(draft)(schema, registry=Registry())
@@ -132,19 +133,15 @@ def _counted(apply: Callable[..., Any]) -> Callable[..., Iterator[Any]]:
     def counted(validator: Any, value: Any, instance: Any, schema: Any) -> Iterator[Any]:
         # `uniqueItems` and `enum` compare entries with each other: their number counts.
         _steps[0] -= 1
-        if apply.__name__ == "uniqueItems" and _is_list(instance):
+        if apply.__name__ == "uniqueItems" and isinstance(instance, list):
             _steps[0] -= len(instance) ** 2 // 64
-        elif apply.__name__ == "enum" and _is_list(value):
+        elif apply.__name__ == "enum" and isinstance(value, list):
             _steps[0] -= len(value) // 64
         if _steps[0] < 0:
             raise SchemaError(f"the schema takes more than {MAX_STEPS} steps for this config")
         yield from apply(validator, value, instance, schema) or ()
 
     return counted
-
-
-def _is_list(instance: Any) -> bool:
-    return isinstance(instance, list)
 
 
 @lru_cache(maxsize=256)
@@ -193,34 +190,16 @@ def _additional_properties(validator: Any, allowed: Any, instance: Any, schema: 
             yield from validator.descend(value, allowed, path=name)
 
 
-def _has(schema: Any, keyword: str) -> bool:
-    below = schema.values() if isinstance(schema, dict) else schema if _is_list(schema) else ()
-    return (isinstance(schema, dict) and keyword in schema) or any(_has(each, keyword) for each in below)
-
-
-def _is_deeper(schema: Any, levels: int) -> bool:
-    """Whether objects and lists stand in each other deeper than this. Without recursion, whose bound it keeps."""
-    level = [schema]
-    for _ in range(levels):
-        level = [
-            below
-            for each in level
-            if isinstance(each, dict | list)
-            for below in (each.values() if isinstance(each, dict) else each)
-        ]
-        if not level:
-            return False
-    return any(isinstance(each, dict | list) for each in level)
+def _objects(schema: Any) -> Iterator[dict[str, Any]]:
+    return (each for level in levels_of(schema) for each in level if isinstance(each, dict))
 
 
 def _patterns(schema: Any) -> Iterator[str]:
-    if isinstance(schema, dict):
-        if isinstance(schema.get("pattern"), str):
-            yield schema["pattern"]
-        named = schema.get("patternProperties")
+    for each in _objects(schema):
+        if isinstance(each.get("pattern"), str):
+            yield each["pattern"]
+        named = each.get("patternProperties")
         yield from named if isinstance(named, dict) else ()
-    for each in schema.values() if isinstance(schema, dict) else schema if _is_list(schema) else ():
-        yield from _patterns(each)
 
 
 def _faults(error: Any) -> Iterator[ConfigFault]:

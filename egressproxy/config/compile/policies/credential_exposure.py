@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from egressproxy.config.compile.backends.backend_references import ResolvedBackend
-from egressproxy.config.compile.extensions.config_secrets import INJECTOR
+from egressproxy.config.compile.extensions.extension_faults import INJECTOR
 from egressproxy.config.compile.extensions.ranked_extension import RankedExtension
 from egressproxy.config.compile.policies.layers import Layer, Level
 from egressproxy.config.compile.policies.policy_attachment import PolicyAttachments

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
+from pydantic.alias_generators import to_camel
+
 from egressproxy.config.compile.interface import scope_of
 from egressproxy.config.resources.policy import Addresses, Dns, EgressPolicy, EgressPolicySpec
 from egressproxy.config.resources.values import Duration
@@ -112,6 +114,18 @@ def restrictions_of(layer: Layer) -> Layer:
 def denials_of(layer: Layer) -> Layer:
     """What the layer denies: for all that is reached through this parent."""
     return _narrowed(layer, _denials_alone)
+
+
+def field_value(written: object, path: str) -> Any:
+    """What stands at this path of attributes (`traffic.health_check.active`); None where nothing does."""
+    for name in path.split("."):
+        written = getattr(written, name, None)
+    return written
+
+
+def field_path(path: str) -> str:
+    """A path of attributes as manifests write it: `traffic.healthCheck.active`."""
+    return ".".join(map(to_camel, path.split(".")))
 
 
 def plain_value(value: Any) -> Any:

@@ -134,28 +134,21 @@ class PolicyFilters:
         level = _LEVELS[layer.level]
         phase = "backend-request" if backend else "request-headers"
         entries: list[dict[str, Any]] = []
-        for index, rate in enumerate(limits.requests):
-            if not _is_counted_here(rate.keys, layer, backend=backend):
-                continue
-            if not _is_plain(rate, limits):
-                entries.append(_entry("Requests", rate))
-                continue
-            config = {"limit": rate.limit, "window": rate.window.seconds}
-            if rate.burst is not None:
-                config["burst"] = rate.burst
-            place = AttachmentPoint(level, scopes.scope(rate.per))
-            yield self._compiler.builtin(
-                REQUEST_RATE, f"limits.requests[{index}]", phase, config, policy, place, index=index
-            )
-        for index, entry in enumerate(limits.concurrency):
-            if not _is_counted_here(entry.keys, layer, backend=backend):
-                continue
-            if not _is_plain(entry, limits):
-                entries.append(_entry("Concurrency", entry))
-                continue
-            place = AttachmentPoint(level, scopes.scope(entry.per))
-            name = f"limits.concurrency[{index}]"
-            yield self._compiler.builtin(CONCURRENCY, name, phase, {"limit": entry.limit}, policy, place, index=index)
+        for field in ("requests", "concurrency"):
+            written: tuple[Rate | Concurrency, ...] = getattr(limits, field)
+            for index, entry in enumerate(written):
+                if not _is_counted_here(entry.keys, layer, backend=backend):
+                    continue
+                if not _is_plain(entry, limits):
+                    entries.append(_entry(field.title(), entry))
+                    continue
+                config: dict[str, Any] = {"limit": entry.limit}
+                type_name = CONCURRENCY
+                if isinstance(entry, Rate):
+                    type_name, config["window"] = REQUEST_RATE, entry.window.seconds
+                    config |= {"burst": entry.burst} if entry.burst is not None else {}
+                place, name = AttachmentPoint(level, scopes.scope(entry.per)), f"limits.{field}[{index}]"
+                yield self._compiler.builtin(type_name, name, phase, config, policy, place, index=index)
         kinds: tuple[tuple[str, tuple[Rate, ...]], ...]
         kinds = (("Bytes", limits.bytes), ("Tokens", limits.tokens), ("Cost", limits.cost))
         for kind, rates in kinds:

@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from operator import attrgetter
 from typing import Any
 
 from pydantic.alias_generators import to_camel
@@ -30,7 +29,16 @@ from egressproxy.config.compile.certificates import common_ca
 from egressproxy.config.compile.dns_section import dns_blockers
 from egressproxy.config.compile.policies.dns_merge import DnsMerger
 from egressproxy.config.compile.policies.identity import SECTIONS, read_identity, said_required, said_section
-from egressproxy.config.compile.policies.layers import Layer, Level, Overridden, PolicyCandidate, Winners, plain_value
+from egressproxy.config.compile.policies.layers import (
+    Layer,
+    Level,
+    Overridden,
+    PolicyCandidate,
+    Winners,
+    field_path,
+    field_value,
+    plain_value,
+)
 from egressproxy.config.compile.policies.resilience import (
     circuit_breaker,
     health_check,
@@ -49,7 +57,7 @@ from egressproxy.config.compile.policies.restrictions import (
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.resources.parent import BackendParent, ParentProxyRef
 from egressproxy.config.resources.policy import EgressPolicy
-from egressproxy.config.resources.traffic import Traffic, TrafficTimeouts
+from egressproxy.config.resources.traffic import TrafficTimeouts
 from egressproxy.ir.gateway import CertificateIR
 from egressproxy.ir.identity import IdentityIR
 from egressproxy.ir.policy import ConnectionsIR, InterceptIR, Mode, PolicyIR, Priority, TimeoutsIR
@@ -129,18 +137,16 @@ class Merger:
             dns=self._dns.merge(ordered, blockers),
             timeouts=self._timeouts(ordered),
             kept=self._connections(ordered),
-            extended_connect=bool(
-                self._traffic_winner(ordered, "http2.extendedConnect", attrgetter("http2.extended_connect"))
-            ),
+            extended_connect=bool(self._traffic_winner(ordered, "http2.extended_connect")),
             gateway_keys=gateway_keys,
             gateway_trust_domain=gateway_trust_domain,
             intercepts=tuple(opened.values()) if not is_routed else (),
             identity=None if is_routed else identity,
             limits=merge_limits(ordered),
-            retries=policy_retry(self._traffic_winner(ordered, "retries", attrgetter("retries"))),
-            hedging=policy_hedging(self._traffic_winner(ordered, "hedging", attrgetter("hedging"))),
+            retries=policy_retry(self._traffic_winner(ordered, "retries")),
+            hedging=policy_hedging(self._traffic_winner(ordered, "hedging")),
             resilience=self._resilience(ordered),
-            priority=self._traffic_winner(ordered, "priority", attrgetter("priority")) or Priority.NORMAL,
+            priority=self._traffic_winner(ordered, "priority") or Priority.NORMAL,
             sources=tuple(policy.full_name for policy in policies),
             mode_source=next((v.policy.full_name for v in _modes(ordered) if v.policy is not None), "-"),
         )
@@ -240,15 +246,14 @@ class Merger:
 
     def _timeouts(self, ordered: Sequence[Layer]) -> TimeoutsIR:
         chosen = {
-            f"{name}_s": self._traffic_winner(ordered, f"timeouts.{info.alias or name}", attrgetter(f"timeouts.{name}"))
-            for name, info in TrafficTimeouts.model_fields.items()
+            f"{name}_s": self._traffic_winner(ordered, f"timeouts.{name}") for name in TrafficTimeouts.model_fields
         }
         return TimeoutsIR(**{name: value for name, value in chosen.items() if value is not None})
 
     def _connections(self, ordered: Sequence[Layer]) -> ConnectionsIR:
-        age_s = self._traffic_winner(ordered, "connections.maxAge", attrgetter("connections.max_age"))
-        requests = self._traffic_winner(ordered, "connections.maxRequests", attrgetter("connections.max_requests"))
-        shared = self._traffic_winner(ordered, "connections.shareTenants", attrgetter("connections.share_tenants"))
+        age_s = self._traffic_winner(ordered, "connections.max_age")
+        requests = self._traffic_winner(ordered, "connections.max_requests")
+        shared = self._traffic_winner(ordered, "connections.share_tenants")
         knows_clients = any(
             layer.has_certificates or any(policy.spec.identity is not None for policy in layer.policies)
             for layer in ordered
@@ -257,34 +262,22 @@ class Merger:
 
     def _resilience(self, ordered: Sequence[Layer]) -> ResilienceIR:
         """Each section as the most specific policy writes it that has it; their fields are not mixed."""
-
-        def of_health(name: str) -> Any:
-            found = attrgetter(name)
-            return self._traffic_winner(
-                ordered,
-                f"healthCheck.{name}",
-                lambda traffic: found(traffic.health_check) if traffic.health_check is not None else None,
-            )
-
         made = ResilienceIR(
-            load_balancer(self._traffic_winner(ordered, "loadBalancer", attrgetter("load_balancer"))),
-            outlier_detection(of_health("passive")),
-            health_check(of_health("active")),
-            circuit_breaker(self._traffic_winner(ordered, "circuitBreaker", attrgetter("circuit_breaker"))),
-            self._panic_percent(ordered),
+            load_balancer(self._traffic_winner(ordered, "load_balancer")),
+            outlier_detection(self._traffic_winner(ordered, "health_check.passive")),
+            health_check(self._traffic_winner(ordered, "health_check.active")),
+            circuit_breaker(self._traffic_winner(ordered, "circuit_breaker")),
+            self._traffic_winner(ordered, "health_check.panic_threshold") or 0.0,
         )
         return NO_RESILIENCE if made == NO_RESILIENCE else made
 
-    def _panic_percent(self, ordered: Sequence[Layer]) -> float:
-        def said(traffic: Traffic) -> float | None:
-            return traffic.health_check.panic_threshold if traffic.health_check is not None else None
-
-        return self._traffic_winner(ordered, "healthCheck.panicThreshold", said) or 0.0
-
-    def _traffic_winner(self, ordered: Sequence[Layer], name: str, read: Callable[[Traffic], Any]) -> Any:
-        """The value of a setting below `traffic`, a duration in seconds; None where no policy sets it."""
-        candidates = _said(ordered, lambda policy: policy.spec.traffic and plain_value(read(policy.spec.traffic)))
-        return self._winners.choose(f"traffic.{name}", candidates)
+    def _traffic_winner(self, ordered: Sequence[Layer], path: str) -> Any:
+        """The value of a setting below `traffic` (a path of attributes), a duration in seconds; None where no policy
+        sets it.
+        """
+        path = f"traffic.{path}"
+        candidates = _said(ordered, lambda policy: plain_value(field_value(policy.spec, path)))
+        return self._winners.choose(field_path(path), candidates)
 
     # --- restrictions: they add up -----------------------------------------------------------------------------------
 
@@ -343,12 +336,7 @@ def _said(ordered: Iterable[Layer], read: Callable[[EgressPolicy], Any]) -> list
 
 
 def _modes(ordered: Iterable[Layer]) -> list[PolicyCandidate]:
-    return [
-        PolicyCandidate(layer, policy, policy.spec.mode)
-        for layer in ordered
-        for policy in layer.policies
-        if policy.spec.mode is not None
-    ]
+    return _said(ordered, lambda policy: policy.spec.mode)
 
 
 def _modes_of_levels(ordered: Sequence[Layer]) -> dict[Level, Mode]:

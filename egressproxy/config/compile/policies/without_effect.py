@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
-
-from pydantic.alias_generators import to_camel
+from typing import Final
 
 from egressproxy.config.compile.backends.backend_references import DestinationBackend, endpoint_refs, object_key
 from egressproxy.config.compile.dns_section import dns_notes
 from egressproxy.config.compile.interface import Reference
+from egressproxy.config.compile.policies.layers import field_path, field_value
 from egressproxy.config.compile.policies.resilience import retry_problem
 from egressproxy.config.compile.policies.restrictions import CONNECTION_LIMITS
 from egressproxy.config.compile.references import References
@@ -58,14 +57,7 @@ _NAMED_BY_CLIENTS = None
 
 def written(spec: EgressPolicySpec, fields: Iterable[str]) -> list[str]:
     """Those of these fields (attributes below `spec`) that the policy has, as manifests write them."""
-    found = []
-    for field in fields:
-        value: Any = spec
-        for name in field.split("."):
-            value = getattr(value, name, None)
-        if value is not None and value != ():
-            found.append(".".join(map(to_camel, field.split("."))))
-    return found
+    return [field_path(field) for field in fields if field_value(spec, field) not in (None, ())]
 
 
 def nothing_here(names: Sequence[str], why: str) -> str:

@@ -14,8 +14,8 @@ from functools import cache, partial
 
 from egressproxy.config.compile.backends.backend_compiler import BackendCompiler
 from egressproxy.config.compile.backends.backend_references import rule_filters
-from egressproxy.config.compile.extensions.config_secrets import INJECTOR
 from egressproxy.config.compile.extensions.extension_compiler import ExtensionCompiler, FilterNotSupported
+from egressproxy.config.compile.extensions.extension_faults import INJECTOR
 from egressproxy.config.compile.extensions.pipelines import Pipelines
 from egressproxy.config.compile.extensions.ranked_extension import RankedExtension, ordered
 from egressproxy.config.compile.extensions.route_filters import external_auth_place, route_filters

@@ -81,10 +81,6 @@ class Conditions:
         """`status.conditions`, without times (see `keep_times`)."""
         return [dict(condition) for condition in self._conditions.values()]
 
-    def __repr__(self) -> str:
-        stated = ", ".join(f"{kind}={c['status']}/{c['reason']}" for kind, c in self._conditions.items())
-        return f"Conditions({stated})"
-
 
 class ReferenceConditions:
     """Conditions for each reference of an object, in the order in which they were added.
