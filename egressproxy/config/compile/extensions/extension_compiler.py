@@ -23,7 +23,6 @@ from egressproxy.config.compile.extensions.extension_faults import ExtensionFaul
 from egressproxy.config.compile.extensions.filter_types import DeclaredType, FilterTypes
 from egressproxy.config.compile.extensions.ranked_extension import (
     AttachmentPoint,
-    ChosenPhase,
     ImpossiblePhase,
     RankedExtension,
     chosen_phase,
@@ -31,7 +30,7 @@ from egressproxy.config.compile.extensions.ranked_extension import (
 from egressproxy.config.compile.interface import BackendReference, FilterCatalog, FilterTypeInfo, age_of, problem_at
 from egressproxy.config.compile.references import References
 from egressproxy.config.explanations import path_text
-from egressproxy.config.reading.problems import Problem
+from egressproxy.config.reading.problems import ConfigError, Problem
 from egressproxy.config.resources.backend import WorkingGroupExtension
 from egressproxy.config.resources.extension import Extension
 from egressproxy.config.resources.meta import Resource
@@ -81,7 +80,7 @@ class ExtensionCompiler:
         self, owner: Resource, declared: Sequence[Extension], place: AttachmentPoint, path: str = "spec.extensions"
     ) -> tuple[RankedExtension, ...]:
         """The `spec.extensions` of a Backend or EgressPolicy, or what stands in this field. Load errors are noted."""
-        made = [self._extension(owner, one, f"{path}[{i}]", place) for i, one in enumerate(declared)]
+        made = [self._extension(_Entry(owner, one, f"{path}[{i}]", place)) for i, one in enumerate(declared)]
         return tuple(RankedExtension(spec, age_of(owner), i) for i, spec in enumerate(made) if spec is not None)
 
     def builtin(
@@ -120,83 +119,63 @@ class ExtensionCompiler:
         spec = self._with_config(made, owner, found, settings, text, path or name)
         return RankedExtension(spec, age_of(owner), index)
 
-    def _extension(
-        self, owner: Resource, extension: Extension, path: str, place: AttachmentPoint
-    ) -> ExtensionIR | None:
-        made = partial(
-            ExtensionIR,
-            name=extension.label,
-            priority=extension.priority,
-            level=place.level,
-            fail_open=extension.fail_open,
-            scope=place.scope,
-            source=str(owner),
-        )
-        declared = self._declared.get(extension.type)
-        if declared is not None:
-            return self._declared_extension(owner, extension, declared, path, place, made)
-        found = self._catalog.get(extension.type)
-        if found is None:
-            why = self._catalog.why_unusable(extension.type) or self._declared.why_unusable(extension.type)
-            return self._unknown(owner, extension, path, place, made, why)
-        if not found.package:
-            return self._known(owner, extension, found, path, place, made)
+    def _extension(self, entry: _Entry) -> ExtensionIR | None:
+        """None where a load error was noted."""
         try:
-            return self._known(owner, extension, found, path, place, made)
-        except Exception as error:  # its schema and what reads its references are the package's: it ends no loading
+            return self._compiled(entry)
+        except ConfigError as refused:
+            self.load_errors |= dict.fromkeys(refused.problems)
+            return None
+
+    def _compiled(self, entry: _Entry) -> ExtensionIR:
+        """Raises ConfigError."""
+        type_name = entry.written.type
+        declared = self._declared.get(type_name)
+        if declared is not None:
+            return self._declared_extension(entry, declared)
+        found = self._catalog.get(type_name)
+        if found is None:
+            return self._unknown(entry, self._catalog.why_unusable(type_name) or self._declared.why_unusable(type_name))
+        try:
+            return self._known(entry, found)
+        except ConfigError:
+            raise
+        except Exception as error:  # the schema of a package, and what reads its references, end no loading
+            if not found.package:
+                raise
             # Without the text, which may hold a value of the config.
             why = f"package {found.package}: its config cannot be read ({type(error).__name__})"
-            return self._unknown(owner, extension, path, place, made, why)
+            return self._unknown(entry, why)
 
-    def _unknown(
-        self,
-        owner: Resource,
-        extension: Extension,
-        path: str,
-        place: AttachmentPoint,
-        made: Callable[..., ExtensionIR],
-        why: str,
-    ) -> ExtensionIR:
+    def _unknown(self, entry: _Entry, why: str) -> ExtensionIR:
         """An extension that nothing runs: status says so, and its place is closed unless failOpen is set."""
-        usual = "backend-request" if place.level == BACKEND_LEVEL else "request-headers"
-        unknown = made(type=extension.type, phase=extension.phase or usual, is_known=False)
+        usual = "backend-request" if entry.place.level == BACKEND_LEVEL else "request-headers"
+        unknown = entry.made(type=entry.written.type, phase=entry.written.phase or usual, is_known=False)()
         names = (*self._catalog.names(), *self._declared.names())
-        self.faults[owner.key].note_unknown(unknown, path, names, why)
+        self.faults[entry.owner.key].note_unknown(unknown, entry.path, names, why)
         return unknown
 
-    def _known(
-        self,
-        owner: Resource,
-        extension: Extension,
-        found: FilterTypeInfo,
-        path: str,
-        place: AttachmentPoint,
-        made: Callable[..., ExtensionIR],
-    ) -> ExtensionIR | None:
-        """An extension of a type of the catalogue; None where a load error was noted."""
+    def _known(self, entry: _Entry, found: FilterTypeInfo) -> ExtensionIR:
+        """An extension of a type of the catalogue. Raises ConfigError."""
+        owner = entry.owner
         if found.runs_code and owner.origin.is_from_api:
             # Who may write an object may not run programs: of the file, not even whether it is there is said.
             message = f"{found.name} runs a Python file, and an object that was written through the API must not"
             remedy = "declare it in a manifest in a folder of --config, and put the file beside that"
-            self.load_errors[problem_at(owner, f"{path}.type", message, remedy)] = None
-            return None
-        chosen = self._phase(owner, extension, found.name, _phases(found), path, place)
-        if chosen is None:
-            return None
-        raw, raw_name = _written_config(extension)
+            raise entry.error("type", message, remedy)
+        settings = entry.settings(found.name, _phases(found))
+        raw, field = entry.config
         try:
             config = settings_adapter(found.config_model).validate_python(raw)
         except ValidationError as error:
-            self.load_errors |= dict.fromkeys(config_problems(owner, found, error, path, raw_name))
-            return None
+            raise ConfigError(config_problems(owner, found, error, entry.path, field)) from None
         reached = found.machine_field(config) if owner.origin.is_from_api else ""
         if reached:
             message = f"{reached} leads to this machine, and an object that was written through the API must not"
             remedy = "name a Secret in secretRef, or declare it in a manifest in a folder of --config"
-            self.load_errors[problem_at(owner, f"{path}.{raw_name}.{reached}", message, remedy)] = None
-            return None
-        made = partial(made, type=found.name, **_written_settings(extension, chosen))
-        return self._with_config(made, owner, found, config, _canonical(raw), f"{path}.{raw_name}")
+            raise entry.error(f"{field}.{reached}", message, remedy)
+        made = entry.made(type=found.name, **settings)
+        return self._with_config(made, owner, found, config, _canonical(raw), f"{entry.path}.{field}")
 
     def _with_config(
         self,
@@ -227,42 +206,28 @@ class ExtensionCompiler:
             self.faults[owner.key].note_misfit(*misfit)
         return spec
 
-    def _declared_extension(
-        self,
-        owner: Resource,
-        extension: Extension,
-        declared: DeclaredType,
-        path: str,
-        place: AttachmentPoint,
-        made: Callable[..., ExtensionIR],
-    ) -> ExtensionIR | None:
-        """An extension of a type that a FilterType makes known."""
-        chosen = self._phase(owner, extension, declared.name, declared.phases, path, place)
-        if chosen is None:
-            return None
-        raw, raw_name = _written_config(extension)
+    def _declared_extension(self, entry: _Entry, declared: DeclaredType) -> ExtensionIR:
+        """An extension of a type that a FilterType makes known. Raises ConfigError."""
+        settings = entry.settings(declared.name, declared.phases)
+        raw, field = entry.config
         try:
             faults = declared.faults(raw)
         except SchemaError as error:
             faults = [
                 ConfigFault((), f"it cannot be checked: {error}", f"change the configSchema of {declared.definition}")
             ]
-        for fault in faults:
-            where = f"{path}.{path_text((raw_name, *fault.loc))}"
-            remedy = fault.remedy or f"`egressproxy filters` shows the fields of {declared.name}"
-            self.load_errors[problem_at(owner, where, fault.message, remedy, on_key=fault.on_key)] = None
         if faults:
-            return None
+            remedy = f"`egressproxy filters` shows the fields of {declared.name}"
+            places = (f"{entry.path}.{path_text((field, *fault.loc))}" for fault in faults)
+            raise ConfigError(
+                problem_at(entry.owner, place, fault.message, fault.remedy or remedy, on_key=fault.on_key)
+                for place, fault in zip(places, faults, strict=True)
+            )
         text = _canonical(declared.implemented_config(raw))
         implementation = self._catalog.get(declared.implementation)
         assert implementation is not None
         config = settings_adapter(implementation.config_model).validate_json(text)
-        made = partial(
-            made,
-            type=declared.name,
-            implementation=declared.implementation,
-            **_written_settings(extension, chosen),
-        )
+        made = entry.made(type=declared.name, implementation=declared.implementation, **settings)
         # What the type calls, the FilterType names: who uses the type needs no right to it.
         calls_path = "spec.processor" if declared.definition.spec.python is None else ""
         return self._with_config(
@@ -281,37 +246,56 @@ class ExtensionCompiler:
             self._valid[key] = config if is_ours else None
         return self._valid[key]
 
-    def _phase(
-        self,
-        owner: Resource,
-        extension: Extension,
-        name: str,
-        possible: frozenset[str],
-        path: str,
-        place: AttachmentPoint,
-    ) -> ChosenPhase | None:
+
+class _Entry(NamedTuple):
+    """An entry of `extensions` of `owner`, at `path`."""
+
+    owner: Resource
+    written: Extension
+    path: str
+    place: AttachmentPoint
+
+    @property
+    def config(self) -> tuple[Mapping[str, Any], str]:
+        """The config as written, and the name of its field."""
+        if isinstance(self.written, WorkingGroupExtension):
+            return self.written.settings, "rawConfig" if self.written.raw_config else "config"
+        return self.written.config, "config"
+
+    def settings(self, name: str, possible: frozenset[str]) -> dict[str, Any]:
+        """What is written beside name, type and config, as arguments of ExtensionIR. The type is called `name`, and
+        runs in the `possible` phases. Raises ConfigError.
+        """
+        extension = self.written
         try:
-            return chosen_phase(extension, name, possible, place.level)
+            chosen = chosen_phase(extension, name, possible, self.place.level)
         except ImpossiblePhase as error:
-            self.load_errors[problem_at(owner, f"{path}.phase", str(error), error.remedy)] = None
-            return None
+            raise self.error("phase", str(error), error.remedy) from None
+        made: dict[str, Any] = {**chosen._asdict(), "pre_auth": extension.pre_auth}
+        if extension.timeout is not None:
+            made["timeout_s"] = extension.timeout.seconds
+        if extension.error_budget is not None:
+            made["budget_failures"] = extension.error_budget.failures
+            made["budget_window_s"] = extension.error_budget.window.seconds
+        return made
 
+    def made(self, **more: Any) -> Callable[..., ExtensionIR]:
+        """Makes the ExtensionIR, but for its config."""
+        extension, place = self.written, self.place
+        return partial(
+            ExtensionIR,
+            name=extension.label,
+            priority=extension.priority,
+            level=place.level,
+            fail_open=extension.fail_open,
+            scope=place.scope,
+            source=str(self.owner),
+            **more,
+        )
 
-def _written_config(extension: Extension) -> tuple[Mapping[str, Any], str]:
-    if isinstance(extension, WorkingGroupExtension):
-        return extension.settings, "rawConfig" if extension.raw_config else "config"
-    return extension.config, "config"
-
-
-def _written_settings(extension: Extension, chosen: ChosenPhase) -> dict[str, Any]:
-    """What an entry of `extensions` says beside name, type and config, as arguments of ExtensionIR."""
-    made: dict[str, Any] = {**chosen._asdict(), "pre_auth": extension.pre_auth}
-    if extension.timeout is not None:
-        made["timeout_s"] = extension.timeout.seconds
-    if extension.error_budget is not None:
-        made["budget_failures"] = extension.error_budget.failures
-        made["budget_window_s"] = extension.error_budget.window.seconds
-    return made
+    def error(self, field: str, message: str, remedy: str) -> ConfigError:
+        """A problem of one field of the entry."""
+        return ConfigError([problem_at(self.owner, f"{self.path}.{field}", message, remedy)])
 
 
 def _phases(found: FilterTypeInfo) -> frozenset[str]:
