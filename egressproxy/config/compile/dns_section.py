@@ -24,7 +24,9 @@ def dns_notes(dns: Dns, section: str) -> Iterator[str]:
     for server in dns.servers:
         if _with_address(server, dns) is None:
             yield f"{section}.servers: {server} does nothing: {_REMEDY}."
-    is_encrypted = dns.transport in ("tls", "https") or any(map(_is_encrypted, dns.servers))
+    is_encrypted = dns.transport in ("tls", "https") or any(
+        server.startswith(("tls://", _HTTPS)) for server in dns.servers
+    )
     if dns.ca_certificate_refs and not (dns.servers and is_encrypted):
         yield f"{section}.caCertificateRefs does nothing: {section}.servers has no server over TLS (tls://) or HTTPS."
 
@@ -39,10 +41,6 @@ _REMEDY = (
     "no server can be asked for its name, so write the address and the name (https://192.0.2.1/dns-query#dns.example), "
     "or the address of the name in dns.hosts"
 )
-
-
-def _is_encrypted(server: str) -> bool:
-    return server.startswith(("tls://", _HTTPS))
 
 
 def _with_address(server: str, dns: Dns) -> str | None:

@@ -81,7 +81,7 @@ class ConfigSchemaChecker:
         except jsonschema.SchemaError as error:
             # Where `type` has a wrong name: which there are is said by one of the forms that it may have.
             nearest = next((each for each in error.context or () if each.validator == "enum"), error)
-            raise SchemaError(f"{_path(error.absolute_path) or 'the schema'}: {nearest.message}") from None
+            raise SchemaError(f"{'.'.join(map(str, error.absolute_path)) or 'the schema'}: {nearest.message}") from None
         except RecursionError:
             raise SchemaError("the schema is nested too deeply") from None
         for pattern in _patterns(schema):
@@ -227,7 +227,3 @@ def _faults(error: Any) -> Iterator[ConfigFault]:
             yield ConfigFault(loc, f"fits {number} of the {len(limit)} possible forms", "")
         case _:
             yield ConfigFault(loc, f"does not fit {keyword or 'the schema'}", "")
-
-
-def _path(parts: Any) -> str:
-    return ".".join(map(str, parts))

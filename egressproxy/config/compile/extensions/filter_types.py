@@ -109,7 +109,9 @@ class FilterTypes:
         #: Type -> why its FilterType is not accepted, in words.
         self._refused: dict[str, str] = {}
         self._conditions: dict[Key, list[tuple[str, bool, str, str]]] = {}
-        for definition in sorted(resources.of(FilterTypeDefinition), key=_precedence):
+        for definition in sorted(
+            resources.of(FilterTypeDefinition), key=lambda each: (each.origin.is_from_api, age_of(each))
+        ):
             self._add(definition, catalog, references)
 
     def get(self, name: str) -> DeclaredType | None:
@@ -209,10 +211,6 @@ def _fault(error: ValidationError | TypeError, model: type[Any]) -> str:
     loc, _ = field_path(detail["loc"])
     message, remedy = explain(detail, model, loc, None, show=False)
     return f"{path_text(loc)}: {message}" + (f" ({remedy})" if remedy else "")
-
-
-def _precedence(definition: FilterTypeDefinition) -> tuple[bool, tuple[str, str]]:
-    return (definition.origin.is_from_api, age_of(definition))
 
 
 def _schema(definition: FilterTypeDefinition, source: ConfigSchema, references: References) -> Any:

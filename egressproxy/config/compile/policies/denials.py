@@ -13,7 +13,7 @@ from typing import Final
 from egressproxy.config.compile.interface import RefusesBackends
 from egressproxy.config.compile.policies.credential_exposure import requires_tls
 from egressproxy.errors import Reason
-from egressproxy.ir.backend import BackendIR, Destination
+from egressproxy.ir.backend import Destination
 from egressproxy.ir.policy import Mode, PolicyIR
 from egressproxy.ir.route import WeightedBackend
 
@@ -63,7 +63,9 @@ class DeniedBackends:
             policy = weighted.policy
             if weighted.backend is None:
                 continue
-            if not (policy.destinations.deny or policy.addresses.deny or _has_addresses(weighted.backend)):
+            # Addresses that the operator has written, of the backend or of a parent on the way, may be denied, too.
+            has_addresses = any(each.endpoints for each in (weighted.backend, *weighted.backend.parents()))
+            if not (policy.destinations.deny or policy.addresses.deny or has_addresses):
                 continue
             if id(policy) not in self._compiled:
                 self._compiled[id(policy)] = self._compile(policy)
@@ -72,11 +74,6 @@ class DeniedBackends:
                 reports = policy.mode is Mode.REPORT and not error.is_firm
                 holds = not reports or error.reason is Reason.ADDRESS_DENIED
                 yield f"{error.message} ({error.detail})", error.remedy, holds
-
-
-def _has_addresses(backend: BackendIR | None) -> bool:
-    """Whether the operator has written addresses of the backend, or of a parent on the way."""
-    return backend is not None and any(each.endpoints for each in (backend, *backend.parents()))
 
 
 def _in_plain_text(backends: Iterable[WeightedBackend]) -> Iterator[tuple[str, str]]:
