@@ -21,10 +21,17 @@ from egressproxy.config.resources.kinds import kind_class
 from egressproxy.config.resources.meta import Resource
 from egressproxy.kubeapi.write.bodies import faults, read_body, read_document, too_large
 from egressproxy.kubeapi.write.managed_fields import apply, updated
-from egressproxy.kubeapi.write.patches import Shape, json_patch, merge_patch, shape_of, strategic_merge_patch
+from egressproxy.kubeapi.write.patches import (
+    Shape,
+    json_patch,
+    merge_patch,
+    shape_of,
+    strategic_merge_patch,
+    with_values,
+    without_values,
+)
 from egressproxy.kubeapi.write.pruning import pruned
 from egressproxy.kubeapi.write.refusals import bad_request, conflict, invalid, refusal_of, title
-from egressproxy.kubeapi.write.secret_values import with_values, without_values
 from egressproxy.kubeapi.write.staging import FIRST_LINE, file_of, usage
 from egressproxy.kubeapi.write.write import FieldValidation, Verb, Write, WriteRefused
 

@@ -1,6 +1,7 @@
 """The kinds of patches: a manifest and a patch in, a manifest out; what was given is left as it was.
 
-Lists with keys are merged item by item, all other lists are taken whole.
+Lists with keys are merged item by item, all other lists are taken whole. The values of a Secret, which are shown to no
+client, are redacted before a patch, and put back after it.
 Sources: RFC 7396 (merge patch), RFC 6902 (JSON patch), Kubernetes' strategic merge patch (directives $patch,
 $deleteFromPrimitiveList, $retainKeys; $setElementOrder orders), x-kubernetes-list-map-keys in the CRDs of Gateway API
 v1, patchMergeKey in k8s.io/api/core/v1.
@@ -10,20 +11,46 @@ from __future__ import annotations
 
 import copy
 import json
+from base64 import b64encode
 from collections.abc import Mapping
 from typing import Any, Final
 
 from jsonpatch import JsonPatch, JsonPatchException, JsonPatchTestFailed
 from jsonpointer import JsonPointer, JsonPointerException
 
+from egressproxy.config.resources.core import REDACTED
+from egressproxy.config.resources.meta import LAST_APPLIED
 from egressproxy.kubeapi.kinds import BACKENDS, GATEWAY, OURS
 from egressproxy.kubeapi.write.bodies import MAX_ITEMS, MAX_LEVELS, depth_of
-from egressproxy.kubeapi.write.write import WriteRefused
+from egressproxy.kubeapi.write.refusals import invalid
+from egressproxy.kubeapi.write.write import Write, WriteRefused
 
 #: Operations in one JSON patch; as the API server of Kubernetes.
 MAX_OPERATIONS = 10_000
 #: What its copies may add up to: each could double the object.
 MAX_COPIED = 3 * 1024 * 1024
+#: Fields from the object down to the list -> fields that tell its items apart.
+Shape = Mapping[tuple[str, ...], tuple[str, ...]]
+_CONDITIONS: Final[Shape] = {("status", "conditions"): ("type",)}
+_LISTENERS: Final[Shape] = {("spec", "listeners"): ("name",)}
+_TARGETS: Final[Shape] = {("spec", "targetRefs"): ("group", "kind", "name", "sectionName")}
+_EXTENSIONS: Final[Shape] = {("spec", "extensions"): ("name",)}
+_BACKEND: Final[Shape] = {("spec", "destination", "ports"): ("number",), **_EXTENSIONS}
+_SHAPES: Final[Mapping[tuple[str, str], Shape]] = {
+    (GATEWAY, "Gateway"): {**_LISTENERS, ("spec", "tls", "frontend", "perPort"): ("port",)},
+    (GATEWAY, "ListenerSet"): _LISTENERS,
+    (GATEWAY, "BackendTLSPolicy"): _TARGETS,
+    **dict.fromkeys(BACKENDS, _BACKEND),
+    (OURS, "EgressPolicy"): _EXTENSIONS,
+    (OURS, "PayloadProcessingPipeline"): {("spec", "processors"): ("name",)},
+    ("", "Service"): {("spec", "ports"): ("port", "protocol")},
+    ("", "ServiceAccount"): {("secrets",): ("name",), ("imagePullSecrets",): ("name",)},
+    ("", "Pod"): {("spec", "containers"): ("name",), ("status", "podIPs"): ("ip",)},
+}
+_COMMON: Final[Shape] = {("metadata", "ownerReferences"): ("uid",), **_CONDITIONS}
+#: What a key is where an item does not say it.
+_DEFAULTS: Final = {"protocol": "TCP", "sectionName": ""}
+Manifest = dict[str, Any]
 
 
 def merge_patch(target: Any, patch: Any) -> Any:
@@ -59,25 +86,6 @@ def json_patch(target: Any, patch: Any) -> Any:
     return made
 
 
-def _copied(target: Any, operation: Any) -> int:
-    """How many bytes of JSON an operation copies or moves. Raises WriteRefused(422) where the object would become too
-    deep: many operations can build together what none of them has in it.
-    """
-    if not isinstance(operation, dict):
-        raise WriteRefused(400, "BadRequest", "an operation of a JSON patch is an object")
-    level = len(JsonPointer(operation.get("path", "")).parts)
-    value, size = operation.get("value"), 0
-    if operation.get("op") in ("copy", "move"):
-        source = JsonPointer(operation.get("from", ""))
-        level = max(level, len(source.parts))
-        if level <= MAX_LEVELS:
-            value = source.resolve(target)
-            size = len(json.dumps(value))
-    if level + depth_of(value, MAX_LEVELS) > MAX_LEVELS:
-        raise WriteRefused(422, "Invalid", f"the patch would nest the object deeper than {MAX_LEVELS} levels")
-    return size
-
-
 def strategic_merge_patch(target: Any, patch: Any, shape: Shape, path: tuple[str, ...] = ()) -> Any:
     """As a merge patch, but lists with keys are merged item by item. Raises WriteRefused(422)."""
     if not isinstance(patch, dict):
@@ -108,6 +116,81 @@ def strategic_merge_patch(target: Any, patch: Any, shape: Shape, path: tuple[str
             field = name.partition("/")[2]
             made[field] = _ordered(made.get(field) or [], order, shape.get((*path, field)))
     return made
+
+
+def shape_of(group: str, kind: str) -> Shape:
+    """The lists with keys of a kind, those of every object included."""
+    return {**_COMMON, **_SHAPES.get((group, kind), {})}
+
+
+def item_key(item: Any, names: tuple[str, ...]) -> tuple[Any, ...] | None:
+    """What tells an item from the others; None for one that lacks it."""
+    if not isinstance(item, Mapping):
+        return None
+    key = tuple(item.get(name, _DEFAULTS.get(name)) for name in names)
+    return None if None in key or any(isinstance(each, dict | list) for each in key) else key
+
+
+def without_values(secret: Manifest) -> Manifest:
+    """The Secret with its values redacted: a JSON patch could test them one by one, or copy them to where they are
+    shown.
+    """
+    shown = dict(secret)
+    metadata = shown.get("metadata") or {}
+    if metadata.get("annotations"):
+        shown["metadata"] = {**metadata, "annotations": dict.fromkeys(metadata["annotations"], "redacted")}
+    if shown.get("data"):
+        shown["data"] = dict.fromkeys(shown["data"], REDACTED)
+    return shown
+
+
+def with_values(made: Manifest, current: Mapping[str, Any] | None, write: Write) -> Manifest:
+    """A Secret as it is kept: a value that comes back redacted, as clients see it, is the one that was kept.
+
+    Raises WriteRefused(422) for a redacted value that `current` does not have.
+    """
+    current = current or {}
+    old = current.get("data") or {}
+    data = dict(made.get("data") or {})
+    for key, text in (made.get("stringData") or {}).items():
+        data[key] = b64encode((text or "").encode()).decode()
+    for key, value in data.items():
+        if value == REDACTED:
+            if key not in old:
+                message = f"Invalid value: this is how values are shown, and none is kept for {key}"
+                causes = [("FieldValueInvalid", message, f"data.{key}")]
+                raise invalid(write, f"data.{key}: {message}", causes)
+            data[key] = old[key]
+    metadata = dict(made.get("metadata") or {})
+    kept = (current.get("metadata") or {}).get("annotations") or {}
+    annotations = {
+        key: kept.get(key, value) if value == "redacted" else value
+        for key, value in (metadata.pop("annotations", None) or {}).items()
+        if key != LAST_APPLIED  # it has the values, too
+    }
+    if annotations:
+        metadata["annotations"] = annotations
+    rest = {key: value for key, value in made.items() if key not in ("data", "stringData")}
+    return {**rest, "metadata": metadata, **({"data": data} if data else {})}
+
+
+def _copied(target: Any, operation: Any) -> int:
+    """How many bytes of JSON an operation copies or moves. Raises WriteRefused(422) where the object would become too
+    deep: many operations can build together what none of them has in it.
+    """
+    if not isinstance(operation, dict):
+        raise WriteRefused(400, "BadRequest", "an operation of a JSON patch is an object")
+    level = len(JsonPointer(operation.get("path", "")).parts)
+    value, size = operation.get("value"), 0
+    if operation.get("op") in ("copy", "move"):
+        source = JsonPointer(operation.get("from", ""))
+        level = max(level, len(source.parts))
+        if level <= MAX_LEVELS:
+            value = source.resolve(target)
+            size = len(json.dumps(value))
+    if level + depth_of(value, MAX_LEVELS) > MAX_LEVELS:
+        raise WriteRefused(422, "Invalid", f"the patch would nest the object deeper than {MAX_LEVELS} levels")
+    return size
 
 
 def _merged_list(target: Any, patch: list[Any], shape: Shape, path: tuple[str, ...]) -> list[Any]:
@@ -148,41 +231,3 @@ def _ordered(items: list[Any], order: list[Any], names: tuple[str, ...] | None) 
 
     wanted = {key(each): place for place, each in reversed(list(enumerate(order)))}
     return sorted(items, key=lambda item: wanted.get(key(item), len(wanted)))
-
-
-#: Fields from the object down to the list -> fields that tell its items apart.
-Shape = Mapping[tuple[str, ...], tuple[str, ...]]
-
-_CONDITIONS: Final[Shape] = {("status", "conditions"): ("type",)}
-_LISTENERS: Final[Shape] = {("spec", "listeners"): ("name",)}
-_TARGETS: Final[Shape] = {("spec", "targetRefs"): ("group", "kind", "name", "sectionName")}
-_EXTENSIONS: Final[Shape] = {("spec", "extensions"): ("name",)}
-_BACKEND: Final[Shape] = {("spec", "destination", "ports"): ("number",), **_EXTENSIONS}
-
-_SHAPES: Final[Mapping[tuple[str, str], Shape]] = {
-    (GATEWAY, "Gateway"): {**_LISTENERS, ("spec", "tls", "frontend", "perPort"): ("port",)},
-    (GATEWAY, "ListenerSet"): _LISTENERS,
-    (GATEWAY, "BackendTLSPolicy"): _TARGETS,
-    **dict.fromkeys(BACKENDS, _BACKEND),
-    (OURS, "EgressPolicy"): _EXTENSIONS,
-    (OURS, "PayloadProcessingPipeline"): {("spec", "processors"): ("name",)},
-    ("", "Service"): {("spec", "ports"): ("port", "protocol")},
-    ("", "ServiceAccount"): {("secrets",): ("name",), ("imagePullSecrets",): ("name",)},
-    ("", "Pod"): {("spec", "containers"): ("name",), ("status", "podIPs"): ("ip",)},
-}
-_COMMON: Final[Shape] = {("metadata", "ownerReferences"): ("uid",), **_CONDITIONS}
-#: What a key is where an item does not say it.
-_DEFAULTS: Final = {"protocol": "TCP", "sectionName": ""}
-
-
-def shape_of(group: str, kind: str) -> Shape:
-    """The lists with keys of a kind, those of every object included."""
-    return {**_COMMON, **_SHAPES.get((group, kind), {})}
-
-
-def item_key(item: Any, names: tuple[str, ...]) -> tuple[Any, ...] | None:
-    """What tells an item from the others; None for one that lacks it."""
-    if not isinstance(item, Mapping):
-        return None
-    key = tuple(item.get(name, _DEFAULTS.get(name)) for name in names)
-    return None if None in key or any(isinstance(each, dict | list) for each in key) else key

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from egressproxy.config.compile.compiler import compile_config
-from egressproxy.config.compile.extensions.config_problems import settings_adapter
+from egressproxy.config.compile.extensions.config_schema import settings_adapter
 from egressproxy.config.compile.interface import Compiled, Defaults
 from egressproxy.config.reading.load import ResourceSet, load
 from egressproxy.config.resources.kinds import KINDS

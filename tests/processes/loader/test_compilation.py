@@ -16,7 +16,7 @@ import sys
 from pathlib import Path
 import egressproxy.processes.loader.answer
 import egressproxy.kubeapi.write.answer
-from egressproxy.config.compile.extensions.config_problems import ADAPTERS
+from egressproxy.config.compile.extensions.config_schema import ADAPTERS
 from egressproxy.config.resources.kinds import KINDS
 from egressproxy.processes.loader.compilation import preparations
 from egressproxy.processes.loader.request import write_request

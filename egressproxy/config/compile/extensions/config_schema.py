@@ -1,8 +1,10 @@
-"""ConfigSchemaChecker: checks the config of an extension against the JSON Schema of its type.
+"""Checks the configs of extensions, and tells what is wrong with them at their fields.
 
-A schema is an operator's, and part of the configuration: what it costs to apply is bounded. Patterns are RE2's, which
-never backtracks; keywords are counted; only references within the schema are followed. Values of a config are not
-shown, since a credential may stand where its reference belongs.
+Those of built-in types and of packages are read by pydantic (`settings_adapter`). Those of types that FilterTypes make
+known are checked against its JSON Schema (`ConfigSchemaChecker`). Such a schema is an operator's, and part of the
+configuration: what it costs to apply is bounded. Patterns are RE2's, which never backtracks; keywords are counted; only
+references within the schema are followed. Values of a config are not shown, since a credential may stand where its
+reference belongs.
 Source: JSON Schema 2020-12 (the default), and the drafts that `$schema` names.
 """
 
@@ -13,7 +15,14 @@ from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
+from pydantic import TypeAdapter, ValidationError
+
+from egressproxy.config.compile.interface import FilterTypeInfo, problem_at
+from egressproxy.config.explanations import UNKNOWN_FIELD, explain, field_path, path_text
+from egressproxy.config.reading.problems import Problem
 from egressproxy.config.reading.yaml import levels_of
+from egressproxy.config.resources.meta import Resource
+from egressproxy.ir.policy import FieldFault
 from egressproxy.model.near_names import did_you_mean
 
 #: Applications of a keyword in one check. A config of a thousand values under a schema of usual size takes some ten
@@ -40,6 +49,10 @@ _LIMITS: Final = {
     "maxProperties": "more than {limit} fields",
     "pattern": "not of the form {limit}",
 }
+#: How many applications are left in the check in progress: one process checks one config at a time.
+_steps = [0]
+#: For the types of catalogues, which are part of the program: there are few.
+ADAPTERS: Final[dict[type[Any], TypeAdapter[Any]]] = {}
 
 
 class SchemaError(ValueError):
@@ -109,8 +122,39 @@ class ConfigSchemaChecker:
         return list(found)
 
 
-#: How many applications are left in the check in progress: one process checks one config at a time.
-_steps = [0]
+def config_problems(
+    owner: Resource, found: FilterTypeInfo, error: ValidationError, path: str, field: str
+) -> Iterator[Problem]:
+    """The problems of a config that `owner` has at `path` in this field, and that does not fit the type's schema."""
+    for detail in error.errors(include_url=False, include_input=True):
+        if detail["type"] == "too_short" and detail["input"]:
+            continue  # there are entries, and what is wrong with them is said of each
+        loc, on_key = field_path(detail["loc"])
+        at_fault = detail.get("ctx", {}).get("error")
+        if isinstance(at_fault, FieldFault):
+            loc = (*loc, *at_fault.path)
+        # Text is not shown: a credential may be written where its reference belongs.
+        value = detail["input"]
+        written = json.dumps(value) if isinstance(value, bool | int | float) else None
+        message, remedy = explain(detail, found.config_model, loc, written, show=written is not None)
+        on_key = on_key or detail["type"] in UNKNOWN_FIELD
+        remedy = remedy or f"`egressproxy filters` shows the fields of {found.name}"
+        yield problem_at(owner, f"{path}.{path_text((field, *loc))}", message, remedy, on_key=on_key)
+
+
+def first_error(error: ValidationError) -> str:
+    """The first of what is wrong, in one line: its field, and why."""
+    detail = error.errors(include_url=False, include_input=False)[0]
+    where = ".".join(str(part) for part in detail["loc"])
+    message = str(detail["msg"]).removeprefix("Value error, ")
+    return f"{where}: {message}" if where else message
+
+
+def settings_adapter(model: type[Any]) -> TypeAdapter[Any]:
+    """What checks the configs of a type: made once, at the first config."""
+    if model not in ADAPTERS:
+        ADAPTERS[model] = TypeAdapter(model)
+    return ADAPTERS[model]
 
 
 @lru_cache

@@ -17,8 +17,13 @@ from typing import Any, NamedTuple
 
 from pydantic import ValidationError
 
-from egressproxy.config.compile.extensions.config_problems import config_problems, first_error, settings_adapter
-from egressproxy.config.compile.extensions.config_schema import ConfigFault, SchemaError
+from egressproxy.config.compile.extensions.config_schema import (
+    ConfigFault,
+    SchemaError,
+    config_problems,
+    first_error,
+    settings_adapter,
+)
 from egressproxy.config.compile.extensions.extension_faults import ExtensionFaults, misfit_of, secrets_of
 from egressproxy.config.compile.extensions.filter_types import DeclaredType, FilterTypes
 from egressproxy.config.compile.extensions.ranked_extension import (

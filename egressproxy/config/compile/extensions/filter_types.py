@@ -14,8 +14,12 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from egressproxy.config.compile.extensions.config_problems import settings_adapter
-from egressproxy.config.compile.extensions.config_schema import ConfigFault, ConfigSchemaChecker, SchemaError
+from egressproxy.config.compile.extensions.config_schema import (
+    ConfigFault,
+    ConfigSchemaChecker,
+    SchemaError,
+    settings_adapter,
+)
 from egressproxy.config.compile.extensions.extension_faults import ExtensionFaults
 from egressproxy.config.compile.interface import FilterCatalog, Status, age_of
 from egressproxy.config.compile.references import References, UnresolvedRef
