@@ -6,7 +6,6 @@ written, which it does not for Secrets.
 
 from __future__ import annotations
 
-import difflib
 import json
 import re
 from collections.abc import Iterator, Sequence
@@ -217,12 +216,10 @@ def _number_remedy(value: Any) -> str:
 
 def _not_one_of(shown: str, value: Any, kind: type[Any], path: tuple[str | int, ...], expected: str) -> tuple[str, str]:
     choices = [choice for choice in _choices(kind, path) if isinstance(choice, str) and choice]
-    by_lower = {choice.lower(): choice for choice in choices}
-    near = difflib.get_close_matches(value.lower(), by_lower, 1, 0.6) if isinstance(value, str) else []
     if isinstance(value, bool | int | float) and choices:
         return f"{shown} is {_type_name(value)}, not text", f"quote it; possible are {', '.join(choices)}"
     possible = ", ".join(choices) if choices else expected.replace("'", "").replace(" or ", ", ")
-    remedy = f"did you mean {by_lower[near[0]]}?" if near else f"possible are {possible}"
+    remedy = did_you_mean(value if isinstance(value, str) else "", choices, f"possible are {possible}")
     return f"{'this ' if shown == 'text' else ''}{shown} is not possible here", remedy
 
 

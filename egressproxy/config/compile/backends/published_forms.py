@@ -7,7 +7,6 @@ alone. Sources: as in `resources.destination`; MCP revisions: modelcontextprotoc
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from egressproxy.config.resources.destination import BackendTls, FailoverEndpoin
 from egressproxy.config.resources.x_backend import XBackendSpec
 from egressproxy.ir.backend import AiIR, McpIR, Protocol
 from egressproxy.model.mcp import MCP_REVISIONS
+from egressproxy.model.near_names import did_you_mean
 
 #: The port of a destination that names none.
 DEFAULT_PORT: Final = 443
@@ -225,8 +225,7 @@ def port_option_errors(spec: DestinationSpec) -> Iterator[str]:
     for port in spec.destination.ports:
         mcp = port.protocol_options.mcp if port.protocol_options is not None else None
         if mcp is not None and mcp.version and mcp.version not in MCP_REVISIONS:
-            near = difflib.get_close_matches(mcp.version, MCP_REVISIONS, 1, 0.8)
-            remedy = f"did you mean {near[0]}?" if near else f"known are {', '.join(MCP_REVISIONS)}"
+            remedy = did_you_mean(mcp.version, MCP_REVISIONS, f"known are {', '.join(MCP_REVISIONS)}", 0.8)
             yield f"protocolOptions.mcp.version {mcp.version} of port {port.value} is no revision of MCP: {remedy}"
         if mcp is not None and not _PATH.fullmatch(mcp.path):
             yield (

@@ -7,7 +7,6 @@ Source: Gateway API v1 ParentReference, AllowedRoutes, Listener.hostname.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from egressproxy.config.compile.gateways.listener_plan import ListenerPlan, have
 from egressproxy.config.compile.references import References
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.object_references import ParentReference
+from egressproxy.model.near_names import did_you_mean
 from egressproxy.model.published_object import Key
 
 
@@ -107,11 +107,9 @@ class Parents:
 def _hint(ref: ParentReference, listeners: Iterable[ListenerPlan]) -> str:
     """Which listeners there are, the nearest name first."""
     names = [plan.listener.name for plan in listeners]
-    near = difflib.get_close_matches(ref.section_name or "", names, 1, 0.6)
-    if near and near[0] != ref.section_name:
-        return f" (did you mean {near[0]}?)"
     shown = [f"{plan.listener.name} on port {plan.listener.port}" for plan in listeners]
-    return f" (it has {', '.join(shown[:5])}{' and more' if len(shown) > 5 else ''})"
+    there = f"it has {', '.join(shown[:5])}{' and more' if len(shown) > 5 else ''}"
+    return f" ({there if ref.section_name in names else did_you_mean(ref.section_name or '', names, there)})"
 
 
 def common_hostnames(listener: str, hostnames: Sequence[str]) -> tuple[str, ...] | None:

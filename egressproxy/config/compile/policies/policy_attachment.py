@@ -8,7 +8,6 @@ A policy with `subjects` is in the layers for clients that fit them: see `for_cl
 
 from __future__ import annotations
 
-import difflib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -34,6 +33,7 @@ from egressproxy.config.resources.core import Service
 from egressproxy.config.resources.gateway import Gateway
 from egressproxy.config.resources.object_references import PolicyTargetReference
 from egressproxy.config.resources.policy import Dns, EgressPolicy
+from egressproxy.model.near_names import did_you_mean
 from egressproxy.model.published_object import Key
 
 #: The kinds that policies hold for.
@@ -300,9 +300,8 @@ class PolicyAttachments:
             message = f"there is no {shown}" + ("" if group or kind == "Service" else " in the core group")
             remedy = self._references.suggestions.remedy(*target, "a policy stands beside its target") or _known(kind)
         elif (target, "") in self._layers or sections:
-            near = difflib.get_close_matches(section, sections, 1, 0.6)
             message = f"{shown} has no section {section}"
-            remedy = f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(sections)) or 'none'}"
+            remedy = did_you_mean(section, sections, f"it has {', '.join(sorted(sections)) or 'none'}")
         else:
             message, remedy = f"{shown} is not served here, so no policy holds for it", ""
         hint = f" ({remedy})" if remedy else ""
@@ -317,7 +316,5 @@ def _as_target(route: Key) -> PolicyTargetReference:
 
 def _known(kind: str) -> str:
     """What may be a target, where this kind may not; "" where it may."""
-    if kind in _TARGETS:
-        return ""
-    near = difflib.get_close_matches(kind, _TARGETS, 1, 0.6)
-    return f"did you mean kind {near[0]}?" if near else f"targets are of kind {', '.join(_TARGETS)}"
+    known = f"targets are of kind {', '.join(_TARGETS)}"
+    return "" if kind in _TARGETS else did_you_mean(kind, _TARGETS, known)

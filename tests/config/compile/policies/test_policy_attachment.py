@@ -95,7 +95,7 @@ def test_a_target_that_does_not_exist_is_not_found():
 
 
 @pytest.mark.parametrize(
-    ("kind", "said"), [("Gatewayy", "did you mean kind Gateway?"), ("Pod", "targets are of kind Gateway, ListenerSet,")]
+    ("kind", "said"), [("Gatewayy", "did you mean Gateway?"), ("Pod", "targets are of kind Gateway, ListenerSet,")]
 )
 def test_a_target_of_a_kind_that_is_none_is_told_which_there_are(kind: str, said: str):
     made = compiled(FORWARD, policy("mode: Open").replace("kind: Gateway", f"kind: {kind}"))
