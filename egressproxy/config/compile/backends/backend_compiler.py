@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Container, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from egressproxy.config.compile.backends.backend_references import (
@@ -58,40 +58,29 @@ from egressproxy.ir.policy import BACKEND_LEVEL, ExtensionIR
 from egressproxy.model.published_object import Key
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class BackendCompiler:
     """Resolves backendRefs. Every object is read once, however many routes refer to it."""
 
-    __slots__ = (
-        "_extensions",
-        "_failovers",
-        "_found",
-        "_placed",
-        "_references",
-        "_resources",
-        "_services",
-        "_with_http2",
-        "parents",
-        "same_names",
-    )
+    _resources: ResourceSet
+    _references: References
+    _services: Services
+    _extensions: ExtensionCompiler
+    parents: ParentCompiler = field(init=False)
+    #: By (namespace, name): the backends of several kinds or groups that share it.
+    same_names: dict[tuple[str, str], list[Key]] = field(init=False)
+    _failovers: dict[Key, DestinationBackend] = field(default_factory=dict)
+    _found: dict[tuple[Key, int | None, bool], ResolvedBackend | UnresolvedRef] = field(default_factory=dict)
+    _with_http2: dict[int, ResolvedBackend] = field(default_factory=dict)
+    _placed: dict[Key, tuple[RankedExtension, ...]] = field(default_factory=dict)
 
-    def __init__(
-        self, resources: ResourceSet, references: References, services: Services, extensions: ExtensionCompiler
-    ) -> None:
-        self._resources = resources
-        self._references = references
-        self._services = services
-        self._extensions = extensions
-        self._found: dict[tuple[Key, int | None, bool], ResolvedBackend | UnresolvedRef] = {}
-        self._with_http2: dict[int, ResolvedBackend] = {}
-        self._placed: dict[Key, tuple[RankedExtension, ...]] = {}
-        self.parents = ParentCompiler(resources, references, self.resolve, self.target_key)
+    def __post_init__(self) -> None:
+        self.parents = ParentCompiler(self._resources, self._references, self.resolve, self.target_key)
         named: dict[tuple[str, str], list[Key]] = defaultdict(list)
-        self._failovers: dict[Key, DestinationBackend] = {}
-        for backend in chain.from_iterable(resources.of(kind) for kind in BACKEND_KINDS):
+        for backend in chain.from_iterable(self._resources.of(kind) for kind in BACKEND_KINDS):
             named[backend.namespace, backend.name].append(backend.key)
             if not isinstance(backend, XBackend) and backend.spec.destination.failover is not None:
                 self._failovers[backend.key] = backend
-        #: By (namespace, name): the backends of several kinds or groups that share it.
         self.same_names = {name: keys for name, keys in named.items() if len(keys) > 1}
 
     def resolve(
@@ -185,11 +174,11 @@ class BackendCompiler:
     def endpoint_problems(self, failover: DestinationBackend, *, for_grpc: bool = False) -> list[UnresolvedRef]:
         """Why endpoints of a Failover cannot be used, each with its field. `for_grpc`: by a GRPCRoute."""
         problems = []
-        for field, endpoint in endpoint_refs(failover):
+        for where, endpoint in endpoint_refs(failover):
             try:
                 self.endpoint(failover, endpoint.backend_ref, for_grpc=for_grpc)
             except UnresolvedRef as unresolved:
-                problems.append(unresolved.copy(field))
+                problems.append(unresolved.copy(where))
         return problems
 
     def plain_text_error(self, route: Resource, refs: Iterable[BackendRef]) -> str:

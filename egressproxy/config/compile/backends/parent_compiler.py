@@ -5,7 +5,7 @@ back to who names it.
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from egressproxy.config.compile.backends.backend_references import ANY_DESTINATION, ResolvedBackend
@@ -26,23 +26,15 @@ from egressproxy.model.published_object import Key
 MAX_PARENTS = 8
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ParentCompiler:
     """`resolve` gives the backend that a reference names, `target_key` the object that it means (`BackendCompiler`)."""
 
-    __slots__ = ("_busy", "_references", "_resolve", "_resources", "_target_key")
-
-    def __init__(
-        self,
-        resources: ResourceSet,
-        references: References,
-        resolve: Callable[[Resource, Reference, Container[Protocol]], ResolvedBackend],
-        target_key: Callable[[Resource, Reference], Key],
-    ) -> None:
-        self._resources = resources
-        self._references = references
-        self._resolve = resolve
-        self._target_key = target_key
-        self._busy: list[Key] = []
+    _resources: ResourceSet
+    _references: References
+    _resolve: Callable[[Resource, Reference, Container[Protocol]], ResolvedBackend]
+    _target_key: Callable[[Resource, Reference], Key]
+    _busy: list[Key] = field(default_factory=list)
 
     def through(self, resolved: ResolvedBackend, source: Resource, ref: BackendParent) -> ResolvedBackend:
         """The backend, reached through the parent that `source` (itself, or a policy) names. Raises UnresolvedRef."""
