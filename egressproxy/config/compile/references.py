@@ -268,9 +268,7 @@ class References:
             usual = found.keys if len(found.keys) == 1 else [each for each in CREDENTIAL_KEYS if each in found.keys]
             if not usual:
                 listed = ", ".join(found.keys)
-                raise UnresolvedRef(
-                    "SecretKeyAmbiguous", f"{name} has the keys {listed}: say which one in secretRef.key"
-                )
+                raise UnresolvedRef("SecretKeyAmbiguous", f"{name} has the keys {listed}: name one in secretRef.key")
             key = usual[0]
         value = found.value(key) if found is not None else None
         if value is None or not value.reveal().strip(_SPACE):

@@ -62,7 +62,7 @@ class DestinationSpec(Model):
             for name in ("tls", "extensions", "region", "resolver", "parent"):
                 if getattr(self, name, None):
                     raise RefusedValue(
-                        f"{name} does not belong to a Backend of type Failover", "write it at the endpoints' backends"
+                        f"{name} does not belong to type Failover", "write it at its endpoints' backends"
                     )
         fqdn = self.destination.fqdn
         places = {

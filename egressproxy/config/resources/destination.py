@@ -150,10 +150,7 @@ class BackendTls(Model):
         if self.mode == "Mutual" and self.client_certificate_ref is None:
             raise RefusedValue("mode Mutual needs clientCertificateRef", "add clientCertificateRef, or use mode Simple")
         if self.mode != "Mutual" and self.client_certificate_ref is not None:
-            raise RefusedValue(
-                f"clientCertificateRef is not used with mode {self.mode}",
-                "use mode Mutual, or remove clientCertificateRef",
-            )
+            raise RefusedValue(f"clientCertificateRef is not used with mode {self.mode}", "use Mutual, or remove it")
 
 
 class FqdnTls(BackendTls):
@@ -324,19 +321,16 @@ class BackendDestination(Model):
         own = self.BLOCKS[self.type]
         for field in written:
             if field not in own:
-                raise RefusedValue(
-                    f"{field} does not belong to a destination of type {self.type}",
-                    f"remove {field}, or change the type",
-                )
+                message = f"{field} does not belong to a destination of type {self.type}"
+                raise RefusedValue(message, f"remove {field}, or change the type")
         if own and not written:
             raise RefusedValue(f"a destination of type {self.type} needs {own[0]}", f"add {own[0]}")
         if len(written) > 1:
             raise RefusedValue("service and kubernetesService are the same", "keep service alone")
         for field, value in (("ports", self.ports), ("tls", self.tls)):
             if self.type == "Failover" and value:
-                raise RefusedValue(
-                    f"{field} does not belong to a destination of type Failover", f"{field} is that of its backends"
-                )
+                message = f"{field} does not belong to a destination of type Failover"
+                raise RefusedValue(message, f"{field} is that of its backends")
         if self.ports and self.fqdn is not None and self.fqdn.port is not None:
             raise RefusedValue("fqdn.port says again what ports says", "keep ports alone")
         if len({port.value for port in self.ports}) != len(self.ports):

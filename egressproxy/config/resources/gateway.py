@@ -105,9 +105,7 @@ class Listener(Model):
     def model_post_init(self, context: Any) -> None:
         protocol = self.protocol.upper()
         if protocol in ("HTTP", "TCP", "UDP") and self.tls is not None:
-            raise RefusedValue(
-                f"tls is not possible with protocol {self.protocol}", "remove tls, or use protocol HTTPS or TLS"
-            )
+            raise RefusedValue(f"tls is not possible with protocol {self.protocol}", "remove tls, or use HTTPS or TLS")
         if protocol in ("TCP", "UDP") and self.hostname:
             raise RefusedValue(f"a hostname is not possible with protocol {self.protocol}", "remove hostname")
         if protocol == "HTTPS" and self.tls is not None and self.tls.mode is not TlsMode.TERMINATE:
@@ -129,10 +127,8 @@ class GatewayAddress(Model):
             try:
                 ip_address(self.value)
             except ValueError:
-                raise RefusedValue(
-                    f"{self.value} is not an IP address", "write it as 192.0.2.1 or 2001:db8::1"
-                ) from None
-
+                remedy = "write it as 192.0.2.1 or 2001:db8::1"
+                raise RefusedValue(f"{self.value} is not an IP address", remedy) from None
         if self.type == UNIX_SOCKET:
             try:
                 parse_unix_socket(self.value or "")

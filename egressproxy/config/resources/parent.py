@@ -63,9 +63,7 @@ class ParentProxyRef(Model):
                 "credentialsRef",
             )
         if self.allow_plaintext and self.credentials_ref is None:
-            raise RefusedValue(
-                "allowPlaintext is for credentials, and there is no credentialsRef", "remove allowPlaintext"
-            )
+            raise RefusedValue("allowPlaintext is for credentialsRef, which is not there", "remove allowPlaintext")
 
 
 class BackendParent(ParentProxyRef):
@@ -82,9 +80,7 @@ class BackendParent(ParentProxyRef):
         others = self.model_fields_set - {"direct"}
         if self.direct and others:
             said = ", ".join(sorted(to_camel(name) for name in others))
-            raise RefusedValue(
-                f"direct: true stands for no parent, and {said} beside it does nothing", "keep one of them"
-            )
+            raise RefusedValue(f"{said} does nothing beside direct: true, which is no parent", "keep one of them")
         if not self.direct:
             super().model_post_init(context)
         names = [(each.group, each.kind, each.namespace, each.name) for each in (self, *self.fallbacks)]

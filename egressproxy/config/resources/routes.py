@@ -50,10 +50,8 @@ class CommonRouteSpec(Model):
             sections.setdefault(parent, []).append((ref.section_name, ref.port))
         for (_, kind, _, name), places in sections.items():
             if len(places) > 1 and ((None, None) in places or len(set(places)) < len(places)):
-                raise RefusedValue(
-                    f"{kind} {name} stands more than once in parentRefs",
-                    "give each its own sectionName or port, or keep one",
-                )
+                message = f"{kind} {name} stands more than once in parentRefs"
+                raise RefusedValue(message, "give each its own sectionName or port, or keep one")
         return refs
 
 
@@ -81,9 +79,7 @@ class Timeouts(Model):
     def model_post_init(self, context: Any) -> None:
         whole, attempt = self.request, self.backend_request
         if whole is not None and attempt is not None and whole.seconds and attempt.seconds > whole.seconds:
-            raise RefusedValue(
-                f"backendRequest {attempt} is longer than request {whole}", "make backendRequest at most request"
-            )
+            raise RefusedValue(f"backendRequest {attempt} is longer than request {whole}", "make it at most request")
 
 
 class Retry(Model):
@@ -146,14 +142,10 @@ class HttpRule(RouteRule):
         if any(_replaces_prefix(entry) for entry in everything) and not (
             len(self.matches) == 1 and self.matches[0].path.type is PathMatchType.PREFIX
         ):
-            raise RefusedValue(
-                "ReplacePrefixMatch needs exactly one match of type PathPrefix",
-                "split the rule, or use ReplaceFullPath",
-            )
+            message = "ReplacePrefixMatch needs exactly one match of type PathPrefix"
+            raise RefusedValue(message, "split the rule, or use ReplaceFullPath")
         if self.backend_refs and any(entry.type == "RequestRedirect" for entry in self.filters):
-            raise RefusedValue(
-                "a rule that redirects has no backends", "remove backendRefs, or the RequestRedirect filter"
-            )
+            raise RefusedValue("a rule that redirects has no backends", "remove backendRefs, or RequestRedirect")
 
 
 def _replaces_prefix(entry: HttpFilter) -> bool:

@@ -157,16 +157,12 @@ def _cidr(value: object) -> IPv4Network | IPv6Network:
         network = ip_network(value, strict=False)
     except ValueError:
         if length.isdecimal() and (most := _longest_prefix(address)):
-            raise RefusedValue(
-                f"the prefix is longer than the {most} bits of an address", f"write /{most} or less"
-            ) from None
+            raise RefusedValue(f"the prefix is longer than the {most} bits", f"write /{most} or less") from None
         raise RefusedValue("not a network in CIDR notation", "write it as 10.0.0.0/8 or 2001:db8::/32") from None
     if length and not length.isdecimal():
         raise RefusedValue("a network mask is written as a prefix length", f"write {network}")
     if length and ip_address(address) != network.network_address:
-        raise RefusedValue(
-            "the address has bits set beyond the prefix", f"write {network} for the network, or the address alone"
-        )
+        raise RefusedValue("the address has bits set beyond the prefix", f"write {network}, or the address alone")
     return network
 
 

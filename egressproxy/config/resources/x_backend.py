@@ -46,9 +46,7 @@ class BackendTlsValidation(Model):
 
     def model_post_init(self, context: Any) -> None:
         if bool(self.ca_certificate_refs) == (self.well_known_ca_certificates is not None):
-            raise RefusedValue(
-                "exactly one of caCertificateRefs and wellKnownCACertificates is needed", "keep one of them"
-            )
+            raise RefusedValue("exactly one of caCertificateRefs and wellKnownCACertificates is needed", "write one")
 
 
 class XBackendValidation(BackendTlsValidation):
@@ -72,10 +70,7 @@ class XBackendTls(Model):
 
     def model_post_init(self, context: Any) -> None:
         if (self.mode == "ClientAndServer") != (self.client_certificate_ref is not None):
-            raise RefusedValue(
-                "clientCertificateRef belongs to mode ClientAndServer, and only there",
-                "use mode ClientAndServer with clientCertificateRef, or ServerOnly without",
-            )
+            raise RefusedValue("clientCertificateRef belongs to mode ClientAndServer", "write both, or neither")
 
 
 class XBackendPort(Model):

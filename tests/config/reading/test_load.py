@@ -89,7 +89,7 @@ BAD: dict[str, tuple[str | bytes, list[tuple[int, int, str, str, str]]]] = {
     ),
     "prefix too long, of IPv6": (
         POLICY + TARGET + '  addresses: {only: [{cidrs: ["2001:db8::/129"]}]}\n',
-        [(6, 31, "spec.addresses.only[0].cidrs[0]", "longer than the 128 bits of an address", "write /128 or less")],
+        [(6, 31, "spec.addresses.only[0].cidrs[0]", "longer than the 128 bits", "write /128 or less")],
     ),
     "wildcard in dns.hosts": (
         POLICY + TARGET + '  dns: {hosts: {"*.a.test": [192.0.2.1]}}\n',

@@ -38,9 +38,7 @@ def parent_credentials(
     user = _part(references.data(source, secret, "username"), name, "username")
     password = _part(references.data(source, secret, "password"), name, "password")
     if b":" in user and parent.protocol is not Protocol.SOCKS5:
-        raise UnresolvedRef(
-            "InvalidCredentials", f"{name}: username holds a colon, which Basic cannot carry (RFC 7617)"
-        )
+        raise UnresolvedRef("InvalidCredentials", f"{name}: username holds a colon, which Basic cannot carry")
     if parent.tls is None and not ref.allow_plaintext:
         raise UnresolvedRef(
             "PlaintextCredentials",
@@ -65,9 +63,7 @@ def identity_key(
     if secret.group or secret.kind != "Secret":
         raise UnresolvedRef("InvalidKind", f"parent.identityKeyRef of {source}: {name} is not a Secret")
     if parent.protocol is Protocol.SOCKS5:
-        message = (
-            f"parent.identityKeyRef of {source}: a SOCKS5 proxy ({parent.name}) has no place for X-Egress-Identity"
-        )
+        message = f"parent.identityKeyRef of {source}: SOCKS5 ({parent.name}) has no place for X-Egress-Identity"
         raise UnresolvedRef("UnsupportedValue", message, "remove identityKeyRef")
     return checked_key(references.data(source, secret, "key"), name)
 

@@ -48,9 +48,8 @@ class Services:
             raise UnresolvedRef("BackendNotFound", f"Service {namespace}/{name} does not exist")
         if service.spec.type == "ExternalName":
             remedy = "use a Backend with a destination of type Fqdn"
-            raise UnresolvedRef(
-                "UnsupportedValue", f"{service} is of type ExternalName, which is not supported: {remedy}"
-            )
+            message = f"{service} is of type ExternalName, which is not supported: {remedy}"
+            raise UnresolvedRef("UnsupportedValue", message)
         entry = next((p for p in service.spec.ports if p.port == port), None)
         if entry is None:
             listed = ", ".join(str(p.port) for p in service.spec.ports) or "none"
@@ -58,14 +57,11 @@ class Services:
         app_protocol = "tcp" if is_opaque else (entry.app_protocol or "").lower()
         if entry.protocol != "TCP" or app_protocol not in _APP_PROTOCOLS:
             spoken = entry.app_protocol or entry.protocol
-            raise UnresolvedRef(
-                "UnsupportedProtocol", f"port {port} of {service} speaks {spoken}, which is not supported"
-            )
+            message = f"port {port} of {service} speaks {spoken}, which is not supported"
+            raise UnresolvedRef("UnsupportedProtocol", message)
         tls = self._policies.tls(service, entry)
         if tls is None and app_protocol in _NEEDS_TLS:
-            message = (
-                f"port {port} of {service} speaks {entry.app_protocol}, and no BackendTLSPolicy says how to verify it"
-            )
+            message = f"port {port} of {service} speaks {entry.app_protocol}, and no BackendTLSPolicy verifies it"
             raise UnresolvedRef("UnsupportedProtocol", message)
         return BackendIR(
             name=service.full_name,

@@ -20,7 +20,6 @@ from egressproxy.model.fields import VALUE
 from egressproxy.model.published_object import Key
 from egressproxy.model.secret import SecretBytes
 
-_GONE: Final = "until it is there, requests are refused"
 #: The types whose Secret becomes part of a field line, where a line break would start another one.
 INJECTOR: Final = "egressproxy.io/CredentialInjector:"
 #: What an editor leaves at the end of a Secret; the injector takes it off.
@@ -45,10 +44,9 @@ class ExtensionFaults:
 
     def note_secret(self, unresolved: UnresolvedRef, path: str) -> None:
         """A Secret that gives no value; `path` is the field that names it."""
-        is_gone = unresolved.reason == "SecretNotFound"
-        sentence = (
-            f"missing: {unresolved.with_hint}; {_GONE}" if is_gone else f"{unresolved.with_hint}; requests are refused"
-        )
+        sentence = f"{unresolved.with_hint}; requests are refused"
+        if unresolved.reason == "SecretNotFound":
+            sentence = f"missing: {unresolved.with_hint}; until it is there, requests are refused"
         self.unresolved[unresolved.reason, f"{path}: {sentence}"] = None
 
     def note_misfit(self, why: str, path: str) -> None:

@@ -57,11 +57,8 @@ def route_filters(
             if entry.request_header_modifier is not None:
                 type_name, config = HEADER_POLICY, {"request": entry.request_header_modifier.model_dump(by_alias=True)}
             elif entry.response_header_modifier is not None:
-                type_name, config = (
-                    HEADER_POLICY,
-                    {"response": entry.response_header_modifier.model_dump(by_alias=True)},
-                )
-                phase = response
+                config = {"response": entry.response_header_modifier.model_dump(by_alias=True)}
+                type_name, phase = HEADER_POLICY, response
             elif entry.url_rewrite is not None:
                 type_name, config = URL_REWRITE, _given(entry.url_rewrite)
             elif entry.request_redirect is not None:

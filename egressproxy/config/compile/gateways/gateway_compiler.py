@@ -182,9 +182,7 @@ def _add_listener_sets(
         attached = SetPlan(listener_set, Conditions(number))
         plan.sets.append(attached)
         if not references.is_allowed(allowed, listener_set.namespace, gateway.namespace):
-            message = (
-                f"{gateway} does not admit ListenerSets of namespace {listener_set.namespace}: see its allowedListeners"
-            )
+            message = f"allowedListeners of {gateway} do not admit ListenerSets of namespace {listener_set.namespace}"
             attached.refuse("NotAllowed", "NotAllowed", message)
             continue
         for listener in listener_set.spec.listeners:

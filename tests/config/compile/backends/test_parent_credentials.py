@@ -296,7 +296,7 @@ def test_the_parent_of_a_parent_is_one():
 @pytest.mark.parametrize(
     ("said", "named"),
     [
-        ("{direct: true, noProxy: [{hostnames: [a.example]}]}", "noProxy beside it does nothing"),
+        ("{direct: true, noProxy: [{hostnames: [a.example]}]}", "noProxy does nothing beside"),
         ("{name: corp, fallbacks: [{}]}", "the parent has no name"),
         ("{name: corp, fallbacks: [{name: corp}]}", "more than once"),
         ("{name: corp, fallbacks: [{name: 'http://x:3128'}]}", "no URL"),

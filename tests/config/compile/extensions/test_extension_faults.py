@@ -243,7 +243,7 @@ def test_without_a_key_that_can_be_told_the_keys_are_named_and_nothing_is_sent()
     )
     told = of_object(made, "Backend", "default/plain", "ResolvedRefs")
     assert told[:2] == ("False", "SecretKeyAmbiguous")
-    assert "Secret default/k has the keys password, user: say which one in secretRef.key" in told[2]
+    assert "Secret default/k has the keys password, user: name one in secretRef.key" in told[2]
     assert "hush" not in told[2]
 
 

@@ -237,7 +237,7 @@ def test_a_route_at_a_listener_set_that_is_not_admitted_is_told_so():
     route = ROUTE.replace("{name: gw}", "{kind: ListenerSet, name: more}")
     made = compiled(REVERSE, SET, PLAIN, route)
     assert of_route(made, "Accepted")[:2] == ("False", "NoMatchingParent")
-    assert "does not admit ListenerSets" in of_route(made, "Accepted")[2]
+    assert "do not admit ListenerSets" in of_route(made, "Accepted")[2]
 
 
 def test_a_listener_set_without_its_gateway_is_a_warning():
