@@ -47,9 +47,7 @@ _TEXTS = {
 }
 #: The first that fits: a truth value is a number, too.
 _TYPE_NAMES = {"a truth value": bool, "a number": int | float, "a mapping": dict, "a list": list, "text": str}
-_IN_EXTENSIONS = (
-    "credentials for a backend are extensions of that Backend, of type egressproxy.io/CredentialInjector:v1"
-)
+_IN_EXTENSIONS = "credentials for a backend are extensions of that Backend: type egressproxy.io/CredentialInjector:v1"
 _IN_BACKENDS = "write a Backend of group egressproxy.io, with protocolOptions.ai.apis, and an HTTPRoute"
 #: Where kinds of other gateways (Envoy Gateway, Envoy AI Gateway, Istio) have their like.
 _ELSEWHERE = {

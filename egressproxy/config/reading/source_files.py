@@ -88,9 +88,7 @@ def read_secrets(sources: Iterable[SecretSource], problems: list[Problem]) -> li
         size = sum(map(len, secret.data.values()))
         if size > MAX_BYTES:
             message = f"Secret {secret.namespace}/{secret.name} has more than {MAX_BYTES} bytes"
-            problems.append(
-                Problem.of_file(secret.origin, message, "a Secret holds credentials and certificates alone")
-            )
+            problems.append(Problem.of_file(secret.origin, message, "a Secret has credentials and certificates alone"))
     return list(made.values())
 
 

@@ -61,9 +61,7 @@ class DestinationSpec(Model):
         if self.destination.type == "Failover":
             for name in ("tls", "extensions", "region", "resolver", "parent"):
                 if getattr(self, name, None):
-                    raise RefusedValue(
-                        f"{name} does not belong to type Failover", "write it at its endpoints' backends"
-                    )
+                    raise RefusedValue(f"{name} does not belong to type Failover", "write it at its endpoints")
         fqdn = self.destination.fqdn
         places = {
             "spec.tls": self.tls,

@@ -121,7 +121,7 @@ class BackendTlsPolicies:
     def _problem(self, policy: BackendTlsPolicy, ref: PolicyTargetReference) -> UnresolvedRef | None:
         if (ref.group, ref.kind) != _SERVICE:
             return UnresolvedRef(
-                "TargetNotFound", f"only Services can be targets, not {ref.kind}: a Backend says tls itself"
+                "TargetNotFound", f"only Services can be targets, not {ref.kind}: a Backend has its own tls"
             )
         service = self._resources.find(Service, policy.namespace, ref.name)
         if service is None:
@@ -131,9 +131,7 @@ class BackendTlsPolicies:
             return UnresolvedRef("TargetNotFound", f"Service {ref.name} does not exist", remedy)
         if ref.section_name and all(port.name != ref.section_name for port in service.spec.ports):
             named = ", ".join(port.name for port in service.spec.ports if port.name) or "none has a name"
-            return UnresolvedRef(
-                "TargetNotFound", f"{service} has no port named {ref.section_name} (its ports: {named})"
-            )
+            return UnresolvedRef("TargetNotFound", f"{service} has no port named {ref.section_name} (it has {named})")
         winner = self._by_target[policy.namespace, ref.name, ref.section_name or ""]
         if winner is not policy:
             return UnresolvedRef("Conflicted", f"{winner} is older and has the same target")

@@ -251,10 +251,9 @@ def destination_summary(spec: DestinationSpec) -> str:
         endpoints = sorted(destination.failover.endpoints, key=lambda endpoint: endpoint.priority)
         return f"the first that serves of {', '.join(map(_asked, endpoints))}"
     else:
-        is_dynamic = destination.type == "Dynamic"
-        return (
-            "the destination that the request names" if is_dynamic else f"type {destination.type}, which is not served"
-        )
+        if destination.type == "Dynamic":
+            return "the destination that the request names"
+        return f"type {destination.type}, which is not served"
     return ", ".join(f"{host}:{form.number} ({_spoken(form)}{_served_apis(spec, form)})" for form in port_forms(spec))
 
 

@@ -199,9 +199,7 @@ def _expression(pattern: str) -> Any:
     except re2.error as error:
         said = error.args[0] if error.args else ""
         said = said.decode("utf-8", "replace") if isinstance(said, bytes) else said
-        raise SchemaError(
-            f"pattern {pattern!r}: {said} (patterns are RE2's: github.com/google/re2/wiki/Syntax)"
-        ) from None
+        raise SchemaError(f"pattern {pattern!r}: {said} (RE2's syntax: github.com/google/re2/wiki/Syntax)") from None
 
 
 def _pattern(validator: Any, pattern: str, instance: Any, schema: Any) -> Iterator[Any]:

@@ -68,9 +68,7 @@ class Pipelines:
         """
         named = f"{ref.kind} {route.namespace}/{ref.name}"
         if (ref.group, ref.kind) not in (_POLICY, _PIPELINE):
-            raise FilterNotSupported(
-                f"filter ExtensionRef ({ref.kind} {ref.name}) is not supported yet ({_meant(ref)})"
-            )
+            raise FilterNotSupported(f"filter ExtensionRef ({ref.kind} {ref.name}) is not supported ({_meant(ref)})")
         found = self._resources.get(ref.group, ref.kind, route.namespace or "", ref.name)
         if found is None:
             hint = self._references.suggestions.remedy(

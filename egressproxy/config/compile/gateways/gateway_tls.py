@@ -37,9 +37,7 @@ def set_frontend_conditions(gateway: Gateway, conditions: Conditions) -> None:
         if entry.validation is not None and entry.validation.mode == "AllowInsecureFallback"
     ]
     if open_to_all:
-        message = (
-            f"clients are let in with any certificate, or none: mode AllowInsecureFallback of {', '.join(open_to_all)}"
-        )
+        message = f"clients are let in with any certificate, or none: AllowInsecureFallback of {', '.join(open_to_all)}"
         conditions.set("InsecureFrontendValidationMode", True, "ConfigurationChanged", message)
 
 

@@ -117,9 +117,7 @@ def _reason(section: str, backend: Resource | None, policy: EgressPolicy) -> str
     if section == "traffic.loadBalancer" and kind in ("Fqdn", "Ip"):
         return f"{backend} is one endpoint"
     if section == "traffic.healthCheck.passive" and has_parent:
-        return (
-            f"{backend} is behind a parent, whose failures those of requests may be; healthCheck.active asks through it"
-        )
+        return f"{backend} is behind a parent, which may be what fails; healthCheck.active asks through it"
     return ""
 
 

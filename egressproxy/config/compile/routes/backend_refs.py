@@ -353,9 +353,7 @@ class BackendRefCompiler:
         said = self.policies.merge(layers, is_routed=True)
         unsupported = [section for layer in layers for section in self._not_on_parents(layer)]
         if unsupported:
-            raise BackendUnusable(
-                f"not supported yet on {parent.spec.name}, which is a parent: {', '.join(unsupported)}"
-            )
+            raise BackendUnusable(f"not supported on {parent.spec.name}, which is a parent: {', '.join(unsupported)}")
         if said.blockers:
             raise BackendUnusable("; ".join(said.blockers))
         _check_region(parent, said.regions)

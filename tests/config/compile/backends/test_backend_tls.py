@@ -193,7 +193,7 @@ def test_a_target_that_is_lost_is_a_note_while_another_holds():
     ("old", "new", "message"),
     [
         ("kind: Service, name: svc", "kind: Service, name: gone", "does not exist"),
-        ("kind: Service, name: svc", "kind: Service, name: svc, sectionName: gone", "its ports: web, other"),
+        ("kind: Service, name: svc", "kind: Service, name: svc, sectionName: gone", "it has web, other"),
         ('group: "", kind: Service', "group: egressproxy.io, kind: Backend", "only Services"),
     ],
 )

@@ -35,7 +35,7 @@ def faults(schema, config):
     ("schema", "told"),
     [
         ({"properties": {"a": {"type": "objekt"}}}, "properties.a.type: 'objekt' is not one of ['array', 'boolean'"),
-        ({"pattern": "(?=a)"}, "pattern '(?=a)': invalid perl operator: (?= (patterns are RE2's"),
+        ({"pattern": "(?=a)"}, "pattern '(?=a)': invalid perl operator: (?= (RE2's syntax"),
     ],
 )
 def test_what_is_wrong_with_a_schema_is_told_with_what_may_stand_there(schema, told):

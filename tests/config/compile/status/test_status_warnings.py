@@ -287,7 +287,7 @@ def test_a_filter_that_is_not_supported_is_said_at_its_place():
     (closed,) = found(FORWARD, PLAIN.replace("mode: None", "mode: Simple"), text)
     assert closed.field_path == "spec.rules[0].filters[1]"
     assert closed.line > text.count("\n")
-    assert "filter ExtensionRef (Other x) is not supported yet" in closed.message
+    assert "filter ExtensionRef (Other x) is not supported" in closed.message
 
 
 def test_what_a_backend_refers_to_is_said_at_the_reference():
