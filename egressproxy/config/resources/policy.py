@@ -217,14 +217,11 @@ class Subject(Model):
     """The clients whose token has this claim."""
 
     def model_post_init(self, context: Any) -> None:
-        if self.namespace is None and self.group is None and self.claim is None:
-            message = "serviceAccount needs its namespace" if self.service_account else "a subject says nobody"
-            raise RefusedValue(
-                message, "write namespace" if self.service_account else "write namespace, group or claim"
-            )
         for name, value in (("serviceAccount", self.service_account), ("trustDomain", self.trust_domain)):
             if value is not None and self.namespace is None:
                 raise RefusedValue(f"{name} needs its namespace", "write namespace")
+        if self.namespace is None and self.group is None and self.claim is None:
+            raise RefusedValue("a subject says nobody", "write namespace, group or claim")
 
 
 class EgressPolicySpec(Model):
