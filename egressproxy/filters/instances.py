@@ -19,8 +19,7 @@ from egressproxy.filters.chain import compile_chain
 from egressproxy.filters.error_budget import ErrorBudget
 from egressproxy.filters.filter_step import MisplacedFilter, PlacedFilter
 from egressproxy.filters.shared_counters import KEY_BYTES
-from egressproxy.ir.gateway import chains, extensions
-from egressproxy.ir.gateway import ConfigIR
+from egressproxy.ir.gateway import ConfigIR, chains, extensions
 from egressproxy.ir.policy import BACKEND_LEVEL, Callee, ExtensionIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics

@@ -4,7 +4,7 @@ A set is accepted or refused as a whole: a typo must not become a silent allow. 
 since a truncated or deleted file looks like that.
 
 A field that is null counts as absent, as in an API server. Kinds of Kubernetes that have no meaning for a gateway are
-left out with a warning (`resources.others`).
+left out with a warning (`resources.kinds`).
 """
 
 from __future__ import annotations
