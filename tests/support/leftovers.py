@@ -36,7 +36,7 @@ class Leftovers:
 def leftovers_of(*kinds: type) -> Callable[..., Any]:
     """A fixture that keeps the garbage collector off during a test, and counts what stays of these kinds.
 
-    What is there when the test begins stays frozen to the end of the process: tests that collect garbage are quicker then.
+    What is there when the test begins stays frozen to the end of the process, so that collections are quick.
     """
 
     @pytest.fixture
