@@ -20,6 +20,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.trees import every, parsed
+
 ROOT = Path(__file__).resolve().parents[1]
 COMPILED = frozenset(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["egressproxy"]["compiled"])
 
@@ -63,11 +65,6 @@ def source(module: str) -> str:
     return _path(module).read_text(encoding="utf-8")
 
 
-@cache
-def parsed(text: str) -> ast.Module:
-    return ast.parse(text)
-
-
 def tree(module: str) -> ast.Module:
     return parsed(source(module))
 
@@ -83,13 +80,14 @@ def modules() -> tuple[str, ...]:
     return tuple(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in paths)
 
 
+@cache
 def imported(node: ast.Module) -> dict[str, str]:
     """What each name that is imported stands for: `egressproxy.net.timers.Timer`, or a module."""
     names: dict[str, str] = {}
-    for each in ast.walk(node):
-        if isinstance(each, ast.Import):
-            names.update({(alias.asname or alias.name): alias.name for alias in each.names})
-        elif isinstance(each, ast.ImportFrom) and each.module:
+    for each in every(node, ast.Import):
+        names.update({(alias.asname or alias.name): alias.name for alias in each.names})
+    for each in every(node, ast.ImportFrom):
+        if each.module:
             names.update({(alias.asname or alias.name): f"{each.module}.{alias.name}" for alias in each.names})
     return names
 
@@ -106,7 +104,7 @@ def said(node: ast.expr) -> str:
 
 
 def classes(node: ast.Module) -> list[ast.ClassDef]:
-    return [each for each in ast.walk(node) if isinstance(each, ast.ClassDef)]
+    return every(node, ast.ClassDef)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +170,13 @@ def slotted(module: str) -> frozenset[str]:
     return frozenset(
         each.name
         for each in classes(tree(module))
-        if "Protocol" not in map(said, each.bases) and "__slots__" in ast.unparse(each)
+        if "Protocol" not in map(said, each.bases) and any(_sets_slots(member) for member in each.body)
     )
+
+
+def _sets_slots(node: ast.stmt) -> bool:
+    targets = node.targets if isinstance(node, ast.Assign) else ()
+    return any(said(target) == "__slots__" for target in targets)
 
 
 # --- the rules -----------------------------------------------------------------------------------------------------
@@ -210,22 +213,23 @@ def classes_that_fail(made: Tree, node: ast.Module) -> Found:
 def deletions(made: Tree, node: ast.Module) -> Found:
     """`del` of a name where the frame outlives a call, and of an attribute anywhere."""
     deletable = "__deletable__" in made.text
-    for each in ast.walk(node):
-        if isinstance(each, ast.Delete) and not deletable:
-            for target in each.targets:
-                if isinstance(target, ast.Attribute):
-                    yield each.lineno, f"del {ast.unparse(target)}", "give the attribute a value that says it is gone"
-        if isinstance(each, Function):
-            pauses = isinstance(each, ast.AsyncFunctionDef) or _yields(each)
-            for inner in _own(each):
-                deleted = inner.targets if isinstance(inner, ast.Delete) else ()
-                for parameter in (target for target in deleted if _is_parameter(each, target)):
-                    what = f"del {ast.unparse(parameter)}"
-                    if pauses:
-                        yield inner.lineno, f"{what} in a coroutine or generator", "assign None"
-                    elif _is_read_behind(each, parameter):
-                        # The parameter has no value from the start: a segmentation fault.
-                        yield inner.lineno, f"{what}, which is read further below", "return before that"
+    if not every(node, ast.Delete):
+        return
+    for each in every(node, ast.Delete) if not deletable else ():
+        for target in each.targets:
+            if isinstance(target, ast.Attribute):
+                yield each.lineno, f"del {ast.unparse(target)}", "give the attribute a value that says it is gone"
+    for each in every(node, *Function):
+        pauses = isinstance(each, ast.AsyncFunctionDef) or _yields(each)
+        for inner in _own(each):
+            deleted = inner.targets if isinstance(inner, ast.Delete) else ()
+            for parameter in (target for target in deleted if _is_parameter(each, target)):
+                what = f"del {ast.unparse(parameter)}"
+                if pauses:
+                    yield inner.lineno, f"{what} in a coroutine or generator", "assign None"
+                elif _is_read_behind(each, parameter):
+                    # The parameter has no value from the start: a segmentation fault.
+                    yield inner.lineno, f"{what}, which is read further below", "return before that"
 
 
 def _is_parameter(function: ast.FunctionDef | ast.AsyncFunctionDef, deleted: ast.expr) -> bool:
@@ -264,13 +268,12 @@ _ABSENT_ATTRIBUTES = {"__dict__": "name the attributes", "__slots__": "name the 
 
 def what_is_absent(made: Tree, node: ast.Module) -> Found:
     known = imported(node)
-    for each in ast.walk(node):
+    for each in every(node, ast.Name, ast.Attribute):
         if isinstance(each, ast.Attribute) and each.attr in _ABSENT_ATTRIBUTES:
             yield each.lineno, each.attr, _ABSENT_ATTRIBUTES[each.attr]
-        named = said(each) if isinstance(each, ast.Name | ast.Attribute) else ""
-        whole = resolved(known, named)
+        whole = resolved(known, said(each))
         if whole in _ABSENT_CALLS:
-            yield getattr(each, "lineno", 0), whole, _ABSENT_CALLS[whole]
+            yield each.lineno, whole, _ABSENT_CALLS[whole]
 
 
 def resolved(known: dict[str, str], named: str) -> str:
@@ -281,8 +284,8 @@ def resolved(known: dict[str, str], named: str) -> str:
 
 def two_meanings(made: Tree, node: ast.Module) -> Found:
     """Where the checker is told one thing, and the run is another: compiled code believes what the checker was told."""
-    for each in ast.walk(node):
-        if isinstance(each, ast.If) and said(each.test).endswith("TYPE_CHECKING"):
+    for each in every(node, ast.If):
+        if said(each.test).endswith("TYPE_CHECKING"):
             imports = [inner for inner in each.body if isinstance(inner, ast.Import | ast.ImportFrom)]
             if each.orelse or len(imports) < len(each.body):
                 yield each.lineno, "TYPE_CHECKING decides more than imports", "write what is true in both"
@@ -303,7 +306,7 @@ def two_meanings(made: Tree, node: ast.Module) -> Found:
 
 def evaluated_twice(made: Tree, node: ast.Module) -> Found:
     """Bounds of slices: of what is neither list, tuple, text nor bytes, compiled code evaluates them a second time."""
-    for each in (each for each in ast.walk(node) if isinstance(each, ast.Slice)):
+    for each in every(node, ast.Slice):
         for bound in (each.lower, each.upper, each.step):
             inner = ast.walk(bound) if bound is not None else ()
             acts = (ast.Call, ast.Await, ast.Yield, ast.YieldFrom, ast.NamedExpr)
@@ -319,9 +322,8 @@ def from_outside(made: Tree, node: ast.Module) -> Found:
         if above and "typing.Protocol" not in bases:
             construct = f"{each.name} is interpreted, and a subclass of {above}, which is compiled"
             yield each.lineno, construct, "compile both modules, or neither"
-    for inner in ast.walk(node):
-        targets = inner.targets if isinstance(inner, ast.Assign) else ()
-        for target in targets:
+    for inner in every(node, ast.Assign):
+        for target in inner.targets:
             if isinstance(target, ast.Attribute) and made.whole(target.value) in made.native:
                 yield inner.lineno, f"{ast.unparse(target)} is set on the class", "set it in the class, or on an object"
 
@@ -330,8 +332,8 @@ def identities(made: Tree, node: ast.Module) -> Found:
     """Constants that are told apart by `is`. Compiled code takes a tuple of fixed length apart, and makes another of
     its values where one is asked for: none is the same as another.
     """
-    for each in ast.walk(node):
-        if isinstance(each, ast.Compare) and any(isinstance(operator, ast.Is | ast.IsNot) for operator in each.ops):
+    for each in every(node, ast.Compare):
+        if any(isinstance(operator, ast.Is | ast.IsNot) for operator in each.ops):
             for side in (each.left, *each.comparators):
                 if said(side) and is_fixed_tuple(made.whole(side), made):
                     construct = f"{ast.unparse(side)} is a tuple of fixed length, and is compared by `is`"
@@ -370,7 +372,7 @@ def caught(made: Tree, node: ast.Module) -> Found:
     """The names of `except … as name` in one function: compiled code gives a name the class of its first clause where
     that is compiled, and fails where another clause catches something else under this name.
     """
-    for function in (each for each in ast.walk(node) if isinstance(each, Function)):
+    for function in every(node, *Function) if every(node, ast.ExceptHandler) else ():
         known: dict[str, set[str]] = {}
         for clause in (each for each in _own(function) if isinstance(each, ast.ExceptHandler)):
             if clause.name is None or clause.type is None:
@@ -419,7 +421,7 @@ def test_what_is_copied_is_not_compiled():
     copying = set()
     for name in modules():
         known = imported(tree(name))
-        calls = [each for each in ast.walk(tree(name)) if isinstance(each, ast.Call)]
+        calls = every(tree(name), ast.Call)
         if any(resolved(known, said(each.func)) in ("copy.copy", "copy.deepcopy") for each in calls):
             copying.add(name)
     assert copying == set(COPIED), "name the module of the class that is copied in COPIED"
@@ -430,7 +432,7 @@ def test_what_goes_between_processes_is_not_compiled_or_says_how():
     """pickle makes an object without its arguments, and then sets what it held: compiled classes know neither."""
     sent = set()
     for name in modules():
-        for call in (each for each in ast.walk(tree(name)) if isinstance(each, ast.Call)):
+        for call in every(tree(name), ast.Call):
             if whole(name, source(name), call.func) == "egressproxy.model.pickling.classes":
                 named = (each for each in ast.walk(call) if isinstance(each, ast.Name))
                 sent |= {whole(name, source(name), each) for each in named}
@@ -454,7 +456,7 @@ def test_interpreted_code_asks_for_no_compiled_class_behind_an_abstract_one():
     asked = []
     for name in sorted(set(modules()) - COMPILED):
         known = imported(tree(name))
-        for call in (each for each in ast.walk(tree(name)) if isinstance(each, ast.Call)):
+        for call in every(tree(name), ast.Call):
             if said(call.func) in ("isinstance", "issubclass"):
                 kinds = {known.get(each.id, "") for each in ast.walk(call.args[1]) if isinstance(each, ast.Name)}
                 asked += [f"{name}:{call.lineno}: {kind}" for kind in kinds if is_abstract(kind)]

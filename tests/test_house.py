@@ -7,12 +7,14 @@ import asyncio
 import builtins
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
 import pydantic
 import pytest
+
+from tests.support.trees import every, parsed
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "egressproxy"
@@ -29,8 +31,12 @@ def module_name(path: Path) -> str:
 
 
 @cache
+def text_of(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
+
+
 def tree(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
+    return parsed(text_of(path))
 
 
 # ---- names
@@ -39,39 +45,36 @@ def tree(path: Path) -> ast.Module:
 def test_a_class_name_stands_for_one_thing_in_its_package():
     places = defaultdict(list)
     for path in sources("egressproxy"):
-        for node in ast.walk(tree(path)):
-            if isinstance(node, ast.ClassDef):
-                places[path.parent, node.name].append(module_name(path))
+        for node in every(tree(path), ast.ClassDef):
+            places[path.parent, node.name].append(module_name(path))
     assert {name: found for (_, name), found in places.items() if len(found) > 1} == {}
 
 
 def test_what_repr_shows_begins_with_the_name_of_the_class():
     wrong = []
     for path in sources("egressproxy"):
-        for node in ast.walk(tree(path)):
-            if isinstance(node, ast.ClassDef):
-                for member in node.body:
-                    if isinstance(member, ast.FunctionDef) and member.name == "__repr__":
-                        shown = re.findall(r"""['"](_?[A-Z]\w+)\(""", ast.unparse(member))
-                        wrong += [
-                            f"{path.relative_to(ROOT)}: {node.name}: {name}" for name in shown if name != node.name
-                        ]
+        for node in every(tree(path), ast.ClassDef):
+            for member in node.body:
+                if isinstance(member, ast.FunctionDef) and member.name == "__repr__":
+                    shown = re.findall(r"""['"](_?[A-Z]\w+)\(""", ast.unparse(member))
+                    wrong += [f"{path.relative_to(ROOT)}: {node.name}: {name}" for name in shown if name != node.name]
     assert wrong == []
 
 
 # ---- imports
 
 
+@cache
 def imports() -> dict[str, set[str]]:
     """Which module imports which, under `TYPE_CHECKING` and inside functions too."""
     modules = {module_name(path): path for path in sources("egressproxy")}
     graph: dict[str, set[str]] = {}
     for name, path in modules.items():
         named: set[str] = set()
-        for node in ast.walk(tree(path)):
-            if isinstance(node, ast.Import):
-                named |= {alias.name for alias in node.names}
-            elif isinstance(node, ast.ImportFrom) and node.module:
+        for node in every(tree(path), ast.Import):
+            named |= {alias.name for alias in node.names}
+        for node in every(tree(path), ast.ImportFrom):
+            if node.module:
                 whole = {f"{node.module}.{alias.name}" for alias in node.names}
                 named |= whole if all(each.removeprefix("egressproxy.") in modules for each in whole) else {node.module}
         short = {each.removeprefix("egressproxy.") for each in named if each.startswith("egressproxy.")}
@@ -131,27 +134,38 @@ _ELSEWHERE = {"DATE.md", "proposals/10-egress-gateways.md"}
 
 def prose(path: Path) -> Iterator[tuple[int, str]]:
     """The docstrings and comments of a Python file, the lines of any other, each with the number of its line."""
-    text = path.read_text(encoding="utf-8")
     if path.suffix != ".py":
-        yield from enumerate(text.splitlines(), 1)
+        yield from enumerate(text_of(path).splitlines(), 1)
         return
-    for node in ast.walk(tree(path)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+    for node in every(tree(path), ast.Expr):
+        if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield node.lineno, node.value.value
-    for line, code in enumerate(text.splitlines(), 1):
+    for line, code in enumerate(text_of(path).splitlines(), 1):
         if (comment := re.search(r"(?:^|\s)#[ :].*", code)) is not None:
             yield line, comment[0]
 
 
-def mentions(pattern: re.Pattern[str], paths: list[Path]) -> Iterator[tuple[str, str]]:
-    """What the prose of these files names, with its place. Files without a match are not taken apart."""
-    for path in paths:
-        if path != Path(__file__) and pattern.search(path.read_text(encoding="utf-8")):
-            for line, text in prose(path):
-                for match in pattern.finditer(text):
-                    yield f"{path.relative_to(ROOT)}:{line}: {match[1]}", match[1]
+def wrong_names(pattern: re.Pattern[str], paths: list[Path], is_wrong: Callable[[str], bool]) -> list[str]:
+    """The wrong names in the prose of these files, with their places.
+
+    A name is what the group of the pattern that took part has matched. A file is taken apart only where its whole text
+    has a wrong name.
+    """
+
+    def wrong_in(text: str) -> list[str]:
+        names = [match[match.lastindex or 0] for match in pattern.finditer(text)]
+        return [name for name in names if is_wrong(name)]
+
+    return [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in paths
+        if path != Path(__file__) and wrong_in(text_of(path))
+        for line, text in prose(path)
+        for name in wrong_in(text)
+    ]
 
 
+@cache
 def leads_somewhere(reference: str) -> bool:
     """Whether `room/module` or `room.module.name` is there: the path, and the name in the module."""
     place = PACKAGE
@@ -169,33 +183,27 @@ def leads_somewhere(reference: str) -> bool:
 def _defines(path: Path, names: list[str]) -> bool:
     if not names:
         return True
-    return re.search(rf"^(?:class |(?:async )?def )?{names[0]}\b", path.read_text(encoding="utf-8"), re.M) is not None
+    return re.search(rf"^(?:class |(?:async )?def )?{names[0]}\b", text_of(path), re.M) is not None
 
 
 PROSE = [*sources("egressproxy", "tests", "benchmarks"), ROOT / "ARCHITECTURE.md", ROOT / "CONTRIBUTING.md"]
 
 
 def test_every_module_that_is_named_is_there():
-    wrong = [
-        place
-        for place, reference in mentions(_REFERENCE, PROSE)
-        if re.split(r"[./]", reference)[0] in ROOMS
-        and not _NOT_OURS.match(reference)
-        and not leads_somewhere(reference)
-    ]
-    assert wrong == []
+    def is_wrong(reference: str) -> bool:
+        in_a_room = re.split(r"[./]", reference)[0] in ROOMS and not _NOT_OURS.match(reference)
+        return in_a_room and not leads_somewhere(reference)
+
+    assert wrong_names(_REFERENCE, PROSE, is_wrong) == []
 
 
 def test_every_document_that_is_named_is_there():
     pages = {path.name for folder in (ROOT, ROOT / "docs", PACKAGE / "config") for path in folder.glob("*.md")}
-    wrong = [
-        place
-        for place, name in mentions(_DOCUMENT, PROSE)
-        if name not in _ELSEWHERE
-        and name not in pages
-        and not any((folder / name).is_file() for folder in (ROOT, PACKAGE))
-    ]
-    assert wrong == []
+
+    def is_wrong(name: str) -> bool:
+        return name not in _ELSEWHERE | pages and not any((folder / name).is_file() for folder in (ROOT, PACKAGE))
+
+    assert wrong_names(_DOCUMENT, PROSE, is_wrong) == []
 
 
 def test_the_map_of_the_architecture_has_every_room_and_no_other():
@@ -237,20 +245,13 @@ _CLASS = re.compile(r"`([A-Z][a-z0-9]+[A-Z]\w*)\b|\bRaises ([A-Z]\w+)")
 def test_every_class_that_is_named_is_there():
     known = set(dir(builtins))
     for path in sources("egressproxy"):
-        for node in ast.walk(tree(path)):
+        for node in every(tree(path), ast.ClassDef, ast.Name, ast.Attribute, ast.alias, ast.Constant):
             match node:
                 case ast.ClassDef(name=name) | ast.Name(id=name) | ast.Attribute(attr=name) | ast.alias(name=name):
                     known.add(name)
                 case ast.Constant(value=str(word)) if word.isidentifier():  # a reason, a kind
                     known.add(word)
-    wrong = [
-        f"{path.relative_to(ROOT)}:{line}: {name}"
-        for path in sources("egressproxy")
-        for line, text in prose(path)
-        for name in (match[1] or match[2] for match in _CLASS.finditer(text))
-        if name not in known
-    ]
-    assert wrong == []
+    assert wrong_names(_CLASS, sources("egressproxy"), lambda name: name not in known) == []
 
 
 def test_a_module_docstring_begins_with_a_name_that_is_there():
@@ -286,12 +287,9 @@ def bases() -> dict[str, set[str]]:
     """The names of the classes that stand above each class name of the house, and of its methods."""
     found: dict[str, set[str]] = defaultdict(set)
     for path in sources("egressproxy"):
-        for node in ast.walk(tree(path)):
-            if isinstance(node, ast.ClassDef):
-                above = (base.value if isinstance(base, ast.Subscript) else base for base in node.bases)
-                found[node.name] |= {
-                    base.attr if isinstance(base, ast.Attribute) else ast.unparse(base) for base in above
-                }
+        for node in every(tree(path), ast.ClassDef):
+            above = (base.value if isinstance(base, ast.Subscript) else base for base in node.bases)
+            found[node.name] |= {base.attr if isinstance(base, ast.Attribute) else ast.unparse(base) for base in above}
     return found
 
 
@@ -300,9 +298,8 @@ def methods() -> dict[str, set[str]]:
     """The names of the functions in each class name of the house."""
     found: dict[str, set[str]] = defaultdict(set)
     for path in sources("egressproxy"):
-        for node in ast.walk(tree(path)):
-            if isinstance(node, ast.ClassDef):
-                found[node.name] |= {each.name for each in node.body if isinstance(each, FUNCTIONS)}
+        for node in every(tree(path), ast.ClassDef):
+            found[node.name] |= {each.name for each in node.body if isinstance(each, FUNCTIONS)}
     return found
 
 
@@ -343,8 +340,8 @@ def without_docstring(path: Path) -> Iterator[str]:
             elif isinstance(child, ast.ClassDef) and not child.name.startswith("_"):
                 left.append((f"{prefix}{child.name}.", child))
             elif isinstance(child, FUNCTIONS) and not child.name.startswith("_"):
-                statements = sum(isinstance(each, ast.stmt) for each in ast.walk(child)) - 1
-                if statements > 1 and ast.get_docstring(child) is None and not overrides(above, child.name):
+                says_nothing = ast.get_docstring(child) is None and not overrides(above, child.name)
+                if says_nothing and sum(isinstance(each, ast.stmt) for each in ast.walk(child)) > 2:
                     yield f"{path.relative_to(ROOT)}: {prefix}{child.name}"
 
 

@@ -21,6 +21,7 @@ from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.ai_apis.texts import TextKind
 from egressproxy.ai_apis.usage import TokenUsage, merged, usage_of
 from tests.ai_apis.streams import STREAMS, aws, framing, told
+from tests.support.properties import examples
 from tests.translation.examples import chat_chunk, junk, named, places, unnamed
 
 EACH = pytest.mark.parametrize("name", list(STREAMS))
@@ -365,7 +366,7 @@ PARTS = [
 ]  # fmt: skip
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(st.lists(st.lists(st.sampled_from(PARTS), max_size=4).map(b"".join), max_size=5))
 @example([b"data: a\rb\n\n", b"event: x\ry\ndata: a\n\n", b"data: a\n\n\n", b"data: a\n\ndata: b\r\n\r\n"])
 def test_plain_events_are_cut_as_all_others(pieces: list[bytes]):

@@ -48,6 +48,13 @@ def test_a_change_is_named_only_beyond_the_spread():
     assert change(Price("k", 50.0, 49.0, 51.0), None) == ["new", ""]
 
 
+@pytest.fixture
+def collected(stages, monkeypatch):
+    """What a run would collect is there already."""
+    monkeypatch.setattr("benchmarks.micro.__main__.collect", lambda: (stages, []))
+
+
+@pytest.mark.usefixtures("collected")
 def test_two_runs_can_be_compared(tmp_path):
     first, second = tmp_path / "a.json", tmp_path / "b.json"
     arguments = ["--only", "deadline", "--samples", "1"]
@@ -60,6 +67,7 @@ def test_two_runs_can_be_compared(tmp_path):
     assert [price["key"] for price in prices] == ["transport: Deadline: moved", "transport: Deadline: cleared"]
 
 
+@pytest.mark.usefixtures("collected")
 def test_a_file_that_is_no_result_is_refused(tmp_path):
     (tmp_path / "a.json").write_text("[]")
     ran = CliRunner().invoke(main, ["--only", "deadline", "--samples", "1", "--against", str(tmp_path / "a.json")])

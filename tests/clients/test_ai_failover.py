@@ -18,7 +18,7 @@ from tests.support.net import free_port
 from tests.support.origins.providers import Provider, Trouble
 from tests.support.origins.server import OriginServer
 from tests.support.pki import Pki
-from tests.support.process import GatewayProcess
+from tests.support.process import GatewayProcess, SharedGateway
 
 if importlib.util.find_spec("openai") is None or importlib.util.find_spec("anthropic") is None:
     if os.environ.get("EGRESSPROXY_CLIENTS") == "required":
@@ -184,7 +184,11 @@ class World:
     """A gateway, and for each API one provider that serves it alone; /API leads to that, /any through all of them."""
 
     def __init__(
-        self, folder: Path, stack: ExitStack, policy: Mapping[str, Any] | None = None, **failover: Any
+        self,
+        folder: Path | SharedGateway,
+        stack: ExitStack,
+        policy: Mapping[str, Any] | None = None,
+        **failover: Any,
     ) -> None:
         self.providers = {api: Provider() for api in APIS}
         context = Pki().server_context("127.0.0.1")
@@ -223,7 +227,8 @@ class World:
             objects.append(m.failover(name, *endpoints, firstByte="500ms", attemptsHeader=True, **failover))
             rules.append(m.prefix_rule(f"/first/{first}", name, rewrite="/"))
         objects.append(m.http_route("route", *rules))
-        self.gateway = stack.enter_context(GatewayProcess(folder, objects))
+        serving = folder.serving(objects) if isinstance(folder, SharedGateway) else GatewayProcess(folder, objects)
+        self.gateway = stack.enter_context(serving)
 
     def client(self, api: str, path: str) -> Client:
         return CLIENTS[api](f"http://127.0.0.1:{self.port}{path}")
@@ -233,6 +238,13 @@ class World:
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with ExitStack() as stack:
         yield World(tmp_path_factory.mktemp("ai"), stack)
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedGateway]:
+    gateway = SharedGateway(tmp_path_factory.mktemp("shared") / "gw")
+    yield gateway
+    gateway.stop()
 
 
 @pytest.fixture(autouse=True)
@@ -282,10 +294,10 @@ def test_a_conversation_with_tools_in_several_turns(world: World, api: str, back
 )
 @pytest.mark.parametrize("api", APIS)
 def test_a_provider_of_another_api_serves_where_the_own_one_fails_before_its_first_token(
-    tmp_path: Path, api: str, trouble: int | Trouble, stream: bool
+    shared: SharedGateway, api: str, trouble: int | Trouble, stream: bool
 ):
-    with ExitStack() as stack:
-        check_failover(World(tmp_path, stack), api, trouble, stream=stream)
+    with ExitStack() as stack:  # with providers of its own: none is put aside yet
+        check_failover(World(shared, stack), api, trouble, stream=stream)
 
 
 def check_failover(world: World, api: str, trouble: int | Trouble, *, stream: bool) -> None:

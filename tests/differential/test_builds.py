@@ -21,6 +21,11 @@ from tests.support.waiting import WAIT_S
 
 ROOT = Path(__file__).resolve().parents[2]
 
+where_compiled = pytest.mark.skipif(
+    build.name() == build.PURE,
+    reason="nothing is compiled here: `make test-compiled` compiles a copy of the checkout, and runs this there",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class Answers:
@@ -57,11 +62,8 @@ def difference(these: list[Game], one: Answers, other: Answers) -> str:
     return one.end or other.end
 
 
+@where_compiled
 def test_the_compiled_build_does_what_its_sources_do():
-    if build.name() == build.PURE:
-        pytest.skip(
-            "nothing is compiled here: `make test-compiled` compiles a copy of the checkout, and runs this there"
-        )
     seed = 0 if os.environ.get("CI") else random.randrange(2**32)
     these = games(seed, examples(2_000))
     compiled, pure = played(these), played(these, pure="1")
@@ -82,30 +84,49 @@ def test_a_game_is_the_same_in_every_process_and_is_played_without_a_mishap():
         assert len(said) > 20, f"{name}: the games are too much alike"
 
 
-@pytest.mark.parametrize(
-    ("path", "old", "new"),
-    [
-        ("protocols/http1/codec.py", "MAX_EMPTY_LINES: Final = 4", "MAX_EMPTY_LINES: Final = 3"),
-        ("protocols/http1/chunked.py", "made._left = self._left", "made._left = 0"),
-        ("protocols/http1/message_reader.py", '"a line ends in a bare CR or LF, or holds one"', '"a bare CR or LF"'),
-        ("routing/table.py", "-len(self.query),", "len(self.query),"),
-        ("upstream/pool.py", "len(self.kept) >= self.max_idle", "len(self.kept) > self.max_idle"),
-        ("upstream/address_policy.py", "if found == _METADATA else", "if found == () else"),
-        ("routing/destinations.py", "if self._firm_allow and (denied is None", "if self._firm_allow and (denied"),
-    ],
-    ids=["empty lines", "a copy", "a message", "precedence", "the pool", "metadata", "firm entries"],
-)
-def test_a_small_difference_is_found(tmp_path: Path, path: str, old: str, new: str):
+@pytest.fixture(scope="module")
+def right() -> tuple[list[Game], Answers]:
+    """Games, and what the sources as they are say to them."""
+    these = games(0, 500)
+    return these, played(these, pure="1")
+
+
+#: Small defects by their names: a file, what stands there once, and what is planted in its place.
+DEFECTS = {
+    "empty lines": ("protocols/http1/codec.py", "MAX_EMPTY_LINES: Final = 4", "MAX_EMPTY_LINES: Final = 3"),
+    "a copy": ("protocols/http1/chunked.py", "made._left = self._left", "made._left = 0"),
+    "a message": (
+        "protocols/http1/message_reader.py",
+        '"a line ends in a bare CR or LF, or holds one"',
+        '"a bare CR or LF"',
+    ),
+    "precedence": ("routing/table.py", "-len(self.query),", "len(self.query),"),
+    "the pool": ("upstream/pool.py", "len(self.kept) >= self.max_idle", "len(self.kept) > self.max_idle"),
+    "metadata": ("upstream/address_policy.py", "if found == _METADATA else", "if found == () else"),
+    "firm entries": (
+        "routing/destinations.py",
+        "if self._firm_allow and (denied is None",
+        "if self._firm_allow and (denied",
+    ),
+}
+
+
+def test_each_defect_fits_the_sources():
+    found = {name: (ROOT / "egressproxy" / path).read_text().count(old) for name, (path, old, _) in DEFECTS.items()}
+    assert found == dict.fromkeys(DEFECTS, 1)
+
+
+@where_compiled
+@pytest.mark.parametrize(("path", "old", "new"), DEFECTS.values(), ids=DEFECTS)
+def test_a_small_difference_is_found(right: tuple[list[Game], Answers], tmp_path: Path, path: str, old: str, new: str):
     shutil.copytree(
         ROOT / "egressproxy", tmp_path / "egressproxy", ignore=shutil.ignore_patterns("__pycache__", "*.so")
     )
     (tmp_path / "tests").symlink_to(ROOT / "tests")
     changed = tmp_path / "egressproxy" / path
-    text = changed.read_text()
-    assert text.count(old) == 1
-    changed.write_text(text.replace(old, new))
-    these = games(0, 500)
-    assert difference(these, played(these, pure="1"), played(these, tmp_path, pure="1")) != ""
+    changed.write_text(changed.read_text().replace(old, new))
+    these, answers = right
+    assert difference(these, answers, played(these, tmp_path, pure="1")) != ""
 
 
 def test_a_process_that_crashes_is_told_with_the_game_that_it_played():

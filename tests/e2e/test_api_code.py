@@ -15,7 +15,7 @@ from tests.support import manifests as m
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
 from tests.support.waiting import WAIT_S
-from tests.support.writing import JSON, Client
+from tests.support.writing import JSON, Client, delete_all
 
 MAPS = "/api/v1/namespaces/agents/configmaps"
 POLICIES = "/apis/egressproxy.io/v1alpha1/namespaces/agents/egresspolicies"
@@ -25,16 +25,32 @@ DESTINATIONS = "/apis/ainetworking.prototype.x-k8s.io/v0alpha0/namespaces/agents
 PYTHON = "egressproxy.io/Python:v1"
 
 
-@pytest.fixture
-def gateway(tmp_path: Path) -> Iterator[GatewayProcess]:
-    port = free_port()
-    made = GatewayProcess(
-        tmp_path / "gateway",
-        [m.gateway(m.forward_listener(port), name="egress")],
-        arguments=["--state-dir", str(tmp_path / "state"), "--api-writes"],
-    )
-    with made:
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("api")
+
+
+@pytest.fixture(scope="module")
+def of_all_tests(folder: Path) -> Iterator[GatewayProcess]:
+    with GatewayProcess(
+        folder / "gateway",
+        [m.gateway(m.forward_listener(free_port()), name="egress")],
+        arguments=["--state-dir", str(folder / "state"), "--api-writes"],
+    ) as made:
         yield made
+
+
+@pytest.fixture
+def gateway(of_all_tests: GatewayProcess, state: Path) -> Iterator[GatewayProcess]:
+    """One for all tests; what a test has written is deleted behind it."""
+    yield of_all_tests
+    delete_all(of_all_tests, state)
+    (state / "trap.py").unlink(missing_ok=True)
+
+
+@pytest.fixture
+def state(folder: Path) -> Path:
+    return folder / "state"
 
 
 def policy(path: str, **config: Any) -> dict[str, Any]:
@@ -52,7 +68,7 @@ def trap(file: Path) -> str:
     )
 
 
-def test_a_config_map_does_not_become_a_program(gateway: GatewayProcess, tmp_path: Path):
+def test_a_config_map_does_not_become_a_program(gateway: GatewayProcess, state: Path, tmp_path: Path):
     ran = tmp_path / "ran"
     client = Client(gateway)
     # As YAML it is a ConfigMap; as Python it is two statements, the second a text that has the rest in it.
@@ -64,7 +80,7 @@ def test_a_config_map_does_not_become_a_program(gateway: GatewayProcess, tmp_pat
         "zz": "x'''",
     }
     client.send("POST", MAPS, body)
-    (kept,) = (tmp_path / "state").glob("configmap_*")
+    (kept,) = state.glob("configmap_*")
     code, answer = client.send("POST", POLICIES, policy(kept.name))
     assert not ran.exists()
     with pytest.raises(SyntaxError):
@@ -76,10 +92,10 @@ def test_a_config_map_does_not_become_a_program(gateway: GatewayProcess, tmp_pat
 
 @pytest.mark.parametrize("query", ["", "?dryRun=All"])
 def test_python_filters_are_for_files_of_the_operator_however_they_are_written(
-    gateway: GatewayProcess, tmp_path: Path, query: str
+    gateway: GatewayProcess, state: Path, tmp_path: Path, query: str
 ):
     ran = tmp_path / "ran"
-    (tmp_path / "state" / "trap.py").write_text(trap(ran))  # by whatever means
+    (state / "trap.py").write_text(trap(ran))  # by whatever means
     client = Client(gateway)
     evil = policy("trap.py")
     harmless = {**evil, "spec": {key: value for key, value in evil["spec"].items() if key != "extensions"}}
@@ -116,10 +132,10 @@ def test_python_filters_are_for_files_of_the_operator_however_they_are_written(
     ],
 )
 def test_no_kind_of_object_brings_python_in(
-    gateway: GatewayProcess, tmp_path: Path, path: str, api_version: str, kind: str
+    gateway: GatewayProcess, state: Path, tmp_path: Path, path: str, api_version: str, kind: str
 ):
     ran = tmp_path / "ran"
-    (tmp_path / "state" / "trap.py").write_text(trap(ran))
+    (state / "trap.py").write_text(trap(ran))
     extension: dict[str, Any] = {"name": "x", "type": PYTHON}
     if api_version.startswith("egressproxy"):
         spec: dict[str, Any] = {"destination": {"type": "FQDN", "fqdn": {"hostname": "a.example"}}}
@@ -140,7 +156,7 @@ def test_no_kind_of_object_brings_python_in(
     assert not ran.exists()
 
 
-def test_unknown_fields_of_core_objects_are_not_kept(gateway: GatewayProcess, tmp_path: Path):
+def test_unknown_fields_of_core_objects_are_not_kept(gateway: GatewayProcess, state: Path):
     client = Client(gateway)
     metadata = {"name": "a", "bogus": 1}
     body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "immutable": True, "more": {"x": 1}}
@@ -153,7 +169,7 @@ def test_unknown_fields_of_core_objects_are_not_kept(gateway: GatewayProcess, tm
     assert "more" not in answer
     assert "bogus" not in answer["metadata"]
     assert answer["immutable"] is True
-    kept = (tmp_path / "state" / "configmap_agents_a.yaml").read_text()
+    kept = (state / "configmap_agents_a.yaml").read_text()
     assert "more" not in kept
     assert "bogus" not in kept
     code, _ = client.send("PATCH", f"{MAPS}/a?fieldValidation=Ignore", {"more": 1}, "application/merge-patch+json")
@@ -179,7 +195,7 @@ def test_nothing_of_a_configuration_runs_before_all_of_it_is_valid(tmp_path: Pat
         assert ran.exists()
 
 
-def test_errors_of_a_write_say_nothing_of_files(gateway: GatewayProcess, tmp_path: Path):
+def test_errors_of_a_write_say_nothing_of_files(gateway: GatewayProcess):
     client = Client(gateway)
     there, absent = (
         client.send("POST", POLICIES, policy(path)) for path in ("../gateway/config/manifests.yaml", "no.py")

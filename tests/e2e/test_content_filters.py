@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import socket
 from http.client import HTTPConnection, IncompleteRead
-from pathlib import Path
 from typing import Any
 
 from tests.e2e.world import Origin, client, read_message
 from tests.support import manifests as m
 from tests.support.net import free_port
-from tests.support.process import GatewayProcess
+from tests.support.process import SharedGateway
 from tests.support.waiting import wait_until
 
 ALICE = "alice@example.com"
@@ -44,7 +43,7 @@ def extension(kind: str, **config: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def test_what_leaves_what_comes_back_and_what_is_said_of_it(tmp_path: Path):
+def test_what_leaves_what_comes_back_and_what_is_said_of_it(shared: SharedGateway):
     port, asked, mirrored = free_port(), list[bytes](), list[bytes]()
 
     def serve(sock: socket.socket) -> None:
@@ -92,7 +91,7 @@ def test_what_leaves_what_comes_back_and_what_is_said_of_it(tmp_path: Path):
             m.http_route("here", rule, section="http"),
             policy,
         ]
-        with GatewayProcess(tmp_path, objects) as gateway:
+        with shared.serving(objects) as gateway:
             status, said = ask(port, f"Write to {ALICE}!")
             events = [json.loads(line[6:]) for line in said.split(b"\n") if line.startswith(b"data: {")]
             heard = "".join(event["choices"][0]["delta"]["content"] for event in events)
@@ -127,7 +126,7 @@ def test_what_leaves_what_comes_back_and_what_is_said_of_it(tmp_path: Path):
             assert not any(value in told for value in (ALICE, "4111", "sk-proj"))
 
 
-def test_filters_of_a_backend_look_at_each_attempt(tmp_path: Path):
+def test_filters_of_a_backend_look_at_each_attempt(shared: SharedGateway):
     port, asked = free_port(), list[bytes]()
 
     def serve(sock: socket.socket) -> None:
@@ -149,7 +148,7 @@ def test_filters_of_a_backend_look_at_each_attempt(tmp_path: Path):
             extension("ResponsePolicy", deny=[{"name": "FALCON", "pattern": "falcon"}], toolCalls="Offered"),
         ]
         objects = [m.gateway(m.http_listener(port)), here, m.http_route("here", rule, section="http")]
-        with GatewayProcess(tmp_path, objects) as gateway:
+        with shared.serving(objects) as gateway:
             status, said = ask(port, f"Write to {ALICE}!")
             events = [json.loads(line[6:]) for line in said.split(b"\n") if line.startswith(b"data: {")]
             heard = "".join(event["choices"][0]["delta"]["content"] for event in events)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -16,14 +15,14 @@ from tests.support.dns import Rule
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.pki import Pki
-from tests.support.process import GatewayProcess
+from tests.support.process import SharedGateway
 from tests.support.tokens import TokenIssuer
 from tests.support.waiting import wait_until
 
 DENY = [{"hostnames": ["evil.test", "*.bad.test"]}]
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def names() -> Iterator[NameServer]:
     with NameServer({}) as server:
         server.zone |= {
@@ -48,9 +47,9 @@ def objects(port: int, reverse: int, names: NameServer, backend: int, **sections
     ]
 
 
-def test_a_name_that_leads_to_a_denied_one_is_denied_on_every_way(tmp_path: Path, names: NameServer):
+def test_a_name_that_leads_to_a_denied_one_is_denied_on_every_way(shared: SharedGateway, names: NameServer):
     port, reverse = free_port(), free_port()
-    with Origin() as origin, GatewayProcess(tmp_path, objects(port, reverse, names, origin.port)) as gateway:
+    with Origin() as origin, shared.serving(objects(port, reverse, names, origin.port)) as gateway:
         for host in ("led.test", "far.test", "below.test"):
             tunnel = f"CONNECT {host}:{origin.port} HTTP/1.1\r\nHost: {host}:{origin.port}\r\n\r\n".encode()
             for request in (get(host, origin.port), tunnel):
@@ -68,11 +67,11 @@ def test_a_name_that_leads_to_a_denied_one_is_denied_on_every_way(tmp_path: Path
         assert "evil.test" in record["detail"]
 
 
-def test_mode_report_lets_it_pass_and_notes_it(tmp_path: Path, names: NameServer):
+def test_mode_report_lets_it_pass_and_notes_it(shared: SharedGateway, names: NameServer):
     port, reverse = free_port(), free_port()
     with (
         Origin() as origin,
-        GatewayProcess(tmp_path, objects(port, reverse, names, origin.port, mode="Report")) as gateway,
+        shared.serving(objects(port, reverse, names, origin.port, mode="Report")) as gateway,
         client(port) as sock,
     ):
         assert ask(sock, get("far.test", origin.port))[0] == 200
@@ -92,7 +91,7 @@ PLACES = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def reversing() -> Iterator[NameServer]:
     with NameServer({}) as server:
         for name, address in PLACES.items():
@@ -116,11 +115,11 @@ def reverse_checked(port: int, names: NameServer, check: str) -> list[m.Manifest
     return [m.gateway(m.forward_listener(port)), policy]
 
 
-def test_an_address_whose_names_do_not_agree_is_not_dialled(tmp_path: Path, reversing: NameServer):
+def test_an_address_whose_names_do_not_agree_is_not_dialled(shared: SharedGateway, reversing: NameServer):
     port = free_port()
     with (
         origins() as (origin, accepted),
-        GatewayProcess(tmp_path, reverse_checked(port, reversing, "Enforce")) as gateway,
+        shared.serving(reverse_checked(port, reversing, "Enforce")) as gateway,
     ):
 
         def outcome(host: str) -> tuple[int, bytes]:
@@ -162,14 +161,14 @@ def test_an_address_whose_names_do_not_agree_is_not_dialled(tmp_path: Path, reve
         assert gateway.metric("egress_dns_reverse_checks_total", result="differs") >= 3
 
 
-def test_mode_report_of_the_check_dials_at_once_and_counts(tmp_path: Path, reversing: NameServer):
+def test_mode_report_of_the_check_dials_at_once_and_counts(shared: SharedGateway, reversing: NameServer):
     port = free_port()
     gate = asyncio.Event()
     reversing.zone["4.0.0.127.in-addr.arpa"].gate = gate
     try:
         with (
             origins() as (origin, _),
-            GatewayProcess(tmp_path, reverse_checked(port, reversing, "Report")) as gateway,
+            shared.serving(reverse_checked(port, reversing, "Report")) as gateway,
             client(port) as sock,
         ):
             assert ask(sock, get("differs.test", origin)) == (200, b"127.0.0.4")
@@ -186,13 +185,13 @@ def test_mode_report_of_the_check_dials_at_once_and_counts(tmp_path: Path, rever
 
 
 # --- new names -----------------------------------------------------------------------------------------------------
-def test_a_client_that_asks_for_many_new_names_is_refused_and_told_of_in_an_event(tmp_path: Path):
+def test_a_client_that_asks_for_many_new_names_is_refused_and_told_of_in_an_event(two_workers: SharedGateway):
     port = free_port()
     with NameServer({"*": ["127.0.0.1"]}) as names, Origin() as origin:
         policy = m.policy(["*.test"], cidrs=ALLOW_LOOPBACK)
         policy["spec"]["dns"] = {"servers": [names.address], "newNames": {"limit": 3, "window": "1h"}}
         objects = [m.gateway(m.forward_listener(port)), policy]
-        with GatewayProcess(tmp_path, objects, arguments=["--workers", "2"]) as gateway:
+        with two_workers.serving(objects) as gateway:
 
             def outcome(host: str) -> tuple[int, bytes]:
                 with client(port) as sock:
@@ -209,12 +208,12 @@ def test_a_client_that_asks_for_many_new_names_is_refused_and_told_of_in_an_even
             assert "c2VjcmV0" not in gateway.admin("/api/v1/events")[1]
 
 
-def test_new_names_are_counted_for_each_identity_not_for_the_address_that_they_share(tmp_path: Path):
+def test_new_names_are_counted_for_each_identity_not_for_the_address_that_they_share(shared: SharedGateway):
     port, cluster = free_port(), TokenIssuer()
     with NameServer({"*": ["127.0.0.1"]}) as names, Origin() as origin:
         policy = m.policy(["*.test"], cidrs=ALLOW_LOOPBACK, identity={"token": {"issuers": [cluster.written]}})
         policy["spec"]["dns"] = {"servers": [names.address], "newNames": {"limit": 2, "window": "1h"}}
-        with GatewayProcess(tmp_path, [m.gateway(m.forward_listener(port)), policy, cluster.config_map]):
+        with shared.serving([m.gateway(m.forward_listener(port)), policy, cluster.config_map]):
 
             def status(host: str, account: str, **claims: str) -> int:
                 token = cluster.token(f"system:serviceaccount:agents:{account}", **claims)
@@ -228,7 +227,7 @@ def test_new_names_are_counted_for_each_identity_not_for_the_address_that_they_s
 
 
 # --- servers over TLS ------------------------------------------------------------------------------------------------
-def test_a_server_over_tls_is_verified_by_a_ca_of_ones_own_and_keeps_its_connection(tmp_path: Path):
+def test_a_server_over_tls_is_verified_by_a_ca_of_ones_own_and_keeps_its_connection(shared: SharedGateway):
     pki, other, port = Pki(), Pki(), free_port()
     with NameServer({"*": ["127.0.0.1"]}, pki.server_context("dns.test")) as names, Origin() as origin:
 
@@ -245,7 +244,7 @@ def test_a_server_over_tls_is_verified_by_a_ca_of_ones_own_and_keeps_its_connect
             with client(port) as sock:
                 return ask(sock, get(host, origin.port))[0]
 
-        with GatewayProcess(tmp_path, objects("dns.test", pki.ca_pem)) as gateway:
+        with shared.serving(objects("dns.test", pki.ca_pem)) as gateway:
             assert [status(f"n{number}.test") for number in range(4)] == [200] * 4
             assert names.streams.connections == 1
             gateway.replace(objects("dns.test", other.ca_pem))
@@ -254,8 +253,7 @@ def test_a_server_over_tls_is_verified_by_a_ca_of_ones_own_and_keeps_its_connect
             told = gateway.wait_for_record(status=503)["detail"]
             assert "the authority that signed it is not known" in told
             assert "expected: name dns.test, signed by ConfigMap agents/roots" in told
-            gateway.replace(objects("other.test", pki.ca_pem))
-            gateway.wait_for_diagnostics("configuration 3")
+            gateway.reload(objects("other.test", pki.ca_pem))
             since = gateway.mark()
             assert status("other.test") == 503
             assert "is for another name" in gateway.wait_for_record(since=since, status=503)["detail"]

@@ -22,7 +22,7 @@ from tests.support.net import free_port
 from tests.support.origins import ai
 from tests.support.origins.server import OriginServer
 from tests.support.pki import Pki
-from tests.support.process import GatewayProcess
+from tests.support.process import SharedGateway
 from tests.support.waiting import WAIT_S, until, wait_until
 
 NAMES = ("first", "second", "third")
@@ -54,12 +54,12 @@ def ask(port: int, body: bytes) -> tuple[int, bytes, bytes]:
 
 
 @pytest.mark.parametrize("fault", [each for each in Fault if each not in (Fault.NONE, Fault.TRUNCATED)])
-def test_every_fault_before_the_first_byte_leads_to_the_next_provider(tmp_path: Path, fault: Fault):
+def test_every_fault_before_the_first_byte_leads_to_the_next_provider(shared: SharedGateway, fault: Fault):
     port = free_port()
     with (
         FaultServer("first") as first,
         FaultServer("second") as second,
-        GatewayProcess(tmp_path, config(port, first, second, firstByte="300ms", attemptsHeader=True)),
+        shared.serving(config(port, first, second, firstByte="300ms", attemptsHeader=True)),
     ):
         first.says(fault)
         body = b"x" * 100_000
@@ -71,12 +71,12 @@ def test_every_fault_before_the_first_byte_leads_to_the_next_provider(tmp_path: 
         assert second.requests == 1
 
 
-def test_an_answer_that_breaks_off_behind_its_first_byte_is_seen_to_break_off(tmp_path: Path):
+def test_an_answer_that_breaks_off_behind_its_first_byte_is_seen_to_break_off(shared: SharedGateway):
     port = free_port()
     with (
         FaultServer("first") as first,
         FaultServer("second") as second,
-        GatewayProcess(tmp_path, config(port, first, second, firstByte="300ms")) as gateway,
+        shared.serving(config(port, first, second, firstByte="300ms")) as gateway,
     ):
         first.says(Fault.TRUNCATED)
         with pytest.raises((ConnectionError, AssertionError)):  # a reset, so that it does not look whole
@@ -85,12 +85,12 @@ def test_an_answer_that_breaks_off_behind_its_first_byte_is_seen_to_break_off(tm
         assert gateway.wait_for_record(reason="upstream_incomplete")["backend"] == "agents/first"
 
 
-def test_a_provider_that_is_down_costs_a_few_attempts_and_serves_again_when_it_is_back(tmp_path: Path):
+def test_a_provider_that_is_down_costs_a_few_attempts_and_serves_again_when_it_is_back(shared: SharedGateway):
     port = free_port()
     with (
         FaultServer("first") as first,
         FaultServer("second") as second,
-        GatewayProcess(tmp_path, config(port, first, second)) as gateway,
+        shared.serving(config(port, first, second)) as gateway,
     ):
         first.down()
         for number in range(200):
@@ -117,7 +117,7 @@ def test_a_provider_that_is_down_costs_a_few_attempts_and_serves_again_when_it_i
     ],
 )
 @pytest.mark.parametrize(("program", "path"), [("openai_chat", "/openai/v1"), ("anthropic_chat", "/anthropic")])
-def test_the_sdks_of_providers_see_nothing_of_it(tmp_path: Path, program: str, path: str, fault: Fault):
+def test_the_sdks_of_providers_see_nothing_of_it(shared: SharedGateway, program: str, path: str, fault: Fault):
     """Without retries of their own: a whole answer, and a stream."""
     pytest.importorskip(program.partition("_")[0])  # of the extra `clients`
     port = free_port()
@@ -131,7 +131,7 @@ def test_the_sdks_of_providers_see_nothing_of_it(tmp_path: Path, program: str, p
             m.ip_backend("second", second.plain_port, second.address),
             m.failover("any", "first", "second", firstByte="300ms"),
         ]
-        with GatewayProcess(tmp_path, objects) as gateway:
+        with shared.serving(objects) as gateway:
             script = Path("tests/clients/programs") / f"{program}.py"
             url = f"http://127.0.0.1:{port}{path}"
             said = subprocess.run([sys.executable, script, url], capture_output=True, text=True, timeout=WAIT_S)
@@ -213,11 +213,13 @@ async def drill(port: int, tally: Tally, ill: FaultServer, rounds: int) -> None:
 
 
 @pytest.mark.parametrize(("requests", "rounds"), [(4_000, 1), pytest.param(100_000, 8, marks=pytest.mark.nightly)])
-def test_no_request_is_lost_while_one_of_three_providers_dies_and_returns(tmp_path: Path, requests: int, rounds: int):
+def test_no_request_is_lost_while_one_of_three_providers_dies_and_returns(
+    shared: SharedGateway, requests: int, rounds: int
+):
     port, tally = free_port(), Tally(requests)
     with ExitStack() as stack:
         servers = [stack.enter_context(FaultServer(name)) for name in NAMES]
-        gateway = stack.enter_context(GatewayProcess(tmp_path, config(port, *servers, firstByte="250ms")))
+        gateway = stack.enter_context(shared.serving(config(port, *servers, firstByte="250ms")))
         asyncio.run(drill(port, tally, servers[0], rounds))
         assert tally.lost == []
         assert tally.answered >= requests

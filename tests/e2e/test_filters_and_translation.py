@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from tests.support.net import free_port
 from tests.support.origins.providers import INPUT, OUTPUT, Provider
 from tests.support.origins.server import OriginServer
 from tests.support.pki import Pki
-from tests.support.process import GatewayProcess
+from tests.support.process import SharedGateway
 from tests.support.waiting import wait_until
 
 PATHS = {"OpenAIChat": "/v1/chat/completions", "OpenAIResponses": "/v1/responses", "AnthropicMessages": "/v1/messages"}
@@ -142,11 +141,13 @@ class Client:
 
 @pytest.mark.parametrize("version", ["1.1", "2"])
 @pytest.mark.parametrize("place", ["route", "backend"])
-def test_every_filter_holds_whatever_api_the_client_and_the_provider_speak(tmp_path: Path, place: str, version: str):
+def test_every_filter_holds_whatever_api_the_client_and_the_provider_speak(
+    shared: SharedGateway, place: str, version: str
+):
     port, provider = free_port(), Provider()
     with (
         OriginServer([provider.routes()], Pki().server_context("127.0.0.1")) as server,
-        GatewayProcess(tmp_path, list(objects(port, server))) as gateway,
+        shared.serving(list(objects(port, server))) as gateway,
     ):
         client, asked = Client(port, version), 0
         for api in PATHS:
@@ -199,7 +200,7 @@ def test_every_filter_holds_whatever_api_the_client_and_the_provider_speak(tmp_p
 
 
 @pytest.mark.parametrize("place", ["request-headers", "backend-request"])
-def test_a_stream_that_is_cut_ends_in_the_words_of_the_client_s_api(tmp_path: Path, place: str):
+def test_a_stream_that_is_cut_ends_in_the_words_of_the_client_s_api(shared: SharedGateway, place: str):
     port, provider = free_port(), Provider()
     policy = extension("ResponsePolicy", place, deny=[{"name": "FALCON", "pattern": "falcon"}], action="Truncate")
     with OriginServer([provider.routes()], Pki().server_context("127.0.0.1")) as server:
@@ -210,7 +211,7 @@ def test_a_stream_that_is_cut_ends_in_the_words_of_the_client_s_api(tmp_path: Pa
             backend["spec"]["extensions"] = [policy]
         common = [policy] if place == "request-headers" else []
         made.append(m.policy(cidrs=["127.0.0.0/8"], extensions=common))
-        with GatewayProcess(tmp_path, made):
+        with shared.serving(made):
             status, said = Client(port, "1.1").ask("OpenAIResponses", "any", "the falcon flies", is_stream=True)
             first, *_, last = events_of(said)
             assert (status, b"falcon" in said, last["type"]) == (200, False, "response.incomplete")

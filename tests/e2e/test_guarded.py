@@ -17,7 +17,7 @@ from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, get
 from tests.support import manifests as m
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
-from tests.support.process import GatewayProcess
+from tests.support.process import GatewayProcess, SharedGateway
 from tests.support.waiting import WAIT_S
 
 
@@ -88,8 +88,8 @@ def test_what_opens_nothing_that_was_asked_for_is_taken(dns: NameServer, tmp_pat
         gateway.wait_for_metric("egress_config_generation", before + 1)
 
 
-def test_a_reload_tells_what_is_wrong_with_the_configuration(dns: NameServer, tmp_path: Path):
-    with GatewayProcess(tmp_path / "gw", opened(free_port(), dns, "a.test")) as gateway:
+def test_a_reload_tells_what_is_wrong_with_the_configuration(dns: NameServer, shared: SharedGateway):
+    with shared.serving(opened(free_port(), dns, "a.test")) as gateway:
         gateway.replace_text("kind: Nonsense\n")
         status, text = reload(gateway)
         assert status == 1
@@ -106,9 +106,9 @@ def test_a_reload_tells_what_is_wrong_with_the_configuration(dns: NameServer, tm
     ],
 )
 def test_a_web_page_cannot_ask_for_a_reload(
-    dns: NameServer, tmp_path: Path, headers: dict[str, str], method: str, path: str, status: int
+    dns: NameServer, shared: SharedGateway, headers: dict[str, str], method: str, path: str, status: int
 ):
-    with GatewayProcess(tmp_path / "gw", opened(free_port(), dns, "a.test")) as gateway:
+    with shared.serving(opened(free_port(), dns, "a.test")) as gateway:
         url = f"http://127.0.0.1:{gateway.admin_port}{path}"
         with pytest.raises(urllib.error.HTTPError) as refused:
             urllib.request.urlopen(urllib.request.Request(url, method=method, headers=headers), timeout=WAIT_S)

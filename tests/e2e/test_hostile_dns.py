@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
@@ -15,7 +14,7 @@ from tests.support import manifests as m
 from tests.support.dns import Rule
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
-from tests.support.process import GatewayProcess
+from tests.support.process import SharedGateway
 from tests.support.waiting import wait_until
 
 CNAME, PTR = 5, 12
@@ -56,7 +55,7 @@ LOOP = reversed_wire("127.0.0.5")
 
 
 @pytest.mark.parametrize("check", ["Enforce", "Report"])
-def test_whatever_stands_in_reverse_zones_denies_and_injects_nothing(tmp_path: Path, check: str):
+def test_whatever_stands_in_reverse_zones_denies_and_injects_nothing(shared: SharedGateway, check: str):
     port = free_port()
     hostile = {
         "2": pointers("127.0.0.2", [wire(b"n%d" % number, b"test") for number in range(1000)]),
@@ -80,7 +79,7 @@ def test_whatever_stands_in_reverse_zones_denies_and_injects_nothing(tmp_path: P
         names.zone["good.test"] = Rule(("127.0.0.10",))
         names.zone["10.0.0.127.in-addr.arpa"] = Rule(("good.test",))
         objects = [m.gateway(m.forward_listener(port)), policy(names, reverseCheck=check)]
-        with GatewayProcess(tmp_path, objects) as gateway:
+        with shared.serving(objects) as gateway:
             expected = dict.fromkeys(hostile, 200 if check == "Report" else 403)
             if check == "Enforce":  # where the names could not be read it is a failure, which is told apart
                 expected |= dict.fromkeys("35678", 503)
@@ -116,7 +115,7 @@ def test_whatever_stands_in_reverse_zones_denies_and_injects_nothing(tmp_path: P
             assert 'result="' in exposition
 
 
-def test_each_step_of_a_chain_counts_and_a_loop_ends(tmp_path: Path):
+def test_each_step_of_a_chain_counts_and_a_loop_ends(shared: SharedGateway):
     port = free_port()
     with NameServer({}) as names, origins() as (origin, accepted):
         names.zone |= {
@@ -136,7 +135,7 @@ def test_each_step_of_a_chain_counts_and_a_loop_ends(tmp_path: Path):
         destinations = {"allow": [{"hostnames": ["*.test"]}], "deny": [{"hostnames": ["*.evil.test"]}]}
         made = policy(names)
         made["spec"]["destinations"] = destinations
-        with GatewayProcess(tmp_path, [m.gateway(m.forward_listener(port)), made]) as gateway:
+        with shared.serving([m.gateway(m.forward_listener(port)), made]) as gateway:
 
             def outcome(host: str) -> tuple[int, str]:
                 since = gateway.mark()
@@ -153,7 +152,7 @@ def test_each_step_of_a_chain_counts_and_a_loop_ends(tmp_path: Path):
             assert outcome("good.test")[0] == 200
 
 
-def test_what_was_allowed_when_it_was_looked_up_is_not_dialled_once_it_is_denied(tmp_path: Path):
+def test_what_was_allowed_when_it_was_looked_up_is_not_dialled_once_it_is_denied(shared: SharedGateway):
     """Answers that are kept, stale ones, connections that wait, and those of a server that the policy has no more."""
     port = free_port()
     with NameServer({}) as old, NameServer({}) as new, origins() as (origin, accepted):
@@ -165,7 +164,7 @@ def test_what_was_allowed_when_it_was_looked_up_is_not_dialled_once_it_is_denied
             made["spec"]["addresses"] = {"allow": [{"cidrs": list(cidrs)}]}
             return [m.gateway(m.forward_listener(port)), made]
 
-        with GatewayProcess(tmp_path, objects(old)) as gateway, client(port) as kept:
+        with shared.serving(objects(old)) as gateway, client(port) as kept:
 
             def outcome(host: str = "a.test") -> tuple[int, bytes]:
                 with client(port) as sock:
@@ -173,20 +172,16 @@ def test_what_was_allowed_when_it_was_looked_up_is_not_dialled_once_it_is_denied
 
             assert ask(kept, get("a.test", origin)) == outcome() == (200, b"127.0.0.2")
             asked = old.asked("a.test")
-            gateway.replace(objects(old, ["127.0.0.3/32"]))
-            gateway.wait_for_diagnostics("configuration 2 is in service")
+            gateway.reload(objects(old, ["127.0.0.3/32"]))
             assert ask(kept, get("a.test", origin))[0] == outcome()[0] == 403
             assert old.asked("a.test") == asked, "the answer was known: it is judged anew"
-            gateway.replace(objects(new))
-            gateway.wait_for_diagnostics("configuration 3 is in service")
+            gateway.reload(objects(new))
             assert ask(kept, get("a.test", origin)) == outcome() == (200, b"127.0.0.3")
             assert old.asked("a.test") == asked
             assert outcome("b.test")[0] == 503, "the new server does not know it"
             new.zone["a.test"] = Rule(silent=True)  # of the new one: no stale answer of the old one, either
-            gateway.replace(objects(new, hosts={"a.test": ["127.0.0.4"]}))
-            gateway.wait_for_diagnostics("configuration 4 is in service")
+            gateway.reload(objects(new, hosts={"a.test": ["127.0.0.4"]}))
             assert ask(kept, get("a.test", origin)) == outcome() == (200, b"127.0.0.4")
-            gateway.replace(objects(new, timeout="200ms"))
-            gateway.wait_for_diagnostics("configuration 5 is in service")
+            gateway.reload(objects(new, timeout="200ms"))
             assert outcome()[0] == 504
         assert set(accepted) == {"127.0.0.2", "127.0.0.3", "127.0.0.4"}

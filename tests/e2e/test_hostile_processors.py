@@ -11,7 +11,6 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from pathlib import Path
 
 import pytest
 from h2.exceptions import H2Error
@@ -24,7 +23,7 @@ from tests.e2e.world import Origin, ask, client
 from tests.support import manifests as m
 from tests.support.http2 import GrpcCall, Http2Server
 from tests.support.net import free_port
-from tests.support.process import GatewayProcess
+from tests.support.process import SharedGateway
 from tests.support.protobuf_wire import field
 from tests.support.waiting import WAIT_S, wait_until
 
@@ -151,9 +150,9 @@ def post(port: int, path: str) -> tuple[int, float]:
 
 
 @pytest.mark.parametrize("mood", MOODS)
-def test_a_server_that_is_unwell_holds_nobody_up_and_is_asked_again_when_it_is_well(tmp_path: Path, mood: str):
+def test_a_server_that_is_unwell_holds_nobody_up_and_is_asked_again_when_it_is_well(shared: SharedGateway, mood: str):
     port, server = free_port(), Server(mood)
-    with Origin() as origin, GatewayProcess(tmp_path / "gw", objects(port, origin.port, server.origin.port)):
+    with Origin() as origin, shared.serving(objects(port, origin.port, server.origin.port)):
         with ThreadPoolExecutor(9) as pool:
             asked = [(path, pool.submit(post, port, path)) for path in list(PATHS) * 3]
             assert post(port, "/free")[0] == 200

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from h2.errors import ErrorCodes
@@ -16,7 +15,7 @@ from tests.support.http2 import Http2Server
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.pki import Pki
-from tests.support.process import GatewayProcess
+from tests.support.process import SharedGateway
 
 SWITCHED = b"HTTP/1.1 101 Switching Protocols\r\nConnection: Upgrade\r\nUpgrade: echo\r\n\r\n"
 
@@ -82,7 +81,7 @@ def to(name: str, host: str, origin: AnyHttp, protocol: str) -> m.Manifest:
     return m.backend(name, host, origin.origin.port, tls=True, ca="ca", protocol=protocol)
 
 
-def test_alpn_decides_where_the_backend_says_http(dns: NameServer, tmp_path: Path):
+def test_alpn_decides_where_the_backend_says_http(dns: NameServer, shared: SharedGateway):
     pki, port = Pki(), free_port()
     both, old, only = AnyHttp(pki, "h2", "http/1.1"), AnyHttp(pki), AnyHttp(pki, "h2")
     objects = backends(
@@ -95,7 +94,7 @@ def test_alpn_decides_where_the_backend_says_http(dns: NameServer, tmp_path: Pat
         strict=to("strict", "a.test", old, "HTTP2"),
     )  # fmt: skip
     said = {"any": b"h2", "one": b"HTTP", "two": b"h2", "grpc": b"h2", "old": b"HTTP"}
-    with GatewayProcess(tmp_path / "gw", objects) as gateway, client(port) as sock:
+    with shared.serving(objects) as gateway, client(port) as sock:
         for _ in range(2):
             for name, answer in said.items():
                 status, body = ask(sock, get("app.test", port, f"/{name}", absolute=False))
@@ -107,10 +106,10 @@ def test_alpn_decides_where_the_backend_says_http(dns: NameServer, tmp_path: Pat
         assert gateway.metric("egress_upstream_connections", **labels) == 1.0
 
 
-def test_an_upgrade_is_asked_for_in_http_1(dns: NameServer, tmp_path: Path):
+def test_an_upgrade_is_asked_for_in_http_1(dns: NameServer, shared: SharedGateway):
     pki, port = Pki(), free_port()
     both = AnyHttp(pki, "h2", "http/1.1")
-    with GatewayProcess(tmp_path / "gw", backends(port, dns, pki, any=to("any", "a.test", both, "HTTP"))):
+    with shared.serving(backends(port, dns, pki, any=to("any", "a.test", both, "HTTP"))):
         with client(port) as sock:
             assert ask(sock, get("app.test", port, "/any", absolute=False))[1].startswith(b"h2")
         with client(port) as sock:
@@ -121,11 +120,11 @@ def test_an_upgrade_is_asked_for_in_http_1(dns: NameServer, tmp_path: Path):
             assert sock.recv(100) == b"hello"
 
 
-def test_a_server_that_wants_http_1_for_a_request_gets_it(dns: NameServer, tmp_path: Path):
+def test_a_server_that_wants_http_1_for_a_request_gets_it(dns: NameServer, shared: SharedGateway):
     pki, port = Pki(), free_port()
     both = AnyHttp(pki, "h2", "http/1.1")
     objects = backends(port, dns, pki, any=to("any", "a.test", both, "HTTP"), two=to("two", "b.test", both, "HTTP2"))
-    with GatewayProcess(tmp_path / "gw", objects) as gateway, client(port) as sock:
+    with shared.serving(objects) as gateway, client(port) as sock:
         assert ask(sock, get("app.test", port, "/any", absolute=False))[1].startswith(b"h2")
         for path in ("/any/old", "/any"):
             got = ask(sock, get("app.test", port, path, absolute=False))
@@ -134,7 +133,7 @@ def test_a_server_that_wants_http_1_for_a_request_gets_it(dns: NameServer, tmp_p
         gateway.wait_for_record(status=503, reason="upstream_reset", backend="agents/two")
 
 
-def test_a_connection_serves_one_name_and_one_trust(dns: NameServer, tmp_path: Path):
+def test_a_connection_serves_one_name_and_one_trust(dns: NameServer, shared: SharedGateway):
     """Not coalesced (RFC 9113 section 9.1.1), though the certificate is good for both, and the address is the same."""
     pki, port = Pki(), free_port()
     both = AnyHttp(pki, "h2", "http/1.1")
@@ -143,7 +142,7 @@ def test_a_connection_serves_one_name_and_one_trust(dns: NameServer, tmp_path: P
     objects = backends(
         port, dns, pki, a=to("a", "a.test", both, "HTTP"), b=to("b", "b.test", both, "HTTP"), pinned=pinned
     )
-    with GatewayProcess(tmp_path / "gw", objects), client(port) as sock:
+    with shared.serving(objects), client(port) as sock:
         for _ in range(2):
             for name, host in (("a", "a"), ("b", "b"), ("pinned", "a")):
                 asked = get("app.test", port, f"/{name}", absolute=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from time import time
 from typing import Any
 
@@ -18,7 +17,7 @@ from tests.support import manifests as m
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.pki import Pki
-from tests.support.process import GatewayProcess
+from tests.support.process import SharedGateway
 from tests.support.tokens import TokenIssuer
 
 HOST, LOGIN = "api.origin.test", "login.test"
@@ -35,7 +34,7 @@ def get(authority: str, token: str, path: str = "/", field: str = "Proxy-Authori
     return f"GET http://{authority}{path} HTTP/1.1\r\nHost: {authority}\r\n{field}{token}\r\n\r\n".encode()
 
 
-def test_keys_are_fetched_from_the_issuer_over_tls_that_is_verified(dns: NameServer, tmp_path: Path):
+def test_keys_are_fetched_from_the_issuer_over_tls_that_is_verified(dns: NameServer, shared: SharedGateway):
     pki, port, cluster = Pki(), free_port(), TokenIssuer(f"https://{LOGIN}")
     asked: list[bytes] = []
 
@@ -56,19 +55,19 @@ def test_keys_are_fetched_from_the_issuer_over_tls_that_is_verified(dns: NameSer
             m.config_map("roots", {"ca.crt": pki.ca_pem}),
         ]
         authority = f"{HOST}:{origin.port}"
-        with GatewayProcess(tmp_path / "gw", objects) as gateway, client(port) as sock:
+        with shared.serving(objects) as gateway, client(port) as sock:
             assert ask(sock, get(authority, cluster.token())) == (200, b"ok")
             assert ask(sock, get(authority, cluster.token(aud="other")))[0] == 407
             assert asked == [b"GET /keys?v=1 HTTP/1.1"]
             assert gateway.wait_for_record(status=200)["service_account"] == "robot"
         objects[1] = m.policy([HOST], dns=dns.address, cidrs=ALLOW_LOOPBACK, identity={"token": {"issuers": [written]}})
-        with GatewayProcess(tmp_path / "distrustful", objects) as gateway, client(port) as sock:
+        with shared.serving(objects) as gateway, client(port) as sock:
             assert ask(sock, get(authority, cluster.token()))[0] == 407
             gateway.wait_for_diagnostics(f"the keys of https://{LOGIN} cannot be fetched")
         assert len(asked) == 1
 
 
-def test_keys_come_by_way_of_the_parent(dns: NameServer, tmp_path: Path):
+def test_keys_come_by_way_of_the_parent(dns: NameServer, shared: SharedGateway, second: SharedGateway):
     """The gateway's own name server knows no issuer: the parent alone finds it."""
     pki, cluster = Pki(), TokenIssuer(f"https://{LOGIN}")
     port, far = free_port(), free_port()
@@ -95,8 +94,8 @@ def test_keys_come_by_way_of_the_parent(dns: NameServer, tmp_path: Path):
             m.config_map("roots", {"ca.crt": pki.ca_pem}),
         ]  # fmt: skip
         with (
-            GatewayProcess(tmp_path / "far", parent),
-            GatewayProcess(tmp_path / "near", objects) as gateway,
+            second.serving(parent),
+            shared.serving(objects) as gateway,
             client(port) as sock,
         ):
             assert ask(sock, get(f"{HOST}:{origin.port}", cluster.token())) == (200, b"ok")
@@ -121,7 +120,7 @@ def leads_elsewhere(sock: socket.socket, keys: bytes) -> None:
 
 @pytest.mark.parametrize("answers", [stalls, never_ends, leads_elsewhere])
 def test_an_issuer_that_does_harm_makes_nobody_known_and_nobody_wait_for_long(
-    dns: NameServer, tmp_path: Path, answers: Callable[[socket.socket, bytes], None]
+    dns: NameServer, shared: SharedGateway, answers: Callable[[socket.socket, bytes], None]
 ):
     pki, port, cluster, asked = Pki(), free_port(), TokenIssuer(f"https://{LOGIN}"), 0
     basic = bcrypt.hashpw(b"open", bcrypt.gensalt(4)).decode()
@@ -145,7 +144,7 @@ def test_an_issuer_that_does_harm_makes_nobody_known_and_nobody_wait_for_long(
             m.secret("users", {"ci": basic}),
         ]
         authority = f"{HOST}:{origin.port}"
-        with GatewayProcess(tmp_path / "gw", objects) as gateway, client(port) as waiting, client(port) as other:
+        with shared.serving(objects) as gateway, client(port) as waiting, client(port) as other:
             waiting.sendall(get(authority, cluster.token()))
             known = get(authority, "Y2k6b3Blbg==", field="Proxy-Authorization: Basic ")
             assert ask(other, known) == (200, b"ok"), "others do not wait for that issuer"
@@ -156,7 +155,7 @@ def test_an_issuer_that_does_harm_makes_nobody_known_and_nobody_wait_for_long(
 
 @pytest.mark.parametrize("field", ["Proxy-Authorization", "X-Agent-Token"])
 def test_inside_of_a_tunnel_that_is_opened_the_client_is_that_of_its_connect(
-    dns: NameServer, tmp_path: Path, field: str
+    dns: NameServer, shared: SharedGateway, field: str
 ):
     pki, port, cluster = Pki(), free_port(), TokenIssuer()
     heard: list[bytes] = []
@@ -185,7 +184,7 @@ def test_inside_of_a_tunnel_that_is_opened_the_client_is_that_of_its_connect(
             cluster.config_map,
         ]
         authority = f"{HOST}:{origin.port}"
-        with GatewayProcess(tmp_path / "gw", objects) as gateway, client(port) as sock:
+        with shared.serving(objects) as gateway, client(port) as sock:
             connect = f"CONNECT {authority} HTTP/1.1\r\nHost: {authority}\r\n"
             assert ask(sock, f"{connect}\r\n".encode())[0] == 407
             sock.sendall(f"{connect}{field}: Bearer {cluster.token()}\r\n\r\n".encode())

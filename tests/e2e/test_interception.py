@@ -19,7 +19,7 @@ from tests.support import manifests as m
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.pki import Pki
-from tests.support.process import GatewayProcess
+from tests.support.process import GatewayProcess, SharedGateway
 from tests.support.waiting import wait_until
 
 HOST, OTHER = "api.origin.test", "opaque.test"
@@ -66,11 +66,11 @@ def get(authority: str, path: str = "/", more: str = "") -> bytes:
     return f"GET {path} HTTP/1.1\r\nHost: {authority}\r\n{more}\r\n".encode()
 
 
-def test_a_named_host_is_opened_and_its_requests_are_routed_filtered_and_logged(dns: NameServer, tmp_path: Path):
+def test_a_named_host_is_opened_and_its_requests_are_routed_filtered_and_logged(dns: NameServer, shared: SharedGateway):
     pki, port = Pki(), free_port()
     with Origin(context=pki.server_context(HOST)) as origin:
         authority = f"{HOST}:{origin.port}"
-        with GatewayProcess(tmp_path / "gw", world(dns, port, pki)) as gateway:
+        with shared.serving(world(dns, port, pki)) as gateway:
             with inside(port, authority) as sock:
                 assert ask(sock, get(authority, "/v1/x?y=1")) == (200, b"ok")
                 assert ask(sock, get(authority, "/again")) == (200, b"ok")
@@ -82,18 +82,18 @@ def test_a_named_host_is_opened_and_its_requests_are_routed_filtered_and_logged(
             assert gateway.metric("egress_minted_certificates_total") == 1
 
 
-def test_a_host_that_is_not_named_stays_opaque(dns: NameServer, tmp_path: Path):
+def test_a_host_that_is_not_named_stays_opaque(dns: NameServer, shared: SharedGateway):
     pki, port = Pki(), free_port()
-    with Origin(context=pki.server_context(OTHER)) as origin, GatewayProcess(tmp_path / "gw", world(dns, port, pki)):
+    with Origin(context=pki.server_context(OTHER)) as origin, shared.serving(world(dns, port, pki)):
         authority = f"{OTHER}:{origin.port}"
         with inside(port, authority, pki.ca_pem) as sock:
             assert ask(sock, get(authority)) == (200, b"ok")
 
 
-def test_what_policy_denies_is_told_inside(dns: NameServer, tmp_path: Path):
+def test_what_policy_denies_is_told_inside(dns: NameServer, shared: SharedGateway):
     pki, port = Pki(), free_port()
     objects = world(dns, port, pki, allow=[OTHER])
-    with GatewayProcess(tmp_path / "gw", objects) as gateway:
+    with shared.serving(objects) as gateway:
         with inside(port, "api.origin.test:443") as sock:
             sock.sendall(get("api.origin.test"))
             head, body = read_message(sock)
@@ -103,7 +103,7 @@ def test_what_policy_denies_is_told_inside(dns: NameServer, tmp_path: Path):
 
 
 @pytest.mark.parametrize("wrong", ["name", "unknown CA", "expired", "no TLS"])
-def test_a_server_that_cannot_be_verified_is_told_inside_as_a_502(dns: NameServer, tmp_path: Path, wrong: str):
+def test_a_server_that_cannot_be_verified_is_told_inside_as_a_502(dns: NameServer, shared: SharedGateway, wrong: str):
     pki, port = Pki(), free_port()
     context: ssl.SSLContext | None = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     assert context is not None
@@ -116,7 +116,7 @@ def test_a_server_that_cannot_be_verified_is_told_inside_as_a_502(dns: NameServe
         shown[wrong]().configure_cert(context)
     with Origin(echo, context if wrong in shown else None) as origin:
         authority = f"{HOST}:{origin.port}"
-        with GatewayProcess(tmp_path / "gw", world(dns, port, pki)), inside(port, authority) as sock:
+        with shared.serving(world(dns, port, pki)), inside(port, authority) as sock:
             sock.sendall(get(authority))
             head, body = read_message(sock)
             assert head.startswith(b"HTTP/1.1 502 "), head
@@ -125,10 +125,10 @@ def test_a_server_that_cannot_be_verified_is_told_inside_as_a_502(dns: NameServe
             assert b"\r\nconnection: close\r\n" in head.lower()
 
 
-def test_a_client_that_does_not_trust_the_ca_is_named_with_the_remedy(dns: NameServer, tmp_path: Path):
+def test_a_client_that_does_not_trust_the_ca_is_named_with_the_remedy(dns: NameServer, shared: SharedGateway):
     pki, port = Pki(), free_port()
     origin = Origin(context=pki.server_context(HOST))
-    with origin, GatewayProcess(tmp_path / "gw", world(dns, port, pki)) as gateway:
+    with origin, shared.serving(world(dns, port, pki)) as gateway:
         with pytest.raises(ssl.SSLCertVerificationError):
             inside(port, f"{HOST}:{origin.port}", pki.ca_pem)
         record = gateway.wait_for_record(reason="interception_refused")
@@ -139,11 +139,11 @@ def test_a_client_that_does_not_trust_the_ca_is_named_with_the_remedy(dns: NameS
         assert gateway.metric("egress_intercepted_tunnels_total", result="interception_refused") == 1
 
 
-def test_host_and_server_name_have_to_be_those_of_the_tunnel(dns: NameServer, tmp_path: Path):
+def test_host_and_server_name_have_to_be_those_of_the_tunnel(dns: NameServer, shared: SharedGateway):
     pki, port = Pki(), free_port()
     with Origin(context=pki.server_context(HOST)) as origin:
         authority = f"{HOST}:{origin.port}"
-        with GatewayProcess(tmp_path / "gw", world(dns, port, pki)) as gateway:
+        with shared.serving(world(dns, port, pki)) as gateway:
             with inside(port, authority) as sock:
                 status, body = ask(sock, get("b.origin.test"))
                 assert (status, json.loads(body)["error"]["reason"]) == (421, "misdirected")
@@ -157,10 +157,10 @@ def test_host_and_server_name_have_to_be_those_of_the_tunnel(dns: NameServer, tm
             gateway.wait_for_record(reason="sni_mismatch")
 
 
-def test_what_is_no_tls_is_refused_in_a_tunnel_to_a_named_host(dns: NameServer, tmp_path: Path):
+def test_what_is_no_tls_is_refused_in_a_tunnel_to_a_named_host(dns: NameServer, shared: SharedGateway):
     pki, port = Pki(), free_port()
     origin = Origin(context=pki.server_context(HOST))
-    with origin, GatewayProcess(tmp_path / "gw", world(dns, port, pki)) as gateway:
+    with origin, shared.serving(world(dns, port, pki)) as gateway:
         with tunnel(port, f"{HOST}:{origin.port}") as sock:
             sock.sendall(b"SSH-2.0-client\r\n")
             while sock.recv(100):
@@ -168,9 +168,9 @@ def test_what_is_no_tls_is_refused_in_a_tunnel_to_a_named_host(dns: NameServer, 
         gateway.wait_for_record(reason="not_tls")
 
 
-def test_tls_in_a_tunnel_to_port_80_is_opened_as_well(dns: NameServer, tmp_path: Path):
+def test_tls_in_a_tunnel_to_port_80_is_opened_as_well(dns: NameServer, shared: SharedGateway):
     pki, port = Pki(), free_port()
-    with GatewayProcess(tmp_path / "gw", world(dns, port, pki)) as gateway:
+    with shared.serving(world(dns, port, pki)) as gateway:
         with inside(port, f"{HOST}:80") as sock:
             sock.sendall(get(f"{HOST}:80"))
             head, _ = read_message(sock)
@@ -178,22 +178,22 @@ def test_tls_in_a_tunnel_to_port_80_is_opened_as_well(dns: NameServer, tmp_path:
         gateway.wait_for_record(kind="request", authority=f"{HOST}:80")
 
 
-def test_names_whose_ca_cannot_be_read_are_denied(dns: NameServer, tmp_path: Path):
+def test_names_whose_ca_cannot_be_read_are_denied(dns: NameServer, shared: SharedGateway):
     pki, port = Pki(), free_port()
     objects = world(dns, port, pki, intercept={"hostnames": [HOST], "caCertificateRef": {"name": "gone"}})
-    with GatewayProcess(tmp_path / "gw", objects), client(port) as sock:
+    with shared.serving(objects), client(port) as sock:
         status, _ = ask(sock, f"CONNECT {HOST}:443 HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
         assert status == 403
 
 
-def test_streams_of_a_tls_listener_that_passes_tls_are_opened_and_others_pass(dns: NameServer, tmp_path: Path):
+def test_streams_of_a_tls_listener_that_passes_tls_are_opened_and_others_pass(dns: NameServer, shared: SharedGateway):
     pki, port = Pki(), free_port()
     with Origin(context=pki.server_context(OTHER)) as origin:
         objects = world(dns, port, pki, allow=[OTHER])
         objects[0] = m.gateway({"name": "tls", "port": port, "protocol": "TLS", "tls": {"mode": "Passthrough"}})
         objects += [m.backend("o", OTHER, origin.port, protocol="TCP"), m.tls_route("t", "o", hostnames=[HOST, OTHER])]
         trusting = ssl.create_default_context(cadata=CA_PEM)
-        with GatewayProcess(tmp_path / "gw", objects) as gateway:
+        with shared.serving(objects) as gateway:
             with client(port, trusting, HOST) as sock:
                 sock.sendall(get(HOST))
                 head, _ = read_message(sock)

@@ -9,6 +9,7 @@ import subprocess
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from tests.support import manifests as m
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
 from tests.support.waiting import WAIT_S
+from tests.support.writing import delete_all
 
 GATEWAYS = "/apis/gateway.networking.k8s.io/v1/namespaces/agents/gateways"
 
@@ -48,15 +50,28 @@ class Cluster:
         return sorted(name for name in os.listdir(self.folder) if not name.startswith("."))
 
 
-@pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    state = tmp_path / "state"
+@contextmanager
+def running(folder: Path) -> Iterator[Cluster]:
+    state = folder / "state"
     gateway = GatewayProcess(
-        tmp_path / "gateway", [m.config_map("of-a-file", {"a": "b"})],
+        folder / "gateway", [m.config_map("of-a-file", {"a": "b"})],
         arguments=["--state-dir", str(state), "--api-writes"], must_be_ready=False,
     )  # fmt: skip
     with gateway:
-        yield Cluster(gateway, state, tmp_path)
+        yield Cluster(gateway, state, folder)
+
+
+@pytest.fixture(scope="module")
+def of_all_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    with running(tmp_path_factory.mktemp("cluster")) as made:
+        yield made
+
+
+@pytest.fixture
+def cluster(of_all_tests: Cluster) -> Iterator[Cluster]:
+    """One for all tests; what a test has written is deleted behind it."""
+    yield of_all_tests
+    delete_all(of_all_tests.gateway, of_all_tests.folder)
 
 
 def egress(port: int, **more: Any) -> m.Manifest:
@@ -72,7 +87,7 @@ def request(cluster: Cluster, method: str, path: str, body: bytes = b"{}", **fie
         return error.code, json.loads(error.read())
 
 
-def test_what_is_applied_is_in_service_when_kubectl_returns_and_after_a_restart(cluster: Cluster, tmp_path: Path):
+def test_what_is_applied_is_in_service_when_kubectl_returns_and_after_a_restart(cluster: Cluster):
     port = free_port()
     told = cluster.kubectl(
         "apply", "-f", "-", stdin=[egress(port), m.policy(["a.example"]), m.secret("key", {"t": "CANARY"})]
@@ -283,20 +298,10 @@ def test_an_old_version_is_a_conflict(cluster: Cluster):
     ],
 )
 def test_what_cannot_be_asked_for_is_refused_as_kubernetes_would(
-    shared: Cluster, method: str, path: str, fields: dict[str, str], status: int
+    cluster: Cluster, method: str, path: str, fields: dict[str, str], status: int
 ):
-    code, body = request(shared, method, path, **fields)
+    code, body = request(cluster, method, path, **fields)
     assert (code, body["kind"]) == (status, "Status")
-
-
-@pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    folder = tmp_path_factory.mktemp("shared")
-    arguments = ["--state-dir", str(folder / "state"), "--api-writes"]
-    with GatewayProcess(
-        folder / "gateway", [m.config_map("a", {})], arguments=arguments, must_be_ready=False
-    ) as gateway:
-        yield Cluster(gateway, folder / "state", folder)
 
 
 def test_with_a_token_file_only_who_knows_the_token_writes(tmp_path: Path):
@@ -319,16 +324,13 @@ def test_with_a_token_file_only_who_knows_the_token_writes(tmp_path: Path):
         assert "nobody-guesses" not in gateway.stderr
 
 
-def test_without_api_writes_nothing_can_be_written_and_the_state_is_served(cluster: Cluster):
-    cluster.kubectl("apply", "-f", "-", stdin=[egress(free_port())])
-    gateway = cluster.gateway
-    gateway.stop()
-    again = GatewayProcess(
-        cluster.home / "again", [m.config_map("a", {})], arguments=["--state-dir", str(cluster.folder)]
-    )
+def test_without_api_writes_nothing_can_be_written_and_the_state_is_served(tmp_path: Path):
+    with running(tmp_path) as cluster:
+        cluster.kubectl("apply", "-f", "-", stdin=[egress(free_port())])
+    again = GatewayProcess(tmp_path / "again", [m.config_map("a", {})], arguments=["--state-dir", str(cluster.folder)])
     with again:
         assert json.loads(again.admin(f"{GATEWAYS}/egress")[1])["metadata"]["name"] == "egress"
-        assert request(Cluster(again, cluster.folder, cluster.home), "DELETE", f"{GATEWAYS}/egress")[0] == 405
+        assert request(Cluster(again, cluster.folder, tmp_path), "DELETE", f"{GATEWAYS}/egress")[0] == 405
 
 
 def test_a_state_dir_has_one_process(cluster: Cluster, tmp_path: Path):
@@ -360,13 +362,13 @@ def test_a_deletion_that_is_tried_deletes_nothing(cluster: Cluster):
 
 
 @pytest.mark.parametrize("field", ["Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Real-IP", "Via"])
-def test_without_a_token_nobody_writes_by_way_of_a_proxy(shared: Cluster, field: str):
+def test_without_a_token_nobody_writes_by_way_of_a_proxy(cluster: Cluster, field: str):
     body = json.dumps({"metadata": {"generateName": "p-"}}).encode()
     fields = {"Content-Type": "application/json"}
     path = "/api/v1/namespaces/agents/configmaps"
-    assert request(shared, "POST", path, body, **fields)[0] == 201
-    assert request(shared, "POST", path, body, **fields, **{field: "10.0.0.1"})[0] == 403
-    assert request(shared, "POST", "/reload", b"", **{"X-Egressproxy": "1", field: "10.0.0.1"})[0] == 403
+    assert request(cluster, "POST", path, body, **fields)[0] == 201
+    assert request(cluster, "POST", path, body, **fields, **{field: "10.0.0.1"})[0] == 403
+    assert request(cluster, "POST", "/reload", b"", **{"X-Egressproxy": "1", field: "10.0.0.1"})[0] == 403
 
 
 UNKNOWN = """

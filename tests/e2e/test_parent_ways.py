@@ -7,7 +7,6 @@ import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,7 +20,7 @@ from tests.support.manifests import Manifest
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.pki import Pki, chain
-from tests.support.process import GatewayProcess
+from tests.support.process import SharedGateway
 from tests.support.scripted_proxy import BasicProxy, SocksProxy
 from tests.support.waiting import wait_until
 
@@ -40,12 +39,14 @@ def objects(port: int, dns: str, parent: dict[str, Any], *backends: Manifest) ->
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_everything_goes_through_a_socks_proxy_but_what_is_listed(workers: int, tmp_path: Path):
-    forward = free_port()
+def test_everything_goes_through_a_socks_proxy_but_what_is_listed(
+    workers: int, shared: SharedGateway, two_workers: SharedGateway
+):
+    forward, which = free_port(), {1: shared, 2: two_workers}[workers]
     with NameServer(NAMES) as dns, Origin() as origin, SocksProxy("robot", PASSWORD) as proxy:
         parent = {"name": "one", **LOGIN, "noProxy": [{"hostnames": ["past.test"], "ports": [origin.port]}]}
         made = objects(forward, dns.address, parent, m.backend("one", "one.test", proxy.port, protocol="SOCKS5"))
-        with GatewayProcess(tmp_path / "gw", made, arguments=["--workers", str(workers)]) as gateway:
+        with which.serving(made) as gateway:
             with client(forward) as sock:
                 assert ask(sock, get("api.test", origin.port)) == (200, b"ok")
             with client(forward) as sock:
@@ -63,12 +64,12 @@ def test_everything_goes_through_a_socks_proxy_but_what_is_listed(workers: int, 
             assert PASSWORD not in gateway.stderr + str(gateway.records) + gateway.admin("/metrics")[1]
 
 
-def test_a_parent_that_is_gone_costs_no_request_and_is_told_of(tmp_path: Path):
+def test_a_parent_that_is_gone_costs_no_request_and_is_told_of(shared: SharedGateway):
     forward, gone = free_port(), free_port()
     with NameServer(NAMES) as dns, Origin() as origin, BasicProxy("robot", PASSWORD) as proxy:
         parent = {"name": "one", **LOGIN, "fallbacks": [{"name": "two", **LOGIN}]}
         backends = m.backend("one", "one.test", gone), m.backend("two", "two.test", proxy.port)
-        with GatewayProcess(tmp_path / "gw", objects(forward, dns.address, parent, *backends)) as gateway:
+        with shared.serving(objects(forward, dns.address, parent, *backends)) as gateway:
             for _ in range(20):
                 with client(forward) as sock:
                     assert ask(sock, get("api.test", origin.port)) == (200, b"ok")
@@ -99,7 +100,9 @@ def test_a_parent_that_is_gone_costs_no_request_and_is_told_of(tmp_path: Path):
 
 
 @pytest.mark.parametrize("is_tls", [False, True])
-def test_two_gateways_that_are_each_others_parents_do_not_go_round(is_tls: bool, tmp_path: Path):
+def test_two_gateways_that_are_each_others_parents_do_not_go_round(
+    is_tls: bool, shared: SharedGateway, second: SharedGateway
+):
     """Over TLS the client asks in HTTP/2."""
     pki = Pki()
     one, two = free_port(), free_port()
@@ -132,8 +135,8 @@ def test_two_gateways_that_are_each_others_parents_do_not_go_round(is_tls: bool,
 
     with (
         NameServer(NAMES) as dns,
-        GatewayProcess(tmp_path / "one", gateway_of("one", one, "two", two)) as gateway,
-        GatewayProcess(tmp_path / "two", gateway_of("two", two, "one", one)) as other,
+        shared.serving(gateway_of("one", one, "two", two)) as gateway,
+        second.serving(gateway_of("two", two, "one", one)) as other,
     ):
         assert list(statuses()) == [502, 508]
         gateway.wait_for_record(status=508, reason="loop_detected")
@@ -143,7 +146,9 @@ def test_two_gateways_that_are_each_others_parents_do_not_go_round(is_tls: bool,
 
 
 @pytest.mark.parametrize("way_back", ["SOCKS5", "HTTP11"])
-def test_gateways_that_are_each_others_parents_by_socks_do_not_go_round(way_back: str, tmp_path: Path):
+def test_gateways_that_are_each_others_parents_by_socks_do_not_go_round(
+    way_back: str, shared: SharedGateway, second: SharedGateway
+):
     """One such request opened as many connections as both gateways could have."""
     ports = {"one": free_port(), "two": free_port()}
 
@@ -155,8 +160,8 @@ def test_gateways_that_are_each_others_parents_by_socks_do_not_go_round(way_back
     back = "socks5" if way_back == "SOCKS5" else "forward-proxy"
     with (
         NameServer(NAMES) as dns,
-        GatewayProcess(tmp_path / "one", gateway_of("one", "two", back, "SOCKS5")) as one,
-        GatewayProcess(tmp_path / "two", gateway_of("two", "one", "socks5", way_back)) as two,
+        shared.serving(gateway_of("one", "two", back, "SOCKS5")) as one,
+        second.serving(gateway_of("two", "one", "socks5", way_back)) as two,
         client(ports["two"]) as sock,
     ):
         name = b"api.test"
@@ -191,7 +196,7 @@ def _listens(port: int) -> bool:
 
 
 @pytest.mark.parametrize(("password", "expected"), [(PASSWORD, 200), ("another", 502)])
-def test_microsocks(password: str, expected: int, tmp_path: Path):
+def test_microsocks(password: str, expected: int, shared: SharedGateway):
     needs("microsocks")
     forward, port = free_port(), free_port()
     with Origin() as origin, running("microsocks", "-i", "127.0.0.1", "-p", str(port), "-u", "robot", "-P", password):
@@ -206,7 +211,7 @@ def test_microsocks(password: str, expected: int, tmp_path: Path):
             m.manifest(f"{m.OURS}/v1alpha1", "Backend", "one", "agents", spec={"destination": ip}),
             m.secret("login", {"username": "robot", "password": PASSWORD}),
         ]
-        with GatewayProcess(tmp_path / "gw", made):
+        with shared.serving(made):
             with client(forward) as sock:
                 assert ask(sock, get("127.0.0.1", origin.port))[0] == expected
             with client(forward) as sock:
@@ -214,7 +219,13 @@ def test_microsocks(password: str, expected: int, tmp_path: Path):
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_the_second_of_two_gateways_knows_the_first_and_its_client(workers: int, tmp_path: Path):
+def test_the_second_of_two_gateways_knows_the_first_and_its_client(
+    workers: int,
+    shared: SharedGateway,
+    second: SharedGateway,
+    two_workers: SharedGateway,
+    second_of_two_workers: SharedGateway,
+):
     """By a client certificate, and by what the first one has signed."""
     pki = Pki()
 
@@ -236,10 +247,10 @@ def test_the_second_of_two_gateways_knows_the_first_and_its_client(workers: int,
         proxy["spec"]["destination"]["ports"][0]["tls"] = tls
         parent = {"name": "two", "identityKeyRef": {"name": "key"}}
         mine = shown("mine", "edge.test")
-        first = [*objects(forward, dns.address, parent, proxy), key, ca, mine]
+        before = [*objects(forward, dns.address, parent, proxy), key, ca, mine]
         validation = {"caCertificateRefs": [{"group": "", "kind": "ConfigMap", "name": "ca"}]}
         listener = m.forward_listener(between, tls={"certificateRefs": [{"name": "cert"}]})
-        second = [
+        behind = [
             m.gateway(listener, tls={"frontend": {"default": {"validation": validation}}}),
             m.policy(
                 ["api.test"],
@@ -251,10 +262,10 @@ def test_the_second_of_two_gateways_knows_the_first_and_its_client(workers: int,
             key,
             ca,
         ]
-        arguments = ["--workers", str(workers)]
+        near, far = {1: (shared, second), 2: (two_workers, second_of_two_workers)}[workers]
         with (
-            GatewayProcess(tmp_path / "two", second, arguments=arguments) as other,
-            GatewayProcess(tmp_path / "one", first, arguments=arguments) as gateway,
+            far.serving(behind) as other,
+            near.serving(before) as gateway,
         ):
             with client(forward) as sock:
                 assert ask(sock, get("api.test", origin.port)) == (200, b"ok")
@@ -268,30 +279,32 @@ def test_the_second_of_two_gateways_knows_the_first_and_its_client(workers: int,
 
 
 @pytest.mark.parametrize("name", ["gw2.test", "other.test"])
-def test_tls_to_a_backend_goes_within_tls_to_a_parent_that_has_proved_its_name(name: str, tmp_path: Path):
+def test_tls_to_a_backend_goes_within_tls_to_a_parent_that_has_proved_its_name(
+    name: str, shared: SharedGateway, second: SharedGateway
+):
     pki = Pki()
     forward, between = free_port(), free_port()
     names = {**NAMES, "gw2.test": ["127.0.0.1"], "other.test": ["127.0.0.1"], "secure.test": ["127.0.0.1"]}
     ca = m.config_map("ca", {"ca.crt": pki.ca_pem})
     leaf = pki.issue("gw2.test")
     with NameServer(names) as dns, Origin(context=pki.server_context("secure.test")) as origin:
-        first = [
+        before = [
             *objects(forward, dns.address, {"name": "two"}, m.backend("two", name, between, tls=True, ca="ca")),
             m.backend("secure", "secure.test", origin.port, tls=True, ca="ca"),
             m.http_route("r", m.prefix_rule("/", "secure"), hostnames=["secure.test"]),
             ca,
         ]
-        second = [
+        behind = [
             m.gateway(m.forward_listener(between, tls={"certificateRefs": [{"name": "cert"}]})),
             m.policy(["secure.test"], dns=dns.address, cidrs=ALLOW_LOOPBACK),
             tls_secret("cert", chain(leaf), leaf.private_key_pem.bytes()),
         ]
-        with GatewayProcess(tmp_path / "two", second) as other, GatewayProcess(tmp_path / "one", first) as gateway:
+        with second.serving(behind) as other, shared.serving(before) as gateway:
             with client(forward) as sock:
                 status, body = ask(sock, get("secure.test", 80))
             if name == "gw2.test":
                 assert (status, body) == (200, b"ok")
-                assert gateway.stop() == 0  # the connection is kept until then
+                gateway.reload([m.gateway(m.forward_listener(forward))])  # the connection is kept until then
                 record = other.wait_for_record(kind="tunnel")
                 assert (record["authority"], record["status"]) == (f"secure.test:{origin.port}", 200)
             else:

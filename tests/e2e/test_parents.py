@@ -20,7 +20,7 @@ from tests.support import manifests as m
 from tests.support.manifests import Manifest
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
-from tests.support.process import GatewayProcess
+from tests.support.process import SharedGateway
 from tests.support.scripted_proxy import BasicProxy
 
 pytestmark = pytest.mark.timeout(90)
@@ -43,7 +43,9 @@ def tunnel(sock: socket.socket, host: str, port: int) -> int:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_two_hosts_through_a_proxy_with_a_password_that_changes(workers: int, tmp_path: Path):
+def test_two_hosts_through_a_proxy_with_a_password_that_changes(
+    workers: int, shared: SharedGateway, two_workers: SharedGateway
+):
     forward = free_port()
     with (
         NameServer({"proxy.corp.test": ["127.0.0.1"]}) as dns,  # and no other: the proxy resolves what it is asked for
@@ -51,8 +53,7 @@ def test_two_hosts_through_a_proxy_with_a_password_that_changes(workers: int, tm
         BasicProxy("robot", PASSWORD) as proxy,
     ):
         objects = through(forward, proxy.port, dns.address)
-        arguments = ["--workers", str(workers)]
-        with GatewayProcess(tmp_path / "gw", objects, arguments=arguments) as gateway:
+        with {1: shared, 2: two_workers}[workers].serving(objects) as gateway:
             with client(forward) as sock:
                 assert ask(sock, get("api.test", origin.port)) == (200, b"ok")
             with client(forward) as sock:
@@ -78,8 +79,7 @@ def test_two_hosts_through_a_proxy_with_a_password_that_changes(workers: int, tm
             record = gateway.wait_for_record(status=502)
             assert (record["reason"], record["authority"]) == ("parent_auth", f"api.test:{origin.port}")
 
-            gateway.replace(through(forward, proxy.port, dns.address, "changed-horse"))
-            gateway.wait_for_metric("egress_config_generation", 2)
+            gateway.reload(through(forward, proxy.port, dns.address, "changed-horse"))
             with client(forward) as sock:
                 assert tunnel(sock, "api.test", origin.port) == 200
 
@@ -94,10 +94,9 @@ def test_two_hosts_through_a_proxy_with_a_password_that_changes(workers: int, tm
                 secret = base64.b64encode(password.encode()).decode()
                 for text in shown:
                     assert not [each for each in (password, basic, secret) if each in text]
-            assert gateway.stop() == 0
 
 
-def test_names_that_the_proxy_looks_up_are_counted_for_the_client(tmp_path: Path):
+def test_names_that_the_proxy_looks_up_are_counted_for_the_client(shared: SharedGateway):
     forward = free_port()
     with (
         NameServer({"proxy.corp.test": ["127.0.0.1"]}) as dns,
@@ -107,7 +106,7 @@ def test_names_that_the_proxy_looks_up_are_counted_for_the_client(tmp_path: Path
         objects = through(forward, proxy.port, dns.address)
         objects[1]["spec"]["destinations"] = {"allow": [{"hostnames": ["*.test"]}]}
         objects[1]["spec"]["dns"]["newNames"] = {"limit": 2, "window": "1h"}
-        with GatewayProcess(tmp_path / "gw", objects) as gateway:
+        with shared.serving(objects) as gateway:
 
             def plain(host: str) -> int:
                 with client(forward) as sock:
@@ -124,7 +123,7 @@ def test_names_that_the_proxy_looks_up_are_counted_for_the_client(tmp_path: Path
             assert gateway.wait_for_record(status=429)["reason"] == "dns_new_names"
 
 
-def test_a_route_of_another_namespace_does_not_say_where_the_password_goes(tmp_path: Path):
+def test_a_route_of_another_namespace_does_not_say_where_the_password_goes(shared: SharedGateway):
     forward, reverse = free_port(), free_port()
     with (
         NameServer({"proxy.corp.test": ["127.0.0.1"], "api.test": ["127.0.0.1"]}) as dns,
@@ -141,7 +140,7 @@ def test_a_route_of_another_namespace_does_not_say_where_the_password_goes(tmp_p
         elsewhere = {"targetRefs": [target], "dns": {"hosts": {"proxy.corp.test": ["127.0.0.66"]}}}
         theirs = m.manifest(f"{m.OURS}/v1alpha1", "EgressPolicy", "p", "team", spec=elsewhere)
         objects += [m.backend("b", "api.test", origin.port, namespace="team"), route, theirs]
-        with GatewayProcess(tmp_path / "gw", objects):
+        with shared.serving(objects):
             with client(reverse) as sock:
                 assert ask(sock, get("api.test", origin.port, absolute=False)) == (200, b"ok")
             assert len(proxy.asked) == 1
@@ -190,7 +189,9 @@ def tinyproxy(folder: Path, password: str) -> Iterator[int]:
 @pytest.mark.parametrize(
     ("password", "plain", "connect"), [(PASSWORD, 200, 200), ("another", 401, 502), ("", 502, 502)]
 )
-def test_tinyproxy_lets_in_whoever_shows_the_password(password: str, plain: int, connect: int, tmp_path: Path):
+def test_tinyproxy_lets_in_whoever_shows_the_password(
+    password: str, plain: int, connect: int, tmp_path: Path, shared: SharedGateway
+):
     """It says 407 where nothing is shown, and 401 of a wrong password, which in a plain request may be the origin's."""
     needs("tinyproxy")
     forward = free_port()
@@ -203,7 +204,7 @@ def test_tinyproxy_lets_in_whoever_shows_the_password(password: str, plain: int,
             m.manifest(f"{m.OURS}/v1alpha1", "Backend", "corp", "agents", spec={"destination": ip}),
             m.secret("login", {"username": "robot", "password": password}),
         ]
-        with GatewayProcess(tmp_path / "gw", objects) as gateway:
+        with shared.serving(objects) as gateway:
             with client(forward) as sock:
                 assert ask(sock, get("127.0.0.1", origin.port))[0] == plain
             with client(forward) as sock:

@@ -19,7 +19,7 @@ from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, echo, get, read
 from tests.support import manifests as m
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
-from tests.support.process import GatewayProcess
+from tests.support.process import GatewayProcess, SharedGateway
 from tests.support.waiting import WAIT_S
 
 HOST = "origin.test"
@@ -42,53 +42,48 @@ def reloaded(gateway: GatewayProcess, before: float) -> None:
     gateway.wait_for_metric("egress_config_generation", before + 1)
 
 
-def test_a_new_deny_holds_for_the_next_request_of_an_existing_connection(dns: NameServer, tmp_path: Path):
+def test_a_new_deny_holds_for_the_next_request_of_an_existing_connection(dns: NameServer, shared: SharedGateway):
     port = free_port()
-    with Origin() as origin, GatewayProcess(tmp_path / "gw", forward(port, dns)) as gateway, client(port) as sock:
+    with Origin() as origin, shared.serving(forward(port, dns)) as gateway, client(port) as sock:
         assert ask(sock, get(HOST, origin.port)) == (200, b"ok")
-        before = gateway.metric("egress_config_generation")
-        gateway.replace(forward(port, dns, ("other.test",)))
-        reloaded(gateway, before)
+        gateway.reload(forward(port, dns, ("other.test",)))
         assert ask(sock, get(HOST, origin.port))[0] == 403
 
 
-def test_a_tunnel_survives_a_reload(dns: NameServer, tmp_path: Path):
+def test_a_tunnel_survives_a_reload(dns: NameServer, shared: SharedGateway):
     port = free_port()
     with (
         Origin(echo) as origin,
-        GatewayProcess(tmp_path / "gw", forward(port, dns)) as gateway,
+        shared.serving(forward(port, dns)) as gateway,
         client(port) as sock,
     ):
         sock.sendall(f"CONNECT {HOST}:{origin.port} HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
         assert read_head(sock).startswith(b"HTTP/1.1 200 ")
-        before = gateway.metric("egress_config_generation")
-        gateway.replace(forward(port, dns, ("other.test",)))
-        reloaded(gateway, before)
+        gateway.reload(forward(port, dns, ("other.test",)))
         sock.sendall(b"still here")
         assert sock.recv(100) == b"still here"
 
 
-def test_listeners_come_and_go_with_reloads(dns: NameServer, tmp_path: Path):
+def test_listeners_come_and_go_with_reloads(dns: NameServer, shared: SharedGateway):
     first, second = free_port(), free_port()
-    with Origin() as origin, GatewayProcess(tmp_path / "gw", forward(first, dns)) as gateway:
+    with Origin() as origin, shared.serving(forward(first, dns)) as gateway:
         kept = client(first)
         assert ask(kept, get(HOST, origin.port))[0] == 200
-        before = gateway.metric("egress_config_generation")
         both = [m.gateway(m.forward_listener(first), m.forward_listener(second, "second")), *forward(first, dns)[1:]]
-        gateway.replace(both)
-        reloaded(gateway, before)
+        gateway.reload(both)
         with client(second) as sock:
             assert ask(sock, get(HOST, origin.port))[0] == 200
         assert ask(kept, get(HOST, origin.port))[0] == 200
-        gateway.replace([m.gateway(m.forward_listener(second, "second")), *both[1:]])
-        reloaded(gateway, before + 1)
+        gateway.reload([m.gateway(m.forward_listener(second, "second")), *both[1:]])
         assert kept.recv(10) == b"", "an idle connection of a listener that is gone is closed"
         kept.close()
         with pytest.raises(ConnectionRefusedError):
             client(first)
 
 
-def test_a_request_in_flight_on_a_listener_that_goes_is_finished_and_is_the_last(dns: NameServer, tmp_path: Path):
+def test_a_request_in_flight_on_a_listener_that_goes_is_finished_and_is_the_last(
+    dns: NameServer, shared: SharedGateway
+):
     """What the connection may ask for is no longer configured: it must not live on with the old policy."""
     first, second = free_port(), free_port()
     asked, go = threading.Event(), threading.Event()
@@ -101,14 +96,12 @@ def test_a_request_in_flight_on_a_listener_that_goes_is_finished_and_is_the_last
 
     with (
         Origin(slow) as origin,
-        GatewayProcess(tmp_path / "gw", forward(first, dns)) as gateway,
+        shared.serving(forward(first, dns)) as gateway,
         client(first) as sock,
     ):
-        before = gateway.metric("egress_config_generation")
         sock.sendall(get(HOST, origin.port))
         assert asked.wait(WAIT_S)
-        gateway.replace([m.gateway(m.forward_listener(second, "second")), *forward(first, dns)[1:]])
-        reloaded(gateway, before)
+        gateway.reload([m.gateway(m.forward_listener(second, "second")), *forward(first, dns)[1:]])
         go.set()
         head, body = read_message(sock)
         assert body == b"ok"
@@ -116,11 +109,11 @@ def test_a_request_in_flight_on_a_listener_that_goes_is_finished_and_is_the_last
         assert sock.recv(10) == b""
 
 
-def test_a_port_that_is_taken_refuses_the_reload_and_changes_nothing(dns: NameServer, tmp_path: Path):
+def test_a_port_that_is_taken_refuses_the_reload_and_changes_nothing(dns: NameServer, shared: SharedGateway):
     port = free_port()
     with (
         Origin() as origin,
-        GatewayProcess(tmp_path / "gw", forward(port, dns)) as gateway,
+        shared.serving(forward(port, dns)) as gateway,
         socket.create_server(("127.0.0.1", 0)) as taken,
     ):
         free, busy = free_port(), taken.getsockname()[1]
@@ -161,8 +154,8 @@ def test_a_config_map_that_is_swapped_by_symlink_is_taken(dns: NameServer, tmp_p
         assert ask(sock, get(HOST, origin.port))[0] == 200
 
 
-def test_sighup_reads_the_configuration_again(dns: NameServer, tmp_path: Path):
-    with GatewayProcess(tmp_path / "gw", forward(free_port(), dns)) as gateway:
+def test_sighup_reads_the_configuration_again(dns: NameServer, shared: SharedGateway):
+    with shared.serving(forward(free_port(), dns)) as gateway:
         before = gateway.metric("egress_config_generation")
         os.kill(gateway.pid, signal.SIGHUP)
         reloaded(gateway, before)

@@ -16,7 +16,7 @@ from tests.e2e.world import ALLOW_LOOPBACK, client, read_message
 from tests.support import manifests as m
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
-from tests.support.process import GatewayProcess
+from tests.support.process import GatewayProcess, SharedGateway
 from tests.support.waiting import WAIT_S, wait_until
 
 PASSIVE = {"consecutive5XxErrors": 3, "baseEjectionTime": "500ms", "maxEjectionTime": "1s", "maxEjectionPercent": 50}
@@ -156,12 +156,12 @@ def test_no_request_fails_or_costs_more_than_one_failed_attempt_while_an_endpoin
         assert told["EndpointEjected"]["involvedObject"]["kind"] == "Service"
 
 
-def test_health_checks_take_a_dead_endpoint_out_before_requests_find_it_and_bring_it_back(tmp_path: Path):
+def test_health_checks_take_a_dead_endpoint_out_before_requests_find_it_and_bring_it_back(shared: SharedGateway):
     port = free_port()
     check = {"type": "HTTP", "interval": "300ms", "timeout": "1s", "unhealthyThreshold": 1, "healthyThreshold": 1}
     with Mortal() as one, Mortal() as other:
         objects = [*to_pods(port, one.port, other.port), m.policy(traffic={"healthCheck": {"active": check}})]
-        with GatewayProcess(tmp_path, objects) as gateway:
+        with shared.serving(objects) as gateway:
             wait_until(lambda: one.checked > 1 and other.checked > 1, "both are asked")
             one.die()
             label = {"backend": "agents/pods", "endpoint": f"127.0.0.1:{one.port}", "state": "unhealthy"}
@@ -200,7 +200,7 @@ def test_endpoints_of_the_gateways_zone_are_preferred_while_they_are_well(tmp_pa
             assert sum(record.get("attempts", 1) == 2 for record in gateway.records) <= 4
 
 
-def test_an_address_of_a_name_that_answers_with_errors_is_left_out_and_comes_back(tmp_path: Path):
+def test_an_address_of_a_name_that_answers_with_errors_is_left_out_and_comes_back(shared: SharedGateway):
     port = free_port()
     with (
         NameServer({"api.test": ["127.0.0.1", "127.0.0.2"]}) as names,
@@ -214,7 +214,7 @@ def test_an_address_of_a_name_that_answers_with_errors_is_left_out_and_comes_bac
             m.backend("api", "api.test", bad.port),
             m.http_route("route", m.prefix_rule("/", "api")),
         ]
-        with GatewayProcess(tmp_path, objects) as gateway, client(port) as sock:
+        with shared.serving(objects) as gateway, client(port) as sock:
             statuses = [ask(sock)[0] for _ in range(20)]
             assert statuses == [503] * 3 + [200] * 17
             assert (bad.asked, good.asked) == (3, 17)

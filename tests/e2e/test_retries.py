@@ -18,7 +18,7 @@ from tests.e2e.world import ALLOW_LOOPBACK, Origin, client, read_head, read_mess
 from tests.support import manifests as m
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
-from tests.support.process import GatewayProcess
+from tests.support.process import GatewayProcess, SharedGateway
 from tests.support.waiting import WAIT_S, wait_until
 
 
@@ -70,14 +70,12 @@ def resets(sock: socket.socket) -> None:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
 
 
-def test_requests_find_the_endpoint_that_serves_among_those_that_refuse_and_reset(tmp_path: Path):
+def test_requests_find_the_endpoint_that_serves_among_those_that_refuse_and_reset(shared: SharedGateway):
     port = free_port()
     with (
         Origin() as healthy,
         Origin(resets) as broken,
-        GatewayProcess(
-            tmp_path, to_pods(port, free_port(), broken.port, healthy.port, retry={"attempts": 3})
-        ) as gateway,
+        shared.serving(to_pods(port, free_port(), broken.port, healthy.port, retry={"attempts": 3})) as gateway,
         client(port) as sock,
     ):
         assert [ask(sock)[0] for _ in range(12)] == [200] * 12
@@ -88,7 +86,7 @@ def test_requests_find_the_endpoint_that_serves_among_those_that_refuse_and_rese
         assert any(record.get("attempts", 1) > 1 for record in gateway.records)
 
 
-def test_an_attempt_of_700_ms_is_followed_by_others_and_the_whole_ends_with_504(tmp_path: Path):
+def test_an_attempt_of_700_ms_is_followed_by_others_and_the_whole_ends_with_504(shared: SharedGateway):
     port, seen, over = free_port(), [], threading.Event()
 
     def slow(sock: socket.socket) -> None:
@@ -100,7 +98,7 @@ def test_an_attempt_of_700_ms_is_followed_by_others_and_the_whole_ends_with_504(
             sock.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok")
 
     rule = {"retry": {"attempts": 2}, "timeouts": {"backendRequest": "700ms"}}
-    with Origin(slow) as origin, GatewayProcess(tmp_path, to_pods(port, origin.port, **rule)) as gateway:
+    with Origin(slow) as origin, shared.serving(to_pods(port, origin.port, **rule)) as gateway:
         with client(port) as sock:
             status, _, _ = ask(sock)
         over.set()
@@ -109,8 +107,7 @@ def test_an_attempt_of_700_ms_is_followed_by_others_and_the_whole_ends_with_504(
             "retry": {"attempts": 9, "backoff": "100ms"},
             "timeouts": {"request": "500ms", "backendRequest": "200ms"},
         }
-        gateway.replace(to_pods(port, free_port(), **whole))
-        gateway.wait_for_metric("egress_config_generation", 2)
+        gateway.reload(to_pods(port, free_port(), **whole))
         with client(port) as sock:
             began = time.monotonic()
             status, head, _ = ask(sock)
@@ -171,7 +168,7 @@ def test_gateways_with_one_session_key_know_each_others_sessions(tmp_path: Path)
             assert b"Set-Cookie" not in head
 
 
-def test_two_gateways_in_a_row_do_not_multiply_their_retries(tmp_path: Path):
+def test_two_gateways_in_a_row_do_not_multiply_their_retries(shared: SharedGateway, second: SharedGateway):
     inner, outer = free_port(), free_port()
     retry = {"attempts": 3, "codes": [503], "backoff": "10ms"}
 
@@ -189,8 +186,8 @@ def test_two_gateways_in_a_row_do_not_multiply_their_retries(tmp_path: Path):
         rule = m.http_route("route", m.prefix_rule("/", "a", retry=retry))
         before = [m.gateway(m.http_listener(outer)), policy, parent, far, rule]
         with (
-            GatewayProcess(tmp_path / "inner", behind),
-            GatewayProcess(tmp_path / "outer", before),
+            second.serving(behind),
+            shared.serving(before),
             client(outer) as sock,
         ):
             assert ask(sock)[0] == 503

@@ -19,7 +19,7 @@ from tests.support import manifests as m
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.pki import Pki, chain
-from tests.support.process import GatewayProcess
+from tests.support.process import GatewayProcess, SharedGateway
 from tests.support.waiting import wait_until
 
 HOST = "origin.test"
@@ -40,7 +40,7 @@ def policy(dns: NameServer, allow: list[str] | None = None) -> m.Manifest:
     return m.policy(allow, dns=dns.address, cidrs=ALLOW_LOOPBACK)
 
 
-def test_an_https_listener_terminates_tls(dns: NameServer, tmp_path: Path):
+def test_an_https_listener_terminates_tls(dns: NameServer, shared: SharedGateway):
     pki, port = Pki(), free_port()
     with Origin() as origin:
         objects = [
@@ -50,13 +50,13 @@ def test_an_https_listener_terminates_tls(dns: NameServer, tmp_path: Path):
             m.backend("o", HOST, origin.port),
             m.http_route("r", m.prefix_rule("/", "o")),
         ]
-        with GatewayProcess(tmp_path / "gw", objects) as gateway:
+        with shared.serving(objects) as gateway:
             with client(port, pki.client_context(), FRONT) as sock:
                 assert ask(sock, get(FRONT, port, absolute=False)) == (200, b"ok")
             gateway.wait_for_record(status=200, listener="https")
 
 
-def test_clients_show_a_certificate_of_the_authority_of_their_port(dns: NameServer, tmp_path: Path):
+def test_clients_show_a_certificate_of_the_authority_of_their_port(dns: NameServer, shared: SharedGateway):
     pki, first, second = Pki(), Pki(), Pki()
     ports = {"one": free_port(), "two": free_port(), "open": free_port()}
     authorities = {"one": first, "two": second, "open": second}
@@ -82,7 +82,7 @@ def test_clients_show_a_certificate_of_the_authority_of_their_port(dns: NameServ
             m.http_route("r", m.prefix_rule("/", "o")),
             *(m.config_map(f"ca-{name}", {"ca.crt": authority.ca_pem}) for name, authority in authorities.items()),
         ]
-        with GatewayProcess(tmp_path / "gw", objects):
+        with shared.serving(objects):
             for name, port in ports.items():
                 for shown in (first, second, None):
                     context = pki.client_context(shown.issue("client.test") if shown is not None else None)
@@ -94,11 +94,11 @@ def test_clients_show_a_certificate_of_the_authority_of_their_port(dns: NameServ
                             ask(sock, get(FRONT, port, absolute=False))
 
 
-def test_a_forward_proxy_may_be_reached_over_tls(dns: NameServer, tmp_path: Path):
+def test_a_forward_proxy_may_be_reached_over_tls(dns: NameServer, shared: SharedGateway):
     pki, port = Pki(), free_port()
     listener = m.forward_listener(port, tls=terminate("front"))
     objects = [m.gateway(listener), policy(dns, [HOST]), secret_of("front", pki.issue(FRONT))]
-    with Origin(echo) as origin, GatewayProcess(tmp_path / "gw", objects):  # noqa: SIM117 (TLS needs the listener)
+    with Origin(echo) as origin, shared.serving(objects):  # noqa: SIM117 (TLS needs the listener)
         with client(port, pki.client_context(), FRONT) as sock:
             sock.sendall(f"CONNECT {HOST}:{origin.port} HTTP/1.1\r\nHost: {HOST}\r\n\r\n".encode())
             assert read_head(sock).startswith(b"HTTP/1.1 200 ")
@@ -109,7 +109,7 @@ def test_a_forward_proxy_may_be_reached_over_tls(dns: NameServer, tmp_path: Path
 
 
 @pytest.mark.parametrize("mode", ["Passthrough", "Terminate"])
-def test_a_tls_listener_leads_by_name(dns: NameServer, tmp_path: Path, mode: str):
+def test_a_tls_listener_leads_by_name(dns: NameServer, shared: SharedGateway, mode: str):
     pki, port = Pki(), free_port()
     origin = Origin(echo, pki.server_context(HOST) if mode == "Passthrough" else None)
     tls = {"mode": "Passthrough"} if mode == "Passthrough" else terminate("front")
@@ -120,7 +120,7 @@ def test_a_tls_listener_leads_by_name(dns: NameServer, tmp_path: Path, mode: str
         m.backend("o", HOST, origin.port, protocol="TCP"),
         m.tls_route("t", "o", hostnames=[HOST]),
     ]
-    with origin, GatewayProcess(tmp_path / "gw", objects) as gateway:
+    with origin, shared.serving(objects) as gateway:
         with client(port, pki.client_context(), HOST) as sock:
             sock.sendall(b"through")
             assert sock.recv(100) == b"through"
@@ -130,7 +130,7 @@ def test_a_tls_listener_leads_by_name(dns: NameServer, tmp_path: Path, mode: str
         gateway.wait_for_record(reason="no_route")
 
 
-def test_origination_trusts_what_the_config_map_says_and_shows_its_certificate(dns: NameServer, tmp_path: Path):
+def test_origination_trusts_what_the_config_map_says_and_shows_its_certificate(dns: NameServer, shared: SharedGateway):
     """Then both change, and the next request has the new ones."""
     pki, other, port = Pki(), Pki(), free_port()
     context = pki.server_context(HOST)
@@ -150,22 +150,21 @@ def test_origination_trusts_what_the_config_map_says_and_shows_its_certificate(d
         ]  # fmt: skip
 
     with Origin(context=context) as origin:  # noqa: SIM117 (the manifests need its port)
-        with GatewayProcess(tmp_path / "gw", objects(pki.ca_pem, "first")) as gateway, client(port) as sock:
+        with shared.serving(objects(pki.ca_pem, "first")) as gateway, client(port) as sock:
             request = get("x", port, absolute=False)
             assert ask(sock, request) == (200, b"ok")
             assert origin.peers == ["first"]
-            before = gateway.metric("egress_config_generation")
-            gateway.replace(objects(pki.ca_pem, "second"))
-            gateway.wait_for_metric("egress_config_generation", before + 1)
+            gateway.reload(objects(pki.ca_pem, "second"))
             assert ask(sock, request) == (200, b"ok")
             assert origin.peers == ["first", "second"], "no connection of the old certificate is used again"
-            gateway.replace(objects(other.ca_pem, "second"))
-            gateway.wait_for_metric("egress_config_generation", before + 2)
+            gateway.reload(objects(other.ca_pem, "second"))
             assert ask(sock, request)[0] == 502
             gateway.wait_for_record(status=502, reason="upstream_tls_certificate")
 
 
-def test_a_gateway_shows_its_certificate_to_its_backends_and_to_those_of_no_other(dns: NameServer, tmp_path: Path):
+def test_a_gateway_shows_its_certificate_to_its_backends_and_to_those_of_no_other(
+    dns: NameServer, shared: SharedGateway
+):
     pki, port, other = Pki(), free_port(), free_port()
     context = pki.server_context(HOST)
     context.load_verify_locations(cadata=pki.ca_pem)
@@ -183,7 +182,7 @@ def test_a_gateway_shows_its_certificate_to_its_backends_and_to_those_of_no_othe
             m.http_route("r", m.prefix_rule("/", "o")),
             m.http_route("s", m.prefix_rule("/", "o"), parent="other"),
         ]
-        with GatewayProcess(tmp_path / "gw", objects):
+        with shared.serving(objects):
             for listener, shown in ((port, "gateway.test"), (other, "-"), (port, "gateway.test")):
                 with client(listener) as sock:
                     assert ask(sock, get(FRONT, listener, absolute=False)) == (200, b"ok")
@@ -211,7 +210,7 @@ def tls_policy(name: str, hostname: str, *names: m.Manifest, ca: str = "ca") -> 
     return m.manifest(f"{m.GATEWAY_API}/v1", "BackendTLSPolicy", name, "agents", spec=spec)
 
 
-def test_a_service_is_reached_as_its_policy_says_or_not_at_all(dns: NameServer, tmp_path: Path):
+def test_a_service_is_reached_as_its_policy_says_or_not_at_all(dns: NameServer, tmp_path: Path, shared: SharedGateway):
     pki, other, port, tcp, tls = Pki(), Pki(), free_port(), free_port(), free_port()
     shown = pki.identified("spiffe://td/ns", HOST)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -258,7 +257,7 @@ def test_a_service_is_reached_as_its_policy_says_or_not_at_all(dns: NameServer, 
             *policies.values(),
             *(each for name in (*policies, "none") for each in service(name, origin.port)),
         ]  # fmt: skip
-        with GatewayProcess(tmp_path / "gw", objects):
+        with shared.serving(objects):
             for name, status in (
                 ("name", 200), ("uri", 200), ("either", 200), ("wrong-name", 502), ("wrong-uri", 502),
                 ("wrong-ca", 502), ("no-ca", 500), ("none", 500),
@@ -273,7 +272,7 @@ def test_a_service_is_reached_as_its_policy_says_or_not_at_all(dns: NameServer, 
             assert names[-2:] == [HOST, HOST]
 
 
-def test_an_end_of_tls_without_close_notify_is_no_end_of_a_response(dns: NameServer, tmp_path: Path):
+def test_an_end_of_tls_without_close_notify_is_no_end_of_a_response(dns: NameServer, shared: SharedGateway):
     pki, port = Pki(), free_port()
 
     def cut(sock: socket.socket) -> None:
@@ -291,7 +290,7 @@ def test_an_end_of_tls_without_close_notify_is_no_end_of_a_response(dns: NameSer
             m.backend("o", HOST, origin.port, tls=True, ca="ca"),
             m.http_route("r", m.prefix_rule("/", "o")),
         ]
-        with GatewayProcess(tmp_path / "gw", objects) as gateway, client(port) as sock:
+        with shared.serving(objects) as gateway, client(port) as sock:
             sock.sendall(get("x", port, absolute=False))
             assert b"chunked" in read_head(sock)
             got = b""
@@ -304,7 +303,7 @@ def test_an_end_of_tls_without_close_notify_is_no_end_of_a_response(dns: NameSer
             gateway.wait_for_record(reason="upstream_incomplete")
 
 
-def test_a_new_certificate_of_a_listener_is_shown_to_the_next_client(dns: NameServer, tmp_path: Path):
+def test_a_new_certificate_of_a_listener_is_shown_to_the_next_client(dns: NameServer, shared: SharedGateway):
     old, new, port = Pki(), Pki(), free_port()
 
     def objects(pki: Pki) -> list[m.Manifest]:
@@ -312,19 +311,19 @@ def test_a_new_certificate_of_a_listener_is_shown_to_the_next_client(dns: NameSe
         route = m.http_route("r", m.prefix_rule("/", "o"))
         return [m.gateway(listener), policy(dns), secret_of("front", pki.issue(FRONT)), m.backend("o", HOST, 9), route]
 
-    with GatewayProcess(tmp_path / "gw", objects(old)) as gateway:
+    with shared.serving(objects(old)) as gateway:
         client(port, old.client_context(), FRONT).close()
-        before = gateway.metric("egress_config_generation")
-        gateway.replace(objects(new))
-        gateway.wait_for_metric("egress_config_generation", before + 1)
+        gateway.reload(objects(new))
         client(port, new.client_context(), FRONT).close()
         with pytest.raises(ssl.SSLCertVerificationError):
             client(port, old.client_context(), FRONT)
 
 
-def test_a_certificate_that_expires_while_it_is_served_is_told(dns: NameServer, tmp_path: Path):
+def test_a_certificate_that_expires_while_it_is_served_is_told(
+    dns: NameServer, shared: SharedGateway, two_workers: SharedGateway
+):
     """Its end is a metric of the configuration, however many processes serve it; a new one takes its place."""
-    pki, ports = Pki(), {1: free_port(), 2: free_port()}
+    pki = Pki()
     name = "egress_certificate_expiry_timestamp_seconds"
     at = {"use": "listener", "kind": "Secret", "namespace": "agents", "name": "front"}
 
@@ -335,27 +334,26 @@ def test_a_certificate_that_expires_while_it_is_served_is_told(dns: NameServer, 
             secret_of("front", pki.issue(FRONT, span_s=(-60, seconds))),
         ]
 
+    gateways = (shared, two_workers)
+    for each in gateways:
+        each.started()  # which may take its time
     begun = time.time()
-    gateways = {
-        workers: GatewayProcess(tmp_path / f"{workers}", objects(port, 15), arguments=["--workers", str(workers)])
-        for workers, port in ports.items()
-    }
     with ExitStack() as stack:
-        for gateway in gateways.values():  # both wait for the same end
-            stack.enter_context(gateway)
-            assert begun + 14 <= gateway.metric(name, **at) <= begun + 17
-        for workers, gateway in gateways.items():
+        ports = {
+            stack.enter_context(each.serving(objects(port := free_port(), 15))): port for each in (shared, two_workers)
+        }
+        for gateway in ports:  # both wait for the same end
+            assert begun + 14 <= gateway.metric(name, **at) <= begun + 20
+        for gateway, port in ports.items():
             gateway.wait_for_diagnostics("the certificate of Secret agents/front has expired on ")
-            assert "a certificate has begun or ended to be valid" in gateway.stderr
-            gateway.replace(objects(ports[workers], 9000))
-            gateway.wait_for_diagnostics("configuration 3 is in service")
-            assert gateway.metric(name, **at) > begun + 8000
-            gateway.replace([m.gateway(m.forward_listener(ports[workers]))])
-            gateway.wait_for_diagnostics("configuration 4 is in service")
-            assert gateway.metric(name, **at) == 0
+            gateway.wait_for_diagnostics("a certificate has begun or ended to be valid")
+            gateway.replace(objects(port, 9000))
+            wait_until(lambda gateway=gateway: gateway.metric(name, **at) > begun + 8000)
+            gateway.replace([m.gateway(m.forward_listener(port))])
+            wait_until(lambda gateway=gateway: gateway.metric(name, **at) == 0)
 
 
-def test_a_certificate_that_came_by_a_reload_is_told_at_its_own_end(dns: NameServer, tmp_path: Path):
+def test_a_certificate_that_came_by_a_reload_is_told_at_its_own_end(dns: NameServer, shared: SharedGateway):
     """The look at the end of the one before it would come too late."""
     pki, port = Pki(), free_port()
 
@@ -363,9 +361,8 @@ def test_a_certificate_that_came_by_a_reload_is_told_at_its_own_end(dns: NameSer
         listener = {"name": "https", "port": port, "protocol": "HTTPS", "tls": terminate("front")}
         return [m.gateway(listener), policy(dns), secret_of("front", pki.issue(FRONT, span_s=(-60, seconds)))]
 
-    with GatewayProcess(tmp_path / "gw", objects(9000)) as gateway:
-        gateway.replace(objects(5))
-        gateway.wait_for_diagnostics("configuration 2 is in service")
+    with shared.serving(objects(9000)) as gateway:
+        gateway.reload(objects(5))
         gateway.wait_for_diagnostics("the certificate of Secret agents/front has expired on ")
 
 

@@ -13,7 +13,7 @@ from tests.support.net import free_port
 from tests.support.origins.providers import Provider, Trouble
 from tests.support.origins.server import OriginServer
 from tests.support.pki import Pki
-from tests.support.process import GatewayProcess
+from tests.support.process import GatewayProcess, SharedGateway
 from tests.support.waiting import wait_until
 
 CHAT = {"model": "gpt-5", "messages": [{"role": "user", "content": "Hello there"}]}
@@ -81,11 +81,11 @@ def test_workers_translate_count_and_follow_reloads(tmp_path: Path):
         assert provider.requests[-1].body == {**CHAT, "model": "claude-x"}
 
 
-def test_a_stream_flows_through_and_breaks_visibly(tmp_path: Path):
+def test_a_stream_flows_through_and_breaks_visibly(shared: SharedGateway):
     port, provider = free_port(), Provider()
     with ExitStack() as stack:
         server = stack.enter_context(OriginServer([provider.routes()], Pki().server_context("127.0.0.1")))
-        gateway = stack.enter_context(GatewayProcess(tmp_path, config(port, server, API)))
+        gateway = stack.enter_context(shared.serving(config(port, server, API)))
         for trouble, ends_well in ((None, True), (Trouble.SHORT, True), (Trouble.BREAK, False)):
             provider.script = [trouble]
             sock = stack.enter_context(client(port))
@@ -109,10 +109,10 @@ def test_a_stream_flows_through_and_breaks_visibly(tmp_path: Path):
         assert [each["reason"] for each in gateway.records] == ["-", "upstream_incomplete", "upstream_incomplete"]
 
 
-def test_check_and_explain_say_what_becomes_of_a_request(tmp_path: Path):
+def test_check_and_explain_say_what_becomes_of_a_request(shared: SharedGateway):
     port = free_port()
     with OriginServer([Provider().routes()], Pki().server_context("127.0.0.1")) as server:
-        with GatewayProcess(tmp_path, config(port, server, API)) as gateway:
+        with shared.serving(config(port, server, API)) as gateway:
             path = f"/explain?method=POST&url=http://x:{port}/v1/chat/completions&dns=false"
             status, text = gateway.admin(path)
             assert status == 200, text

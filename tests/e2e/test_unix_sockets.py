@@ -18,7 +18,7 @@ from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, get
 from tests.support import manifests as m
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
-from tests.support.process import GatewayProcess
+from tests.support.process import GatewayProcess, SharedGateway
 from tests.support.waiting import WAIT_S, wait_until
 
 HOST = "origin.egress.test"
@@ -68,7 +68,7 @@ def test_a_forward_proxy_on_a_unix_socket(tmp_path: Path, workers: str):
         assert not path.exists()
 
 
-def test_curl_speaks_http_and_socks_over_unix_sockets(tmp_path: Path):
+def test_curl_speaks_http_and_socks_over_unix_sockets(tmp_path: Path, shared: SharedGateway):
     reverse, socks = tmp_path / "http.sock", tmp_path / "socks.sock"
     with Origin() as origin, NameServer({HOST: ["127.0.0.1"]}) as dns:
         objects = [
@@ -79,7 +79,7 @@ def test_curl_speaks_http_and_socks_over_unix_sockets(tmp_path: Path):
             m.backend("a", HOST, origin.port),
             m.http_route("r", m.prefix_rule("/", "a")),
         ]
-        with GatewayProcess(tmp_path / "gw", objects):
+        with shared.serving(objects):
             base = ["curl", "--silent", "--show-error", "--fail", "--max-time", "20"]
             direct = [*base, "--unix-socket", str(reverse), "http://anything/"]
             proxied = [*base, "--proxy", f"socks5h://localhost{socks}", f"http://{HOST}:{origin.port}/"]
@@ -88,14 +88,14 @@ def test_curl_speaks_http_and_socks_over_unix_sockets(tmp_path: Path):
                 assert done.stdout == b"ok", done.stderr
 
 
-def test_a_path_belongs_to_the_gateway_that_has_it_first_and_to_one_port(tmp_path: Path):
+def test_a_path_belongs_to_the_gateway_that_has_it_first_and_to_one_port(tmp_path: Path, shared: SharedGateway):
     path = tmp_path / "a.sock"
     first = on_socket(path, m.http_listener(8080), name="first")
     first["metadata"]["creationTimestamp"] = "2020-01-01T00:00:00Z"
     second = on_socket(path, m.http_listener(8081), name="second", query="")
     both = on_socket(tmp_path / "b.sock", m.http_listener(8080), name="both")
     both["spec"]["listeners"].append(m.http_listener(8082, "more"))
-    with GatewayProcess(tmp_path / "gw", [first, second, both]) as gateway:
+    with shared.serving([first, second, both]) as gateway:
         assert "belongs to Gateway agents/first" in str(status(gateway, "second"))
         assert "a Unix socket is one port" in str(status(gateway, "both"))
 
@@ -111,10 +111,10 @@ def test_a_socket_that_a_killed_gateway_has_left_is_replaced(tmp_path: Path):
         assert ask(sock, b"GET / HTTP/1.1\r\nHost: a\r\n\r\n")[0] == 404
 
 
-def test_a_gateway_that_goes_takes_its_socket_with_it(tmp_path: Path):
+def test_a_gateway_that_goes_takes_its_socket_with_it(tmp_path: Path, shared: SharedGateway):
     path = tmp_path / "a.sock"
     kept = on_socket(tmp_path / "kept.sock", m.http_listener(8080), name="kept")
-    with GatewayProcess(tmp_path / "gw", [on_socket(path, m.http_listener(8080)), kept]) as gateway:
+    with shared.serving([on_socket(path, m.http_listener(8080)), kept]) as gateway:
         assert path.exists()
         gateway.replace([kept])
         os.kill(gateway.pid, signal.SIGHUP)

@@ -19,7 +19,7 @@ from tests.support import manifests as m
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.other_processes import looks_into_others
-from tests.support.process import GatewayProcess
+from tests.support.process import GatewayProcess, SharedGateway
 from tests.support.waiting import WAIT_S, wait_until
 
 HOST = "origin.test"
@@ -117,22 +117,22 @@ def test_both_serve_and_a_scrape_shows_their_sum(dns: NameServer, tmp_path: Path
         wait_until(lambda: len(gateway.records) == 2 * len(found))
 
 
-def test_a_reload_is_seen_by_all_and_a_listener_that_is_new_is_served_by_all(dns: NameServer, tmp_path: Path):
+def test_a_reload_is_seen_by_all_and_a_listener_that_is_new_is_served_by_all(
+    dns: NameServer, two_workers: SharedGateway
+):
     first, second = free_port(), free_port()
     with (
         Origin() as origin,
-        two_workers(tmp_path / "gw", forward(first, dns)) as gateway,
+        two_workers.serving(forward(first, dns)) as gateway,
         ExitStack() as stack,
     ):
         kept = connected_to_both(stack, gateway, first)
         listeners = m.gateway(m.forward_listener(first), m.forward_listener(second, "second"))
-        gateway.replace([listeners, *forward(first, dns, ("other.test",))[1:]])
-        gateway.wait_for_metric("egress_config_generation", 2)
+        gateway.reload([listeners, *forward(first, dns, ("other.test",))[1:]])
         assert {ask(sock, get(HOST, origin.port))[0] for sock in kept} == {403}
         connected_to_both(stack, gateway, second)
 
-        gateway.replace([m.gateway(m.forward_listener(second, "second")), *forward(first, dns)[1:]])
-        gateway.wait_for_metric("egress_config_generation", 3)
+        gateway.reload([m.gateway(m.forward_listener(second, "second")), *forward(first, dns)[1:]])
         assert {sock.recv(10) for sock in kept} == {b""}, "idle connections of a listener that is gone are closed"
         with pytest.raises(ConnectionRefusedError):
             client(first)
@@ -171,10 +171,10 @@ def test_what_one_worker_refuses_is_served_by_none(dns: NameServer, tmp_path: Pa
         assert gateway.admin("/readyz")[0] == 200
 
 
-def test_a_port_that_is_taken_is_refused_and_nothing_has_changed(dns: NameServer, tmp_path: Path):
+def test_a_port_that_is_taken_is_refused_and_nothing_has_changed(dns: NameServer, two_workers: SharedGateway):
     port = free_port()
     with (
-        two_workers(tmp_path / "gw", forward(port, dns)) as gateway,
+        two_workers.serving(forward(port, dns)) as gateway,
         socket.create_server(("127.0.0.1", 0)) as taken,
     ):
         busy = taken.getsockname()[1]
@@ -231,11 +231,13 @@ def test_a_limit_of_requests_holds_for_all_workers_together(dns: NameServer, tmp
             assert ask(sock, get(HOST, origin.port))[0] == 429, "a worker that is new knows what was spent"
 
 
-def test_a_request_that_comes_back_to_the_other_worker_is_a_loop_all_the_same(dns: NameServer, tmp_path: Path):
+def test_a_request_that_comes_back_to_the_other_worker_is_a_loop_all_the_same(
+    dns: NameServer, two_workers: SharedGateway
+):
     port = free_port()
     with (
         Origin() as origin,
-        two_workers(tmp_path / "gw", forward(port, dns)) as gateway,
+        two_workers.serving(forward(port, dns)) as gateway,
         ExitStack() as stack,
     ):
         kept = connected_to_both(stack, gateway, port)

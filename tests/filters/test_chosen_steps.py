@@ -16,6 +16,7 @@ from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead, ResponseHead
+from tests.support.properties import examples
 
 TYPE = FilterType("test/Any:v1", frozenset(Phase), FilterConfig, lambda _context: Filter())
 FIELDS = [
@@ -119,7 +120,7 @@ async def outcome_of(filters, opens, phase, body, *, in_short):
     return is_short, result, numbers, x.notes, x.request.fields.block, x.response.fields.block
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     st.lists(st.tuples(scripts, flags), min_size=1, max_size=4),
     st.sampled_from(["request-body", "response-body"]),

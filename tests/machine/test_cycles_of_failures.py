@@ -73,7 +73,7 @@ def test_nothing_is_left_of_attempts_at_several_backends(left: Leftovers):
     objects = [
         m.gateway(m.http_listener(8080)),
         *(m.backend(name, f"{name}.example", 80) for name in ("a", "b", "c", "d")),
-        m.failover("any", "a", "b", "c", "d", firstByte="20ms", attemptsHeader=True),
+        m.failover("any", "a", "b", "c", "d", firstByte="500ms", attemptsHeader=True),
         m.http_route("route", m.prefix_rule("/", "any")),
     ]
     talk = conversation(objects)

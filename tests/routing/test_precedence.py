@@ -13,6 +13,7 @@ from egressproxy.model.fields import Fields
 from egressproxy.model.steps import finished
 from egressproxy.routing.precedence import criterion
 from egressproxy.routing.table import HttpTable
+from tests.support.properties import examples
 
 EXACT, PREFIX, REGEX = PathMatchType.EXACT, PathMatchType.PREFIX, PathMatchType.REGEX
 ONE, TWO = ValueMatch("one", "1"), ValueMatch("two", "2")
@@ -117,7 +118,7 @@ _ROUTES = st.lists(
 
 
 @given(_ROUTES, _PATHS, st.sampled_from([b"GET", b"PUT"]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_the_first_match_is_the_one_that_serves_and_each_further_one_ranks_behind(written, path, method):
     made = table(*(route(f"n/{number}", *rules, hosts=hosts) for number, (rules, hosts) in enumerate(written)))
     fields = Fields.of([(b"one", b"1")])

@@ -10,7 +10,9 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,6 +22,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.support import manifests
 from tests.support.net import free_port
 from tests.support.waiting import WAIT_S
+
+_Series = tuple[str, frozenset[tuple[str, str]]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """What a gateway had said, logged and counted when the test began that has it now."""
+
+    stderr: int = 0
+    records: int = 0
+    counted: Mapping[_Series, float] = field(default_factory=dict)
 
 
 class GatewayProcess:
@@ -55,6 +68,7 @@ class GatewayProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._read_to = 0
         self._records: list[dict[str, Any]] = []
+        self._begun = _Begun()
         self._has_configuration = objects is not None
         if objects is not None:
             self.replace(objects)
@@ -115,13 +129,25 @@ class GatewayProcess:
         fresh.write_text(text, encoding="utf-8")
         fresh.replace(self.config / "manifests.yaml")
 
+    def reload(self, objects: Iterable[manifests.Manifest]) -> None:
+        """Put another set of manifests in place, and return when it is in service."""
+        before = self._generation()
+        self.replace(objects)
+        deadline = time.monotonic() + WAIT_S
+        while self._generation() <= before:
+            assert time.monotonic() < deadline, f"it is not in service\n{self.stderr[-2000:]}"
+            time.sleep(0.02)
+
+    def _generation(self) -> float:
+        return self.metric("egress_config_generation")
+
     # --- what it says -------------------------------------------------------------------------------------------
 
     @property
     def stderr(self) -> str:
         if not self.stderr_path.is_file():
             return "(the test itself reads it)"  # a pipe, which nobody writes to any more
-        return self.stderr_path.read_text(encoding="utf-8", errors="replace")
+        return self.stderr_path.read_bytes()[self._begun.stderr :].decode("utf-8", "replace")
 
     def wait_for_diagnostics(self, words: str, *, within_s: float = 60.0) -> None:
         """Return when these words stand in its diagnostics; raise AssertionError if they do not come."""
@@ -142,12 +168,19 @@ class GatewayProcess:
 
     def metric(self, name: str, /, **labels: str) -> float:
         """The sum of a metric's samples with these labels; 0 where there is none."""
-        total = 0.0
+        begun = self._begun.counted
+        return sum(
+            value - begun.get((sample, of), 0)
+            for (sample, of), value in self._samples()
+            if sample == name and labels.items() <= dict(of).items()
+        )
+
+    def _samples(self, *, counted: bool = False) -> Iterator[tuple[_Series, float]]:
+        """What /metrics says: everything, or what only grows."""
         for family in text_string_to_metric_families(self.admin("/metrics")[1]):
-            for sample in family.samples:
-                if sample.name == name and labels.items() <= sample.labels.items():
-                    total += sample.value
-        return total
+            if not counted or family.type in ("counter", "histogram"):
+                for sample in family.samples:
+                    yield (sample.name, frozenset(sample.labels.items())), sample.value
 
     def wait_for_metric(self, name: str, value: float) -> None:
         """Return when the metric has the value; raise AssertionError if it does not come to it."""
@@ -165,7 +198,7 @@ class GatewayProcess:
         whole = data[: data.rfind(b"\n") + 1]  # the last line may be half written
         self._read_to += len(whole)
         self._records += [json.loads(line) for line in whole.splitlines()]
-        return self._records
+        return self._records[self._begun.records :]
 
     def mark(self) -> int:
         """How many records there are, once every exchange that is counted is logged and no tunnel is open.
@@ -193,6 +226,14 @@ class GatewayProcess:
             assert time.monotonic() < deadline, f"no record with {wanted} among {records}"
             time.sleep(0.01)
 
+    def begin(self, objects: Iterable[manifests.Manifest]) -> None:
+        """Serve these manifests alone, and forget what was said, logged and counted until now."""
+        self.mark()
+        self.reload(objects)
+        records = self._begun.records + len(self.records)
+        counted = dict(self._samples(counted=True))
+        self._begun = _Begun(self.stderr_path.stat().st_size, records, counted)
+
     def _wait_until_ready(self) -> None:
         assert self._process is not None
         deadline = time.monotonic() + WAIT_S
@@ -208,3 +249,35 @@ class GatewayProcess:
             time.sleep(0.02)
         self.stop()
         raise RuntimeError(f"the gateway was not ready after {WAIT_S:.0f} s:\n{self.stderr}")
+
+
+class SharedGateway:
+    """One GatewayProcess for the tests of a module, which starts when the first of them needs it.
+
+    Each test has it with manifests of its own, by a reload, and sees what was said, logged and counted since then. What
+    a reload keeps (DNS answers, limits, caches, parents put aside) is there for the next test: give it other names.
+    """
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self._folder = folder
+        self._arguments = arguments
+        self._gateway: GatewayProcess | None = None
+
+    @contextmanager
+    def serving(self, objects: Iterable[manifests.Manifest]) -> Iterator[GatewayProcess]:
+        """The gateway, with these manifests in service."""
+        gateway = self.started()
+        gateway.begin(objects)
+        yield gateway
+
+    def started(self) -> GatewayProcess:
+        """The gateway, with whatever it serves."""
+        if self._gateway is None:
+            nothing = [manifests.gateway(manifests.forward_listener(free_port()))]
+            self._gateway = GatewayProcess(self._folder, nothing, arguments=self._arguments)
+            self._gateway.start()
+        return self._gateway
+
+    def stop(self) -> None:
+        if self._gateway is not None:
+            self._gateway.stop()

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
+from pathlib import Path
 from typing import Any
+
+import yaml
 
 from tests.support.process import GatewayProcess
 from tests.support.waiting import WAIT_S
@@ -31,3 +34,17 @@ class Client:
             return answer.status, json.loads(answer.read())
         finally:
             connection.close()
+
+
+def delete_all(gateway: GatewayProcess, state: Path) -> None:
+    """Delete what the folder of state has, one object after the other, through the API."""
+    client = Client(gateway)
+    for file in sorted(state.glob("[!.]*.yaml")):
+        written = yaml.safe_load(file.read_text())
+        group, name = written["apiVersion"], written["metadata"]["name"]
+        namespace = written["metadata"].get("namespace")
+        room = f"/namespaces/{namespace}" if namespace else ""
+        kind = written["kind"].lower()
+        kinds = f"{kind[:-1]}ies" if kind.endswith("policy") else f"{kind}s"
+        code, answer = client.send("DELETE", f"/{'apis' if '/' in group else 'api'}/{group}{room}/{kinds}/{name}")
+        assert code == 200, answer

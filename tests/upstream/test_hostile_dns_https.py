@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator, Callable
 from ipaddress import ip_address
 
@@ -183,6 +184,11 @@ async def test_a_server_that_does_not_read_what_it_makes_us_say_is_left(bench: B
 
     def ping(h2: Http2Server, _stream: int, writer: asyncio.StreamWriter) -> None:
         writer.transport.pause_reading()  # type: ignore[attr-defined]
+        # What the kernel keeps for both is little: what is not read is seen sooner.
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        ours = bench.connection._transport
+        assert ours is not None
+        ours.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         frames = b"".join(b"\0\0\x08\x06\0\0\0\0\0" + bytes(8) for _ in range(1000))
 
         connection = bench.connection

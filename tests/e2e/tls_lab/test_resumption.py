@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import ssl
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from tests.support import manifests as m
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.pki import pin
-from tests.support.process import GatewayProcess
+from tests.support.process import SharedGateway
 from tests.support.tokens import TokenIssuer
 
 HOST = "origin.test"
@@ -33,7 +32,7 @@ def dns() -> Iterator[NameServer]:
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_a_session_is_of_one_backend_and_one_trust(dns: NameServer, tmp_path: Path, version: ssl.TLSVersion):
+def test_a_session_is_of_one_backend_and_one_trust(dns: NameServer, shared: SharedGateway, version: ssl.TLSVersion):
     port = free_port()
     resumed: list[tuple[bool, str]] = []
 
@@ -68,7 +67,7 @@ def test_a_session_is_of_one_backend_and_one_trust(dns: NameServer, tmp_path: Pa
                 *(m.http_route(name, m.prefix_rule(f"/{name}", name)) for name in names),
             ]  # fmt: skip
 
-        with GatewayProcess(tmp_path / "gw", objects(0, pin(GOOD.pem))) as gateway, client(port) as sock:
+        with shared.serving(objects(0, pin(GOOD.pem))) as gateway, client(port) as sock:
 
             def asked(name: str) -> tuple[bool, str]:
                 assert ask(sock, get("x", port, f"/{name}", absolute=False)) == (200, b"ok")
@@ -84,15 +83,14 @@ def test_a_session_is_of_one_backend_and_one_trust(dns: NameServer, tmp_path: Pa
                 for result in ("full", "resumed", "failed")
             }
             assert counted == {"full": 6.0, "resumed": 5.0, "failed": 0.0}
-            gateway.replace(objects(1, pin(ROOT.pem)))
-            gateway.wait_for_diagnostics("configuration 2 is in service")
+            gateway.reload(objects(1, pin(ROOT.pem)))
             assert [asked("mutual") for _ in range(2)] == [(False, "two"), (True, "two")]
             assert asked("plain") == (True, "-"), "its trust is what it was"
             assert ask(sock, get("x", port, "/pinned", absolute=False))[0] == 502
             gateway.wait_for_record(reason="upstream_tls_certificate")
 
 
-def test_no_session_is_resumed_for_another_tenant(dns: NameServer, tmp_path: Path):
+def test_no_session_is_resumed_for_another_tenant(dns: NameServer, shared: SharedGateway):
     port, cluster = free_port(), TokenIssuer()
     resumed: list[bool] = []
 
@@ -122,10 +120,9 @@ def test_no_session_is_resumed_for_another_tenant(dns: NameServer, tmp_path: Pat
                 assert ask(sock, request) == (200, b"ok")
             return resumed[-1]
 
-        with GatewayProcess(tmp_path / "gw", objects()) as gateway:
+        with shared.serving(objects()) as gateway:
             assert [asked("one") for _ in range(3)] == [False, True, True]
             assert [asked("two") for _ in range(2)] == [False, True]
             assert [asked("one"), asked("one", "another"), asked("two")] == [True] * 3
-            gateway.replace(objects(shareTenants=True))
-            gateway.wait_for_diagnostics("configuration 2 is in service")
+            gateway.reload(objects(shareTenants=True))
             assert [asked("one"), asked("two"), asked("three")] == [False, True, True]

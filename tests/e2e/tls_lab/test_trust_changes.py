@@ -9,7 +9,6 @@ import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,7 +21,7 @@ from tests.support.http2 import Http2Server
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.pki import pin
-from tests.support.process import GatewayProcess
+from tests.support.process import SharedGateway
 from tests.support.waiting import WAIT_S, wait_until
 
 HOST, URI = "origin.test", "spiffe://lab.test/origin"
@@ -173,11 +172,11 @@ REFUSED = [other_authority, other_pins, revocation, other_names]
     ],
 )
 def test_no_exchange_begins_on_a_connection_of_the_trust_before(
-    dns: NameServer, tmp_path: Path, origin: Backend, change: Callable[[World], None], protocol: str
+    dns: NameServer, shared: SharedGateway, origin: Backend, change: Callable[[World], None], protocol: str
 ):
     port = free_port()
     world = World(port, origin, dns, protocol)
-    with GatewayProcess(tmp_path / "gw", world.objects()) as gateway, client(port) as first, client(port) as second:
+    with shared.serving(world.objects()) as gateway, client(port) as first, client(port) as second:
         plain, slow = (get("x", port, path, absolute=False) for path in ("/", "/slow"))
         assert ask(first, plain) == (200, b"1")
         first.sendall(slow)
@@ -185,8 +184,7 @@ def test_no_exchange_begins_on_a_connection_of_the_trust_before(
         if protocol == "HTTP11":
             assert ask(second, plain) == (200, b"2")
         change(world)
-        gateway.replace(world.objects())
-        gateway.wait_for_diagnostics("configuration 2 is in service")
+        gateway.reload(world.objects())
         if protocol == "HTTP11":
             wait_until(lambda: origin.ended == [2], "the idle connection is closed")
         before = origin.connections
@@ -202,11 +200,10 @@ def test_no_exchange_begins_on_a_connection_of_the_trust_before(
         wait_until(lambda: 1 in origin.ended, "its connection is closed then")
 
 
-def test_what_is_no_matter_of_trust_keeps_connections(dns: NameServer, tmp_path: Path, origin: Backend):
+def test_what_is_no_matter_of_trust_keeps_connections(dns: NameServer, shared: SharedGateway, origin: Backend):
     port = free_port()
     world = World(port, origin, dns, "HTTP11")
-    with GatewayProcess(tmp_path / "gw", world.objects()) as gateway, client(port) as sock:
+    with shared.serving(world.objects()) as gateway, client(port) as sock:
         assert ask(sock, get("x", port, absolute=False)) == (200, b"1")
-        gateway.replace([*world.objects(), m.backend("another", HOST, 9)])
-        gateway.wait_for_diagnostics("configuration 2 is in service")
+        gateway.reload([*world.objects(), m.backend("another", HOST, 9)])
         assert ask(sock, get("x", port, absolute=False)) == (200, b"1")

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from egressproxy.filters.content import bodies
 from egressproxy.filters.content.bodies import BodyKind, type_and_kind_of
 from egressproxy.model.fields import Fields
+from tests.support.properties import examples
 
 TYPES = st.sampled_from(
     [b"application/json", b"Text/Plain", b"text/event-stream", b"application/x-ndjson", b"application/vnd.a+json",
@@ -19,7 +20,7 @@ LINES = st.lists(st.builds(bytes.__add__, TYPES, PARAMETERS), max_size=2)
 
 
 @given(LINES)
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 def test_what_is_kept_of_a_type_is_what_is_read_of_it(lines: list[bytes]):
     fields = Fields.of([(b"Content-Type", line.strip()) for line in lines])
     values = fields.get_all(b"content-type")

@@ -17,6 +17,7 @@ from egressproxy.filters.content.numbers import CARD_FORM, Numbers, card_at
 from egressproxy.filters.content.phones import Phones, known_regions
 from egressproxy.filters.content.secret_keys import _TOKENS, SecretKeys
 from egressproxy.filters.content.spans import Span
+from tests.support.properties import examples
 
 #: Values that their issuers publish as examples, and test numbers.
 FOUND = {
@@ -179,7 +180,7 @@ _WORDS = (
 )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.lists(st.sampled_from(_WORDS), max_size=12).map("".join), st.sampled_from([(), ("US", "DE")]))
 def test_each_kind_of_number_has_the_form_that_is_said_of_it(text: str, regions: tuple[str, ...]):
     phones = Phones(regions)
@@ -195,7 +196,7 @@ def test_each_kind_of_number_has_the_form_that_is_said_of_it(text: str, regions:
     assert found == every
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.lists(st.sampled_from(_WORDS), max_size=8).map("".join))
 @example("4111 1111 1111 1111 42 777")
 @example("4111.1111-1111 1111 1")
@@ -254,7 +255,7 @@ _LETTERS = (
 )  # fmt: skip
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(st.lists(st.sampled_from(_LETTERS), max_size=8).map("".join), st.integers(0, 9))
 def test_what_begins_with_letters_has_one_of_the_shapes_that_are_said_of_it(text: str, start: int):
     kinds = [("IBAN", iban_at, IBAN_SHAPES), *(("ID", *form) for form in lettered_of(COUNTRIES))]
@@ -303,7 +304,7 @@ def addresses(text: str, start: int) -> list[tuple[int, int]]:
     ).map("".join),
     st.integers(0, 70),
 )
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=examples(500))
 @example("'" * 64 + "@b.example", 0)
 @example("a" * 64 + "." + "@b.example", 0)
 @example("a@" + "d." * 125 + "example", 0)

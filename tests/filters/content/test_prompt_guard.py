@@ -17,6 +17,7 @@ from egressproxy.filters.testing import FilterBuildError, FilterHarness, exchang
 from egressproxy.filters.validation import validated
 from egressproxy.model.fields import Fields
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
+from tests.support.properties import examples
 
 TYPE = "egressproxy.io/PromptGuard:v1"
 JSON = {"content-type": "application/json"}
@@ -231,7 +232,7 @@ TEXTS = st.lists(st.sampled_from(WORDS), max_size=7).map("".join)
 TURNS = st.lists(st.tuples(st.sampled_from(["system", "user", "User", "assistant", "tool"]), TEXTS), max_size=4)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     turns=TURNS,
     option=TEXTS,

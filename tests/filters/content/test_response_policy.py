@@ -17,6 +17,7 @@ from egressproxy.filters.content.own_patterns import Glance
 from egressproxy.filters.content.response_policy import ResponsePolicy
 from egressproxy.filters.testing import FilterBuildError, FilterHarness, exchange, response
 from tests.filters.content.test_pii_detector import STREAMS, read, stream, tool_events
+from tests.support.properties import examples
 
 TYPE = "egressproxy.io/ResponsePolicy:v1"
 JSON = {"content-type": "application/json"}
@@ -401,7 +402,7 @@ def test_a_glance_misses_no_spelling(number, said):
     assert outcome(quick, said) == expected
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     said=ANSWERS,
     number=st.integers(0, len(DENIED) - 1),
@@ -416,7 +417,7 @@ def test_what_is_seen_at_a_glance_is_what_a_look_at_each_text_finds(said, number
     assert outcome(quick, said) == expected
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(
     pieces=st.lists(TOLD, max_size=8),
     number=st.integers(0, len(DENIED) - 1),

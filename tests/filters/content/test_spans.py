@@ -14,6 +14,7 @@ from egressproxy.filters.content import folding
 from egressproxy.filters.content.entities import ENTITIES, scanner_of
 from egressproxy.filters.content.folding import MAX_UNSEEN, Folder
 from egressproxy.filters.content.spans import Scanner, Span, SpanStream, apart
+from tests.support.properties import examples
 
 EVERYTHING = scanner_of(
     ENTITIES, regions=("DE", "US"), patterns=[("PROJECT", r"\bPROJ-\d+\b", 24), ("CODE", "x[^y]*y", 8)]
@@ -60,7 +61,7 @@ class Unhurried(Scanner):
 
 @pytest.mark.parametrize("entity", [*ENTITIES, "all"])
 @given(TEXTS, st.data())
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 def test_no_text_is_passed_over_that_a_detector_finds_something_in(entity, text, data):
     scanner = scanner_of(ENTITIES if entity == "all" else (entity,), regions=("DE", "US"))
     found = Unhurried(scanner).spans(text)
@@ -70,7 +71,7 @@ def test_no_text_is_passed_over_that_a_detector_finds_something_in(entity, text,
 
 
 @given(TEXTS, st.data())
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=examples(400))
 @pytest.mark.parametrize("scanner", [EVERYTHING, ORDINARY], ids=["everything", "ordinary"])
 def test_a_text_in_pieces_gives_what_the_whole_gives(scanner, text, data):
     cuts = sorted(data.draw(st.sets(st.integers(0, len(text)), max_size=8)))
@@ -89,7 +90,7 @@ def test_every_single_cut_of_a_value_in_a_sentence(value):
 
 
 @given(TEXTS, st.data())
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_the_inside_of_json_is_seen_unescaped(text, data):
     """Some characters are escaped: what is found are the same values, and the text between them stays as it came."""
     escapes = data.draw(st.lists(st.booleans(), min_size=len(text), max_size=len(text)))
@@ -118,7 +119,7 @@ OTHERS = st.sampled_from(
     st.lists(OTHERS | st.sampled_from(["a", "4", " of words ", "\\u200b", '"']), max_size=10).map("".join),
     st.booleans(),
 )
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=examples(500))
 def test_a_text_with_few_other_characters_is_folded_as_one_with_many(text: str, has_escapes: bool):
     folder = Folder(has_escapes=has_escapes)
     with mock.patch.object(folding, "_beyond_ascii", lambda text: text):
@@ -140,7 +141,7 @@ def test_a_number_of_json_becomes_a_string_where_it_is_replaced():
 
 @given(TEXTS)
 @example("\u200b\u200b\u200b111")
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_what_is_held_back_has_a_bound(text):
     """Characters that are not seen come on top, as many as may stand between two that are."""
     most = 2 * 330 * (1 if folding._UNSEEN_THERE.search(text) is None else 1 + MAX_UNSEEN)
@@ -219,7 +220,7 @@ PLACES = st.builds(
 
 
 @given(st.lists(PLACES, max_size=6), st.none() | st.integers(1, 12))
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 def test_of_spans_each_character_belongs_to_the_first_and_longest_one(found: list[Span], end: int | None):
     start = 5
     kept = [] if end is None else [Span(0, end, "KEPT", 0)]

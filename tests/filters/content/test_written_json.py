@@ -14,6 +14,7 @@ from egressproxy.filters.content import written_json
 from egressproxy.filters.content.bodies import JsonDocument
 from egressproxy.filters.content.entities import ENTITIES, scanner_of
 from egressproxy.filters.content.written_json import WrittenJson
+from tests.support.properties import examples
 
 SCANNERS = [
     scanner_of(("EMAIL", "CARD", "PHONE", "IBAN"), regions=("US",)),
@@ -75,7 +76,7 @@ def one_by_one(document, scanner):
 
 @pytest.mark.parametrize("scanner", SCANNERS)
 @given(st.dictionaries(KEYS, VALUES, max_size=6) | st.lists(VALUES, max_size=4), *[st.booleans()] * 4)
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @example({"a": "\\", "b": "alice@b.example"}, False, False, False, True)
 @example({"arguments": '{"n": 4.111111111111111e15}'}, False, False, False, True)
 @example({"arguments": "[4111111111111111]"}, False, False, False, True)
@@ -169,7 +170,7 @@ def test_what_is_no_ordinary_string_is_left_to_the_texts(source):
         max_size=9,
     ).map("".join)
 )
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 def test_few_escapes_are_read_as_many_are(inside: str):
     source = f'{{"text": "{inside}"}}'.encode()
     texts = []

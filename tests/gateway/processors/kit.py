@@ -153,5 +153,19 @@ def at(part: MessagePart, *said: Said) -> Script:
     return lambda request: list(said) if request.part is part else agrees(request)
 
 
+def silent_at(part: MessagePart) -> Script:
+    """Agrees until it is asked for this part: it says nothing then, and an hour passes on the clock of the loop."""
+
+    def script(request: ProcessingRequest) -> list[Said]:
+        if request.part is not part:
+            return agrees(request)
+        loop = asyncio.get_running_loop()
+        before = loop.time
+        loop.call_soon(lambda: setattr(loop, "time", lambda: before() + 3600))
+        return []
+
+    return script
+
+
 def answer(part: MessagePart, **more: Any) -> ProcessingResponse:
     return ProcessingResponse(part, **more)

@@ -20,7 +20,7 @@ from egressproxy.protocols.ext_proc.messages import (
     ProcessingResponse,
     StreamedBody,
 )
-from tests.gateway.processors.kit import Processed, Said, agrees, answer, at, broke, changes
+from tests.gateway.processors.kit import Processed, Said, agrees, answer, at, broke, changes, silent_at
 
 REQUEST_HEADERS, RESPONSE_HEADERS = MessagePart.REQUEST_HEADERS, MessagePart.RESPONSE_HEADERS
 REQUEST_BODY, RESPONSE_BODY = MessagePart.REQUEST_BODY, MessagePart.RESPONSE_BODY
@@ -519,9 +519,11 @@ BAD: dict[str, tuple[Said, ...]] = {
 @pytest.mark.parametrize("fail_open", [False, True])
 def test_a_processor_that_fails_is_closed_or_open(said: tuple[Said, ...], part: MessagePart, fail_open: bool):
     buffered = mode(requestBodyMode="BUFFERED", responseBodyMode="BUFFERED")
-    talk = Processed(at(part, *said), processingMode=buffered, fail_open=fail_open, messageTimeout="20ms")
+    script = at(part, *said) if said else silent_at(part)
+    talk = Processed(script, processingMode=buffered, fail_open=fail_open, timeout_s=7200, messageTimeout="20s")
     done = talk.run(post(), request_body=b"in", response_body=b"out")
     assert len(done.failures) == 1
+    assert ("MessageTimeout" in done.failures[0]) is (not said)
     assert talk.stream.is_closed or broke().args == said[0].args  # type: ignore[union-attr]
     if fail_open:
         assert (done.status, done.request_body, done.response_body) == (200, b"in", b"out")
@@ -535,7 +537,7 @@ def test_a_processor_that_fails_is_closed_or_open(said: tuple[Said, ...], part: 
 @pytest.mark.parametrize("fail_open", [False, True])
 def test_a_processor_for_which_the_filter_has_no_more_time_is_given_up(part: MessagePart, fail_open: bool):
     buffered = mode(requestBodyMode="BUFFERED", responseBodyMode="BUFFERED")
-    talk = Processed(at(part), processingMode=buffered, fail_open=fail_open, timeout_s=0.02)
+    talk = Processed(silent_at(part), processingMode=buffered, fail_open=fail_open, timeout_s=20, messageTimeout="0s")
     done = talk.run(post(), request_body=b"in", response_body=b"out")
     assert talk.stream.is_closed
     assert talk.stream.asked[-1].part is part  # it is asked nothing more

@@ -502,7 +502,7 @@ _CHUNKED_PIECES = st.one_of(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(body=st.lists(_CHUNKED_PIECES, max_size=6).map(b"".join), ends=st.booleans(), seen=st.integers(0, 40))
 def test_what_is_told_of_a_chunked_body_is_what_a_reading_of_its_chunks_finds(body: bytes, ends: bool, seen: int):
     """`seen` bytes of it have been read before the rest comes."""

@@ -8,6 +8,7 @@ from hypothesis.strategies import booleans, integers, lists
 from tests.gateway.kit import OK, OK_PASSED, forward
 from tests.support.conversation import conversation
 from tests.support.http1_reading import segments
+from tests.support.properties import examples
 
 POST = b"POST http://a.example/%d HTTP/1.1\r\nHost: a.example\r\nContent-Length: 3\r\n\r\nabc"
 CHUNKED = (
@@ -16,7 +17,7 @@ CHUNKED = (
 LINE = POST % 0 + CHUNKED % 1 + POST % 2
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(lists(integers(1, len(LINE) - 1), max_size=8), booleans(), booleans())
 def test_pipelined_uploads_are_served_in_order_however_they_are_cut(cuts: list[int], at_once: bool, ends: bool):
     talk = conversation(forward())

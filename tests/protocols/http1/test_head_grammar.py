@@ -16,6 +16,7 @@ from egressproxy.protocols.http1.chunked import EndOfMessage
 from egressproxy.protocols.http1.codec import RequestReader, ResponseReader
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http1.head_grammar import MAX_REMEMBERED, MAX_SHARED, PLACES, HeadGrammar
+from tests.support.properties import examples
 
 LIMITS = HeadLimits(max_head_bytes=2048, max_fields=12, max_target_bytes=256)
 CUTS = (every_spelling(("x-a",)), every_spelling(("x-b", "cookie")))
@@ -132,7 +133,7 @@ LONG = b"GET /a HTTP/1.1\r\nHost: a.example\r\nX-C: " + b"c" * 200 + b"\r\nX-A: 
 LONG_RESPONSE = b"HTTP/1.1 200 OK\r\nX-C: " + b"c" * 200 + b"\r\nX-A: %d\r\n\r\n"
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(heads(LINES), st.lists(st.integers(0, 120), min_size=8, max_size=8))
 @example(
     [b"GET /a HTTP/1.1\r\nHost: a.example\r\n\r\n", b"GET /a HTTP/1.1\r\nHost: a.example\r\nX-A: 1\r\n\r\n"] * 3,
@@ -155,7 +156,7 @@ def test_a_request_is_read_as_by_a_reader_that_knows_none(some: list[bytes], cut
             reader = RequestReader(LIMITS, grammar)
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(heads(STATUS_LINES), st.lists(st.integers(0, 120), min_size=8, max_size=8))
 @example([b"HTTP/1.1 200 OK\r\n\r\n", b"HTTP/1.1 200 OK\r\nX-A: 1\r\n\r\n"] * 3, [0] * 8)
 @example([LONG_RESPONSE % number for number in (1, 2, 2, 3, 10, 9, 9, 10)], [0] * 8)

@@ -15,6 +15,7 @@ from egressproxy.protocols.tls.client_hello import BadClientHello
 from egressproxy.protocols.tls.hello_retry import HelloRetry
 from tests.protocols.tls.test_client_hello import message, records, server_name
 from tests.support.pki import Pki
+from tests.support.properties import examples
 
 CHANGE = b"\x14\x03\x03\x00\x01\x01"
 ALERT = b"\x15\x03\x03\x00\x02\x01\x70"
@@ -67,7 +68,7 @@ def test_a_real_second_hello_is_read_and_ends_it():
     assert watch.is_over
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.integers(1, 60), st.integers(1, 60))
 def test_any_cutting_gives_the_same(record: int, segment: int):
     said = CHANGE + DATA + records(message(server_name(b"b.test")), record) + b"rest"

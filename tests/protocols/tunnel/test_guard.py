@@ -11,6 +11,7 @@ from hypothesis.strategies import integers, lists
 from egressproxy.errors import Denied, Reason
 from egressproxy.model.authority import parse_authority
 from egressproxy.protocols.tunnel.guard import SniGuard
+from tests.support.properties import examples
 
 
 def hello(name: str | None) -> bytes:
@@ -29,7 +30,7 @@ def guard(authority: bytes = b"a.example:443", *, must_be_tls: bool = False, onl
     return SniGuard(parse_authority(authority, None), must_be_tls=must_be_tls, only_reports=only_reports)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(lists(integers(1, len(HELLO) - 1), max_size=5))
 def test_a_matching_hello_passes_whole_however_it_was_cut(cuts: list[int]):
     one, passed, at = guard(), b"", 0

@@ -10,6 +10,7 @@ from hypothesis.strategies import binary, lists, one_of, sampled_from, tuples
 
 from tests.gateway.kit import ESTABLISHED, connect, forward
 from tests.support.conversation import conversation
+from tests.support.properties import examples
 
 SIDES = sampled_from(["client", "origin"])
 EVENT: Any = one_of(
@@ -19,7 +20,7 @@ EVENT: Any = one_of(
 
 
 @pytest.mark.timeout(120)
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(binary(max_size=50), lists(EVENT, max_size=12))
 def test_every_octet_before_an_end_is_delivered_in_order(early: bytes, events: list[tuple[str, Any]]):
     early = early.lstrip(bytes((*range(0x14, 0x19), *range(0x80, 0x100))))  # no hello: that is the guard's own test
