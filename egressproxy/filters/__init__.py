@@ -24,7 +24,7 @@ from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.model.secret import SecretBytes
 from egressproxy.telemetry.filter_meter import FilterCounter, FilterGauge, FilterHistogram, FilterMeter
-from egressproxy.telemetry.filter_notices import FilterNotices
+from egressproxy.telemetry.notices import FilterNotices
 
 __all__ = [
     "Authority",

@@ -23,8 +23,7 @@ from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.secret import SecretBytes
 from egressproxy.net.keyed_counters import KeyedCounters
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
-from egressproxy.telemetry.filter_notices import FilterNotices
-from egressproxy.telemetry.notices import Notices
+from egressproxy.telemetry.notices import FilterNotices, Notices
 
 #: What a header-phase method returns: None, a LocalResponse, or (`async def`) an awaitable of one of these.
 HeaderResult = LocalResponse | None | Awaitable[LocalResponse | None]

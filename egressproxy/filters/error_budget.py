@@ -19,8 +19,7 @@ from egressproxy.filters.base import Filter
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
-from egressproxy.telemetry.filter_notices import FilterNotices
-from egressproxy.telemetry.notices import FilterStats
+from egressproxy.telemetry.notices import FilterNotices, FilterStats
 
 
 class OutOfService(Exception):

@@ -23,8 +23,7 @@ from egressproxy.ir.gateway import ConfigIR, chains, extensions
 from egressproxy.ir.policy import BACKEND_LEVEL, Callee, ExtensionIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
-from egressproxy.telemetry.filter_notices import FilterNotices
-from egressproxy.telemetry.notices import FilterStats, Notices
+from egressproxy.telemetry.notices import FilterNotices, FilterStats, Notices
 
 #: The most filters of which runs are measured behind a scrape: there may be ten thousand.
 MAX_SAMPLED: Final = 1000

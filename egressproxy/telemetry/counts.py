@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from operator import add
+from pathlib import Path
+from typing import Final
 
-from egressproxy.telemetry.series import Labels, Series, added
+from egressproxy.telemetry.label_sets import Durations
+from egressproxy.telemetry.series import Labels, Series
+
+_TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+_PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 
 
 class MetricKind(str, Enum):
@@ -20,33 +28,12 @@ class MetricKind(str, Enum):
     HISTOGRAM = "histogram"  # added up
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """The present value of a number that another object keeps."""
-
-    kind: MetricKind
-    description: str
-    value: float
-
-
-@dataclass(frozen=True, slots=True)
-class Histogram:
-    """Counts of durations in seconds. `buckets` has one more entry than `bounds`, which are upper bounds."""
-
-    description: str
-    bounds: tuple[float, ...]
-    buckets: tuple[int, ...]
-    sum_s: float
-
-    def plus(self, other: Histogram) -> Histogram:
-        """The sum with the histogram of another process, which has the same bounds."""
-        buckets = tuple(mine + others for mine, others in zip(self.buckets, other.buckets, strict=True))
-        return replace(self, buckets=buckets, sum_s=self.sum_s + other.sum_s)
-
-
 @dataclass(slots=True)
-class FilterMetric:
-    """A metric that filters keep, by their labels. Of a histogram `values` are sums, and `buckets` as in Histogram."""
+class MetricFamily:
+    """All numbers of one metric, by their labels.
+
+    Of a histogram `values` are sums. Its `buckets` have one more entry than `bounds`, which are upper bounds.
+    """
 
     kind: MetricKind
     description: str
@@ -55,7 +42,18 @@ class FilterMetric:
     bounds: tuple[float, ...] = ()
     buckets: dict[tuple[str, ...], tuple[int, ...]] = field(default_factory=dict)
 
-    def plus(self, other: FilterMetric) -> FilterMetric:
+    @classmethod
+    def timed(
+        cls, description: str, labels: tuple[str, ...], bounds: tuple[float, ...],
+        counted: Mapping[tuple[str, ...], Durations],
+    ) -> MetricFamily:  # fmt: skip
+        """A histogram of what was counted with these labels."""
+        return cls(
+            MetricKind.HISTOGRAM, description, labels, {key: each.sum_s for key, each in counted.items()}, bounds,
+            {key: tuple(each.buckets) for key, each in counted.items()},
+        )  # fmt: skip
+
+    def plus(self, other: MetricFamily) -> MetricFamily:
         """Both together. Where another process has it in another form, ours stays."""
         if (self.kind, self.labels, self.bounds) != (other.kind, other.labels, other.bounds):
             return self
@@ -63,7 +61,7 @@ class FilterMetric:
         for labels, value in other.values.items():
             if labels not in values:
                 values[labels] = value
-            elif self.kind is MetricKind.LARGEST:
+            elif self.kind in (MetricKind.LARGEST, MetricKind.PEAK):
                 values[labels] = max(values[labels], value)
             elif self.kind is MetricKind.SMALLEST:
                 values[labels] = min(values[labels], value)
@@ -89,30 +87,7 @@ class Counts:
     """
 
     series: dict[Labels, Series] = field(default_factory=dict)
-    dns_lookups: dict[str, int] = field(default_factory=dict)
-    connections_rejected: dict[str, int] = field(default_factory=dict)
-    http2_connections_broken: dict[str, int] = field(default_factory=dict)
-    forwarded_identities: dict[str, int] = field(default_factory=dict)
-    interceptions: dict[str, int] = field(default_factory=dict)
-    ech_hellos: dict[tuple[str, str, str], int] = field(default_factory=dict)
-    reloads: dict[str, int] = field(default_factory=dict)
-    upstream: dict[tuple[str, str], int] = field(default_factory=dict)
-    downstream: dict[tuple[str, str], int] = field(default_factory=dict)
-    endpoints: dict[tuple[str, str, str], int] = field(default_factory=dict)
-    ejections: dict[tuple[str, str, str], int] = field(default_factory=dict)
-    shed: dict[tuple[str, str], int] = field(default_factory=dict)
-    open_circuits: dict[tuple[str, str], int] = field(default_factory=dict)
-    parents_aside: dict[str, int] = field(default_factory=dict)
-    parents_put_aside: dict[tuple[str, str], int] = field(default_factory=dict)
-    filters: dict[tuple[str, str, str, str, str], int] = field(default_factory=dict)
-    external_auth: dict[tuple[str, str, str], int] = field(default_factory=dict)
-    filter_calls: dict[tuple[str, str, str], int] = field(default_factory=dict)
-    mcp_calls: dict[tuple[str, str, str, str, str], int] = field(default_factory=dict)
-    translations: dict[tuple[str, str, str, str, str], int] = field(default_factory=dict)
-    events: dict[tuple[str, str], int] = field(default_factory=dict)
-    readings: dict[str, Reading] = field(default_factory=dict)
-    histograms: dict[str, Histogram] = field(default_factory=dict)
-    filter_metrics: dict[str, FilterMetric] = field(default_factory=dict)
+    families: dict[str, MetricFamily] = field(default_factory=dict)  # by their names
 
     def add(self, other: Counts) -> None:
         """Add what another process counted."""
@@ -121,43 +96,44 @@ class Counts:
             if mine is None:
                 mine = self.series[labels] = Series(labels)
             mine.add(series)
-        for each in fields(self):
-            if each.name not in ("series", "readings", "histograms", "filter_metrics"):
-                setattr(self, each.name, added(getattr(self, each.name), getattr(other, each.name)))
-        for name, reading in other.readings.items():
-            before = self.readings.get(name)
-            if before is not None:
-                both = (before.value, reading.value)
-                reading = replace(reading, value=max(both) if reading.kind is MetricKind.PEAK else sum(both))
-            self.readings[name] = reading
-        for name, histogram in other.histograms.items():
-            known = self.histograms.get(name)
-            self.histograms[name] = histogram if known is None else known.plus(histogram)
-        for name, metric in other.filter_metrics.items():
-            same = self.filter_metrics.get(name)
-            self.filter_metrics[name] = metric if same is None else same.plus(metric)
+        for name, family in other.families.items():
+            known = self.families.get(name)
+            self.families[name] = family if known is None else known.plus(family)
 
     def keep_peaks(self, earlier: Counts) -> None:
         """Keep the highest values of earlier counts that were not shown yet."""
-        for name, reading in earlier.readings.items():
-            mine = self.readings.get(name)
-            if mine is not None and reading.kind is MetricKind.PEAK and reading.value > mine.value:
-                self.readings[name] = reading
+        for name, family in earlier.families.items():
+            mine = self.families.get(name)
+            if mine is not None and family.kind is MetricKind.PEAK:
+                self.families[name] = mine.plus(family)
 
     def forget_peaks(self) -> None:
         """Forget the highest values, which were shown."""
-        for name, reading in self.readings.items():
-            if reading.kind is MetricKind.PEAK:
-                self.readings[name] = replace(reading, value=0.0)
+        for name, family in self.families.items():
+            if family.kind is MetricKind.PEAK:
+                self.families[name] = replace(family, values=dict.fromkeys(family.values, 0.0))
 
     def forget_gauges(self) -> None:
         """The process has ended: its gauges are 0, its counters stay."""
         for series in self.series.values():
             series.tunnels_active = 0
-        self.upstream.clear()
-        self.downstream.clear()
-        self.endpoints.clear()
-        self.open_circuits.clear()
-        self.parents_aside.clear()
-        self.readings = {name: reading for name, reading in self.readings.items() if reading.kind is MetricKind.COUNTER}
-        self.filter_metrics = {name: metric for name, metric in self.filter_metrics.items() if metric.lasts}
+        self.families = {name: family for name, family in self.families.items() if family.lasts}
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFigures:
+    """Memory and processor time of a worker. `worker` counts from 1; `cpu_s` is user and system time."""
+
+    worker: int
+    resident_bytes: int = 0
+    cpu_s: float = 0.0
+
+
+def process_figures(worker: int, pid: int) -> ProcessFigures:
+    """The figures of a running process. Raises OSError if there is no such process.
+
+    Source: proc_pid_stat(5), fields utime (14), stime (15) and rss (24), after the name in brackets.
+    """
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    ticks = int(fields[11]) + int(fields[12])
+    return ProcessFigures(worker, int(fields[21]) * _PAGE_BYTES, ticks / _TICKS_PER_S)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from weakref import WeakValueDictionary
 
-from egressproxy.telemetry.counts import FilterMetric, MetricKind
+from egressproxy.telemetry.counts import MetricFamily, MetricKind
 from egressproxy.telemetry.label_sets import OVERFLOW
 
 #: The most label sets of one metric, over the life of the process, and characters of a label.
@@ -71,13 +71,13 @@ class FilterMetrics:
             raise ValueError(f"metric {name} is there already, as a {known.kind.value} with other labels or buckets")
         return known
 
-    def read(self) -> dict[str, FilterMetric]:
+    def read(self) -> dict[str, MetricFamily]:
         """All that was counted so far, on the event loop."""
         for family in self._families.values():
             for counter in family.labelled.values():
                 counter.flush()
         return {
-            name: FilterMetric(
+            name: MetricFamily(
                 family.kind,
                 family.description,
                 family.labels,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from typing import Final
 
 from egressproxy.net.timers import TICK_S
+from egressproxy.telemetry.label_sets import Durations
 
 #: Upper bounds of the histogram. The loop's clock is exact to a millisecond.
 LAG_BUCKETS_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5)
@@ -14,11 +14,10 @@ LAG_BUCKETS_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.
 class LoopLag:
     """Give `tick` to `TimerWheel.watch`; a scrape reads the rest."""
 
-    __slots__ = ("_buckets", "_sum_s", "_worst_s")
+    __slots__ = ("_worst_s", "delays")
 
     def __init__(self) -> None:
-        self._buckets = [0] * (len(LAG_BUCKETS_S) + 1)
-        self._sum_s = 0.0
+        self.delays = Durations(LAG_BUCKETS_S)  # of ticks
         self._worst_s = 0.0
 
     def tick(self, late_s: float, took_s: float) -> None:
@@ -30,19 +29,14 @@ class LoopLag:
         self._worst_s = max(self._worst_s, late_s + took_s)
         if late_s > LAG_BUCKETS_S[-1]:  # the process was stopped, perhaps for hours
             beyond = int((late_s - LAG_BUCKETS_S[-1]) / TICK_S)
-            self._buckets[-1] += beyond
-            self._sum_s += beyond * (late_s - TICK_S * (beyond - 1) / 2)
+            self.delays.buckets[-1] += beyond
+            self.delays.sum_s += beyond * (late_s - TICK_S * (beyond - 1) / 2)
             late_s -= beyond * TICK_S
         while True:
-            self._buckets[bisect_left(LAG_BUCKETS_S, late_s)] += 1
-            self._sum_s += max(late_s, 0.0)
+            self.delays.count(max(late_s, 0.0))
             late_s -= TICK_S
             if late_s <= 0:
                 return
-
-    def counted(self) -> tuple[tuple[int, ...], float]:
-        """The ticks in each bucket, the last of which has no bound, and the sum of their delays in seconds."""
-        return tuple(self._buckets), self._sum_s
 
     def take_worst(self) -> float:
         """The longest delay in seconds since the last call."""

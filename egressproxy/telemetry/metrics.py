@@ -10,24 +10,31 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
+from itertools import starmap
+from operator import add
 from time import time
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from egressproxy.model.exchange import CallerIdentity
-from egressproxy.telemetry.call_counts import CALL_BUCKETS_S, CallCounts
-from egressproxy.telemetry.counts import Counts, FilterMetric, Histogram, MetricKind, Reading
-from egressproxy.telemetry.dns_queries import DnsQueries
-from egressproxy.telemetry.ech_hellos import EchHellos
+from egressproxy.net.tls import handshakes
+from egressproxy.telemetry.counts import Counts, MetricFamily, MetricKind
 from egressproxy.telemetry.filter_meter import FilterMetrics
-from egressproxy.telemetry.interceptions import Interceptions
-from egressproxy.telemetry.label_sets import OVERFLOW
-from egressproxy.telemetry.mcp_calls import McpCalls
+from egressproxy.telemetry.label_sets import (
+    CALL_BUCKETS_S,
+    OVERFLOW,
+    QUERY_BUCKETS_S,
+    CallCounts,
+    DnsQueries,
+    Durations,
+    EchHellos,
+    Interceptions,
+    LabelSets,
+    McpCalls,
+)
 from egressproxy.telemetry.notices import FILTER_BUCKETS_S, FilterStats, Notices
-from egressproxy.telemetry.series import Labels, Series
-from egressproxy.telemetry.tls_handshakes import read_handshakes
-from egressproxy.telemetry.translations import Translations
+from egressproxy.telemetry.series import LABELS, Labels, Series
 
 logger = logging.getLogger(__name__)
 
@@ -45,10 +52,8 @@ MAX_SERIES: Final = 65_536
 #: The most label sets for endpoints that were ejected, over the life of the process.
 MAX_EJECTION_SERIES: Final = 1000
 
-#: What is counted of a backend's pools: active and idle connections, and exchanges that wait for one.
-UPSTREAM_STATES: Final = ("active", "idle", "waiting")
-
 _T = TypeVar("_T")
+_Values = Mapping[Any, float]
 
 #: Yields (backend, active connections, idle connections, exchanges that wait for one).
 UpstreamSource = Callable[[], Iterable[tuple[str, int, int, int]]]
@@ -61,8 +66,6 @@ CircuitSource = Callable[[], Iterable[tuple[str, str]]]
 #: Yields (parent, whether it is put aside).
 ParentSource = Callable[[], Iterable[tuple[str, bool]]]
 FilterSource = Callable[[], Iterable[FilterStats]]
-#: Gives the count of each bucket, one more than there are bounds, and the sum in seconds.
-HistogramSource = Callable[[], tuple[tuple[int, ...], float]]
 
 
 class _Room:
@@ -112,7 +115,7 @@ class Metrics:
         self.filter_calls = CallCounts()
         self.filter_metrics = FilterMetrics()
         self.mcp_calls = McpCalls()
-        self.translations = Translations()
+        self.translations: LabelSets[str, str, str, str, str] = LabelSets()
         self.config_generation = 0
         self.config_last_reload_success = False
         self.config_last_reload_timestamp_s = 0.0
@@ -127,26 +130,8 @@ class Metrics:
         self._endpoint_sources: list[EndpointSource] = []
         self._circuit_sources: list[CircuitSource] = []
         self._parent_sources: list[ParentSource] = []
-        self._readings: list[tuple[str, MetricKind, str, Callable[[], float]]] = []
-        self._histograms: list[tuple[str, str, tuple[float, ...], HistogramSource]] = []
-        self.add_counter(
-            "egress_minted_certificates",
-            "Certificates that were minted for tunnels that are opened.",
-            lambda: self.interceptions.minted,
-        )
-        self.add_gauge(
-            "egress_config_generation", "Configurations put into service, from 1.", lambda: self.config_generation
-        )
-        self.add_gauge(
-            "egress_config_last_reload_success",
-            "1 if the last configuration read is in service.",
-            lambda: int(self.config_last_reload_success),
-        )
-        self.add_gauge(
-            "egress_config_last_reload_timestamp_seconds",
-            "When a configuration was last read.",
-            lambda: self.config_last_reload_timestamp_s,
-        )
+        self._readings: dict[str, tuple[MetricKind, str, Callable[[], float]]] = {}
+        self._histograms: dict[str, tuple[str, Durations]] = {}
 
     # counting
 
@@ -270,90 +255,165 @@ class Metrics:
 
     def add_counter(self, name: str, description: str, read: Callable[[], float]) -> None:
         """Expose a counter that another object keeps; `name` is without `_total`. `read` is called on every scrape."""
-        self._readings.append((name, MetricKind.COUNTER, description, read))
+        self._readings[name] = MetricKind.COUNTER, description, read
 
     def add_gauge(self, name: str, description: str, read: Callable[[], float]) -> None:
         """Expose a gauge; every scrape calls `read` for its value."""
-        self._readings.append((name, MetricKind.GAUGE, description, read))
+        self._readings[name] = MetricKind.GAUGE, description, read
 
     def add_peak(self, name: str, description: str, read: Callable[[], float]) -> None:
         """Expose a gauge of the highest value since the last scrape: `read` returns it and starts anew."""
-        self._readings.append((name, MetricKind.PEAK, description, read))
+        self._readings[name] = MetricKind.PEAK, description, read
 
-    def add_histogram(self, name: str, description: str, bounds: tuple[float, ...], read: HistogramSource) -> None:
-        """Expose a histogram. `bounds` are upper bounds in seconds, ascending."""
-        self._histograms.append((name, description, bounds, read))
+    def add_histogram(self, name: str, description: str, durations: Durations) -> None:
+        """Expose a histogram that another object keeps."""
+        self._histograms[name] = description, durations
 
     # reading
 
     def gather(self) -> Counts:
         """Read all sources, on the event loop only. A source that raises is left out and logged."""
-        upstream: Counter[tuple[str, str]] = Counter()
-        for backend, *numbers in _read_all(self._upstream_sources):
-            for state, number in zip(UPSTREAM_STATES, numbers, strict=True):
-                upstream[backend, state] += number
+        used = {labels: series for labels, series in self._series.items() if series.is_used}
+        return Counts(used, {**dict(self._families()), **dict(_read_all([self._others])), **self.filter_metrics.read()})
+
+    def _families(self) -> Iterator[tuple[str, MetricFamily]]:
+        """What is counted by labels, but for series: name, help text, labels and values of each metric."""
+        connections: Counter[tuple[str, ...]] = Counter()
+        waiting: Counter[Labels] = Counter()
+        for backend, active, idle, queued in _read_all(self._upstream_sources):
+            place = ("-", "-", backend, "-", "-", "-", "-")
+            connections[*place, "active"] += active
+            connections[*place, "idle"] += idle
+            waiting[place] += queued
+        yield _gauge(
+            "egress_upstream_connections", "Open connections to backends; pools are shared by routes and clients.",
+            (*LABELS, "state"), connections,
+        )  # fmt: skip
+        yield _gauge(
+            "egress_upstream_waiting_requests",
+            "Requests that wait for a connection because the backend or their client has as many as it may have.",
+            LABELS, waiting,
+        )  # fmt: skip
         downstream: Counter[tuple[str, str]] = Counter()
-        for gateway, listener, connections in _read_all(self._downstream_sources):
-            downstream[gateway, listener] += connections
-        filters: Counter[tuple[str, str, str, str, str]] = Counter()
-        durations = FilterMetric(
-            MetricKind.HISTOGRAM,
+        for gateway, listener, number in _read_all(self._downstream_sources):
+            downstream[gateway, listener] += number
+        yield _gauge(
+            "egress_downstream_connections", "Open connections from clients.", ("gateway", "listener"), downstream
+        )
+        endpoints = Counter(_read_all(self._endpoint_sources))
+        for backend, endpoint, _ in list(endpoints):
+            endpoints[backend, endpoint, "healthy"] += 0
+        yield _gauge(
+            "egress_endpoint_health",
+            "Workers in which an endpoint has this state; one that is not healthy takes no requests.",
+            ("backend", "endpoint", "state"), endpoints,
+        )  # fmt: skip
+        yield _counter(
+            "egress_endpoint_ejections", "Times that an endpoint was taken out of service, by reason.",
+            ("backend", "endpoint", "reason"), self.ejections,
+        )  # fmt: skip
+        yield _gauge(
+            "egress_circuit_breakers_open", "Endpoints that have reached a limit.",
+            ("backend", "limit"), Counter(_read_all(self._circuit_sources)),
+        )  # fmt: skip
+        aside = {parent: int(is_aside) for parent, is_aside in _read_all(self._parent_sources)}
+        yield _gauge("egress_parent_aside", "Workers in which a parent proxy is put aside.", ("parent",), aside)
+        yield _counter(
+            "egress_parent_put_aside", "Times that a parent proxy was put aside, by reason.",
+            ("parent", "reason"), self.parents_put_aside,
+        )  # fmt: skip
+        runs: Counter[tuple[str, ...]] = Counter()
+        took: dict[tuple[str, ...], Durations] = {}
+        of_filter = ("filter", "type", "phase", "scope")
+        for stats in _read_all(self._filter_sources):
+            labels = stats.name, stats.type, stats.phase, stats.scope
+            for result, times in _filter_results(stats):
+                runs[*labels, result] += times
+            if any(stats.buckets):
+                total = took.setdefault(labels, Durations(FILTER_BUCKETS_S))
+                total.buckets = list(map(add, total.buckets, stats.buckets))
+                total.sum_s += stats.sum_s
+        yield _counter("egress_filter", "Runs of filters, by result.", (*of_filter, "result"), runs)
+        yield "egress_filter_duration_seconds", MetricFamily.timed(
             "How long runs of filters took: all that waited, and a sample of the others.",
-            ("filter", "type", "phase", "scope"),
-            {},
-            FILTER_BUCKETS_S,
-        )
-        for counts in _read_all(self._filter_sources):
-            labels = counts.name, counts.type, counts.phase, counts.scope
-            for result, value in _filter_results(counts):
-                filters[*labels, result] += value
-            if any(counts.buckets):
-                measured = replace(durations, values={labels: counts.sum_s}, buckets={labels: tuple(counts.buckets)})
-                durations = durations.plus(measured)
-        filter_metrics = self.filter_metrics.read() | self.dns_queries.read() | read_handshakes()
-        if durations.values:
-            filter_metrics["egress_filter_duration_seconds"] = durations
-        return Counts(
-            {labels: series for labels, series in self._series.items() if series.is_used},
-            dict(self.dns_lookups),
-            dict(self.connections_rejected),
-            dict(self.http2_connections_broken),
-            dict(self.forwarded_identities),
-            dict(self.interceptions.results),
-            dict(self.ech_hellos.counted),
-            dict(self.reloads),
-            dict(upstream),
-            dict(downstream),
-            dict(Counter(_read_all(self._endpoint_sources))),
-            dict(self.ejections),
-            dict(self.shed),
-            dict(Counter(_read_all(self._circuit_sources))),
-            {parent: int(is_aside) for parent, is_aside in _read_all(self._parent_sources)},
-            dict(self.parents_put_aside),
-            dict(filters),
-            dict(self.external_auth.asked),
-            dict(self.filter_calls.asked),
-            dict(self.mcp_calls.counted),
-            dict(self.translations.counted),
-            dict(self.events),
-            dict(_read_all([self._read_readings])),
-            dict(_read_all([self._read_histograms])),
-            filter_metrics,
-        )
-
-    def _read_readings(self) -> Iterator[tuple[str, Reading]]:
-        for name, kind, description, read in self._readings:
-            yield name, Reading(kind, description, read())
-
-    def _read_histograms(self) -> Iterator[tuple[str, Histogram]]:
-        for name, description, bounds, read in self._histograms:
-            yield name, Histogram(description, bounds, *read())
+            of_filter, FILTER_BUCKETS_S, took,
+        )  # fmt: skip
         for name, description, calls in (
-            ("external_auth", "How long authorization servers took to answer.", self.external_auth),
-            ("filter_call", "How long backends that filters call took to answer.", self.filter_calls),
+            ("egress_external_auth", "How long authorization servers took to answer.", self.external_auth),
+            ("egress_filter_call", "How long backends that filters call took to answer.", self.filter_calls),
         ):
-            if calls.asked:
-                yield f"egress_{name}_duration_seconds", Histogram(description, CALL_BUCKETS_S, *calls.counted())
+            counted: dict[tuple[str, ...], Durations] = {(): calls.durations} if calls.asked else {}
+            yield f"{name}_duration_seconds", MetricFamily.timed(description, (), CALL_BUCKETS_S, counted)
+        yield "egress_dns_query_duration_seconds", MetricFamily.timed(
+            "How long DNS servers took to answer; of those that did not, how long was waited.",
+            ("server",), QUERY_BUCKETS_S, {(server,): each for server, each in self.dns_queries.durations.items()},
+        )  # fmt: skip
+        yield from starmap(_counter, (
+            ("egress_external_auth", "Calls to authorization servers, by result.",
+             ("route", "backend", "result"), self.external_auth.asked),
+            ("egress_filter_calls", "Calls of filters to backends that their configs refer to, by result.",
+             ("filter", "backend", "result"), self.filter_calls.asked),
+            ("egress_mcp_messages", "Messages of JSON-RPC to MCP backends, by method, tool and result.",
+             ("route", "backend", "method", "tool", "result"), self.mcp_calls.counted),
+            ("egress_ai_translated_requests",
+             "Requests that went to an AI provider in another API than their client's, by both and by result.",
+             ("route", "backend", "client_api", "backend_api", "result"), self.translations),
+            ("egress_events", "Occurrences that Events counted, by type and reason.", ("type", "reason"), self.events),
+            ("egress_dns_lookups", "DNS lookups, by result.", ("result",), self.dns_lookups),
+            ("egress_dns_queries", "Queries to DNS servers, by server and by the code of the answer.",
+             ("server", "result"), self.dns_queries.results),
+            ("egress_dns_reverse_checks",
+             "Addresses whose names were compared with the name that led there, by result.",
+             ("result",), self.dns_queries.reverse),
+            ("egress_connections_rejected",
+             "Client connections closed at once, and times when none could be accepted.",
+             ("reason",), self.connections_rejected),
+            ("egress_http2_connections_broken",
+             "HTTP/2 connections of clients that were ended for what the client did, by the error code of GOAWAY.",
+             ("code",), self.http2_connections_broken),
+            ("egress_forwarded_identities",
+             "Requests with an X-Egress-Identity of another gateway, by what became of it.",
+             ("result",), self.forwarded_identities),
+            ("egress_tls_handshakes",
+             "TLS handshakes with clients, and with backends and DNS servers, by what became of them.",
+             ("side", "result"), handshakes),
+            ("egress_minted_certificates", "Certificates that were minted for tunnels that are opened.",
+             (), {(): self.interceptions.minted}),
+            ("egress_intercepted_tunnels", "Tunnels that were to be opened, by what became of TLS with the client.",
+             ("result",), self.interceptions.results),
+            ("egress_ech_client_hellos",
+             "ClientHellos with Encrypted Client Hello, by the name that they show in place of the hidden one.",
+             ("gateway", "listener", "outer_name"), self.ech_hellos.counted),
+            ("egress_requests_shed",
+             "Requests refused since the gateway was overloaded, by why and by their priority.",
+             ("reason", "priority"), self.shed),
+            ("egress_config_reloads", "Configurations read, that of the start included, by result.",
+             ("result",), self.reloads),
+        ))  # fmt: skip
+        yield from starmap(_gauge, (
+            ("egress_config_generation", "Configurations put into service, from 1.",
+             (), {(): self.config_generation}),
+            ("egress_config_last_reload_success", "1 if the last configuration read is in service.",
+             (), {(): int(self.config_last_reload_success)}),
+            ("egress_config_last_reload_timestamp_seconds", "When a configuration was last read.",
+             (), {(): self.config_last_reload_timestamp_s}),
+        ))  # fmt: skip
+
+    def _others(self) -> Iterator[tuple[str, MetricFamily]]:
+        for name, (kind, description, read) in self._readings.items():
+            yield name, MetricFamily(kind, description, (), {(): read()})
+        for name, (description, durations) in self._histograms.items():
+            yield name, MetricFamily.timed(description, (), durations.bounds, {(): durations})
+
+
+def _counter(name: str, description: str, labels: tuple[str, ...], values: _Values) -> tuple[str, MetricFamily]:
+    """`values` are by the label, or by a tuple of them where there are several."""
+    read = {(key,) if isinstance(key, str) else key: value for key, value in values.items()}
+    return name, MetricFamily(MetricKind.COUNTER, description, labels, read)
+
+
+def _gauge(name: str, description: str, labels: tuple[str, ...], values: _Values) -> tuple[str, MetricFamily]:
+    return name, replace(_counter(name, description, labels, values)[1], kind=MetricKind.GAUGE)
 
 
 def _filter_results(counts: FilterStats) -> Iterator[tuple[str, int]]:

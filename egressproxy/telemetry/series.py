@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 from egressproxy.errors import Reason
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.grpc_status import GRPC_NAMES
-from egressproxy.telemetry.call_counts import CALL_BUCKETS_S
+from egressproxy.telemetry.label_sets import CALL_BUCKETS_S
 
 #: Upper bounds of the duration histogram: from a local answer to a tunnel that lives for hours.
 BUCKETS_S: Final = (*CALL_BUCKETS_S, 30.0, 60.0, 300.0, 3600.0)
@@ -26,7 +26,8 @@ CLIENT_CLOSED: Final = 499
 
 _OK: Final = Reason.OK
 
-#: gateway, route, backend, namespace, service account; policy and entry, where a policy allowed or denied.
+#: Policy and entry are those that allowed or denied.
+LABELS: Final = ("gateway", "route", "backend", "namespace", "service_account", "policy", "entry")
 Labels = tuple[str, str, str, str, str, str, str]
 
 #: What every series holds before anything was counted. It is shared, so never write to it.

@@ -98,7 +98,7 @@ class Place:
         return said
 
     def out(self) -> float:
-        return self.metrics.gather().filter_metrics["egress_filter_out_of_service"].values["f", "-"]
+        return self.metrics.gather().families["egress_filter_out_of_service"].values["f", "-"]
 
 
 @pytest.fixture

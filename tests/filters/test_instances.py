@@ -79,10 +79,10 @@ def test_a_filter_is_closed_once_when_a_reload_has_replaced_it():
     second.seal()
     second.seal()
     assert (a.closed, b.closed, c.closed) == (0, 1, 0)
-    assert metrics.gather().filter_metrics["open_calls"].values == {("a",): 1, ("c",): 1}
+    assert metrics.gather().families["open_calls"].values == {("a",): 1, ("c",): 1}
     second.close()
     assert (a.closed, b.closed, c.closed) == (1, 1, 1)
-    assert "open_calls" not in metrics.gather().filter_metrics
+    assert "open_calls" not in metrics.gather().families
 
 
 def test_a_configuration_that_does_not_come_into_service_closes_what_it_has_made_alone():

@@ -61,8 +61,8 @@ def test_the_state_of_endpoints_is_shown_and_that_of_workers_added_up():
     ):
         assert line in text
     total.forget_gauges()
-    assert not total.endpoints
-    assert total.ejections
+    assert "egress_endpoint_health" not in total.families
+    assert total.families["egress_endpoint_ejections"].values
 
 
 def test_parents_that_are_put_aside_and_return_are_events_of_their_backend_and_counted():

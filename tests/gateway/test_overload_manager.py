@@ -438,7 +438,7 @@ def test_a_scrape_shows_the_worst_state_since_the_last(press: Callable[..., Pres
     pressed = press()
 
     def shown() -> float:
-        return pressed.talk.metrics.gather().readings["egress_overload_state"].value
+        return pressed.talk.metrics.gather().families["egress_overload_state"].values[()]
 
     assert shown() == 0
     pressed.uses(96)

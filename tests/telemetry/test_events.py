@@ -154,7 +154,7 @@ def test_they_are_counted_by_type_and_reason(world: World):
     world.tell(2, message="other.test")
     world.tell(severity=EventType.NORMAL, reason="ConfigurationAccepted")
     counted = {("Warning", "DestinationNotAllowed"): 5, ("Normal", "ConfigurationAccepted"): 1}
-    assert world.metrics.gather().events == counted
+    assert world.metrics.events == counted
 
 
 def test_the_version_changes_with_every_change(world: World):

@@ -7,9 +7,8 @@ import pytest
 from egressproxy.telemetry.counts import Counts
 from egressproxy.telemetry.exposition import Exposition
 from egressproxy.telemetry.filter_meter import MAX_SETS, FilterMeter, FilterMetrics
-from egressproxy.telemetry.filter_notices import FilterNotices
 from egressproxy.telemetry.metrics import Metrics
-from egressproxy.telemetry.notices import Notices
+from egressproxy.telemetry.notices import FilterNotices, Notices
 
 PII = "acme.example.com/PII:v1"
 
@@ -29,11 +28,11 @@ def test_the_metrics_of_two_filters_and_two_processes_add_up():
             made.gauge("expires_s", "When.", combined="min").set(worker)
             made.gauge("worst", "Worst.", combined="max").set(worker)
             made.histogram("took", "How long.", (0.1, 1), ("kind",)).observe(worker / 2, "card")
-        processes.append(Counts(filter_metrics=metrics.read()))
+        processes.append(Counts(families=metrics.read()))
     total = Counts()
     for each in processes:
         total.add(each)
-    found = total.filter_metrics
+    found = total.families
     assert found["found"].values == {("a", "card"): 3, ("b", "card"): 3}
     assert found["open_calls"].values == {("a",): 3, ("b",): 3}
     assert found["expires_s"].values[("a",)] == 1
@@ -41,7 +40,7 @@ def test_the_metrics_of_two_filters_and_two_processes_add_up():
     assert found["took"].buckets == {("a", "card"): (0, 2, 0), ("b", "card"): (0, 2, 0)}
     assert found["took"].values[("a", "card")] == 1.5
     total.forget_gauges()
-    assert set(total.filter_metrics) == {"found", "took"}
+    assert set(total.families) == {"found", "took"}
 
 
 def test_a_scrape_shows_them():

@@ -19,7 +19,7 @@ NAME = "egress_event_loop_lag_seconds"
 
 def counted(lag: LoopLag) -> Counts:
     metrics = Metrics("1")
-    metrics.add_histogram(NAME, "Lag.", LAG_BUCKETS_S, lag.counted)
+    metrics.add_histogram(NAME, "Lag.", lag.delays)
     return metrics.gather()
 
 
@@ -53,7 +53,7 @@ def test_percentiles_can_be_computed():
 def test_a_tick_that_came_early_was_not_late():
     lag = LoopLag()
     lag.tick(-0.0006, 0.0)
-    assert lag.counted() == ((1,) + (0,) * len(LAG_BUCKETS_S), 0.0)
+    assert (lag.delays.buckets, lag.delays.sum_s) == ([1] + [0] * len(LAG_BUCKETS_S), 0.0)
     assert lag.take_worst() == 0.0
 
 
@@ -73,10 +73,10 @@ def test_a_process_that_was_stopped_for_a_day_costs_no_time():
     began = time.process_time()
     lag.tick(86_400.03, 0.0)
     assert time.process_time() - began < 0.1
-    buckets, total_s = lag.counted()
+    buckets = lag.delays.buckets
     assert sum(buckets) == 864_001
-    assert buckets[:-1] == (0, 0, 0, 0, 0, 1, 0, 1, 3, 5, 15)
-    assert total_s == pytest.approx(86_400.03 * 864_001 / 2 + 0.03 * 864_001 / 2, rel=1e-9)
+    assert buckets[:-1] == [0, 0, 0, 0, 0, 1, 0, 1, 3, 5, 15]
+    assert lag.delays.sum_s == pytest.approx(86_400.03 * 864_001 / 2 + 0.03 * 864_001 / 2, rel=1e-9)
 
 
 def test_the_worst_is_told_once_and_knows_what_the_tick_itself_took():
@@ -85,7 +85,7 @@ def test_the_worst_is_told_once_and_knows_what_the_tick_itself_took():
     lag.tick(0.02, 0.0)
     assert lag.take_worst() == pytest.approx(0.31)
     assert lag.take_worst() == 0.0
-    assert lag.counted()[0][-4:] == (0, 0, 0, 0), "a share of the time that nobody measured"
+    assert lag.delays.buckets[-4:] == [0, 0, 0, 0], "a share of the time that nobody measured"
 
 
 def test_several_processes_are_added_up():
@@ -106,10 +106,9 @@ async def test_a_loop_that_stands_still_shows():
     wheel.start(asyncio.get_running_loop())
     await asyncio.sleep(0.01)
     time.sleep(0.6)  # noqa: ASYNC251 - standing still is the point
-    while sum(lag.counted()[0]) < 5:  # noqa: ASYNC110
+    while sum(lag.delays.buckets) < 5:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     wheel.stop()
-    buckets, total_s = lag.counted()
-    assert sum(buckets[LAG_BUCKETS_S.index(0.2) + 1 :]) >= 2
-    assert total_s > 0.6
+    assert sum(lag.delays.buckets[LAG_BUCKETS_S.index(0.2) + 1 :]) >= 2
+    assert lag.delays.sum_s > 0.6
     assert lag.take_worst() > 0.4

@@ -401,10 +401,10 @@ def test_of_a_process_that_has_ended_the_counters_stay():
 def test_a_peak_lasts_until_it_was_shown():
     later = counted(0.1, 1, 1)
     later.keep_peaks(counted(0.3, 1, 1))
-    assert later.readings["egress_event_loop_lag_max_seconds"].value == 0.3
+    assert later.families["egress_event_loop_lag_max_seconds"].values[()] == 0.3
     later.forget_peaks()
-    assert later.readings["egress_event_loop_lag_max_seconds"].value == 0.0
-    assert later.readings["egress_access_log_dropped"].value == 1
+    assert later.families["egress_event_loop_lag_max_seconds"].values[()] == 0.0
+    assert later.families["egress_access_log_dropped"].values[()] == 1
 
 
 def test_questions_to_authorization_servers_are_counted_and_timed_over_all_processes():
@@ -413,8 +413,8 @@ def test_questions_to_authorization_servers_are_counted_and_timed_over_all_proce
     other.external_auth.count("ns/r", "ns/auth", "allowed", 20.0)
     counts = metrics.gather()
     counts.add(other.gather())
-    assert counts.external_auth == {("ns/r", "ns/auth", "allowed"): 2}
-    histogram = counts.histograms["egress_external_auth_duration_seconds"]
-    assert (sum(histogram.buckets), histogram.buckets[1], histogram.buckets[-1]) == (2, 1, 1)
+    assert counts.families["egress_external_auth"].values == {("ns/r", "ns/auth", "allowed"): 2}
+    buckets = counts.families["egress_external_auth_duration_seconds"].buckets[()]
+    assert (sum(buckets), buckets[1], buckets[-1]) == (2, 1, 1)
     assert value(metrics, "egress_external_auth_total", route="ns/r", backend="ns/auth", result="allowed") == 1
-    assert "egress_external_auth_duration_seconds" not in Metrics("1").gather().histograms
+    assert not Metrics("1").gather().families["egress_external_auth_duration_seconds"].values

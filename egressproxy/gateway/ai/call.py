@@ -41,7 +41,7 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import media_type
 from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.upstream import Upstream
-from egressproxy.telemetry.translations import Translations
+from egressproxy.telemetry.label_sets import LabelSets
 from egressproxy.translation.apis import DEFAULT_PATHS, api_of
 from egressproxy.translation.errors import Untranslatable
 
@@ -329,7 +329,7 @@ class AiRequests(Filter):
 
     runs_in = frozenset((Phase.REQUEST_HEADERS,))
 
-    def __init__(self, route: str, translations: Translations) -> None:
+    def __init__(self, route: str, translations: LabelSets[str, str, str, str, str]) -> None:
         self._route = route
         self._translations = translations
 

@@ -16,8 +16,7 @@ from egressproxy.model.process_limits import ProcessLimits
 from egressproxy.net.huge_pages import collapse_heap
 from egressproxy.net.memory import memory_for_each
 from egressproxy.run_options import RunOptions
-from egressproxy.telemetry.counts import Counts
-from egressproxy.telemetry.process_figures import ProcessFigures
+from egressproxy.telemetry.counts import Counts, ProcessFigures
 
 #: Of clients, from which on a reload does not look for garbage among all objects.
 MANY_CONNECTIONS: Final = 1000

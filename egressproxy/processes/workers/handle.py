@@ -21,9 +21,8 @@ from egressproxy.processes.workers import messages
 from egressproxy.processes.workers.channel import FrameChannel
 from egressproxy.processes.workers.crash import crash, watching
 from egressproxy.processes.workers.fleet import Configuration
-from egressproxy.telemetry.counts import Counts
+from egressproxy.telemetry.counts import Counts, ProcessFigures, process_figures
 from egressproxy.telemetry.notices import Notice
-from egressproxy.telemetry.process_figures import ProcessFigures, process_figures
 
 log = logging.getLogger("egressproxy")
 

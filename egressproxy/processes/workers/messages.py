@@ -17,7 +17,7 @@ from egressproxy.model.pickling import classes, dumps, loads
 from egressproxy.model.process_limits import NO_LIMITS, ProcessLimits
 from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Guarded
 from egressproxy.run_options import FilterListener
-from egressproxy.telemetry.counts import Counts, FilterMetric, Histogram, MetricKind, Reading
+from egressproxy.telemetry.counts import Counts, MetricFamily, MetricKind
 from egressproxy.telemetry.notices import InvolvedObject, Notice
 from egressproxy.telemetry.series import Series
 
@@ -223,10 +223,8 @@ _FIND: Final = classes(
         Guarded,
         NotAnswered,
         Counts,
-        FilterMetric,
-        Histogram,
+        MetricFamily,
         MetricKind,
-        Reading,
         Series,
         Notice,
         InvolvedObject,

@@ -47,9 +47,8 @@ from egressproxy.processes.workers.messages import (
     SetKilled,
 )
 from egressproxy.run_options import RunOptions
-from egressproxy.telemetry.counts import Counts
+from egressproxy.telemetry.counts import Counts, ProcessFigures
 from egressproxy.telemetry.metrics import Metrics
-from egressproxy.telemetry.process_figures import ProcessFigures
 
 log = logging.getLogger("egressproxy")
 

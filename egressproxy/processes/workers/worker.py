@@ -41,10 +41,9 @@ from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http1.self_test import Misread, check_codec
 from egressproxy.run_options import RunOptions
 from egressproxy.telemetry.access_log import AccessLog
-from egressproxy.telemetry.counts import Counts
-from egressproxy.telemetry.loop_lag import LAG_BUCKETS_S, LoopLag
+from egressproxy.telemetry.counts import Counts, ProcessFigures, process_figures
+from egressproxy.telemetry.loop_lag import LoopLag
 from egressproxy.telemetry.metrics import Metrics
-from egressproxy.telemetry.process_figures import ProcessFigures, process_figures
 
 CACHE = "egressproxy.io/Cache:v1"
 APPROVAL_HOLD = "egressproxy.io/ApprovalHold:v1"
@@ -109,9 +108,8 @@ class Worker:
             lambda: self.access_log.suppressed,
         )  # fmt: skip
         self.metrics.add_histogram(
-            "egress_event_loop_lag_seconds", "How late the event loop was, ten times a second.",
-            LAG_BUCKETS_S, lag.counted,
-        )  # fmt: skip
+            "egress_event_loop_lag_seconds", "How late the event loop was, ten times a second.", lag.delays
+        )
         self.metrics.add_peak(
             "egress_event_loop_lag_max_seconds", "Longest delay since the last scrape.", lag.take_worst
         )

@@ -21,8 +21,7 @@ from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
 from egressproxy.model.secret import SecretBytes
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
-from egressproxy.telemetry.filter_notices import FilterNotices
-from egressproxy.telemetry.notices import Notices
+from egressproxy.telemetry.notices import FilterNotices, Notices
 
 RSA_KEY = rsa.generate_private_key(65537, 2048)
 EC_KEY = ec.generate_private_key(ec.SECP256R1())

@@ -20,8 +20,7 @@ from egressproxy.filters.testing import exchange
 from egressproxy.model.secret import SecretBytes
 from egressproxy.net.keyed_counters import OwnCounters
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
-from egressproxy.telemetry.filter_notices import FilterNotices
-from egressproxy.telemetry.notices import Notices
+from egressproxy.telemetry.notices import FilterNotices, Notices
 from tests.support.net import free_port
 from tests.support.redis_server import PASSWORD, redis_server
 from tests.support.waiting import until, wait_until

@@ -153,7 +153,7 @@ def test_a_request_in_another_api_is_translated_and_so_is_its_answer(converse: S
         "/v1/chat/completions",
     )
     labels = ("agents/route", "agents/a", "OpenAIChat", "AnthropicMessages", "ok")
-    assert talk.metrics.translations.counted == {labels: 1}
+    assert talk.metrics.translations == {labels: 1}
 
 
 @pytest.mark.parametrize("objects", [(), (provider("a"),), (provider("a", "AnthropicMessages", "OpenAIChat"),)])
@@ -171,7 +171,7 @@ def test_what_the_backend_serves_passes_as_it_is(converse: Start, objects: tuple
     talk.origin.take(b"(?s).{%d}" % len(CHAT))
     respond(talk, b"hi", b"Content-Encoding: br\r\n")
     talk.client.take(rb"HTTP/1.1 200 .*?Content-Encoding: br.*?\r\n\r\nhi")
-    assert talk.metrics.translations.counted == {}
+    assert talk.metrics.translations == {}
 
 
 def test_the_prefix_stands_before_all_that_is_served(converse: Start):
@@ -280,7 +280,7 @@ def test_what_cannot_be_translated_names_the_field_in_the_shape_of_the_client(co
     assert (record["reason"], record["status"], record["ai_api"]) == ("untranslatable", 400, "AnthropicMessages")
     assert record["detail"] == "`refused`: the other API does not know it"
     assert "ai_backend_api" not in record
-    assert talk.metrics.translations.counted == {("agents/route", "-", "AnthropicMessages", "-", "untranslatable"): 1}
+    assert talk.metrics.translations == {("agents/route", "-", "AnthropicMessages", "-", "untranslatable"): 1}
 
 
 # --- answers ---------------------------------------------------------------------------------------------------------
@@ -292,7 +292,7 @@ def test_errors_keep_their_status(converse: Start):
     said = talk.client.take(rb"(?s)HTTP/1.1 429 .*?\r\n\r\n{<html>}")[0].lower()
     assert b"retry-after: 7\r\n" in said
     assert b"content-type: application/json\r\n" in said
-    assert [key[-1] for key in talk.metrics.translations.counted] == ["error"]
+    assert [key[-1] for key in talk.metrics.translations] == ["error"]
 
 
 def test_a_long_error_says_its_status(converse: Start):
@@ -399,7 +399,7 @@ def test_a_stream_is_translated_as_it_comes(converse: Start):
     heard(talk, b"[end]")
     talk.client << b"0\r\n\r\n"
     assert talk.record()["status"] == 200
-    assert [key[-1] for key in talk.metrics.translations.counted] == ["ok"]
+    assert [key[-1] for key in talk.metrics.translations] == ["ok"]
 
 
 def test_a_stream_that_is_here_at_once(converse: Start):
@@ -420,7 +420,7 @@ def test_a_stream_without_its_end_ends_in_an_error(converse: Start):
     heard(talk, b"[one]", b"[error]")
     talk.client << b"0\r\n\r\n"
     assert talk.record()["reason"] == "upstream_incomplete"
-    assert [key[-1] for key in talk.metrics.translations.counted] == ["error"]
+    assert [key[-1] for key in talk.metrics.translations] == ["error"]
 
 
 def test_a_backend_that_has_failed_is_let_go(converse: Start):

@@ -31,7 +31,8 @@ from egressproxy.processes.workers.messages import (
     decode,
     encode,
 )
-from egressproxy.telemetry.counts import Counts, Histogram, MetricKind, Reading
+from egressproxy.telemetry.counts import Counts, MetricFamily, MetricKind
+from egressproxy.telemetry.label_sets import Durations
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.notices import InvolvedObject, Notice
 
@@ -72,13 +73,16 @@ def test_counts_come_back():
     metrics.series("g", "r", "b").attempt("ok")
     metrics.count_dns("hit")
     metrics.add_peak("lag", "Lag.", lambda: 0.25)
-    metrics.add_histogram("lags", "Lag.", (0.1, 1.0), lambda: ((3, 2, 1), 4.5))
+    lags = Durations((0.1, 1.0))
+    for seconds in (0.1, 0.1, 0.1, 0.5, 0.5, 2.0):
+        lags.count(seconds)
+    metrics.add_histogram("lags", "Lag.", lags)
     found = decode(encode(Counted(3, metrics.gather(), True)))
     assert isinstance(found.part, Counts)
     assert found.part.series["g", "r", "b", "-", "-", "-", "-"].attempts == {"ok": 1}
-    assert found.part.dns_lookups == {"hit": 1}
-    assert found.part.readings["lag"] == Reading(MetricKind.PEAK, "Lag.", 0.25)
-    assert found.part.histograms["lags"] == Histogram("Lag.", (0.1, 1.0), (3, 2, 1), 4.5)
+    assert found.part.families["egress_dns_lookups"].values == {("hit",): 1}
+    assert found.part.families["lag"] == MetricFamily(MetricKind.PEAK, "Lag.", (), {(): 0.25})
+    assert found.part.families["lags"].buckets == {(): (3, 2, 1)}
 
 
 def test_enums_come_back_whatever_this_python_writes_of_one(monkeypatch: pytest.MonkeyPatch):
@@ -87,7 +91,7 @@ def test_enums_come_back_whatever_this_python_writes_of_one(monkeypatch: pytest.
     metrics = Metrics("1")
     metrics.add_peak("lag", "Lag.", lambda: 0.25)
     found = decode(encode(Counted(3, metrics.gather(), True)))
-    assert found.part.readings["lag"].kind is MetricKind.PEAK
+    assert found.part.families["lag"].kind is MetricKind.PEAK
 
 
 @pytest.mark.parametrize("name", ["dataclass", "loads", "decode", "classes", "__builtins__"])

@@ -1,9 +1,13 @@
+"""The figures of a process."""
+
+from __future__ import annotations
+
 import os
 import time
 
 import pytest
 
-from egressproxy.telemetry.process_figures import process_figures
+from egressproxy.telemetry.counts import process_figures
 
 
 def test_the_figures_of_this_process_are_those_that_python_knows():
