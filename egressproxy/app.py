@@ -323,7 +323,7 @@ class App:
 def _fleet(options: RunOptions, metrics: Metrics, errors: int | None) -> Fleet:
     """Imports what it takes: a supervisor serves nobody, and has no data plane."""
     if options.filters is not None and options.workers == 1:
-        from egressproxy.processes.workers.filter_fleet import FilterFleet
+        from egressproxy.processes.workers.filter_worker import FilterFleet
 
         return FilterFleet(options, options.filters, metrics)
     if options.workers == 1:

@@ -9,12 +9,14 @@ from time import monotonic
 from typing import Any
 
 from egressproxy.ext_proc_server.gateways import unservable
+from egressproxy.ext_proc_server.listening import bind_filters
 from egressproxy.ext_proc_server.server import FilterServer
 from egressproxy.ext_proc_server.tls_files import TlsFiles
 from egressproxy.gateway.snapshot import Snapshot
-from egressproxy.processes.workers.fleet import ConfigRefused, Configuration
-from egressproxy.processes.workers.worker import Worker
-from egressproxy.run_options import FilterListener
+from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, process_limits
+from egressproxy.processes.workers.worker import InProcess, Worker
+from egressproxy.run_options import FilterListener, RunOptions
+from egressproxy.telemetry.metrics import Metrics
 
 #: Problems that are told of one configuration.
 _MAX_TOLD = 20
@@ -47,7 +49,6 @@ class FilterWorker(Worker):
         )
 
     async def prepare(self, asked: Configuration) -> Snapshot:
-        """See Worker. Raises ConfigRefused, too, for rules that cannot be served to Envoy."""
         snapshot = await super().prepare(asked)
         if problems := unservable(snapshot):
             more = [f"… and {len(problems) - _MAX_TOLD} more"] if len(problems) > _MAX_TOLD else []
@@ -56,7 +57,6 @@ class FilterWorker(Worker):
         return snapshot
 
     async def put_into_service(self, snapshot: Snapshot, own: tuple[tuple[str, int], ...]) -> None:
-        """See Worker. Raises ConfigRefused for a socket that cannot be had."""
         await super().put_into_service(snapshot, own)
         if not self._has_begun:
             try:
@@ -67,7 +67,6 @@ class FilterWorker(Worker):
             self._server.start(sock)
 
     async def drain(self, timeout_s: float) -> int:
-        """See Worker."""
         ends_at = monotonic() + timeout_s
         if self.gateway.snapshot is not None:
             self.gateway.snapshot.filters.drain()
@@ -76,6 +75,19 @@ class FilterWorker(Worker):
         return cut + await super().drain(max(0.0, ends_at - monotonic()))
 
     def hurry(self) -> None:
-        """See Worker."""
         self._server.hurry()
         super().hurry()
+
+
+class FilterFleet(InProcess):
+    """Serves the filters of a configuration to Envoy, in this process."""
+
+    def __init__(self, options: RunOptions, at: FilterListener, metrics: Metrics) -> None:
+        super().__init__(options, metrics)
+        self._at = at
+
+    def _made(self) -> Worker:
+        options = self._options
+        return FilterWorker(
+            self._at, bind_filters, options.access_log, self._metrics, zone=options.zone, limits=process_limits(options)
+        )

@@ -50,7 +50,19 @@ class Configuration:
 
 
 class Fleet(Protocol):
-    """All methods belong to the event loop. `start` comes first, `stop` last, however it went."""
+    """All methods belong to the event loop. `start` comes first, `stop` last, however it went.
+
+    Questions are those that `worker.Worker.answer` knows; the answers are JSON.
+    """
+
+    async def ask_one(self, name: str, *arguments: object) -> bytes:
+        """The answer of one process that serves. Raises errors.NotAnswered."""
+
+    async def ask_all(self, name: str, *arguments: object) -> list[bytes]:
+        """The answers of all processes that serve; what one kept that ends meanwhile ends with it.
+
+        Raises errors.NotAnswered where another one has not answered.
+        """
 
     async def start(self) -> None:
         """Raises ConfigRefused where the access log cannot be opened or a process cannot be started."""
@@ -68,25 +80,6 @@ class Fleet(Protocol):
 
     def reopen_access_log(self) -> None:
         """Open the file of the access log anew: it was rotated."""
-
-    async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
-        """What would become of a request (`gateway.explain`), as JSON. Raises errors.NotAnswered."""
-
-    async def look_up(self, pairs: Sequence[tuple[str, str]]) -> bytes:
-        """Where a name leads (`gateway.explain.name_lookup`), as JSON. Raises errors.NotAnswered."""
-
-    async def decisions(self) -> list[bytes]:
-        """The recent decisions of each process that serves, the latest first, as JSON."""
-
-    async def caches(self, purge: CachePurge | None) -> list[bytes]:
-        """The caches of each process that serves, as JSON (`filters.cache.cache.states`), behind this purge, if it is
-        not None. Raises errors.NotAnswered where a process has not answered, and may have purged nothing.
-        """
-
-    async def holds(self, decision: HoldDecision | None, page: HoldPage) -> list[bytes]:
-        """This page of what waits for approval in each process that serves, as JSON (`filters.approval_hold.holds`),
-        behind this decision, if it is not None. Raises errors.NotAnswered where a process has not answered.
-        """
 
     async def kill(self, killed: KilledIdentities, change: KillChange | None = None) -> int:
         """Put these clients out of service in each process, and in those that will be started, and no others; what is
@@ -110,6 +103,30 @@ class Fleet(Protocol):
 
     async def stop(self) -> None:
         """End everything, and write what is to be logged."""
+
+    async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
+        """What would become of a request (`gateway.explain`). Raises errors.NotAnswered."""
+        return await self.ask_one("explain", tuple(pairs))
+
+    async def look_up(self, pairs: Sequence[tuple[str, str]]) -> bytes:
+        """Where a name leads (`gateway.explain.name_lookup`). Raises errors.NotAnswered."""
+        return await self.ask_one("look_up", tuple(pairs))
+
+    async def decisions(self) -> list[bytes]:
+        """The recent decisions of each process that answers, the latest first."""
+
+    async def caches(self, purge: CachePurge | None) -> list[bytes]:
+        """The caches of each process (`filters.cache.cache.states`), behind this purge, if it is not None.
+
+        Raises errors.NotAnswered where a process has not answered, and may have purged nothing.
+        """
+        return await self.ask_all("caches", purge)
+
+    async def holds(self, decision: HoldDecision | None, page: HoldPage) -> list[bytes]:
+        """This page of what waits for approval in each process (`filters.approval_hold.holds`), behind this decision,
+        if it is not None. Raises errors.NotAnswered where a process has not answered.
+        """
+        return await self.ask_all("holds", decision, page)
 
 
 def process_limits(options: RunOptions) -> ProcessLimits:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -14,12 +15,12 @@ from contextlib import suppress
 from itertools import count
 from typing import Any, Final
 
+from egressproxy import build
 from egressproxy.errors import NotAnswered
 from egressproxy.net.child import child_command, ending
 from egressproxy.net.file_lock import memory_file
 from egressproxy.processes.workers import messages
 from egressproxy.processes.workers.channel import FrameChannel
-from egressproxy.processes.workers.crash import crash, watching
 from egressproxy.processes.workers.fleet import Configuration
 from egressproxy.telemetry.counts import Counts, ProcessFigures, process_figures
 from egressproxy.telemetry.notices import Notice
@@ -37,6 +38,14 @@ END_S: Final = 3.0
 
 #: Signals for which a process that has not begun must not end: it ignores them as soon as it can.
 HELD_BACK: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+#: The signals of which faulthandler tells.
+CRASHES: Final = frozenset((signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT))
+#: Calls that are shown, and bytes that are read of what faulthandler has written.
+MAX_CALLS: Final = 8
+MAX_BYTES: Final = 16 * 1024
+#: A line of its traceback, in every version of Python.
+_CALL: Final = re.compile(r'^  File "([^"\n]*)", line (\d+|\?\?\?) in (\S+)', re.MULTILINE)
 
 NO_SOCKETS: Final[Mapping[tuple[str, int], socket.socket]] = {}
 
@@ -59,7 +68,7 @@ class Handle:
         self,
         number: int,
         on_notices: Callable[[Iterable[Notice]], None],
-        on_question: Callable[[Handle, messages.AskedOfAll], None] = lambda _handle, _asked: None,
+        on_question: Callable[[Handle, int, messages.Question], None] = lambda *_: None,
     ) -> None:
         self.number = number
         self._on_question = on_question
@@ -142,15 +151,14 @@ class Handle:
         with suppress(WorkerEnded):
             await self._ask(messages.Collect())
 
-    async def answer(self, asked: messages.Request) -> Any:
-        """What this request is answered with. Raises NotAnswered, also where the worker ends or is too slow."""
+    async def answer(self, question: messages.Question) -> Any:
+        """What this question is answered with. Raises NotAnswered, also where the worker ends or is too slow."""
         try:
-            found = await asyncio.wait_for(self._ask(asked), ANSWER_S)
+            return await asyncio.wait_for(self._ask(question), ANSWER_S)
         except TimeoutError:
             raise NotAnswered(f"{self} did not answer within {ANSWER_S:g} s") from None
         except WorkerEnded as error:
             raise NotAnswered(str(error)) from None
-        return found
 
     def tell(self, message: messages.Message) -> None:
         """Send a message that has no reply. On a channel that has ended: nothing."""
@@ -224,8 +232,8 @@ class Handle:
                 self._counted(counted)
             case messages.Noticed(notices):
                 self._on_notices(notices)
-            case messages.AskedOfAll() as asked:
-                self._on_question(self, asked)
+            case messages.Asked(number, messages.Question() as question):
+                self._on_question(self, number, question)
 
     def _replied(self, number: int, value: object) -> None:
         reply = self._waiting.get(number)
@@ -285,3 +293,30 @@ def _start(descriptor: int, crash_file: int) -> subprocess.Popen[bytes]:
         )  # fmt: skip
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def watching(descriptor: int) -> str:
+    """The statements with which a new process begins that is to write there where it crashes."""
+    return f"import faulthandler; faulthandler.enable({descriptor}, all_threads=False)"
+
+
+def crash(status: int, descriptor: int) -> str:
+    """What is known of the crash, and what to do; "" for any other end. `status` is that of `subprocess.Popen`.
+
+    A process that compiled code has ended with a signal raises nothing and logs nothing. While it ends, the module
+    faulthandler writes which functions ran: files, functions and lines, no values. It writes to a file in memory, so
+    that this becomes part of one message of the log. Compiled functions are not among them: the latest has called them.
+    """
+    if -status not in CRASHES:
+        return ""
+    calls = ", ".join(
+        f"{os.path.basename(file)}:{line} in {function}"
+        for file, line, function in _CALL.findall(os.pread(descriptor, MAX_BYTES, 0).decode(errors="replace"))[
+            :MAX_CALLS
+        ]
+    )
+    where = f"; the latest calls in Python: {calls}" if calls else ""
+    if build.name() == build.PURE:
+        return f"compiled code of a library has crashed{where}"
+    remedy = f"{build.PURE_VARIABLE}=1 in the environment runs the gateway without compiled modules of its own"
+    return f"compiled code has crashed, the gateway's or a library's{where}; {remedy}"

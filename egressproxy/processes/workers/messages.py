@@ -21,7 +21,7 @@ from egressproxy.telemetry.counts import Counts, MetricFamily, MetricKind
 from egressproxy.telemetry.notices import InvolvedObject, Notice
 from egressproxy.telemetry.series import Series
 
-# --- requests to a worker
+# --- requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,55 +64,11 @@ class Collect:
 
 
 @dataclass(frozen=True, slots=True)
-class Explain:
-    """What would happen to a request (`gateway.explain`): answered with JSON."""
+class Question:
+    """What `worker.Worker.answer` is asked. Arguments are plain values or classes of `_FIND`."""
 
-    pairs: tuple[tuple[str, str], ...] = field(repr=False)  # headers may be credentials
-
-
-@dataclass(frozen=True, slots=True)
-class LookUp:
-    """Where a name leads (`gateway.explain.name_lookup`): answered with JSON."""
-
-    pairs: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Decisions:
-    """The recent decisions: answered with JSON."""
-
-
-@dataclass(frozen=True, slots=True)
-class Caches:
-    """The caches, behind this purge, if there is one: answered with JSON."""
-
-    purge: CachePurge | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Holds:
-    """A page of what waits for approval, behind this decision, if there is one: answered with JSON."""
-
-    decision: HoldDecision | None
-    page: HoldPage
-
-
-@dataclass(frozen=True, slots=True)
-class SetKilled:
-    """Clients of these names are out of service, and no others: answered with the number of exchanges that were cut."""
-
-    names: tuple[str, ...]
-    revision: int
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """What is different in this revision of who is out of service: answered with the number of exchanges that were cut;
-    None by a worker that does not have the revision before, and is to be sent all names.
-    """
-
-    change: KillChange
-    revision: int
+    name: str
+    arguments: tuple[Any, ...] = field(default=(), repr=False)  # headers may be credentials
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,12 +78,12 @@ class Drain:
     timeout_s: float
 
 
-Request = Begin | Build | Swap | Collect | Explain | LookUp | Decisions | Caches | Holds | SetKilled | Kill | Drain
+Request = Begin | Build | Swap | Collect | Question | Drain
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """A request, and the number of its reply."""
+    """A request, and the number of its reply. What a worker asks is a Question to all workers."""
 
     number: int
     request: Request
@@ -159,15 +115,18 @@ class Hurry:
     """While it drains: cut what is left without waiting any longer."""
 
 
-# --- from a worker
+# --- replies, and what a worker tells
 
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """`value` is what the request asks for, None where that is only that it is done, or why it is refused."""
+    """`value` is what the request asks for, None where that is only that it is done, or why it is refused.
+
+    To a worker: what each worker has said.
+    """
 
     number: int
-    value: bytes | int | ConfigRefused | NotAnswered | None = field(default=None, repr=False)
+    value: bytes | int | tuple[bytes, ...] | ConfigRefused | NotAnswered | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,26 +145,7 @@ class Noticed:
     notices: tuple[Notice, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class AskedOfAll:
-    """What waits for approval in all workers, of this client: answered with AnsweredByAll."""
-
-    number: int
-    identity: str
-
-
-# --- to a worker that has asked
-
-
-@dataclass(frozen=True, slots=True)
-class AnsweredByAll:
-    """What each worker has said, as JSON; None where one of them has not."""
-
-    number: int
-    values: tuple[bytes, ...] | None = field(repr=False)
-
-
-Message = Asked | Forget | Listen | ReopenAccessLog | Hurry | Answered | Counted | Noticed | AskedOfAll | AnsweredByAll
+Message = Asked | Forget | Listen | ReopenAccessLog | Hurry | Answered | Counted | Noticed
 
 _FIND: Final = classes(
     (

@@ -22,7 +22,7 @@ from egressproxy import __version__
 from egressproxy.errors import NotAnswered
 from egressproxy.filters.shared_counters import SharedCounters
 from egressproxy.gateway.snapshot import Snapshot
-from egressproxy.model.kill_switch import KilledIdentities, KilledIdentity
+from egressproxy.model.hold_decision import MAX_PAGE, HoldPage
 from egressproxy.net.closed_memory import close_memory
 from egressproxy.net.file_lock import FileLock
 from egressproxy.net.loop import new_loop
@@ -83,7 +83,7 @@ class WorkerProcess:
         self._built: tuple[Configuration, Snapshot] | None = None
         self._is_new = True
         self._tasks: set[asyncio.Task[None]] = set()
-        self._asked: dict[int, asyncio.Future[tuple[bytes, ...] | None]] = {}  # of all workers
+        self._asked: dict[int, asyncio.Future[Any]] = {}  # of all workers
         self._numbers = count(1)
         self._status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
@@ -122,7 +122,7 @@ class WorkerProcess:
                 self.worker.access_log.reopen()
             case messages.Hurry():
                 self.worker.hurry()
-            case messages.AnsweredByAll(number, values):
+            case messages.Answered(number, values):
                 if (question := self._asked.get(number)) is not None and not question.done():
                     question.set_result(values)
 
@@ -171,41 +171,29 @@ class WorkerProcess:
     async def _holds_of_all(self, identity: str) -> tuple[bytes, ...]:
         """What waits in all workers, of this client. Raises NotAnswered where one of them has not answered in time."""
         number = next(self._numbers)
-        question: asyncio.Future[tuple[bytes, ...] | None] = asyncio.get_running_loop().create_future()
-        self._asked[number] = question
-        self._send(messages.AskedOfAll(number, identity))
+        question = self._asked[number] = asyncio.get_running_loop().create_future()
+        asked = messages.Question("holds", (None, HoldPage(MAX_PAGE, identity=identity)))
+        self._send(messages.Asked(number, asked))
         values = None
         try:
             with suppress(TimeoutError):
                 values = await asyncio.wait_for(question, ASK_ALL_S)
         finally:
             del self._asked[number]
-        if values is None:
-            raise NotAnswered("not all workers have answered")
-        return values
+        if isinstance(values, tuple):
+            return values
+        raise NotAnswered("not all workers have answered")
 
     async def _answer(self, number: int, request: messages.Request) -> None:
-        value: bytes | int | ConfigRefused | NotAnswered | None = None
+        value: Any = None
         try:
             match request:
                 case messages.Build(configuration):
                     await self._build(configuration)
                 case messages.Swap():
                     await self._swap()
-                case messages.Explain(pairs):
-                    value = await self.worker.explain(pairs)
-                case messages.LookUp(pairs):
-                    value = await self.worker.look_up(pairs)
-                case messages.Decisions():
-                    value = await self.worker.decisions()
-                case messages.Caches(purge):
-                    value = await self.worker.caches(purge)
-                case messages.Holds(decision, page):
-                    value = await self.worker.holds(decision, page)
-                case messages.SetKilled(names, revision):
-                    value = self.worker.set_killed(KilledIdentities(map(KilledIdentity, names), revision))
-                case messages.Kill(change, revision):
-                    value = self.worker.kill(change, revision)
+                case messages.Question(name, arguments):
+                    value = await self.worker.answer(name, arguments)
                 case messages.Drain(timeout_s):
                     value = await self.worker.drain(timeout_s)
                     self._tell_notices()

@@ -13,7 +13,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
@@ -21,31 +21,14 @@ from typing import Final
 from egressproxy.errors import NotAnswered
 from egressproxy.ext_proc_server.listening import bind_filters
 from egressproxy.filters.shared_counters import SharedCounters
-from egressproxy.model.cache_purge import CachePurge
-from egressproxy.model.hold_decision import MAX_PAGE, HoldDecision, HoldPage
 from egressproxy.model.kill_switch import KillChange, KilledIdentities
 from egressproxy.model.pseudonym import new_pseudonym
 from egressproxy.model.secret import SecretBytes
 from egressproxy.net.file_lock import memory_file
 from egressproxy.net.listening import BindError, bind, bind_error
-from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, process_limits
+from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Fleet, process_limits
 from egressproxy.processes.workers.handle import Handle, WorkerEnded, WorkerSilent
-from egressproxy.processes.workers.messages import (
-    AnsweredByAll,
-    AskedOfAll,
-    Begin,
-    Caches,
-    Decisions,
-    Explain,
-    Forget,
-    Holds,
-    Hurry,
-    Kill,
-    LookUp,
-    ReopenAccessLog,
-    Request,
-    SetKilled,
-)
+from egressproxy.processes.workers.messages import Answered, Begin, Forget, Hurry, Question, ReopenAccessLog
 from egressproxy.run_options import RunOptions
 from egressproxy.telemetry.counts import Counts, ProcessFigures
 from egressproxy.telemetry.metrics import Metrics
@@ -66,7 +49,7 @@ LONGEST_PAUSE_S: Final = 30.0
 LONGEST_PAUSE_ALONE_S: Final = 1.0
 
 
-class Supervisor:
+class Supervisor(Fleet):
     """See `fleet.Fleet`. `metrics` are those of this process.
 
     `errors`: the descriptor of the FileLock of standard error, where this process has one; it is closed with the rest.
@@ -97,7 +80,6 @@ class Supervisor:
 
     # --- its life --------------------------------------------------------------------------------------------------
     async def start(self) -> None:
-        """Start all workers. Raises ConfigRefused where one of them cannot be started, or cannot begin."""
         errors = self._errors if self._errors is not None else memory_file("egressproxy-errors")
         self._shared = [memory_file("egressproxy-log"), memory_file("egressproxy-limits"), errors]
         self._tally = SharedCounters(self._shared[1], self._options.workers, 0)
@@ -116,21 +98,17 @@ class Supervisor:
             task.add_done_callback(_tell_defect)
 
     def announcement(self) -> str:
-        """How many workers serve, and the numbers of their processes, for the log."""
         pids = ", ".join(str(handle.pid) for handle in self._serving())
         return f"{len(self._serving())} workers serve: processes {pids}"
 
     def why_not_ready(self) -> str:
-        """See `fleet.Fleet`."""
         return "" if self._serving() else "no worker serves"
 
     def reopen_access_log(self) -> None:
-        """Every worker opens the file of the access log again."""
         for handle in self._handles.values():
             handle.tell(ReopenAccessLog())
 
     async def drain(self, timeout_s: float) -> int:
-        """All workers drain at once; returns how many connections were cut after `timeout_s` seconds."""
         self._cancel_tasks()
         self._close_sockets(list(self._sockets))
         for handle in self._handles.values():
@@ -140,12 +118,10 @@ class Supervisor:
         return sum(cut)
 
     def hurry(self) -> None:
-        """While they drain: cut what is left without waiting any longer."""
         for handle in self._serving():
             handle.tell(Hurry())
 
     async def stop(self) -> None:
-        """End all workers, and wait until they have ended."""
         self._cancel_tasks()
         self._close_sockets(list(self._sockets))
         for handle in self._handles.values():
@@ -252,7 +228,7 @@ class Supervisor:
 
     # --- configuration ---------------------------------------------------------------------------------------------
     async def apply(self, configuration: Configuration) -> None:
-        """See `fleet.Fleet`. Who ends while it builds is left out, unless all do; its successor builds it, too."""
+        # A worker that ends while it builds is left out, unless all do; its successor builds it, too.
         try:
             ended: list[WorkerEnded] = []
             while asked := [each for each in self._members if each.built is not configuration and not each.is_gone]:
@@ -312,71 +288,49 @@ class Supervisor:
             self._sockets.pop(place).close()
 
     # --- questions -------------------------------------------------------------------------------------------------
-    async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
-        """See `fleet.Fleet`."""
-        return await self._of_one(Explain(tuple(pairs)))
-
-    async def look_up(self, pairs: Sequence[tuple[str, str]]) -> bytes:
-        """See `fleet.Fleet`."""
-        return await self._of_one(LookUp(tuple(pairs)))
-
-    async def _of_one(self, asked: Request) -> bytes:
-        """The answer of the first worker that serves. Raises NotAnswered."""
+    async def ask_one(self, name: str, *arguments: object) -> bytes:
         for handle in self._serving():
-            found: bytes = await handle.answer(asked)
+            found: bytes = await handle.answer(Question(name, arguments))
             return found
         raise NotAnswered("no worker serves")
 
-    async def decisions(self) -> list[bytes]:
-        """The recent decisions of each worker that answers, as JSON."""
-        asked = (handle.answer(Decisions()) for handle in self._serving())
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        return [answer for answer in answers if isinstance(answer, bytes)]
+    async def ask_all(self, name: str, *arguments: object) -> list[bytes]:
+        return list(await self._of_all(Question(name, arguments)))
 
-    async def caches(self, purge: CachePurge | None) -> list[bytes]:
-        """See `fleet.Fleet`. A worker that ends meanwhile takes its caches with it."""
-        return await self._of_all(Caches(purge))
-
-    async def holds(self, decision: HoldDecision | None, page: HoldPage) -> list[bytes]:
-        """See `fleet.Fleet`. What waits in a worker that ends meanwhile ends with it."""
-        return await self._of_all(Holds(decision, page))
-
-    def _asked_by(self, handle: Handle, asked: AskedOfAll) -> None:
-        task = asyncio.create_task(self._answer_worker(handle, asked))
-        self._answers.add(task)
-        task.add_done_callback(self._answers.discard)
-
-    async def _answer_worker(self, handle: Handle, asked: AskedOfAll) -> None:
-        values: tuple[bytes, ...] | None = None
-        with suppress(NotAnswered):
-            values = tuple(await self.holds(None, HoldPage(MAX_PAGE, identity=asked.identity)))
-        handle.tell(AnsweredByAll(asked.number, values))
-
-    async def _of_all(self, asked: Request) -> list[bytes]:
-        """What each worker that serves answers. Raises NotAnswered where one has not, but for one that ends."""
+    async def _of_all(self, question: Question) -> tuple[bytes, ...]:
         serving = self._serving()
-        answers = await asyncio.gather(*(each.answer(asked) for each in serving), return_exceptions=True)
-        for handle, answer in zip(serving, answers, strict=True):
-            if isinstance(answer, BaseException) and not (handle.is_gone and isinstance(answer, NotAnswered)):
-                raise answer
-        found = [answer for answer in answers if isinstance(answer, bytes)]
+        answers = await asyncio.gather(*(each.answer(question) for each in serving), return_exceptions=True)
+        found = tuple(answer for answer in _answered(serving, answers) if isinstance(answer, bytes))
         if not found:
             raise NotAnswered("no worker serves")
         return found
 
+    async def decisions(self) -> list[bytes]:
+        asked = (handle.answer(Question("decisions")) for handle in self._serving())
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        return [answer for answer in answers if isinstance(answer, bytes)]
+
+    def _asked_by(self, handle: Handle, number: int, question: Question) -> None:
+        task = asyncio.create_task(self._answer_worker(handle, number, question))
+        self._answers.add(task)
+        task.add_done_callback(self._answers.discard)
+
+    async def _answer_worker(self, handle: Handle, number: int, question: Question) -> None:
+        try:
+            value: tuple[bytes, ...] | NotAnswered = await self._of_all(question)
+        except NotAnswered as error:
+            value = error
+        handle.tell(Answered(number, value))
+
     async def kill(self, killed: KilledIdentities, change: KillChange | None = None) -> int:
-        """See `fleet.Fleet`. Workers that have begun are told; those that have not are when they have."""
+        # Workers that have begun are told; those that have not are when they have.
         self._killed = killed
         asked = [each for each in self._handles.values() if each.can_count]
         answers = await asyncio.gather(*(_kill(each, killed, change) for each in asked), return_exceptions=True)
-        for handle, answer in zip(asked, answers, strict=True):
-            if isinstance(answer, BaseException) and not (handle.is_gone and isinstance(answer, NotAnswered)):
-                raise answer
-        return sum(answer for answer in answers if isinstance(answer, int))
+        return sum(answer for answer in _answered(asked, answers) if isinstance(answer, int))
 
     # --- metrics ---------------------------------------------------------------------------------------------------
     async def counts(self) -> Counts:
-        """What all workers and this process have counted since the start, workers that have ended included."""
         await self._collect()
         total = Counts()
         total.add(self._buried)
@@ -387,7 +341,6 @@ class Supervisor:
         return total
 
     def figures(self) -> list[ProcessFigures]:
-        """The memory and processor time of each worker; the time includes that of its predecessors."""
         latest = [self._handles[number].figures() for number in sorted(self._handles)]
         return [replace(each, cpu_s=each.cpu_s + self._spent_s[each.worker]) for each in latest]
 
@@ -414,15 +367,24 @@ async def _kill(handle: Handle, killed: KilledIdentities, change: KillChange | N
     """
     cut: int | None = None
     if change is not None:
-        cut = await handle.answer(Kill(change, killed.revision))
+        cut = await handle.answer(Question("kill", (change, killed.revision)))
     if cut is None:
         cut = await handle.answer(_all_killed(killed))
     assert cut is not None
     return cut
 
 
-def _all_killed(killed: KilledIdentities) -> SetKilled:
-    return SetKilled(tuple(each.name for each in killed.every), killed.revision)
+def _all_killed(killed: KilledIdentities) -> Question:
+    return Question("set_killed", (tuple(each.name for each in killed.every), killed.revision))
+
+
+def _answered(asked: Iterable[Handle], answers: Iterable[object]) -> Iterator[object]:
+    """The answers of these workers, but for those that end. Raises what another one has raised."""
+    for handle, answer in zip(asked, answers, strict=True):
+        if not isinstance(answer, BaseException):
+            yield answer
+        elif not (handle.is_gone and isinstance(answer, NotAnswered)):
+            raise answer
 
 
 def _tell_defect(task: asyncio.Task[None]) -> None:

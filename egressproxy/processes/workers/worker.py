@@ -10,11 +10,11 @@ import json
 import os
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from egressproxy.errors import NotAnswered
 from egressproxy.filters.catalog import Catalog
@@ -30,13 +30,20 @@ from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.ir.packing import unpacking
 from egressproxy.model.cache_purge import CachePurge
 from egressproxy.model.hold_decision import MAX_PAGE, HoldDecision, HoldPage
-from egressproxy.model.kill_switch import KillChange, KilledIdentities
+from egressproxy.model.kill_switch import KillChange, KilledIdentities, KilledIdentity
 from egressproxy.model.process_limits import NO_LIMITS, ProcessLimits
 from egressproxy.model.steps import Cooperative
 from egressproxy.net.cooperative import in_slices
 from egressproxy.net.listening import bind as bind_socket
 from egressproxy.net.tls_key_log import start_key_log
-from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Guarded, collect_garbage, process_limits
+from egressproxy.processes.workers.fleet import (
+    ConfigRefused,
+    Configuration,
+    Fleet,
+    Guarded,
+    collect_garbage,
+    process_limits,
+)
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http1.self_test import Misread, check_codec
 from egressproxy.run_options import RunOptions
@@ -159,15 +166,17 @@ class Worker:
             what = "a request that was" if len(opened) == 1 else f"{len(opened)} requests that were"
             raise Guarded("\n".join([f"it would allow {what} denied lately:", *opened[:MAX_SHOWN], *more]))
 
-    async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
-        """See `fleet.Fleet`."""
+    async def answer(self, name: str, arguments: Sequence[Any] = ()) -> Any:
+        """What this question of `QUESTIONS` is answered with. Raises NotAnswered."""
+        return await QUESTIONS[name](self, *arguments)
+
+    async def _explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
         try:
             return json.dumps(await explain(self._in_service(), HypotheticalRequest.of(pairs))).encode()
         except HypotheticalRequestError as error:
             raise NotAnswered(str(error)) from None
 
-    async def look_up(self, pairs: Sequence[tuple[str, str]]) -> bytes:
-        """See `fleet.Fleet`."""
+    async def _look_up(self, pairs: Sequence[tuple[str, str]]) -> bytes:
         try:
             return json.dumps(await look_up(self._in_service(), NameQuestion.of(pairs))).encode()
         except HypotheticalRequestError as error:
@@ -178,15 +187,13 @@ class Worker:
             raise NotAnswered("nothing is in service yet")
         return self.gateway.snapshot
 
-    async def decisions(self) -> bytes:
-        """See `fleet.Fleet`."""
+    async def _decisions(self) -> bytes:
         found, subjects = tuple(self.gateway.conductor.accounting.recent), subjects_of(self.gateway.snapshot)
         return await asyncio.to_thread(
             lambda: json.dumps([each._asdict() for each in decisions(found, subjects)]).encode()
         )
 
-    async def caches(self, purge: CachePurge | None) -> bytes:
-        """See `fleet.Fleet`."""
+    async def _caches(self, purge: CachePurge | None) -> bytes:
         snapshot = self.gateway.snapshot
         found = snapshot.filters.of_type(CACHE) if snapshot is not None else []
         if not found:
@@ -195,8 +202,7 @@ class Worker:
 
         return json.dumps(states(found, purge)).encode()
 
-    async def holds(self, decision: HoldDecision | None, page: HoldPage) -> bytes:
-        """See `fleet.Fleet`."""
+    async def _holds(self, decision: HoldDecision | None, page: HoldPage) -> bytes:
         snapshot = self.gateway.snapshot
         found = snapshot.filters.of_type(APPROVAL_HOLD) if snapshot is not None else []
         if not found:
@@ -206,7 +212,7 @@ class Worker:
         return await in_slices(_written(holds(found, decision, page)))
 
     async def _own_holds(self, identity: str) -> tuple[bytes, ...]:
-        return (await self.holds(None, HoldPage(MAX_PAGE, identity=identity)),)
+        return (await self._holds(None, HoldPage(MAX_PAGE, identity=identity)),)
 
     async def waiting(self, identity: str) -> list[dict[str, Any]] | None:
         """What waits for approval of this client, in all workers, as much as fits in a page of each; None where not all
@@ -224,11 +230,12 @@ class Worker:
             return None
         return sorted((hold for each in answers for hold in each["holds"]), key=lambda hold: hold["deadline"])
 
-    def set_killed(self, killed: KilledIdentities) -> int:
+    async def _set_killed(self, names: Sequence[str], revision: int) -> int:
         """Put these clients out of service, and no others. Returns how many exchanges were cut."""
+        killed = KilledIdentities(map(KilledIdentity, names), revision)
         return self.gateway.kill(killed, killed)
 
-    def kill(self, change: KillChange, revision: int) -> int | None:
+    async def _kill(self, change: KillChange, revision: int) -> int | None:
         """Make the change that leads to this revision. Returns how many exchanges were cut; None where the change
         before it is missing here: then nothing is changed.
         """
@@ -242,6 +249,18 @@ class Worker:
         self.access_log.close()
 
 
+#: What the processes that serve are asked, by the name in a message. All but the last two are answered with JSON.
+QUESTIONS: Final[Mapping[str, Callable[..., Awaitable[Any]]]] = {
+    "explain": Worker._explain,
+    "look_up": Worker._look_up,
+    "decisions": Worker._decisions,
+    "caches": Worker._caches,
+    "holds": Worker._holds,
+    "set_killed": Worker._set_killed,
+    "kill": Worker._kill,
+}
+
+
 def _written(found: dict[str, Any]) -> Cooperative[bytes]:
     """What `holds` gives, as JSON: each request is some kilobytes."""
     written = []
@@ -251,7 +270,7 @@ def _written(found: dict[str, Any]) -> Cooperative[bytes]:
     return f'{{"holds": [{", ".join(written)}], {json.dumps(found)[1:]}'.encode()
 
 
-class InProcess:
+class InProcess(Fleet):
     """The fleet of one: a worker in this process."""
 
     def __init__(self, options: RunOptions, metrics: Metrics) -> None:
@@ -268,7 +287,6 @@ class InProcess:
         return self._worker
 
     async def start(self) -> None:
-        """See `fleet.Fleet`."""
         begin_key_log(self._options.tls_key_log)
         self._worker = self._made()
 
@@ -281,60 +299,41 @@ class InProcess:
         )
 
     async def apply(self, configuration: Configuration) -> None:
-        """See `fleet.Fleet`."""
         snapshot = await self.worker.prepare(configuration)
         await self.worker.put_into_service(snapshot, configuration.own)
 
     def announcement(self) -> str:
-        """See `fleet.Fleet`."""
         return ""
 
     def why_not_ready(self) -> str:
-        """See `fleet.Fleet`."""
         return ""
 
     def reopen_access_log(self) -> None:
-        """See `fleet.Fleet`."""
         self.worker.access_log.reopen()
 
-    async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
-        """See `fleet.Fleet`."""
-        return await self.worker.explain(pairs)
+    async def ask_one(self, name: str, *arguments: object) -> bytes:
+        found: bytes = await self.worker.answer(name, arguments)
+        return found
 
-    async def look_up(self, pairs: Sequence[tuple[str, str]]) -> bytes:
-        """See `fleet.Fleet`."""
-        return await self.worker.look_up(pairs)
+    async def ask_all(self, name: str, *arguments: object) -> list[bytes]:
+        return [await self.ask_one(name, *arguments)]
 
     async def decisions(self) -> list[bytes]:
-        """See `fleet.Fleet`."""
-        return [await self.worker.decisions()]
-
-    async def caches(self, purge: CachePurge | None) -> list[bytes]:
-        """See `fleet.Fleet`."""
-        return [await self.worker.caches(purge)]
-
-    async def holds(self, decision: HoldDecision | None, page: HoldPage) -> list[bytes]:
-        """See `fleet.Fleet`."""
-        return [await self.worker.holds(decision, page)]
+        return await self.ask_all("decisions")
 
     async def kill(self, killed: KilledIdentities, change: KillChange | None = None) -> int:
-        """See `fleet.Fleet`."""
         return self.worker.gateway.kill(killed, killed if change is None else change.killed())
 
     async def counts(self) -> Counts:
-        """See `fleet.Fleet`."""
         return self._metrics.gather()
 
     def figures(self) -> list[ProcessFigures]:
-        """See `fleet.Fleet`."""
         return [process_figures(1, os.getpid())]
 
     async def drain(self, timeout_s: float) -> int:
-        """See `fleet.Fleet`."""
         return await self.worker.drain(timeout_s)
 
     def hurry(self) -> None:
-        """See `fleet.Fleet`."""
         self.worker.hurry()
 
     async def stop(self) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from egressproxy import build
 from egressproxy.ir.backend import BackendIR, Destination
 from egressproxy.ir.gateway import ConfigIR, ListenerIR, ListenerProtocol
 from egressproxy.ir.packing import pack
@@ -21,11 +22,10 @@ from egressproxy.ir.policy import ExtensionIR
 from egressproxy.ir.route import WeightedBackend
 from egressproxy.model.kill_switch import KillChange, KilledIdentities, KilledIdentity
 from egressproxy.net.listening import BindError
-from egressproxy.processes.workers import crash
 from egressproxy.processes.workers import supervisor as module
 from egressproxy.processes.workers.fleet import ConfigRefused, Configuration
 from egressproxy.processes.workers.handle import Handle
-from egressproxy.processes.workers.messages import Kill, Request, SetKilled
+from egressproxy.processes.workers.messages import Question
 from egressproxy.processes.workers.supervisor import Supervisor
 from egressproxy.run_options import RunOptions
 from egressproxy.telemetry.counts import Counts
@@ -145,7 +145,7 @@ async def test_who_dies_again_and_again_is_replaced_more_and_more_slowly(
 async def test_who_crashes_is_replaced_and_the_log_says_where_it_was_in_python(
     fleet: Supervisor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(crash.build, "name", lambda: crash.build.COMPILED)
+    monkeypatch.setattr(build, "name", lambda: build.COMPILED)
     await fleet.start()
     await fleet.apply(configuration(free_port()))
     pid = fleet._handles[1].pid
@@ -320,17 +320,17 @@ async def test_who_cannot_be_sent_a_socket_is_replaced_and_nobody_is_forgotten(
 async def test_a_change_of_who_is_killed_is_sent_alone_and_all_names_to_who_has_missed_one(
     fleet: Supervisor, monkeypatch: pytest.MonkeyPatch
 ):
-    sent: list[tuple[int, type[Request]]] = []
+    sent: list[tuple[int, str]] = []
     answer = Handle.answer
 
-    async def noted(self: Handle, asked: Request) -> object:
-        sent.append((self.number, type(asked)))
+    async def noted(self: Handle, asked: Question) -> object:
+        sent.append((self.number, asked.name))
         return await answer(self, asked)
 
     monkeypatch.setattr(Handle, "answer", noted)
     killed = KilledIdentities(KilledIdentity(f"user-{number}") for number in range(3))
 
-    async def change(name: str, *, kills: bool) -> list[tuple[int, type[Request]]]:
+    async def change(name: str, *, kills: bool) -> list[tuple[int, str]]:
         nonlocal killed
         sent.clear()
         asked = KillChange(name, kills)
@@ -340,19 +340,19 @@ async def test_a_change_of_who_is_killed_is_sent_alone_and_all_names_to_who_has_
 
     await fleet.start()
     await fleet.kill(killed)
-    assert [kind for _, kind in sent] == [SetKilled, SetKilled]
-    assert await change("alice", kills=True) == [(1, Kill), (2, Kill)]
-    assert await change("user-1", kills=False) == [(1, Kill), (2, Kill)]
+    assert [kind for _, kind in sent] == ["set_killed", "set_killed"]
+    assert await change("alice", kills=True) == [(1, "kill"), (2, "kill")]
+    assert await change("user-1", kills=False) == [(1, "kill"), (2, "kill")]
 
     lost = KillChange("bob", kills=True)
     killed = killed.changed(lost)
-    await answer(fleet._handles[1], Kill(lost, killed.revision))  # the other one never hears of it
-    assert await change("carol", kills=True) == [(1, Kill), (2, Kill), (2, SetKilled)]
-    assert await change("carol", kills=False) == [(1, Kill), (2, Kill)]
+    await answer(fleet._handles[1], Question("kill", (lost, killed.revision)))  # the other one never hears of it
+    assert await change("carol", kills=True) == [(1, "kill"), (2, "kill"), (2, "set_killed")]
+    assert await change("carol", kills=False) == [(1, "kill"), (2, "kill")]
 
     before = fleet._handles[2]
     os.kill(before.pid, signal.SIGKILL)
     await fleet.apply(configuration(free_port()))
     await until(lambda: fleet._handles[2] is not before and fleet._handles[2].is_serving)
-    assert (2, SetKilled) in sent
-    assert await change("dave", kills=True) == [(1, Kill), (2, Kill)]
+    assert (2, "set_killed") in sent
+    assert await change("dave", kills=True) == [(1, "kill"), (2, "kill")]

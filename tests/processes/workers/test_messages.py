@@ -18,16 +18,11 @@ from egressproxy.processes.workers.messages import (
     Asked,
     Begin,
     Build,
-    Caches,
     Counted,
     Drain,
-    Explain,
-    Holds,
-    Kill,
     Listen,
-    LookUp,
     Noticed,
-    SetKilled,
+    Question,
     decode,
     encode,
 )
@@ -42,13 +37,13 @@ from egressproxy.telemetry.notices import InvolvedObject, Notice
     [
         Asked(1, Begin(1, 2, None, "info", b"name", b"key")),
         Asked(2, Build(Configuration(b"octets", {("127.0.0.1", 80): "a/b"}, 7, (("127.0.0.1", 15000),), True))),
-        Asked(3, Explain((("url", "http://a.example/"),))),
-        Asked(3, LookUp((("name", "a.example"),))),
-        Asked(4, Caches()),
-        Asked(5, Caches(CachePurge("agents/r", "/v1", "agents/me"))),
-        Asked(5, Holds(HoldDecision("5e1f", approves=True, by="alice"), HoldPage(5, (7.25, "5e1f"), "me"))),
-        Asked(5, Kill(KillChange("alice", kills=True, why="leaks keys"), 7)),
-        Asked(6, SetKilled(("alice", "bob"), 7)),
+        Asked(3, Question("explain", ((("url", "http://a.example/"),),))),
+        Asked(5, Question("caches", (CachePurge("agents/r", "/v1", "agents/me"),))),
+        Asked(
+            5, Question("holds", (HoldDecision("5e1f", approves=True, by="alice"), HoldPage(5, (7.25, "5e1f"), "me")))
+        ),
+        Asked(5, Question("kill", (KillChange("alice", kills=True, why="leaks keys"), 7))),
+        Asked(6, Question("set_killed", (("alice", "bob"), 7))),
         Asked(4, Drain(0.5)),
         Listen("::1", 80),
         Noticed(
@@ -56,6 +51,7 @@ from egressproxy.telemetry.notices import InvolvedObject, Notice
         ),
         Answered(1),
         Answered(2, b"{}"),
+        Answered(2, (b"{}", b"{}")),
     ],
 )
 def test_a_message_comes_back(message: object):
@@ -111,7 +107,7 @@ def test_what_is_no_message_is_not_made(value: object):
 
 
 def test_the_headers_of_a_question_are_not_shown():
-    assert "hush" not in repr(Asked(1, Explain((("header", "Authorization: hush"),))))
+    assert "hush" not in repr(Asked(1, Question("explain", ((("header", "Authorization: hush"),),))))
 
 
 def test_a_configuration_is_not_shown():
