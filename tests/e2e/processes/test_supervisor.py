@@ -93,7 +93,7 @@ async def test_a_configuration_that_ends_who_builds_it_is_refused_and_the_one_be
 async def test_who_has_not_built_in_time_is_replaced_by_one_that_serves_the_new_configuration(
     fleet: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("egressproxy.processes.workers.handle.BUILD_S", 1.0)
+    monkeypatch.setattr("egressproxy.processes.workers.handle.BUILD_S", 3.0)
     port = free_port()
     await fleet.start()
     await fleet.apply(configuration(port))

@@ -40,7 +40,7 @@ from egressproxy.telemetry.notices import InvolvedObject, Notice
         Asked(3, Question("explain", ((("url", "http://a.example/"),),))),
         Asked(5, Question("caches", (CachePurge("agents/r", "/v1", "agents/me"),))),
         Asked(
-            5, Question("holds", (HoldDecision("5e1f", approves=True, by="alice"), HoldPage(5, (7.25, "5e1f"), "me")))
+            5, Question("holds", (HoldDecision("5e", approves=True, by="alice"), HoldPage(5, (7.25, "5e"), "me")))
         ),
         Asked(5, Question("kill", (KillChange("alice", kills=True, why="leaks keys"), 7))),
         Asked(6, Question("set_killed", (("alice", "bob"), 7))),
