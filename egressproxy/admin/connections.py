@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from egressproxy.admin.local import is_loopback
+from egressproxy.admin.write_access import is_loopback
 
 MAX_CONNECTIONS: Final = 64
 #: Of one peer; on loopback everybody is the same one.

@@ -11,18 +11,17 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from ipaddress import IPv4Address, IPv6Address
 from itertools import islice
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from aiohttp import web
 
-from egressproxy.admin.local import came_by_proxy, is_local
-from egressproxy.admin.state import AdminState
 from egressproxy.admin.status import ApiError, bad_request
-from egressproxy.admin.write_access import WriteAccess
+from egressproxy.admin.write_access import WriteAccess, came_by_proxy, is_local
 from egressproxy.errors import NotAnswered
 from egressproxy.model.cache_purge import CachePurge
 from egressproxy.model.hold_decision import HoldDecision, HoldPage, HoldPlace
 from egressproxy.model.kill_switch import KillChange, NotKilled
+from egressproxy.telemetry.metrics import Metrics
 
 #: Explanations at the same time: each may wait for a name server.
 MAX_AT_ONCE: Final = 4
@@ -225,3 +224,47 @@ def _summed(workers: Iterable[bytes]) -> str:
                 known[name] += each[name]
     totals = {name: sum(each[name] for each in caches.values()) for name in _SUMMED}
     return json.dumps({**totals, "caches": [caches[key] for key in sorted(caches)]})
+
+
+class AdminState(Protocol):
+    """Asked on the event loop, for every request anew."""
+
+    @property
+    def metrics(self) -> Metrics:
+        """What this process counts."""
+
+    async def exposition(self, accept: str) -> tuple[bytes, str]:
+        """The answer to a scrape and its content type; `accept` is the scraper's Accept field."""
+
+    async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
+        """What would become of a request, as JSON; `pairs`: the parameters of /explain. Raises errors.NotAnswered."""
+
+    async def look_up(self, pairs: Sequence[tuple[str, str]]) -> bytes:
+        """Where a name leads, as JSON; `pairs` are the parameters of /dns. Raises errors.NotAnswered."""
+
+    async def reload(self, acknowledged: str) -> str:
+        """Read the configuration again; gives why it is not in service then, "" where it is. `acknowledged` is the mark
+        of a configuration that may allow what was recently denied, or "".
+        """
+
+    async def model(self) -> bytes:
+        """What is served, as JSON: `ir.outline`."""
+
+    async def decisions(self) -> Sequence[bytes]:
+        """The recent decisions of each worker, the latest first, as JSON."""
+
+    async def caches(self, purge: CachePurge | None) -> Sequence[bytes]:
+        """The caches of each worker as JSON, behind this purge. Raises errors.NotAnswered."""
+
+    async def holds(self, decision: HoldDecision | None, page: HoldPage) -> Sequence[bytes]:
+        """This page of what waits for approval in each worker, behind this decision, as JSON. Raises
+        errors.NotAnswered.
+        """
+
+    async def kill_switch(self, change: KillChange | None) -> bytes:
+        """Who is out of service behind this change, as JSON. Raises ValueError, NotKilled, errors.NotAnswered, and
+        OSError with a sentence where it cannot be kept.
+        """
+
+    def why_not_ready(self) -> str:
+        """ "" while every listener is bound and traffic is welcome; else a sentence for people."""

@@ -16,12 +16,9 @@ from typing import Final, Protocol
 from aiohttp import web
 
 from egressproxy.admin.connections import KEEPALIVE_S, AdminConnection, AdminConnections
-from egressproxy.admin.introspection import Questions
-from egressproxy.admin.local import is_loopback
-from egressproxy.admin.responses import HEADERS, json_response, read_only, refusal
-from egressproxy.admin.state import AdminState
-from egressproxy.admin.status import ApiError
-from egressproxy.admin.write_access import WriteAccess
+from egressproxy.admin.introspection import AdminState, Questions
+from egressproxy.admin.status import HEADERS, ApiError, json_response, read_only, refusal
+from egressproxy.admin.write_access import WriteAccess, is_loopback
 from egressproxy.net.listening import bind
 
 logger = logging.getLogger(__name__)

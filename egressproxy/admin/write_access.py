@@ -1,16 +1,52 @@
-"""Who may write through the API."""
+"""Who may write through the API, and whether a request was made on this machine: what may be asked without a token."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+from ipaddress import ip_address
 from pathlib import Path
+from typing import Final
 
 from aiohttp import web
 
-from egressproxy.admin.local import came_by_proxy, is_local
 from egressproxy.admin.status import ApiError
-from egressproxy.admin.tokens import read_token
+
+#: What proxies say of those they speak for (RFC 9110 section 7.6.3, RFC 7239, and the names before it).
+_OF_PROXIES: Final = ("Via", "Forwarded", "X-Forwarded-For", "X-Forwarded-Host", "X-Forwarded-Proto", "X-Real-IP")
+
+
+def is_loopback(address: str, *, otherwise: bool = False) -> bool:
+    """Whether this is an address of loopback; `otherwise` for text that is no address."""
+    try:
+        return ip_address(address).is_loopback
+    except ValueError:
+        return otherwise
+
+
+def is_local(request: web.BaseRequest) -> bool:
+    """Whether the peer is on loopback; a proxy of this machine is there, too."""
+    return is_loopback(request.remote or "")
+
+
+def came_by_proxy(request: web.BaseRequest) -> bool:
+    """Through a proxy of this machine everybody is local."""
+    return any(name in request.headers for name in _OF_PROXIES)
+
+
+#: Shorter ones can be guessed.
+MIN_TOKEN: Final = 16
+
+
+def read_token(file: Path) -> bytes:
+    """Read anew each time, so that it can be replaced. Raises ValueError, which does not show it."""
+    try:
+        found = file.read_bytes().strip()
+    except OSError as error:
+        raise ValueError(f"the token file {file} cannot be read: {(error.strerror or '').lower()}") from None
+    if len(found) < MIN_TOKEN:
+        raise ValueError(f"the token in {file} is shorter than {MIN_TOKEN} characters")
+    return found
 
 
 class WriteAccess:

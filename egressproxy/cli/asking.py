@@ -1,20 +1,24 @@
-"""Requests to the admin address of a running process."""
+"""Requests to the admin address of a running process; and what one with a configuration in files would answer."""
 
 from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from egressproxy.cli.problems import compiled_or_exit
 from egressproxy.model.authority import Authority
 
 if TYPE_CHECKING:
     from http.client import HTTPResponse
     from pathlib import Path
+
+    from egressproxy.gateway.snapshot import Snapshot
+    from egressproxy.model.secret_source import ConfigSource
 
 #: Where `run` listens without --admin.
 ADMIN: Final = ("127.0.0.1", 15000)
@@ -100,3 +104,34 @@ def _answer(
         sys.exit(2)
     finally:
         connection.close()
+
+
+Q = TypeVar("Q")
+Pairs = list[tuple[str, str]]
+
+
+def answer_offline(
+    config: Sequence[ConfigSource], bind: tuple[str, ...], pairs: Pairs, read: Callable[[Pairs], Q],
+    answer: Callable[[Snapshot, Q], Awaitable[dict[str, Any]]],
+) -> dict[str, Any]:  # fmt: skip
+    """What `answer` says of this configuration to the question that `read` finds in these parameters.
+
+    Exits with 2 if it cannot be served. Raises click.UsageError for a question that is none.
+    """
+    import asyncio
+
+    from egressproxy.gateway.build import offline
+    from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequestError
+
+    async def answered() -> dict[str, Any]:
+        return await answer(offline(spec), question)
+
+    try:
+        question = read(pairs)
+        spec = compiled_or_exit(config, bind)
+        return asyncio.run(answered())
+    except HypotheticalRequestError as error:
+        raise click.UsageError(str(error)) from None
+    except (ValueError, OSError) as error:  # a filter or a certificate that cannot be built
+        click.echo(f"egressproxy: this configuration cannot be served: {error}", err=True)
+        sys.exit(2)

@@ -12,7 +12,7 @@ from typing import Any
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 
-from egressproxy.cli.pem_files import pem_of, replace_file
+from egressproxy.cli.trust_bundle import pem_of, replace_file
 from egressproxy.model.secret import SecretBytes
 from egressproxy.protocols.tls.minting import MintingError, SigningCa, cross_signed, new_ca
 

@@ -10,9 +10,9 @@ from typing import Any
 
 import click
 
-from egressproxy.cli.asking import ADMIN, ask
-from egressproxy.cli.offline_answer import answer_offline
+from egressproxy.cli.asking import ADMIN, answer_offline, ask
 from egressproxy.cli.options import (
+    ConfigByOption,
     asked_admin_option,
     bind_option,
     client_options,
@@ -21,7 +21,6 @@ from egressproxy.cli.options import (
     output_option,
 )
 from egressproxy.cli.styled_lines import print_lines
-from egressproxy.cli.usage import ConfigByOption
 
 Line = tuple[str, str, str]
 _WIDTH = 12

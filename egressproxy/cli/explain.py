@@ -9,10 +9,10 @@ from typing import Any
 
 import click
 
-from egressproxy.cli.asking import ADMIN, ask
+from egressproxy.cli.asking import ADMIN, answer_offline, ask
 from egressproxy.cli.explanation import show
-from egressproxy.cli.offline_answer import answer_offline
 from egressproxy.cli.options import (
+    ConfigByOption,
     asked_admin_option,
     bind_option,
     client_options,
@@ -21,7 +21,6 @@ from egressproxy.cli.options import (
     output_option,
 )
 from egressproxy.cli.secrets import secret_options
-from egressproxy.cli.usage import ConfigByOption
 from egressproxy.model.secret_source import ConfigSource, SecretSource
 
 METHODS = frozenset(("CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"))

@@ -11,8 +11,7 @@ import click
 
 from egressproxy.cli.asking import ADMIN, ask, token_of
 from egressproxy.cli.options import admin_option, api_token_option, output_option
-from egressproxy.cli.styled_lines import printable
-from egressproxy.cli.suggestions import near_lines
+from egressproxy.cli.styled_lines import near_lines, printable
 
 
 @click.group("kill-switch")

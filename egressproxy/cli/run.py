@@ -16,11 +16,10 @@ from click.core import ParameterSource
 
 from egressproxy.cli.client_options import CLIENT_OPTIONS, client_options, login_of
 from egressproxy.cli.client_settings import ClientSettings
-from egressproxy.cli.numbers import whole_number
-from egressproxy.cli.options import admin_option, bind_option, config_option
+from egressproxy.cli.option_values import whole_number
+from egressproxy.cli.options import ConfigByOption, admin_option, bind_option, config_option
 from egressproxy.cli.secrets import secret_options
 from egressproxy.cli.serving import serve, serving_options
-from egressproxy.cli.usage import ConfigByOption
 from egressproxy.model.secret import SecretBytes
 from egressproxy.model.secret_source import SecretSource
 from egressproxy.net.tls_key_log import open_key_log
@@ -248,7 +247,7 @@ def _check_writes(options: RunOptions) -> None:
                 f"--api-writes on {host} would let the network write: give --api-token-file, or --admin on loopback"
             )
         return
-    from egressproxy.admin.tokens import read_token
+    from egressproxy.admin.write_access import read_token
 
     try:
         read_token(options.api_token_file)

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from egressproxy.cli.addresses import address_and_port
+from egressproxy.cli.option_values import address_and_port
 from egressproxy.cli.options import admin_option, config_option
 from egressproxy.cli.secrets import secret_options
 from egressproxy.cli.serving import serve, serving_options

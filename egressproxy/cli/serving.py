@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from egressproxy.cli.addresses import address_and_port
-from egressproxy.cli.numbers import memory_size, seconds, whole_number
+from egressproxy.cli.option_values import address_and_port, memory_size, seconds, whole_number
 from egressproxy.cli.problems import show_problems
 from egressproxy.run_options import RunOptions
 

@@ -1,9 +1,9 @@
-"""Styled lines: printed in colour on a terminal, as plain text everywhere else."""
+"""Styled lines: in colour on a terminal, as plain text everywhere else; and what an unknown word probably means."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import IO
+from typing import IO, Final
 
 #: The parts of one line, each a text and its style in rich's words ("" for none).
 StyledLine = Sequence[tuple[str, str]]
@@ -27,3 +27,20 @@ def print_lines(lines: Iterable[StyledLine], file: IO[str]) -> None:
 def printable(text: str) -> str:
     """The text with "?" for each control or other invisible character."""
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
+
+
+#: Words that are shown where one is not known.
+_SHOWN: Final = 5
+
+
+def near_lines(word: str, known: Iterable[str], nothing: str, what: str) -> str:
+    """What to show where this word is not known: "WHAT: a, b", the words that are most like it, or the first of all;
+    `nothing` where there is none.
+    """
+    from difflib import get_close_matches  # only here: most verbs do without
+
+    by_lower = {each.lower(): each for each in known}
+    near = [each for lower, each in by_lower.items() if word and lower.startswith(word.lower())][:_SHOWN]
+    near = near or [by_lower[each] for each in get_close_matches(word.lower(), by_lower, n=_SHOWN, cutoff=0.5)]
+    shown = near or list(by_lower.values())[:_SHOWN]
+    return f"{what}: {', '.join(map(printable, shown))}" if shown else nothing

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import secrets
 import ssl
 import warnings
 from collections.abc import Sequence
@@ -11,12 +13,11 @@ from pathlib import Path
 from typing import Final
 
 from cryptography import x509
-from cryptography.hazmat.primitives.serialization import BestAvailableEncryption
+from cryptography.hazmat.primitives.serialization import BestAvailableEncryption, Encoding
 from cryptography.hazmat.primitives.serialization.pkcs12 import PKCS12Certificate, serialize_java_truststore
 from cryptography.utils import CryptographyDeprecationWarning
 
 from egressproxy.cli.client_settings import STORE_PASSWORD
-from egressproxy.cli.pem_files import pem_of, replace_file
 
 #: Where systems have them. Source: crypto/x509/root_linux.go of Go.
 _SYSTEM: Final = (
@@ -109,3 +110,23 @@ def _system_roots() -> str:
         f"the roots of this system are not found ({looked}): install ca-certificates, or name their file in"
         " $SSL_CERT_FILE"
     )
+
+
+def pem_of(certificate: x509.Certificate) -> str:
+    """The certificate as PEM."""
+    return certificate.public_bytes(Encoding.PEM).decode()
+
+
+def replace_file(path: Path, data: bytes, mode: int = 0o644) -> None:
+    """Put this in the place of the file when it is on the disk. Raises OSError, and has changed nothing then."""
+    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(descriptor)
+        os.replace(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise

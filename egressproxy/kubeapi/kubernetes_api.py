@@ -14,9 +14,8 @@ from typing import Any, Final
 
 from aiohttp import web
 
-from egressproxy.admin.responses import HEADERS, json_response, read_only
 from egressproxy.admin.server import AdminServer
-from egressproxy.admin.status import ApiError, Cause, success
+from egressproxy.admin.status import HEADERS, ApiError, Cause, json_response, read_only, success
 from egressproxy.admin.write_access import WriteAccess
 from egressproxy.kubeapi import openapi, openapi_protobuf
 from egressproxy.kubeapi.list_options import ApiResource, Form, Options, form, resource
