@@ -169,10 +169,6 @@ class AdminConnections:
             self._open.pop(each, None)
         self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look) if self._open else None
 
-    def __repr__(self) -> str:
-        reserve = sum(each.is_reserve for each in self._open)
-        return f"AdminConnections({len(self._open) - reserve}, {reserve} of the reserve)"
-
 
 def _longest(among: Iterable[AdminConnection]) -> AdminConnection | None:
     waiting = [(since, each) for each in among if (since := each.waits_since) is not None]

@@ -157,9 +157,6 @@ class AdminServer:
             await self._web.shutdown(STOP_TIMEOUT_S)
         self._connections.stop()
 
-    def __repr__(self) -> str:
-        return f"AdminServer({self.host}:{self.port}, {self._surface.value}, {self._connections!r})"
-
     # connections
 
     def _connection(self) -> asyncio.BaseProtocol:

@@ -109,6 +109,3 @@ class StreamingCall:
             self._stream.end(fields)
         else:
             self._stream.send_answer(LocalResponse(200, (_CONTENT_TYPE, *fields)), close=False)
-
-    def __repr__(self) -> str:
-        return f"StreamingCall({len(self._waiting)} messages wait)"

@@ -11,6 +11,7 @@ from egressproxy.ext_proc_server.call import StreamingCall
 from egressproxy.ext_proc_server.envoy_messages import EnvoyMisconfigured
 from egressproxy.ext_proc_server.head_changes import immediate_response
 from egressproxy.filters.body import BodyChain
+from egressproxy.filters.body_plan import BodyPlan
 from egressproxy.filters.chain import Chain, run
 from egressproxy.filters.filter_step import Steps
 from egressproxy.gateway.backends.own_leg import passing_trailers
@@ -181,5 +182,7 @@ class EnvoyConversation:
         self._call.send(response_bytes(ProcessingResponse(immediate=immediate)))
         self.has_ended = True
 
-    def __repr__(self) -> str:
-        return f"EnvoyConversation({self.peer}, {self._x})"
+
+def begun(plan: BodyPlan | None, x: Exchange, length: int) -> BodyChain | None:
+    """The filters of a body of this length; None where there are none, or no body."""
+    return plan.begin(x) if plan is not None and length != 0 else None

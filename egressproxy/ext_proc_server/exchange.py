@@ -165,6 +165,3 @@ class ProcessedExchange:
         finally:
             conversation.resources.reset()
             self._call.end()
-
-    def __repr__(self) -> str:
-        return f"ProcessedExchange({self._request}, {self._response})"

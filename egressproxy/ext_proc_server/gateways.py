@@ -71,9 +71,6 @@ class ServedGateways:
             )
         return ports[0]
 
-    def __repr__(self) -> str:
-        return f"ServedGateways({', '.join(self._by_gateway)})"
-
 
 def unservable(snapshot: Snapshot) -> list[str]:
     """What the rules of this snapshot ask for that only a gateway can do which connects to the backend itself; one

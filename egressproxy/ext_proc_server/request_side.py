@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from egressproxy.errors import GatewayFault, LimitExceeded, Reason
-from egressproxy.ext_proc_server.bodies import begun, limit_of_whole
-from egressproxy.ext_proc_server.conversation import EnvoyConversation
+from egressproxy.ext_proc_server.conversation import EnvoyConversation, begun
 from egressproxy.ext_proc_server.envoy_messages import (
     EnvoyMisconfigured,
     client_of_envoy,
@@ -19,7 +18,7 @@ from egressproxy.ext_proc_server.envoy_messages import (
 from egressproxy.ext_proc_server.head_changes import changes_of
 from egressproxy.filters.body import BodyChain
 from egressproxy.gateway.exchange.admission import believe_gateway, name_request, refuse_loops, route_request
-from egressproxy.gateway.route import SELF_SERVICE, narrowed
+from egressproxy.gateway.route import SELF_SERVICE, Route, narrowed
 from egressproxy.gateway.snapshot import Port
 from egressproxy.model.exchange import SENT_BODY, Exchange
 from egressproxy.model.field_change import FieldAction, FieldChange
@@ -106,7 +105,7 @@ class RequestSide:
             return
         self._narrow(x)
         self._body = begun(route.chain.request_body, x, head.body)
-        self._whole_limit = limit_of_whole(route, x) if head.body else -1
+        self._whole_limit = _limit_of_whole(route, x) if head.body else -1
         goes_on = not message.end_of_stream and not head.upgrade
         if self._whole_limit >= 0 or (self._body is not None and self._body.holds):
             conversation.need(conversation.configured.request_body_mode)
@@ -273,5 +272,11 @@ class RequestSide:
             changes += (FieldChange(b":authority", FieldAction.SET, self._rewritten),)
         return changes
 
-    def __repr__(self) -> str:
-        return f"RequestSide({'over' if self.is_over else 'whole' if self.wants_whole else 'open'})"
+
+def _limit_of_whole(route: Route, x: Exchange) -> int:
+    """How many bytes the body may have, which filters of the backend need whole; -1: it may flow."""
+    if route.choices:
+        return route.body_limit(x)
+    plan = route.chain.leg_request_body
+    limits = (route.chain.needs_body, plan.limit_for(x) if plan is not None else -1)
+    return min((limit for limit in limits if limit >= 0), default=-1)

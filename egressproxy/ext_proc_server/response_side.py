@@ -5,8 +5,7 @@ backend and of the rule.
 from __future__ import annotations
 
 from egressproxy.errors import ClientGone, GatewayError
-from egressproxy.ext_proc_server.bodies import begun
-from egressproxy.ext_proc_server.conversation import EnvoyConversation
+from egressproxy.ext_proc_server.conversation import EnvoyConversation, begun
 from egressproxy.ext_proc_server.envoy_messages import EnvoyMisconfigured, read_response, read_response_trailers
 from egressproxy.ext_proc_server.head_changes import changes_of
 from egressproxy.filters.body import BodyChain
@@ -170,6 +169,3 @@ class ResponseSide:
             block = grpc_trailers(block, with_text=chain.ignores_trailers)
         changes = changes_of(Fields.of(message.fields).block, Fields(block))
         conversation.send(MessagePart.RESPONSE_TRAILERS, changes)
-
-    def __repr__(self) -> str:
-        return f"ResponseSide({'over' if self.is_over else 'whole' if self._wants_whole else 'open'})"

@@ -204,9 +204,6 @@ class FilterServer:
             self._served = ServedGateways(snapshot)
         return self._served
 
-    def __repr__(self) -> str:
-        return f"FilterServer({self._at}, {len(self._connections)} connections)"
-
 
 _SERVICE: Final = "envoy.service.ext_proc.v3.ExternalProcessor"
 
@@ -232,9 +229,6 @@ class EnvoyConnection(DownstreamHttp2):
 
     def gave_up(self) -> None:
         """Envoy resets each call that it has no more use for: that is no flood."""
-
-    def __repr__(self) -> str:
-        return f"EnvoyConnection({self.client}, {len(self.streams)} streams)"
 
 
 def _shaken(_stream: TlsStream, error: Exception | None) -> None:

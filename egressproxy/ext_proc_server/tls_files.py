@@ -76,6 +76,3 @@ class TlsFiles:
         certificate = CertificateIR("serve-filters", self._certificate.read_text(), key)
         clients = ClientCertificatesIR(self._authorities.read_text())
         return server_context(ListenerTlsIR(certificates=(certificate,), clients=clients), ("h2",))
-
-    def __repr__(self) -> str:
-        return f"TlsFiles({self._certificate})"

@@ -305,9 +305,6 @@ class AccessLog:
             found = self._stamps[second] = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(second))
         return found
 
-    def __repr__(self) -> str:
-        return f"AccessLog({self._writer}, {len(self._lines)} recorded, {self.suppressed} suppressed)"
-
 
 def _decision(series: Series | None) -> dict[str, str]:
     """The policy that allowed or denied, and its entry; nothing where a route decided."""

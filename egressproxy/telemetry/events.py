@@ -168,6 +168,3 @@ class Events:
         log.log(
             level, "%s on %s%s: %s", notice.reason, notice.regarding, times, notice.message, extra={"fields": fields}
         )
-
-    def __repr__(self) -> str:
-        return f"Events({len(self._events)} at {self.version})"

@@ -89,9 +89,6 @@ class FilterMetrics:
             if family.values
         }
 
-    def __repr__(self) -> str:
-        return f"FilterMetrics({len(self._families)})"
-
 
 class FilterCounter:
     """A number that grows."""
@@ -250,6 +247,3 @@ class FilterMeter:
         if "filter" in labels or len(set(labels)) != len(labels):
             raise ValueError(f"metric {name}: each label is named once, and `filter` is there already")
         return self._metrics.family(name, _Family(kind, description, ("filter", *labels), bounds))
-
-    def __repr__(self) -> str:
-        return f"FilterMeter({self._filter})"

@@ -143,10 +143,6 @@ class LogWriter:
                 name,
             )
 
-    def __repr__(self) -> str:
-        where = self._path or self._descriptor
-        return f"{where}, {self._waiting} bytes wait, {self.written} written, {self.dropped} dropped"
-
 
 def _open(path: Path) -> int:
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o640)

@@ -160,12 +160,6 @@ class FilterStats:
         if self.notices is not None:
             self.notices.failed(self, how, is_open=is_open)
 
-    def __repr__(self) -> str:
-        return (
-            f"FilterStats({self.name}, {self.phase}: {self.runs} runs, {self.rejected} rejected, "
-            f"{self.answered} answered, {self.failed} failed)"
-        )
-
 
 class Notices:
     """The notices of one process since the last take. `wake` is called for the first one."""
@@ -261,9 +255,6 @@ class Notices:
         group[message] = notice
         if was_empty:
             self.wake()
-
-    def __repr__(self) -> str:
-        return f"Notices({len(self._groups)} kinds, {len(self._others)} of others)"
 
 
 class FilterNotices:

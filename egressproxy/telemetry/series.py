@@ -172,9 +172,6 @@ class Series:
         """Whether anything was counted."""
         return bool(self.requests or self.attempts or self.tunnels_active or self.mirrored)
 
-    def __repr__(self) -> str:
-        return f"Series({'/'.join(self.labels)}, {sum(self.requests.values())} observed, {self.tunnels_active} tunnels)"
-
 
 def added(mine: Mapping[_K, int], others: Mapping[_K, int]) -> dict[_K, int]:
     """The counts of both, by key, in a new dictionary."""

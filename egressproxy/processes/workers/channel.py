@@ -141,10 +141,6 @@ class FrameChannel:
             self.close()
             self._loop.call_soon(self._on_end)
 
-    def __repr__(self) -> str:
-        state = f"{len(self._waiting)} to send" if self._is_open else "ended"
-        return f"FrameChannel({state}, {len(self._received)} bytes received)"
-
 
 def _close(descriptors: Sequence[int] | deque[int]) -> None:
     for descriptor in descriptors:

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import gc
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
@@ -13,9 +14,12 @@ from egressproxy.model.cache_purge import CachePurge
 from egressproxy.model.hold_decision import HoldDecision, HoldPage
 from egressproxy.model.kill_switch import KillChange, KilledIdentities
 from egressproxy.model.process_limits import ProcessLimits
+from egressproxy.model.unix_socket import UnixSocket
 from egressproxy.net.huge_pages import collapse_heap
+from egressproxy.net.listening import bind
 from egressproxy.net.memory import memory_for_each
-from egressproxy.run_options import RunOptions
+from egressproxy.net.unix_listening import bind_unix
+from egressproxy.run_options import FilterListener, RunOptions
 from egressproxy.telemetry.counts import Counts, ProcessFigures
 
 #: Of clients, from which on a reload does not look for garbage among all objects.
@@ -133,6 +137,14 @@ def process_limits(options: RunOptions) -> ProcessLimits:
     """What each process that serves may have."""
     memory = memory_for_each(options.workers) if options.max_memory is None else options.max_memory
     return ProcessLimits(options.max_connections, options.max_requests, memory)
+
+
+def bind_filters(at: FilterListener) -> socket.socket:
+    """A socket that listens there. A Unix socket that nobody serves any more is replaced; to close it removes its path.
+
+    Raises OSError.
+    """
+    return bind_unix(UnixSocket(at.path, at.mode)) if at.path else bind(at.host, at.port)
 
 
 def settle_heap() -> None:

@@ -279,9 +279,6 @@ class Handle:
             self._process.kill()
             self._process.wait()
 
-    def __repr__(self) -> str:
-        return f"Handle({self}, {'serving' if self.is_serving else 'not serving'}, {self._channel})"
-
 
 def _start(descriptor: int, crash_file: int) -> subprocess.Popen[bytes]:
     main = f"from egressproxy.processes.workers.process import main; sys.exit(main({descriptor}))"

@@ -109,9 +109,6 @@ class KillSwitch:
             log.error("kill switch: %s", message)
             raise OSError(message) from None
 
-    def __repr__(self) -> str:
-        return f"KillSwitch({self._killed})"
-
 
 def _told(killed: KilledIdentities, cut: int, *, is_kept: bool) -> Cooperative[bytes]:
     """There may be thousands, and in a process that serves alone traffic waits meanwhile."""

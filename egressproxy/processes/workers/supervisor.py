@@ -19,14 +19,13 @@ from dataclasses import replace
 from typing import Final
 
 from egressproxy.errors import NotAnswered
-from egressproxy.ext_proc_server.listening import bind_filters
 from egressproxy.filters.shared_counters import SharedCounters
 from egressproxy.model.kill_switch import KillChange, KilledIdentities
 from egressproxy.model.pseudonym import new_pseudonym
 from egressproxy.model.secret import SecretBytes
 from egressproxy.net.file_lock import memory_file
 from egressproxy.net.listening import BindError, bind, bind_error
-from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Fleet, process_limits
+from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Fleet, bind_filters, process_limits
 from egressproxy.processes.workers.handle import Handle, WorkerEnded, WorkerSilent
 from egressproxy.processes.workers.messages import Answered, Begin, Forget, Hurry, Question, ReopenAccessLog
 from egressproxy.run_options import RunOptions
