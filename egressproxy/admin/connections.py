@@ -54,7 +54,6 @@ class AdminConnection(web.RequestHandler):
         self._connections.add(self)
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """Gives its place back; then as aiohttp's."""
         self._connections.remove(self)
         super().connection_lost(exc)
 
@@ -65,7 +64,6 @@ class AdminConnection(web.RequestHandler):
             self._head_since = monotonic()
 
     def begin(self) -> None:
-        """A request is whole and being answered."""
         self._in_hand += 1
         self._has_asked = True
         self._head_since = 0.0
@@ -130,12 +128,10 @@ class AdminConnections:
             self._timer = asyncio.get_running_loop().call_later(_LOOK_S, self._look)
 
     def remove(self, one: AdminConnection) -> None:
-        """Forget a connection that has ended."""
         self._open.pop(one, None)
 
     @property
     def unsent(self) -> int:
-        """Bytes of answers that clients have not taken yet."""
         return sum(each.unsent for each in self._open)
 
     def stop(self) -> None:

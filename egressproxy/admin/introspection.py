@@ -44,7 +44,6 @@ class Questions:
         self._places = asyncio.Semaphore(MAX_AT_ONCE)
 
     def handlers(self) -> dict[str, Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]]:
-        """The paths that are served, and by what."""
         return {
             "/explain": self._explain,
             "/dns": self._dns,

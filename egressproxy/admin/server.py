@@ -125,7 +125,6 @@ class AdminServer:
         }
 
     async def start(self) -> None:
-        """Bind and serve. Raises OSError where the address and port cannot be bound."""
         loop = asyncio.get_running_loop()
         listening = bind(str(self._address), self.port, unread_ms=UNREAD_MS)
         self.port = listening.getsockname()[1]
@@ -136,16 +135,13 @@ class AdminServer:
 
     @property
     def unsent(self) -> int:
-        """Bytes of answers that its clients have not taken yet."""
         return self._connections.unsent
 
     def changed(self) -> None:
-        """Tell watchers that a source of objects has changed."""
         if self._api is not None:
             self._api.changed()
 
     def end_watches(self) -> None:
-        """All watches end; there will be no more."""
         if self._api is not None:
             self._api.end_watches()
 

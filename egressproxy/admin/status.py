@@ -75,7 +75,6 @@ class ApiError(Exception):
 
 
 def failure(code: int, reason: str, message: str, details: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """The object itself."""
     return {
         "kind": "Status",
         "apiVersion": "v1",
@@ -94,12 +93,10 @@ def success(details: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def bad_request(message: str) -> ApiError:
-    """The request itself cannot be understood."""
     return ApiError(400, "BadRequest", message)
 
 
 def not_found(kind: NamedKind, name: str) -> ApiError:
-    """No object of this kind has this name."""
     return ApiError(404, "NotFound", f'{kind.resource} "{name}" not found', kind, name)
 
 
@@ -116,7 +113,6 @@ HEADERS: Final = {
 
 
 def json_response(status: int, body: Mapping[str, Any], content_type: str = "application/json") -> web.Response:
-    """`body` as JSON."""
     return web.Response(status=status, body=encoded(body), headers={"Content-Type": content_type})
 
 

@@ -25,7 +25,6 @@ def is_loopback(address: str, *, otherwise: bool = False) -> bool:
 
 
 def is_local(request: web.BaseRequest) -> bool:
-    """Whether the peer is on loopback; a proxy of this machine is there, too."""
     return is_loopback(request.remote or "")
 
 

@@ -113,7 +113,6 @@ def _system_roots() -> str:
 
 
 def pem_of(certificate: x509.Certificate) -> str:
-    """The certificate as PEM."""
     return certificate.public_bytes(Encoding.PEM).decode()
 
 

@@ -195,7 +195,6 @@ class _Signals:
             signal.signal(number, before)
 
     def block(self) -> None:
-        """From now on."""
         signal.pthread_sigmask(signal.SIG_BLOCK, (*_FORWARDED, signal.SIGCHLD))
 
     def restore(self) -> None:

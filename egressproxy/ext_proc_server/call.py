@@ -56,7 +56,6 @@ class StreamingCall:
         self._stream.send_request_body_to(self)
 
     def send_body(self, data: bytes) -> None:
-        """A BodySink: a piece of the client's messages."""
         if self._fault is not None:
             return
         try:
@@ -70,7 +69,6 @@ class StreamingCall:
         self._stream.driver.resume()
 
     def end_body(self, trailers: bytes) -> None:
-        """A BodySink: the client has said all."""
         self._has_end = True
         self._stream.driver.resume()
 
@@ -91,7 +89,6 @@ class StreamingCall:
 
     # --- what we say ---------------------------------------------------------------------------------------------
     def send(self, message: bytes) -> None:
-        """Send a message."""
         if not self.has_begun:
             self.has_begun = True
             self._stream.send_fields(_HEAD, is_last=False)

@@ -63,7 +63,6 @@ class EnvoyConversation:
 
     # --- the exchange ----------------------------------------------------------------------------------------------
     def begin(self, x: Exchange, configured: ProcessingMode) -> None:
-        """The head of the request has come."""
         self._x = x
         self.configured = self.mode = configured
 

@@ -89,7 +89,6 @@ class FilterServer:
         return len(left)
 
     def hurry(self) -> None:
-        """Cut what a drain still waits for."""
         for connection in list(self._connections):
             connection.transport.abort()
 
@@ -136,16 +135,13 @@ class FilterServer:
             connection.leave(gently=False)
 
     def left(self, connection: EnvoyConnection) -> None:
-        """A connection is gone."""
         self._connections.discard(connection)
 
     # --- calls ---------------------------------------------------------------------------------------------------
     def on_request(self, client: DownstreamStream, head: RequestHead) -> None:
-        """RequestHandler: a call has begun."""
         client.driver.start(self._serve(client, head))
 
     def on_bad_request(self, client: DownstreamStream, error: GatewayError) -> None:
-        """RequestHandler: what came is no call."""
         StreamingCall(client).end(GrpcStatus.INTERNAL, error.message)
         client.finish(close=False)
 
@@ -218,12 +214,10 @@ class EnvoyConnection(DownstreamHttp2):
         self._server = server
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A connection is open."""
         super().connection_made(transport)
         self._server.joined(self)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The connection is gone."""
         super().connection_lost(error)
         self._server.left(self)
 

@@ -123,12 +123,10 @@ class AccessLog:
 
     @property
     def dropped(self) -> int:
-        """The number of lines that were dropped because they could not be written."""
         return self._writer.dropped if self._writer else 0
 
     @property
     def written(self) -> int:
-        """The number of lines that were written."""
         return self._writer.written if self._writer else 0
 
     def record(self, x: Exchange) -> None:
@@ -150,7 +148,6 @@ class AccessLog:
             self.flush()
 
     def flush(self) -> None:
-        """Hand the recorded lines to the writing thread."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

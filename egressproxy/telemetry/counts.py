@@ -47,7 +47,6 @@ class MetricFamily:
         cls, description: str, labels: tuple[str, ...], bounds: tuple[float, ...],
         counted: Mapping[tuple[str, ...], Durations],
     ) -> MetricFamily:  # fmt: skip
-        """A histogram of what was counted with these labels."""
         return cls(
             MetricKind.HISTOGRAM, description, labels, {key: each.sum_s for key, each in counted.items()}, bounds,
             {key: tuple(each.buckets) for key, each in counted.items()},

@@ -58,7 +58,6 @@ class Diagnostics:
 
     @property
     def dropped(self) -> int:
-        """The number of records for which there was no room."""
         return self._handler.dropped
 
     def start(self) -> None:

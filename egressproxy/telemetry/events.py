@@ -74,7 +74,6 @@ class Events:
         self.version = 0  # a new number after every change
 
     def take(self) -> None:
-        """Take the notices collected so far."""
         self.add(self._metrics.notices.take())
 
     def _take_soon(self) -> None:

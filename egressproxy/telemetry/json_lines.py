@@ -71,15 +71,12 @@ class JsonStream(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Flush the stream below."""
         self.stream.flush()
 
     def fileno(self) -> int:
-        """The descriptor of the stream below."""
         return self.stream.fileno()
 
     def writable(self) -> bool:
-        """Always true, as io.TextIOBase wants it."""
         return True
 
 

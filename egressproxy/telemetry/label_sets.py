@@ -39,7 +39,6 @@ class LabelSets(dict[tuple[*_Labels], int]):
 
     @property
     def is_full(self) -> bool:
-        """Whether no further set has room."""
         return len(self) >= MAX_SETS
 
 
@@ -155,5 +154,4 @@ class DnsQueries:
         self.durations[server].count(seconds)
 
     def count_reverse(self, result: str) -> None:
-        """Count one comparison."""
         self.reverse[result] += 1

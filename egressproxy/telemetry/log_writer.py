@@ -75,7 +75,6 @@ class LogWriter:
         self._queue.put((chunk, lines))
 
     def reopen(self) -> None:
-        """Open the path again when all bytes so far are written. Other targets stay open."""
         if self._path is not None:
             self._queue.put((b"", 0))
 

@@ -83,7 +83,6 @@ class _Room:
         return (policy, OVERFLOW) if self._policies < MAX_ENTRY_SERIES else (OVERFLOW, OVERFLOW)
 
     def take(self, entry: str) -> None:
-        """Count one more label set."""
         if entry == OVERFLOW:
             self._policies += 1
         else:
@@ -233,11 +232,9 @@ class Metrics:
     # registering
 
     def add_upstream_source(self, source: UpstreamSource) -> None:
-        """Register a source of the connections to backends."""
         self._upstream_sources.append(source)
 
     def add_downstream_source(self, source: DownstreamSource) -> None:
-        """Register a source of the connections to listeners."""
         self._downstream_sources.append(source)
 
     def add_endpoint_source(self, endpoints: EndpointSource, circuits: CircuitSource) -> None:
@@ -246,11 +243,9 @@ class Metrics:
         self._circuit_sources.append(circuits)
 
     def add_parent_source(self, source: ParentSource) -> None:
-        """Register a source of the parents that are put aside."""
         self._parent_sources.append(source)
 
     def add_filter_source(self, source: FilterSource) -> None:
-        """Register a source of the counters of filters."""
         self._filter_sources.append(source)
 
     def add_counter(self, name: str, description: str, read: Callable[[], float]) -> None:
@@ -266,7 +261,6 @@ class Metrics:
         self._readings[name] = MetricKind.PEAK, description, read
 
     def add_histogram(self, name: str, description: str, durations: Durations) -> None:
-        """Expose a histogram that another object keeps."""
         self._histograms[name] = description, durations
 
     # reading

@@ -224,14 +224,12 @@ class Notices:
             self.wake()
 
     def take(self) -> list[Notice]:
-        """Take the notices; counting starts anew."""
         groups, self._groups = self._groups, {}
         others, self._others = self._others, []
         return [*others, *(notice for group in groups.values() for notice in group.values())]
 
     @property
     def is_empty(self) -> bool:
-        """Whether there are no notices."""
         return not self._groups and not self._others
 
     def _is_counted(self, key: tuple[object, str, str], message: object) -> bool:

@@ -159,7 +159,6 @@ class Series:
         self.tunnels_active += other.tunnels_active
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """As it goes from a worker to the process that is asked: see `__setstate__`."""
         return Series, (self.labels,), tuple(getattr(self, name) for name in _COUNTED)
 
     def __setstate__(self, counted: tuple[Any, ...]) -> None:
@@ -169,7 +168,6 @@ class Series:
 
     @property
     def is_used(self) -> bool:
-        """Whether anything was counted."""
         return bool(self.requests or self.attempts or self.tunnels_active or self.mirrored)
 
 

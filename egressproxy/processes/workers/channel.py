@@ -48,7 +48,6 @@ class FrameChannel:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the other end is gone."""
         return not self._is_open
 
     def send(self, payload: bytes, descriptors: Sequence[int] = ()) -> None:

@@ -102,7 +102,6 @@ class Handle:
 
     @property
     def pid(self) -> int:
-        """The number of the process."""
         return self._process.pid
 
     @property
@@ -165,7 +164,6 @@ class Handle:
         self._channel.send(messages.encode(message))
 
     def figures(self) -> ProcessFigures:
-        """What it costs; the last that was known when it has ended."""
         if not self.has_ended.is_set():
             with suppress(OSError, IndexError):  # it ends at this moment
                 self.latest_figures = process_figures(self.number, self.pid)
@@ -183,7 +181,6 @@ class Handle:
             self.end()
 
     def kill(self) -> None:
-        """At once, whatever it does."""
         self._process.kill()
         self.end()
 

@@ -173,7 +173,6 @@ _FIND: Final = classes(
 
 
 def encode(message: Message) -> bytes:
-    """For `decode`."""
     return dumps(message)
 
 

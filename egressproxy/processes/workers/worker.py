@@ -149,7 +149,6 @@ class Worker:
         return await self.gateway.drain(timeout_s)
 
     def hurry(self) -> None:
-        """Cut what a drain still waits for."""
         self.gateway.hurry()
 
     async def _guard(self, fresh: Snapshot) -> None:
@@ -245,7 +244,6 @@ class Worker:
         return self.gateway.kill(before.changed(change), change.killed())
 
     def close(self) -> None:
-        """Write what is to be logged."""
         self.access_log.close()
 
 
@@ -337,6 +335,5 @@ class InProcess(Fleet):
         self.worker.hurry()
 
     async def stop(self) -> None:
-        """Write what is to be logged."""
         if self._worker is not None:
             self._worker.close()
