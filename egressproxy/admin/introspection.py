@@ -11,7 +11,7 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from ipaddress import IPv4Address, IPv6Address
 from itertools import islice
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 from aiohttp import web
 
@@ -30,6 +30,7 @@ MARK: Final = "X-Egressproxy"
 JSON: Final = "application/json"
 #: What is shown of a request that waits to those alone who may decide.
 CONTENT: Final = ("query", "calls", "body", "isCut")
+_T = TypeVar("_T")
 _SUMMED: Final = ("entries", "bytes", "hits", "purged")
 
 
@@ -43,15 +44,20 @@ class Questions:
         self._access = access
         self._places = asyncio.Semaphore(MAX_AT_ONCE)
 
-    def handlers(self) -> dict[str, Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]]:
+    def handlers(self) -> dict[tuple[str, str], Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]]:
+        """What answers each method and path."""
         return {
-            "/explain": self._explain,
-            "/dns": self._dns,
-            "/decisions": self._decisions,
-            "/model": self._model,
-            "/cache": self._caches,
-            "/holds": self._holds,
-            "/kill-switch": self._killed,
+            ("GET", "/explain"): self._explain,
+            ("GET", "/dns"): self._dns,
+            ("GET", "/decisions"): self._decisions,
+            ("GET", "/model"): self._model,
+            ("GET", "/cache"): self._caches,
+            ("POST", "/cache/purge"): self._purge,
+            ("GET", "/holds"): self._holds,
+            ("POST", "/holds"): self._decide,
+            ("GET", "/kill-switch"): self._killed,
+            ("POST", "/kill-switch"): self._kill,
+            ("POST", "/reload"): self._reload,
         }
 
     async def _explain(self, request: web.BaseRequest) -> web.StreamResponse:
@@ -79,7 +85,7 @@ class Questions:
             body = await asyncio.to_thread(_latest, await self._state.decisions())
         return web.Response(text=body, content_type=JSON)
 
-    async def reload(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _reload(self, request: web.BaseRequest) -> web.StreamResponse:
         """POST /reload: for this machine alone, and for no web page."""
         if not (self._address.is_loopback and is_local(request)):
             raise ApiError(403, "Forbidden", "a reload is asked for on loopback: --admin 127.0.0.1:15000")
@@ -92,33 +98,22 @@ class Questions:
             raise ApiError(409, "Conflict", why)
         return web.Response(text=json.dumps({"reloaded": True}), content_type=JSON)
 
-    async def purge(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _purge(self, request: web.BaseRequest) -> web.StreamResponse:
         """POST /cache/purge: for those who may write, and for no web page."""
         await self._check_writer(request, "a purge")
-        try:
-            purge = CachePurge.of(request.query.items())
-        except ValueError as error:
-            raise bad_request(str(error)) from None
-        return await self._told(purge)
+        return await self._told(_read(CachePurge.of, request))
 
-    async def decide(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _decide(self, request: web.BaseRequest) -> web.StreamResponse:
         """POST /holds: for those who may write, and for no web page."""
         await self._check_writer(request, "an approval")
-        try:
-            decision = HoldDecision.of(request.query.items())
-        except ValueError as error:
-            raise bad_request(str(error)) from None
+        decision = _read(HoldDecision.of, request)
         found = await self._held(decision, HoldPage())
         if not found["decided"]:
             raise ApiError(404, "NotFound", f"nothing with the id {decision.id[:80]} waits (any more)")
         return web.Response(text=json.dumps(found), content_type=JSON)
 
     async def _holds(self, request: web.BaseRequest) -> web.StreamResponse:
-        try:
-            page = HoldPage.of(request.query.items())
-        except ValueError as error:
-            raise bad_request(str(error)) from None
-        found = await self._held(None, page)
+        found = await self._held(None, _read(HoldPage.of, request))
         if not await self._may_decide(request):  # who reads what is in requests could send them
             for hold in found["holds"]:
                 for name in CONTENT:
@@ -151,13 +146,12 @@ class Questions:
         waiting, decided = (sum(each[name] for each in answers) for name in ("waiting", "decided"))
         return {"holds": shown, "waiting": waiting, "continue": following, "decided": decided}
 
-    async def kill(self, request: web.BaseRequest) -> web.StreamResponse:
+    async def _kill(self, request: web.BaseRequest) -> web.StreamResponse:
         """POST /kill-switch: for those who may write, and for no web page."""
         await self._check_writer(request, "the kill switch")
         try:
-            change = KillChange.of(request.query.items())
-            return await self._killed_behind(change)
-        except ValueError as error:
+            return await self._killed_behind(_read(KillChange.of, request))
+        except ValueError as error:  # there are too many
             raise bad_request(str(error)) from None
 
     async def _killed(self, _request: web.BaseRequest) -> web.StreamResponse:
@@ -195,6 +189,14 @@ class Questions:
     async def _model(self, _request: web.BaseRequest) -> web.StreamResponse:
         async with self._places:
             return web.Response(body=await self._state.model(), content_type=JSON)
+
+
+def _read(of: Callable[[Iterable[tuple[str, str]]], _T], request: web.BaseRequest) -> _T:
+    """What the parameters of this request say. Raises ApiError."""
+    try:
+        return of(request.query.items())
+    except ValueError as error:
+        raise bad_request(str(error)) from None
 
 
 def _place(hold: dict[str, Any]) -> HoldPlace:

@@ -115,12 +115,12 @@ class AdminServer:
         full = surface is Surface.FULL
         self._api = api(self) if full and api is not None else None
         self._questions = Questions(state, access or WriteAccess(None), self._address)
-        self._exact: dict[str, _Handler] = {
-            "/healthz": self._health,
-            "/livez": self._health,
-            "/readyz": self._ready,
-            "/metrics": self._metrics,
-            **({"/": self._index, "/version": self._version} if full else {}),
+        self._handlers: dict[tuple[str, str], _Handler] = {
+            ("GET", "/healthz"): self._health,
+            ("GET", "/livez"): self._health,
+            ("GET", "/readyz"): self._ready,
+            ("GET", "/metrics"): self._metrics,
+            **({("GET", "/"): self._index, ("GET", "/version"): self._version} if full else {}),
             **(self._questions.handlers() if full else {}),
         }
 
@@ -201,21 +201,14 @@ class AdminServer:
         if request.headers.get("Sec-Fetch-Site") in OTHER_SITES and request.headers.get("Sec-Fetch-Mode") != "navigate":
             # A page cannot read the answer, but some questions do something (an explanation asks name servers).
             return refusal(ApiError(403, "Forbidden", "a page of another site may not ask"))
-        if request.method == "POST" and request.path == "/reload" and self._surface is Surface.FULL:
-            return await self._questions.reload(request)
-        if request.method == "POST" and request.path == "/cache/purge" and self._surface is Surface.FULL:
-            return await self._questions.purge(request)
-        if request.method == "POST" and request.path == "/holds" and self._surface is Surface.FULL:
-            return await self._questions.decide(request)
-        if request.method == "POST" and request.path == "/kill-switch" and self._surface is Surface.FULL:
-            return await self._questions.kill(request)
+        path = request.path
+        if request.method == "POST" and (handler := self._handlers.get(("POST", path))) is not None:
+            return await handler(request)
         if self._api is not None and (found := await self._api.answer(request)) is not None:
             return found
-        path = request.path
         if request.method not in ("GET", "HEAD"):
             return read_only(f"{path} is read-only: GET or HEAD")
-        handler = self._exact.get(path)
-        if handler is not None:
+        if (handler := self._handlers.get(("GET", path))) is not None:
             return await handler(request)
         raise ApiError(404, "NotFound", f"nothing is served at {path}; / lists what is")
 

@@ -29,21 +29,21 @@ def report_endpoint(metrics: Metrics, health: EndpointHealth, why: Why) -> None:
     notices = metrics.notices
     if health.state is HealthState.HEALTHY:
         message = f"endpoint {health.address} takes requests again: {why.text}"
-        notices.endpoint_changed(backend, "EndpointReturned", message, EventType.NORMAL)
+        notices.changed("Balance", backend, "EndpointReturned", message, EventType.NORMAL)
         return
     metrics.count_ejection(health.backend, health.address, why.value)
     reason = "EndpointEjected" if health.state is HealthState.EJECTED else "EndpointUnhealthy"
-    notices.endpoint_changed(backend, reason, f"endpoint {health.address} takes no requests: {why.text}")
+    notices.changed("Balance", backend, reason, f"endpoint {health.address} takes no requests: {why.text}")
 
 
 def report_parent(metrics: Metrics, parent: BackendIR, reason: Reason | None, message: str) -> None:
     """Count that it is put aside; an Event in any case, at the parent's object."""
     backend = InvolvedObject.of(parent.kind.removesuffix(OWN), parent.name)
     if reason is None:
-        metrics.notices.endpoint_changed(backend, "ParentReturned", message, EventType.NORMAL)
+        metrics.notices.changed("Balance", backend, "ParentReturned", message, EventType.NORMAL)
         return
     metrics.parents_put_aside[parent.name, reason.value] += 1
-    metrics.notices.endpoint_changed(backend, "ParentPutAside", message)
+    metrics.notices.changed("Balance", backend, "ParentPutAside", message)
 
 
 def report_failover(notices: Notices, backend: BackendIR, why: str, aside: float) -> None:
@@ -51,6 +51,6 @@ def report_failover(notices: Notices, backend: BackendIR, why: str, aside: float
     regarding = InvolvedObject.of(backend.kind.removesuffix(OWN), backend.name)
     if aside:
         message = f"{why}: a Failover asks others for {aside:.0f} s, and then tries it"
-        notices.endpoint_changed(regarding, "BackendPutAside", message)
+        notices.changed("Balance", regarding, "BackendPutAside", message)
         return
-    notices.endpoint_changed(regarding, "BackendReturned", f"{why}: it takes requests again", EventType.NORMAL)
+    notices.changed("Balance", regarding, "BackendReturned", f"{why}: it takes requests again", EventType.NORMAL)

@@ -194,7 +194,7 @@ class OpenConnections:
 
     def count_refusal(self, metrics: Metrics, why: Refusal) -> None:
         """Count and tell of a connection that is closed before its first request."""
-        metrics.connection_rejected(why.reason.value)
+        metrics.connections_rejected[why.reason.value] += 1
         metrics.notices.refused(self.port.first.series, why)
 
     def leave(self, connection: Connection) -> None:

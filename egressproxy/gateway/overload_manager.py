@@ -249,7 +249,8 @@ class OverloadManager:
         if not is_worse and not is_over:
             return
         for name in sorted(gateways)[:MAX_TOLD]:
-            self._accounting.notices.memory_changed(
+            self._accounting.notices.changed(
+                "Shed",
                 InvolvedObject.of("Gateway", name),
                 "MemoryPressureEnded" if is_over else "MemoryPressure",
                 "a worker has memory again" if is_over else f"a worker has little memory left: {DONE[state]}",

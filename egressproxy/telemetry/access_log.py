@@ -24,7 +24,6 @@ from egressproxy.model.exchange import ANONYMOUS, LOGGED, CallerIdentity, Exchan
 from egressproxy.model.grpc_status import GRPC_NAMES
 from egressproxy.model.shares import Shares, client_of, most_of
 from egressproxy.telemetry.log_writer import LogWriter
-from egressproxy.telemetry.response_flags import flags_for
 from egressproxy.telemetry.series import Series, decided_by, logged_status
 
 logger = logging.getLogger(__name__)
@@ -43,11 +42,52 @@ MAX_TEXT: Final = 8192
 
 #: How many shared parts of lines are kept: more than nearly every configuration has routes and identities.
 MAX_PLACES: Final = 16_384
-#: kind, gateway, listener, route, backend, the key of the client's identity, and the series, which has the policy.
 #: What the log calls the fields of a CallerIdentity that stand there only where they are known, in their order.
 _IDENTITY_KEYS: Final = ("origin_client", "origin_gateway", "identity", "identity_source")
+#: kind, gateway, listener, route, backend, the key of the client's identity, and the series, which has the policy.
 _Place = tuple[str, str, str, str, str, str, Series | None]
 _OK: Final = Reason.OK
+#: Envoy's response flags for our reasons, so that dashboards made for Envoy's access log read ours. Reasons without a
+#: flag in Envoy (a denial by policy, an operator's mistake) have none: `reason` is better than a flag that nearly fits.
+#: Source: Envoy, access logging, %RESPONSE_FLAGS%.
+_REASONS: Final[dict[str, tuple[Reason, ...]]] = {
+    "RL": (  # rate limited
+        Reason.REQUEST_RATE, Reason.NEW_NAMES, Reason.TOKEN_RATE, Reason.BYTE_RATE, Reason.COST_LIMIT,
+    ),
+    "UO": (  # upstream overflow: a circuit breaker's kind of limit
+        Reason.CONCURRENCY, Reason.TUNNEL_LIMIT, Reason.CONNECTION_LIMIT, Reason.QUEUE_FULL,
+        Reason.QUEUE_TIMEOUT, Reason.CIRCUIT_OPEN,
+    ),
+    "OM": (Reason.OVERLOADED,),  # overload manager
+    "DPE": (  # downstream protocol error
+        Reason.BAD_REQUEST_LINE, Reason.NOT_SOCKS, Reason.NOT_REDIRECTED, Reason.BAD_VERSION, Reason.BAD_HOST,
+        Reason.BAD_TARGET, Reason.BAD_FIELD, Reason.BAD_FRAMING, Reason.UNKNOWN_CODING, Reason.MCP_VERSION,
+        Reason.CONTENT_CODING, Reason.HEAD_TOO_LARGE, Reason.TARGET_TOO_LONG,
+    ),
+    "DC": (Reason.CLIENT_GONE,),  # downstream connection termination
+    "SI": (Reason.CLIENT_TIMEOUT,),  # stream idle timeout
+    "NR": (Reason.NO_ROUTE, Reason.MISDIRECTED),  # no route
+    "NC": (Reason.BACKEND_INVALID, Reason.UNKNOWN_EXTENSION, Reason.FILTER_UNUSABLE),  # no cluster
+    "UAEX": (  # refused by an authorisation step
+        Reason.FILTER_REJECTED, Reason.CONTENT_DENIED, Reason.MODEL_DENIED, Reason.REGION_DENIED,
+        Reason.EXT_AUTH_DENIED, Reason.EXT_AUTH_ERROR,
+    ),
+    "DF": (  # DNS resolution failed
+        Reason.DNS_NXDOMAIN, Reason.DNS_NO_ADDRESS, Reason.DNS_SERVFAIL, Reason.DNS_TIMEOUT,
+        Reason.DNS_NOT_AUTHENTIC, Reason.DNS_ERROR,
+    ),
+    "UH": (Reason.NO_ENDPOINT, Reason.NO_HEALTHY_ENDPOINT),  # no healthy upstream
+    "UF": (  # upstream connection failure
+        Reason.CONNECT_REFUSED, Reason.CONNECT_TIMEOUT, Reason.CONNECT_FAILED, Reason.PARENT_REFUSED,
+        Reason.PARENT_AUTH, Reason.TLS_CERTIFICATE, Reason.TLS_PROTOCOL, Reason.TLS_TIMEOUT,
+    ),
+    "UR": (Reason.UPSTREAM_RESET,),  # upstream remote reset
+    "UC": (Reason.UPSTREAM_CLOSED, Reason.UPSTREAM_INCOMPLETE),  # upstream connection termination
+    "UPE": (Reason.BAD_RESPONSE,),  # upstream protocol error
+    "UT": (Reason.RESPONSE_TIMEOUT,),  # upstream request timeout
+    "DT": (Reason.REQUEST_TIMEOUT,),  # duration timeout
+}  # fmt: skip
+FLAGS: Final[dict[Reason, str]] = {reason: flag for flag, reasons in _REASONS.items() for reason in reasons}
 #: The thousandths of a number, as it is written.
 _THOUSANDTHS: Final = [f".{number:03}" for number in range(1000)]
 _METHODS: Final = {
@@ -286,7 +326,7 @@ class AccessLog:
             "path": x.path.partition(b"?")[0].decode("latin-1")[:MAX_TEXT],
             "status": logged_status(x),
             "reason": x.reason.value,
-            "flags": flags_for(x.reason) or "-",
+            "flags": FLAGS.get(x.reason, "-"),
             "upstream": x.upstream or "-",
             "bytes_in": x.bytes_in,
             "bytes_out": x.bytes_out,

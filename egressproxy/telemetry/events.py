@@ -85,7 +85,7 @@ class Events:
             return
         for notice in notices:
             event = self._event(notice)
-            self._metrics.count_event(notice.severity, notice.reason, notice.count)
+            self._metrics.events[notice.severity, notice.reason] += notice.count
             self.version += 1
             if is_logged:
                 event.log_at = event.notice.count * 2

@@ -98,12 +98,12 @@ class Metrics:
     def __init__(self, version: str) -> None:
         self.version = version
         self.notices = Notices()
-        self.events: Counter[tuple[str, str]] = Counter()
+        self.events: Counter[tuple[str, str]] = Counter()  # by type, and one of a closed list of words
         self.dns_lookups: Counter[str] = Counter()
         self.dns_queries = DnsQueries()
         self.reloads: Counter[str] = Counter()
-        self.connections_rejected: Counter[str] = Counter()
-        self.http2_connections_broken: Counter[str] = Counter()
+        self.connections_rejected: Counter[str] = Counter()  # by the value of a Reason
+        self.http2_connections_broken: Counter[str] = Counter()  # by the code of GOAWAY (RFC 9113 section 7)
         self.forwarded_identities: Counter[str] = Counter()  # by what was found of them
         self.interceptions = Interceptions()
         self.ech_hellos = EchHellos()
@@ -193,24 +193,12 @@ class Metrics:
         """A lookup ended; `result` is one of the resolver's words: "ok", "hit", "stale", "nxdomain" …"""
         self.dns_lookups[result] += 1
 
-    def connection_rejected(self, reason: str) -> None:
-        """A connection was closed before its first request; `reason` is a Reason's value."""
-        self.connections_rejected[reason] += 1
-
-    def http2_connection_broken(self, code: str) -> None:
-        """A client's HTTP/2 connection was ended for what it did; `code` is that of GOAWAY (RFC 9113 section 7)."""
-        self.http2_connections_broken[code] += 1
-
     def count_ejection(self, backend: str, endpoint: str, reason: str) -> None:
         """An endpoint ("host:port") was taken out of service; `reason` is one of a closed list of words."""
         key = (backend, endpoint, reason)
         if key not in self.ejections and len(self.ejections) >= MAX_EJECTION_SERIES:
             key = (backend, OVERFLOW, reason)  # addresses of names come and go
         self.ejections[key] += 1
-
-    def count_event(self, severity: str, reason: str, count: int) -> None:
-        """An Event occurred `count` times; `reason` is one of a closed list of words."""
-        self.events[severity, reason] += count
 
     def reload_succeeded(self, generation: int) -> None:
         """A configuration was put into service; `generation` counts these from 1."""

@@ -202,19 +202,13 @@ class Notices:
             said = f"filter {name}: {message}"
             self._begin(key, message, new_notice(reason, "RunFilter", regarding, said, severity=severity))
 
-    def endpoint_changed(
-        self, backend: InvolvedObject, reason: str, message: str, severity: str = EventType.WARNING
+    def changed(
+        self, action: str, regarding: InvolvedObject, reason: str, message: str, severity: str = EventType.WARNING
     ) -> None:
-        """An endpoint of this backend was taken out of service, or has returned; `reason` is one word."""
-        key = (backend, reason, "")
+        """This object has another state; `action` and `reason` are one word each."""
+        key = (regarding, reason, "")
         if not self._is_counted(key, message):
-            self._begin(key, message, new_notice(reason, "Balance", backend, message, severity=severity))
-
-    def memory_changed(self, gateway: InvolvedObject, reason: str, message: str, severity: str) -> None:
-        """The process that serves this Gateway is in another overload state; `reason` is one word."""
-        key = (gateway, reason, "")
-        if not self._is_counted(key, message):
-            self._begin(key, message, new_notice(reason, "Shed", gateway, message, severity=severity))
+            self._begin(key, message, new_notice(reason, action, regarding, message, severity=severity))
 
     def add(self, notices: Iterable[Notice]) -> None:
         """Add the notices of another process."""

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from egressproxy.errors import Reason
 from egressproxy.model.authority import parse_authority
 from egressproxy.model.exchange import CallerIdentity, Exchange
-from egressproxy.telemetry.access_log import AccessLog
+from egressproxy.telemetry.access_log import FLAGS, AccessLog
 from tests.support.waiting import WAIT_S, wait_until
 
 KEYS = [
@@ -332,3 +332,30 @@ def test_a_flood_of_denials_of_one_client_hides_none_of_others(tmp_path):
     assert sum("10.0.0.66" in line for line in lines) == 6
     assert sum("10.0.0.7:" in line for line in lines) == 2
     assert log.suppressed == 44
+
+
+@pytest.mark.parametrize(
+    ("reason", "flag"),
+    [
+        (Reason.OK, ""),
+        (Reason.DESTINATION_NOT_ALLOWED, ""),
+        (Reason.NO_ROUTE, "NR"),
+        (Reason.CONNECT_REFUSED, "UF"),
+        (Reason.RESPONSE_TIMEOUT, "UT"),
+        (Reason.CLIENT_GONE, "DC"),
+        (Reason.DNS_NXDOMAIN, "DF"),
+        (Reason.REQUEST_RATE, "RL"),
+        (Reason.BAD_FRAMING, "DPE"),
+        (Reason.BAD_RESPONSE, "UPE"),
+        (Reason.NO_ENDPOINT, "UH"),
+        (Reason.CONCURRENCY, "UO"),
+    ],
+)
+def test_a_reason_has_the_flag_that_envoy_would_log(reason: Reason, flag: str):
+    assert FLAGS.get(reason, "") == flag
+
+
+def test_every_fault_of_an_upstream_has_a_flag():
+    members = list(Reason)
+    upstream = members[members.index(Reason.DNS_NXDOMAIN) :]
+    assert [reason for reason in upstream if reason not in FLAGS] == []

@@ -298,7 +298,7 @@ def test_the_process_and_the_build_are_shown():
     assert value(metrics, "egress_build_info", version="1.2.3", build=build.name(), event_loop="uvloop") == 1
     assert value(metrics, "process_resident_memory_bytes") > 0
     metrics.count_dns("ok")
-    metrics.connection_rejected(Reason.CONNECTION_LIMIT.value)
+    metrics.connections_rejected[Reason.CONNECTION_LIMIT.value] += 1
     assert value(metrics, "egress_dns_lookups_total", result="ok") == 1
     assert value(metrics, "egress_connections_rejected_total", reason="connection_limit") == 1
 

@@ -300,7 +300,7 @@ class ClientHttp2(DownstreamHttp2):
 
     def was_broken_off(self, code: ErrorCodes, why: str) -> None:
         name = code.name if isinstance(code, ErrorCodes) else "PROTOCOL_ERROR"
-        self.metrics.http2_connection_broken(name.lower())
+        self.metrics.http2_connections_broken[name.lower()] += 1
         level = logging.DEBUG
         now = self.wheel.now
         if code is ErrorCodes.ENHANCE_YOUR_CALM and now >= self.state.told_flood + SILENCE_S:

@@ -163,7 +163,7 @@ class BoundPort:
     def _cannot_accept(self, error: OSError) -> None:
         """No descriptor or no memory is left: the connections wait where they are, and so do we for a moment."""
         reason = "no_descriptor" if error.errno in (errno.EMFILE, errno.ENFILE) else "no_memory"
-        self._metrics.connection_rejected(reason)
+        self._metrics.connections_rejected[reason] += 1
         now = time.monotonic()
         if now >= self._silent_until:
             self._silent_until = now + SILENCE_S

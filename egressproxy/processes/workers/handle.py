@@ -137,7 +137,7 @@ class Handle:
         """Serve what it has built, with these sockets that it has not yet. Raises WorkerEnded, OSError where there is
         no descriptor to send one with: it serves what it did then.
         """
-        await self._direct(messages.Swap(), SWAP_S, sockets=sockets)
+        await self._direct(messages.Order.SWAP, SWAP_S, sockets=sockets)
         self.configuration = configuration
 
     async def drain(self, timeout_s: float) -> int:
@@ -148,7 +148,7 @@ class Handle:
     async def collect(self) -> None:
         """When it returns, `counts` is new; returns if the worker ends, too."""
         with suppress(WorkerEnded):
-            await self._ask(messages.Collect())
+            await self._ask(messages.Order.COLLECT)
 
     async def answer(self, question: messages.Question) -> Any:
         """What this question is answered with. Raises NotAnswered, also where the worker ends or is too slow."""

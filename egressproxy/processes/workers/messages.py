@@ -6,6 +6,7 @@ Both ends are processes of ours with the same code; all the same, reading makes 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any, Final, get_args
 
@@ -53,14 +54,14 @@ class Build:
     configuration: Configuration
 
 
-@dataclass(frozen=True, slots=True)
-class Swap:
-    """Put into service what was built last."""
+class Order(Enum):
+    """What a worker does without another word. The first two are requests, the others have no reply."""
 
-
-@dataclass(frozen=True, slots=True)
-class Collect:
-    """What was counted: answered by one Counted or more, and by no Answered."""
+    SWAP = "swap"  # put into service what was built last
+    COLLECT = "collect"  # tell what was counted: answered by one Counted or more, and by no Answered
+    FORGET = "forget"  # what was built last is not wanted
+    REOPEN_ACCESS_LOG = "reopen"  # SIGHUP has come
+    HURRY = "hurry"  # while it drains: cut what is left without waiting any longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class Drain:
     timeout_s: float
 
 
-Request = Begin | Build | Swap | Collect | Question | Drain
+Request = Begin | Build | Order | Question | Drain
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,26 +94,11 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Forget:
-    """What was built last is not wanted."""
-
-
-@dataclass(frozen=True, slots=True)
 class Listen:
-    """With one descriptor: the listening socket of this place, which the next Swap needs."""
+    """With one descriptor: the listening socket of this place, which the next SWAP needs."""
 
     address: str
     port: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReopenAccessLog:
-    """SIGHUP has come."""
-
-
-@dataclass(frozen=True, slots=True)
-class Hurry:
-    """While it drains: cut what is left without waiting any longer."""
 
 
 # --- replies, and what a worker tells
@@ -131,7 +117,7 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """A part of the answer to Collect; its series are those of no other part."""
+    """A part of the answer to COLLECT; its series are those of no other part."""
 
     number: int
     part: Counts
@@ -145,7 +131,7 @@ class Noticed:
     notices: tuple[Notice, ...]
 
 
-Message = Asked | Forget | Listen | ReopenAccessLog | Hurry | Answered | Counted | Noticed
+Message = Asked | Order | Listen | Answered | Counted | Noticed
 
 _FIND: Final = classes(
     (

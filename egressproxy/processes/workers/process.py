@@ -110,17 +110,17 @@ class WorkerProcess:
         match messages.decode(frame):
             case messages.Asked(number, messages.Begin() as asked):  # at once: what comes behind it needs the worker
                 self._send(messages.Answered(number, self._begin(asked, *descriptors)))
-            case messages.Asked(number, messages.Collect()):
+            case messages.Asked(number, messages.Order.COLLECT):
                 self._start(self._report(number))
             case messages.Asked(number, request):
                 self._start(self._answer(number, request))
-            case messages.Forget():
+            case messages.Order.FORGET:
                 self._built = None
             case messages.Listen(address, port):
                 self._sockets[address, port] = socket.socket(fileno=descriptors[0])
-            case messages.ReopenAccessLog():
+            case messages.Order.REOPEN_ACCESS_LOG:
                 self.worker.access_log.reopen()
-            case messages.Hurry():
+            case messages.Order.HURRY:
                 self.worker.hurry()
             case messages.Answered(number, values):
                 if (question := self._asked.get(number)) is not None and not question.done():
@@ -190,7 +190,7 @@ class WorkerProcess:
             match request:
                 case messages.Build(configuration):
                     await self._build(configuration)
-                case messages.Swap():
+                case messages.Order.SWAP:
                     await self._swap()
                 case messages.Question(name, arguments):
                     value = await self.worker.answer(name, arguments)
@@ -200,7 +200,7 @@ class WorkerProcess:
         except (ConfigRefused, NotAnswered) as error:
             value = error
         except Exception as error:
-            if isinstance(request, messages.Swap | messages.Drain):
+            if request is messages.Order.SWAP or isinstance(request, messages.Drain):
                 raise
             # Neither a configuration nor a question must end the process.
             is_reload = isinstance(request, messages.Build)

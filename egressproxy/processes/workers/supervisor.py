@@ -27,7 +27,7 @@ from egressproxy.net.file_lock import memory_file
 from egressproxy.net.listening import BindError, bind, bind_error
 from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Fleet, bind_filters, process_limits
 from egressproxy.processes.workers.handle import Handle, WorkerEnded, WorkerSilent
-from egressproxy.processes.workers.messages import Answered, Begin, Forget, Hurry, Question, ReopenAccessLog
+from egressproxy.processes.workers.messages import Answered, Begin, Order, Question
 from egressproxy.run_options import RunOptions
 from egressproxy.telemetry.counts import Counts, ProcessFigures
 from egressproxy.telemetry.metrics import Metrics
@@ -105,7 +105,7 @@ class Supervisor(Fleet):
 
     def reopen_access_log(self) -> None:
         for handle in self._handles.values():
-            handle.tell(ReopenAccessLog())
+            handle.tell(Order.REOPEN_ACCESS_LOG)
 
     async def drain(self, timeout_s: float) -> int:
         self._cancel_tasks()
@@ -118,7 +118,7 @@ class Supervisor(Fleet):
 
     def hurry(self) -> None:
         for handle in self._serving():
-            handle.tell(Hurry())
+            handle.tell(Order.HURRY)
 
     async def stop(self) -> None:
         self._cancel_tasks()
@@ -237,7 +237,7 @@ class Supervisor(Fleet):
             new = self._bind_new(configuration)
         except (ConfigRefused, BindError):
             for handle in self._members:
-                handle.tell(Forget())
+                handle.tell(Order.FORGET)
                 handle.built = handle.configuration
             raise
         self._current = configuration

@@ -22,6 +22,7 @@ from egressproxy.processes.workers.messages import (
     Drain,
     Listen,
     Noticed,
+    Order,
     Question,
     decode,
     encode,
@@ -47,6 +48,8 @@ from egressproxy.telemetry.notices import InvolvedObject, Notice
         Noticed(
             (Notice("Warning", "NoPolicy", "Deny", InvolvedObject("Gateway", "a", "b"), None, "no", True, 2, 1.0, 2.0),)
         ),
+        Order.HURRY,
+        Asked(4, Order.COLLECT),
         Answered(1),
         Answered(2, b"{}"),
         Answered(2, (b"{}", b"{}")),
