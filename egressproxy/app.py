@@ -127,11 +127,9 @@ class App:
         self._writer: Writer | None = None
         # The rest of AdminState.
         self.reload, self.model = self._live.reload, self._live.model
-        self.holds = self._fleet.holds
         self._kill_switch = KillSwitch(self._fleet, self.metrics, options.state_dir)
         self.kill_switch = self._kill_switch.answer
-        self.explain, self.look_up = self._fleet.explain, self._fleet.look_up
-        self.decisions, self.caches = self._fleet.decisions, self._fleet.caches
+        self.ask_one, self.ask_all, self.decisions = self._fleet.ask_one, self._fleet.ask_all, self._fleet.decisions
 
     # --- AdminState ------------------------------------------------------------------------------------------------
     def why_not_ready(self) -> str:

@@ -63,19 +63,17 @@ class Questions:
     async def _explain(self, request: web.BaseRequest) -> web.StreamResponse:
         if "name" in request.query:
             raise bad_request("unknown parameter 'name'; /dns takes it")
-        return await self._found(self._state.explain, request)
+        return await self._found("explain", request)
 
     async def _dns(self, request: web.BaseRequest) -> web.StreamResponse:
         if "name" not in request.query:
             raise bad_request("name is missing: /dns?name=api.example.com")
-        return await self._found(self._state.look_up, request)
+        return await self._found("look_up", request)
 
-    async def _found(
-        self, ask: Callable[[Sequence[tuple[str, str]]], Awaitable[bytes]], request: web.BaseRequest
-    ) -> web.StreamResponse:
+    async def _found(self, name: str, request: web.BaseRequest) -> web.StreamResponse:
         try:
             async with self._places:
-                body = await ask(list(request.query.items()))
+                body = await self._state.ask_one(name, tuple(request.query.items()))
         except NotAnswered as error:
             raise bad_request(str(error)) from None
         return web.Response(body=body, content_type=JSON)
@@ -134,7 +132,7 @@ class Questions:
         page), and how many were `decided`.
         """
         try:
-            answers = [json.loads(each) for each in await self._state.holds(decision, page)]
+            answers = [json.loads(each) for each in await self._state.ask_all("holds", decision, page)]
         except NotAnswered as error:
             raise _not_all(error) from None
         every = sorted((hold for each in answers for hold in each["holds"]), key=_place)
@@ -181,7 +179,7 @@ class Questions:
     async def _told(self, purge: CachePurge | None) -> web.StreamResponse:
         try:
             async with self._places:
-                found = await self._state.caches(purge)
+                found = await self._state.ask_all("caches", purge)
         except NotAnswered as error:
             raise _not_all(error) from None
         return web.Response(text=_summed(found), content_type=JSON)
@@ -237,11 +235,13 @@ class AdminState(Protocol):
     async def exposition(self, accept: str) -> tuple[bytes, str]:
         """The answer to a scrape and its content type; `accept` is the scraper's Accept field."""
 
-    async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
-        """What would become of a request, as JSON; `pairs`: the parameters of /explain. Raises errors.NotAnswered."""
+    async def ask_one(self, name: str, *arguments: object) -> bytes:
+        """The answer of one worker to this question (`processes.workers.worker.QUESTIONS`), as JSON. Raises
+        errors.NotAnswered.
+        """
 
-    async def look_up(self, pairs: Sequence[tuple[str, str]]) -> bytes:
-        """Where a name leads, as JSON; `pairs` are the parameters of /dns. Raises errors.NotAnswered."""
+    async def ask_all(self, name: str, *arguments: object) -> Sequence[bytes]:
+        """The answers of all workers, as JSON. Raises errors.NotAnswered where one of them has not answered."""
 
     async def reload(self, acknowledged: str) -> str:
         """Read the configuration again; gives why it is not in service then, "" where it is. `acknowledged` is the mark
@@ -253,14 +253,6 @@ class AdminState(Protocol):
 
     async def decisions(self) -> Sequence[bytes]:
         """The recent decisions of each worker, the latest first, as JSON."""
-
-    async def caches(self, purge: CachePurge | None) -> Sequence[bytes]:
-        """The caches of each worker as JSON, behind this purge. Raises errors.NotAnswered."""
-
-    async def holds(self, decision: HoldDecision | None, page: HoldPage) -> Sequence[bytes]:
-        """This page of what waits for approval in each worker, behind this decision, as JSON. Raises
-        errors.NotAnswered.
-        """
 
     async def kill_switch(self, change: KillChange | None) -> bytes:
         """Who is out of service behind this change, as JSON. Raises ValueError, NotKilled, errors.NotAnswered, and

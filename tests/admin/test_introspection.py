@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,6 +38,14 @@ class State(PlainState):
         self.held = [(7.5, "a")]
         self.decided: list[HoldDecision | None] = []
         self.changes: list[KillChange | None] = []
+
+    async def ask_one(self, name: str, *arguments: Any) -> bytes:
+        found: bytes = await getattr(self, name)(*arguments)
+        return found
+
+    async def ask_all(self, name: str, *arguments: Any) -> Sequence[bytes]:
+        found: Sequence[bytes] = await getattr(self, name)(*arguments)
+        return found
 
     async def holds(self, decision: HoldDecision | None, page: HoldPage) -> Sequence[bytes]:
         self.decided.append(decision)

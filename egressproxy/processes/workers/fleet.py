@@ -6,12 +6,10 @@ from __future__ import annotations
 
 import gc
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
-from egressproxy.model.cache_purge import CachePurge
-from egressproxy.model.hold_decision import HoldDecision, HoldPage
 from egressproxy.model.kill_switch import KillChange, KilledIdentities
 from egressproxy.model.process_limits import ProcessLimits
 from egressproxy.model.unix_socket import UnixSocket
@@ -108,29 +106,8 @@ class Fleet(Protocol):
     async def stop(self) -> None:
         """End everything, and write what is to be logged."""
 
-    async def explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
-        """What would become of a request (`gateway.explain`). Raises errors.NotAnswered."""
-        return await self.ask_one("explain", tuple(pairs))
-
-    async def look_up(self, pairs: Sequence[tuple[str, str]]) -> bytes:
-        """Where a name leads (`gateway.explain.name_lookup`). Raises errors.NotAnswered."""
-        return await self.ask_one("look_up", tuple(pairs))
-
     async def decisions(self) -> list[bytes]:
         """The recent decisions of each process that answers, the latest first."""
-
-    async def caches(self, purge: CachePurge | None) -> list[bytes]:
-        """The caches of each process (`filters.cache.cache.states`), behind this purge, if it is not None.
-
-        Raises errors.NotAnswered where a process has not answered, and may have purged nothing.
-        """
-        return await self.ask_all("caches", purge)
-
-    async def holds(self, decision: HoldDecision | None, page: HoldPage) -> list[bytes]:
-        """This page of what waits for approval in each process (`filters.approval_hold.holds`), behind this decision,
-        if it is not None. Raises errors.NotAnswered where a process has not answered.
-        """
-        return await self.ask_all("holds", decision, page)
 
 
 def process_limits(options: RunOptions) -> ProcessLimits:
