@@ -21,7 +21,7 @@ from egressproxy.ir.backend import ConnectionIR
 from egressproxy.ir.policy import AddressesIR, Callee, DestinationsIR, ExtensionIR, PolicyIR
 from egressproxy.ir.route import WeightedBackend
 from egressproxy.routing.destinations import Denial, DestinationPolicy
-from egressproxy.telemetry.label_sets import CallCounts
+from egressproxy.telemetry.counters import CallCounts
 from egressproxy.telemetry.notices import Notices
 
 NO_FILTERS = Chain()

@@ -10,7 +10,7 @@ from operator import add
 from pathlib import Path
 from typing import Final
 
-from egressproxy.telemetry.label_sets import Durations
+from egressproxy.telemetry.counters import Durations
 from egressproxy.telemetry.series import Labels, Series
 
 _TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from typing import Final
 from weakref import WeakValueDictionary
 
+from egressproxy.telemetry.counters import OVERFLOW
 from egressproxy.telemetry.counts import MetricFamily, MetricKind
-from egressproxy.telemetry.label_sets import OVERFLOW
 
 #: The most label sets of one metric, over the life of the process, and characters of a label.
 MAX_SETS: Final = 1000

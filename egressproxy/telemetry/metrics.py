@@ -19,9 +19,7 @@ from typing import Any, Final, TypeVar
 
 from egressproxy.model.exchange import CallerIdentity
 from egressproxy.net.tls import handshakes
-from egressproxy.telemetry.counts import Counts, MetricFamily, MetricKind
-from egressproxy.telemetry.filter_meter import FilterMetrics
-from egressproxy.telemetry.label_sets import (
+from egressproxy.telemetry.counters import (
     CALL_BUCKETS_S,
     OVERFLOW,
     QUERY_BUCKETS_S,
@@ -33,6 +31,8 @@ from egressproxy.telemetry.label_sets import (
     LabelSets,
     McpCalls,
 )
+from egressproxy.telemetry.counts import Counts, MetricFamily, MetricKind
+from egressproxy.telemetry.filter_meter import FilterMetrics
 from egressproxy.telemetry.notices import FILTER_BUCKETS_S, FilterStats, Notices
 from egressproxy.telemetry.series import LABELS, Labels, Series
 

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 from egressproxy.errors import Reason
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.grpc_status import GRPC_NAMES
-from egressproxy.telemetry.label_sets import CALL_BUCKETS_S
+from egressproxy.telemetry.counters import CALL_BUCKETS_S
 
 #: Upper bounds of the duration histogram: from a local answer to a tunnel that lives for hours.
 BUCKETS_S: Final = (*CALL_BUCKETS_S, 30.0, 60.0, 300.0, 3600.0)

@@ -9,9 +9,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from egressproxy.net.timers import TICK_S, TimerWheel
+from egressproxy.telemetry.counters import LAG_BUCKETS_S, LoopLag
 from egressproxy.telemetry.counts import Counts
 from egressproxy.telemetry.exposition import Exposition
-from egressproxy.telemetry.loop_lag import LAG_BUCKETS_S, LoopLag
 from egressproxy.telemetry.metrics import Metrics
 
 NAME = "egress_event_loop_lag_seconds"

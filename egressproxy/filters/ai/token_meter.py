@@ -23,7 +23,7 @@ from egressproxy.filters.settings import FieldName, FilterConfig, Within
 from egressproxy.ir.policy import FieldFault
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import media_type
-from egressproxy.telemetry.label_sets import OVERFLOW
+from egressproxy.telemetry.counters import OVERFLOW
 
 #: The boundaries that the conventions name.
 TOKEN_BUCKETS: Final = tuple(4.0**power for power in range(14))

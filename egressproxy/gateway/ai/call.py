@@ -41,7 +41,7 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import media_type
 from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.upstream import Upstream
-from egressproxy.telemetry.label_sets import LabelSets
+from egressproxy.telemetry.counters import LabelSets
 from egressproxy.translation.apis import DEFAULT_PATHS, api_of
 from egressproxy.translation.errors import Untranslatable
 

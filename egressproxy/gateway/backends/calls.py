@@ -27,7 +27,7 @@ from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.net.driver import Driver, driven
 from egressproxy.net.pieces import Pieces
-from egressproxy.telemetry.label_sets import CallCounts
+from egressproxy.telemetry.counters import CallCounts
 
 #: The longest answer that is read: a page that tells people where to log in.
 MAX_ANSWER_BYTES: Final = 1024 * 1024

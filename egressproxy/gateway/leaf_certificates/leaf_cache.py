@@ -20,7 +20,7 @@ from egressproxy.ir.gateway import CertificateIR
 from egressproxy.model.secret import SecretBytes
 from egressproxy.net.tls_contexts import leaf_context
 from egressproxy.protocols.tls.leaf import Leaf
-from egressproxy.telemetry.label_sets import Interceptions
+from egressproxy.telemetry.counters import Interceptions
 
 #: What tells CAs apart: chain, key, and the policy that is named where something is wrong with them.
 LeafKey = tuple[str, SecretBytes, str]

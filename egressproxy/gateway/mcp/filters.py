@@ -22,7 +22,7 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import media_type
 from egressproxy.model.mcp import PROTOCOL_VERSION
 from egressproxy.protocols.json_rpc import read_rpc
-from egressproxy.telemetry.label_sets import McpCalls
+from egressproxy.telemetry.counters import McpCalls
 
 #: Bytes of a body that are looked at: most messages are shorter.
 LOOK: Final = 16 * 1024

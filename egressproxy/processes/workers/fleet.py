@@ -76,9 +76,11 @@ class Fleet(Protocol):
 
     def announcement(self) -> str:
         """Which processes serve, for the log; "" where that is this one alone."""
+        return ""
 
     def why_not_ready(self) -> str:
         """ "" while somebody serves."""
+        return ""
 
     def reopen_access_log(self) -> None:
         """Open the file of the access log anew: it was rotated."""
@@ -108,6 +110,7 @@ class Fleet(Protocol):
 
     async def decisions(self) -> list[bytes]:
         """The recent decisions of each process that answers, the latest first."""
+        return await self.ask_all("decisions")
 
 
 def process_limits(options: RunOptions) -> ProcessLimits:

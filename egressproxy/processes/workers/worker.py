@@ -48,8 +48,8 @@ from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http1.self_test import Misread, check_codec
 from egressproxy.run_options import RunOptions
 from egressproxy.telemetry.access_log import AccessLog
+from egressproxy.telemetry.counters import LoopLag
 from egressproxy.telemetry.counts import Counts, ProcessFigures, process_figures
-from egressproxy.telemetry.loop_lag import LoopLag
 from egressproxy.telemetry.metrics import Metrics
 
 CACHE = "egressproxy.io/Cache:v1"
@@ -300,12 +300,6 @@ class InProcess(Fleet):
         snapshot = await self.worker.prepare(configuration)
         await self.worker.put_into_service(snapshot, configuration.own)
 
-    def announcement(self) -> str:
-        return ""
-
-    def why_not_ready(self) -> str:
-        return ""
-
     def reopen_access_log(self) -> None:
         self.worker.access_log.reopen()
 
@@ -315,9 +309,6 @@ class InProcess(Fleet):
 
     async def ask_all(self, name: str, *arguments: object) -> list[bytes]:
         return [await self.ask_one(name, *arguments)]
-
-    async def decisions(self) -> list[bytes]:
-        return await self.ask_all("decisions")
 
     async def kill(self, killed: KilledIdentities, change: KillChange | None = None) -> int:
         return self.worker.gateway.kill(killed, killed if change is None else change.killed())

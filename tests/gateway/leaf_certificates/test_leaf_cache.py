@@ -18,7 +18,7 @@ from egressproxy.gateway.leaf_certificates.leaf_cache import RENEWED_S, LeafCach
 from egressproxy.gateway.leaf_certificates.minter import Minter
 from egressproxy.model.secret import SecretBytes
 from egressproxy.protocols.tls.minting import LEAF_S, new_ca
-from egressproxy.telemetry.label_sets import Interceptions
+from egressproxy.telemetry.counters import Interceptions
 
 
 class Clock:

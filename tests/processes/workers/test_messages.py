@@ -27,8 +27,8 @@ from egressproxy.processes.workers.messages import (
     decode,
     encode,
 )
+from egressproxy.telemetry.counters import Durations
 from egressproxy.telemetry.counts import Counts, MetricFamily, MetricKind
-from egressproxy.telemetry.label_sets import Durations
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.notices import InvolvedObject, Notice
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from egressproxy.telemetry import label_sets, metrics
-from egressproxy.telemetry.counts import Counts, MetricKind
-from egressproxy.telemetry.exposition import Exposition
-from egressproxy.telemetry.label_sets import (
+from egressproxy.telemetry import counters, metrics
+from egressproxy.telemetry.counters import (
     MAX_MCP_NAMES,
     MAX_OUTER_NAMES,
     MAX_SERVERS,
@@ -20,11 +18,13 @@ from egressproxy.telemetry.label_sets import (
     LabelSets,
     McpCalls,
 )
+from egressproxy.telemetry.counts import Counts, MetricKind
+from egressproxy.telemetry.exposition import Exposition
 from egressproxy.telemetry.metrics import Metrics
 
 
 def test_further_sets_are_counted_together_by_their_last_label(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(label_sets, "MAX_SETS", 2)
+    monkeypatch.setattr(counters, "MAX_SETS", 2)
     counts: LabelSets[str, str] = LabelSets()
     for route, result in (("a", "ok"), ("b", "ok"), ("c", "ok"), ("d", "ok"), ("e", "error"), ("a", "ok")):
         counts.count(route, result)
@@ -32,7 +32,7 @@ def test_further_sets_are_counted_together_by_their_last_label(monkeypatch: pyte
 
 
 def test_names_that_come_and_go_with_reloads_do_not_fill_memory(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(label_sets, "MAX_SETS", 100)
+    monkeypatch.setattr(counters, "MAX_SETS", 100)
     auth, translations, calls = CallCounts(), LabelSets(), McpCalls()
     for number in range(1000):
         auth.count(f"r{number}", "b", "allowed", 0.1)

@@ -10,6 +10,8 @@ from bisect import bisect_left
 from collections import Counter
 from typing import Any, Final, TypeVarTuple, cast
 
+from egressproxy.net.timers import TICK_S
+
 #: The most label sets of one metric, over the life of the process.
 MAX_SETS: Final = 10_000
 #: The most names of methods and tools of MCP that are told apart for one route and backend.
@@ -155,3 +157,40 @@ class DnsQueries:
 
     def count_reverse(self, result: str) -> None:
         self.reverse[result] += 1
+
+
+#: Upper bounds of the histogram. The loop's clock is exact to a millisecond.
+LAG_BUCKETS_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.5)
+
+
+class LoopLag:
+    """Give `tick` to `TimerWheel.watch`; a scrape reads the rest."""
+
+    __slots__ = ("_worst_s", "delays")
+
+    def __init__(self) -> None:
+        self.delays = Durations(LAG_BUCKETS_S)  # of ticks
+        self._worst_s = 0.0
+
+    def tick(self, late_s: float, took_s: float) -> None:
+        """Count one tick that came `late_s` seconds late and took `took_s`, and the ticks that it replaced.
+
+        With the replaced ones, the share of late ticks is the share of time in which the loop was late. The time of the
+        tick itself (many deadlines at once) only counts for the worst delay: every probe waits for it, few clients do.
+        """
+        self._worst_s = max(self._worst_s, late_s + took_s)
+        if late_s > LAG_BUCKETS_S[-1]:  # the process was stopped, perhaps for hours
+            beyond = int((late_s - LAG_BUCKETS_S[-1]) / TICK_S)
+            self.delays.buckets[-1] += beyond
+            self.delays.sum_s += beyond * (late_s - TICK_S * (beyond - 1) / 2)
+            late_s -= beyond * TICK_S
+        while True:
+            self.delays.count(max(late_s, 0.0))
+            late_s -= TICK_S
+            if late_s <= 0:
+                return
+
+    def take_worst(self) -> float:
+        """The longest delay in seconds since the last call."""
+        worst, self._worst_s = self._worst_s, 0.0
+        return worst
