@@ -17,7 +17,7 @@ from tests.support.waiting import wait_until
 COUNTING = """
 import os
 from egressproxy.filters import Filter
-from egressproxy.model.exchange import LocalResponse
+from egressproxy.model.local_response import LocalResponse
 
 class Counting(Filter):
     def __init__(self, context):
