@@ -49,17 +49,14 @@ class TextPart:
 
     @property
     def text(self) -> str:
-        """What it says, as it was found."""
         return self.found.text
 
     @property
     def role(self) -> TextRole:
-        """Who says it."""
         return self.found.role
 
     @property
     def kind(self) -> TextKind:
-        """What it is."""
         return self.found.kind
 
     @property
@@ -204,9 +201,6 @@ class JsonMessage:
         for step in path:
             value = value[step]
         return value
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self.source)} bytes{', changed' if self._changed else ''})"
 
 
 def in_object(value: Any, *names: str) -> Any:

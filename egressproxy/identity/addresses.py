@@ -41,6 +41,3 @@ class AddressTable:
                 if found is not None:
                     return found
         return None
-
-    def __repr__(self) -> str:
-        return f"AddressTable({sum(len(known) for _, known in self._by_length)} networks)"

@@ -80,9 +80,6 @@ class CertificateTable:
         found = {self._known[each] for each in shown if each in self._known}
         return found.pop() if len(found) == 1 else None
 
-    def __repr__(self) -> str:
-        return f"CertificateTable({len(self._known)} clients)"
-
 
 def _value(client: CertificateClientIR) -> object:
     if client.kind == "subject":

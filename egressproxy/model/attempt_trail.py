@@ -60,6 +60,3 @@ class AttemptTrail:
 
     def __len__(self) -> int:
         return len(self._attempts)
-
-    def __repr__(self) -> str:
-        return f"AttemptTrail({', '.join(f'{name}: {outcome}' for name, outcome, _ in self._attempts)})"

@@ -13,6 +13,3 @@ class BackendChoice:
     def __init__(self) -> None:
         self.excluded: set[str] = set()
         self.preferred = ""
-
-    def __repr__(self) -> str:
-        return f"BackendChoice(without {len(self.excluded)}, {self.preferred or 'none'} first)"

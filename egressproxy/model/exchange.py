@@ -98,7 +98,6 @@ class CallerIdentity:
         self.variants_number = self.variant_at = 0
 
     def replace(self, **fields: Any) -> CallerIdentity:
-        """Another with these fields; those that are not named are as here."""
         return CallerIdentity(**{name: getattr(self, name) for name in _IDENTITY_FIELDS} | fields)
 
     def __eq__(self, other: object) -> bool:
@@ -237,7 +236,6 @@ class Exchange:
 
     @property
     def has_response(self) -> bool:
-        """Whether the head of a response is there."""
         return hasattr(self, "response")
 
     @property

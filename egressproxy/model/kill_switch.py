@@ -140,9 +140,6 @@ class KilledIdentities:
         form = name if account is None else self._accounts.pop(account, name)
         return self._by_name.pop(form, None) is not None
 
-    def __repr__(self) -> str:
-        return f"KilledIdentities({len(self)}, revision {self.revision})"
-
 
 def _account(name: str) -> tuple[str, str] | None:
     """Namespace and name of the service account that is named so; None for another name."""

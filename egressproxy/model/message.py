@@ -188,9 +188,5 @@ class ResponseHead:
         return self.status < 200 and self.status != 101
 
     def forget(self) -> None:
-        """Let go of what may be long, as `RequestHead.forget`."""
         self.fields.forget()
         self.phrase = self.upgrade = self.via = b""
-
-    def __repr__(self) -> str:
-        return f"ResponseHead({self.status}, body={self.body})"

@@ -103,7 +103,6 @@ class FlowControl(asyncio.Protocol):
         self._poller: Poller | None = None  # kept: to ask for the running loop is a system call
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The transport to send to, whose buffer may hold HIGH_WATER bytes before it blocks."""
         self.transport = cast(asyncio.Transport, transport)
         if isinstance(transport, SocketTransport):
             self._poller = transport.poller
@@ -112,13 +111,11 @@ class FlowControl(asyncio.Protocol):
 
     # --- reading -----------------------------------------------------------------------------------------------
     def pause_reading(self) -> None:
-        """Take nothing more from the peer."""
         if not self.is_reading_paused and not self.transport.is_closing():
             self.is_reading_paused = True
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Take from the peer again."""
         if self.is_reading_paused:
             self.is_reading_paused = False
             if not self.transport.is_closing():
@@ -160,7 +157,6 @@ class FlowControl(asyncio.Protocol):
             self.flush()  # so that back-pressure is felt within a turn, too
 
     def send_body(self, data: bytes) -> None:
-        """One piece of body, never empty."""
         size = len(data)
         if not self.sends_chunked:
             self.send(data)
@@ -177,7 +173,6 @@ class FlowControl(asyncio.Protocol):
             self.send(b"0%b\r\n\r\n" % self.trailers_to_send(trailers) if trailers else b"0\r\n\r\n")
 
     def trailers_to_send(self, trailers: bytes) -> bytes:
-        """What goes on of the trailers of this body."""
         return trailers
 
     def flush(self) -> None:

@@ -28,11 +28,9 @@ class InlineFuture(Generic[T]):
         self._is_cancelled = False
 
     def done(self) -> bool:
-        """Whether there is a result, an error or a cancellation."""
         return self._is_done
 
     def cancelled(self) -> bool:
-        """Whether `cancel` has ended it."""
         return self._is_cancelled
 
     def result(self) -> T:
@@ -63,7 +61,6 @@ class InlineFuture(Generic[T]):
         self._settle()
 
     def cancel(self, msg: object = None) -> bool:
-        """False if it is done already."""
         if self._is_done:
             return False
         self._is_cancelled = True
@@ -96,9 +93,6 @@ class InlineFuture(Generic[T]):
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback(self)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({'done' if self._is_done else 'pending'})"
 
 
 def _waiting(held: list[InlineFuture[T]]) -> Generator[Any, None, T]:

@@ -33,7 +33,6 @@ class ResidentMemory:
         return int(os.pread(self._fd, 128, 0).split(b" ", 2)[1]) * _PAGE_BYTES
 
     def close(self) -> None:
-        """Read no more."""
         os.close(self._fd)
 
 

@@ -23,11 +23,9 @@ class PendingProtocol(asyncio.Protocol):
         self._loss: Exception | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The transport to hold."""
         self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Keep what has come, and read no more."""
         self.data.append(data)
         self.transport.pause_reading()
 
@@ -37,7 +35,6 @@ class PendingProtocol(asyncio.Protocol):
         return True
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Note the loss, for the protocol that follows."""
         self.is_lost = True
         self._loss = error
 

@@ -132,7 +132,6 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
         self._error: Exception | None = None
 
     def start(self) -> None:
-        """Tell the protocol of its connection, and begin to read."""
         self._protocol.connection_made(self)
         if self._state in _OVER:
             return
@@ -191,11 +190,9 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
         self._break(error)
 
     def send_failed(self, error: OSError) -> None:
-        """The connection ends with this error."""
         self._break(error)
 
     def watch_failed(self, error: OSError) -> None:
-        """The connection ends with this error."""
         self._break(error)
 
     def _end_of_input(self) -> None:
@@ -211,7 +208,6 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
         self._is_paused = True
 
     def resume_reading(self) -> None:
-        """Read again, unless the peer has ended or the transport is closing."""
         if not self._is_paused:
             return
         self._is_paused = False
@@ -293,11 +289,9 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
             self.shut_down()
 
     def get_write_buffer_size(self) -> int:
-        """Bytes that the kernel has not taken yet."""
         return len(self.unsent) if self.unsent is not None else 0
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
-        """The low and the high mark, in bytes."""
         return self._low, self._high
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
@@ -306,11 +300,9 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
         self._low = self._high // 4 if low is None else low
 
     def can_write_eof(self) -> bool:
-        """TCP can end one direction."""
         return True
 
     def write_eof(self) -> None:
-        """End our side behind what is queued."""
         if self._state not in _WRITES:
             return
         self._state = _ENDED if self._state is _OPEN else _BOTH_ENDED
@@ -375,7 +367,6 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
         self._is_write_paused = False  # the new one is told at the next write, should that still be so
 
     def get_protocol(self) -> asyncio.BaseProtocol:
-        """The protocol that is told."""
         protocol: asyncio.BaseProtocol = self._protocol
         return protocol
 

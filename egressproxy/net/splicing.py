@@ -83,13 +83,9 @@ class Pipe:
 
     @property
     def is_closed(self) -> bool:
-        """Whether `close` was called."""
         return self._reading < 0
 
     @property
     def is_empty(self) -> bool:
         """It is open, and nothing was left behind in it."""
         return not self._inside and self._reading >= 0
-
-    def __repr__(self) -> str:
-        return f"Pipe({'closed' if self.is_closed else self.capacity})"

@@ -23,11 +23,7 @@ class JsonObject:
         self._left = dict(value)
         self.path = path
 
-    def __repr__(self) -> str:
-        return f"JsonObject({self.path!r}, left={sorted(self._left)})"
-
     def where(self, name: str) -> str:
-        """The path of a field of this object."""
         return f"{self.path}.{name}" if self.path else name
 
     def refuse(self, name: str, why: str) -> NoReturn:
@@ -39,7 +35,6 @@ class JsonObject:
         return self._left.pop(name, None)
 
     def text(self, name: str) -> str | None:
-        """A string."""
         value = self._left.pop(name, None)
         if value is not None and type(value) is not str:
             self.refuse(name, "must be a string")

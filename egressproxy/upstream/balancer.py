@@ -233,9 +233,6 @@ class Balancer(Generic[T]):
         message = f"backend {self._name} has no healthy endpoint: {' and '.join(said)} of {len(states)}"
         return UpstreamFault(Reason.NO_HEALTHY_ENDPOINT, message, status=503, retry=RetrySafety.SAFE, retry_after_s=1)
 
-    def __repr__(self) -> str:
-        return f"Balancer({self._name}, {len(self._candidates)} of {len(self.members)} usable)"
-
 
 def open_circuit(name: str, field: str) -> LimitExceeded:
     """The error where a limit of `circuitBreaker` is reached. `field` is the limit's."""

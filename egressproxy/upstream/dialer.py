@@ -146,9 +146,6 @@ class Dialer:
         for dial in [dial for dial, end in self._limited.items() if end <= now]:
             dial.too_late()
 
-    def __repr__(self) -> str:
-        return f"Dialer({len(self._limited)} dials with a time limit)"
-
 
 def abandon(dial: PendingDial[P]) -> None:
     """Give up a dial: cancel it, or abort the connection that it has just made."""

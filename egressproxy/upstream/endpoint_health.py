@@ -48,7 +48,6 @@ class Why(str, Enum):
 
     @property
     def text(self) -> str:
-        """The reason in words."""
         return _TEXTS[self]
 
 
@@ -93,9 +92,6 @@ class HealthRegistry:
         """Count a change, and tell of it."""
         self.version += 1
         self._tell(health, why)
-
-    def __repr__(self) -> str:
-        return f"HealthRegistry({len(self._known)} endpoints, version {self.version})"
 
 
 class EndpointHealth:
@@ -263,6 +259,3 @@ class EndpointHealth:
         self._5xx = self._gateway = self._local = 0
         self.is_clean = True
         self._registry.changed(self, why)
-
-    def __repr__(self) -> str:
-        return f"EndpointHealth({self.backend} {self.address}, {self.state.value})"

@@ -46,6 +46,3 @@ class HashRing:
             if owner not in seen:
                 seen.add(owner)
                 yield owner
-
-    def __repr__(self) -> str:
-        return f"HashRing({len(self._points)} points)"

@@ -49,6 +49,3 @@ class OutlierDetection:
         out = sum(each.state in (HealthState.EJECTED, HealthState.TRIAL) for each in self.healths if each is not health)
         most = int(count * percent / 100)
         return out < (max(1, most) if percent > 0 and count > 1 else most)
-
-    def __repr__(self) -> str:
-        return f"OutlierDetection({len(self.healths)} endpoints)"

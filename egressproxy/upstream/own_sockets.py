@@ -66,9 +66,6 @@ class OwnSockets:
             and self.are_on_this_machine(known)
         )
 
-    def __repr__(self) -> str:
-        return f"OwnSockets({len(self._listeners)} of listeners, {len(self._admin)} of the admin address)"
-
 
 def _plain(address: IPAddress) -> IPAddress:
     """The address without a zone id; the IPv4 address of an IPv4-mapped one."""

@@ -47,9 +47,6 @@ class Claim(Generic[C]):
         self.tenant = tenant
         self.given: asyncio.Future[C | None] | None = None
 
-    def __repr__(self) -> str:
-        return f"Claim({self.client}, {'waits' if self.given is not None else 'has asked'})"
-
 
 class Pool(Generic[C]):
     """`open` counts connections that are busy, idle or being opened; `limit` bounds it. `waiting` is the queue.
@@ -91,22 +88,18 @@ class Pool(Generic[C]):
 
     @property
     def idle_count(self) -> int:
-        """The number of open connections that are not in use."""
         return len(self.idle) + len(self.kept)
 
     @property
     def is_empty(self) -> bool:
-        """Whether no connection is open and no exchange waits."""
         return self.open == 0 and not self.waiting
 
     @property
     def is_all_idle(self) -> bool:
-        """Whether no connection is in use and no exchange waits."""
         return self.open == self.idle_count and not self.waiting
 
     # --- asking ------------------------------------------------------------------------------------------------
     def take(self) -> C | None:
-        """An idle connection, now busy; or None."""
         idle = self.idle
         while idle:
             connection = idle.pop()
@@ -242,7 +235,6 @@ class Pool(Generic[C]):
             self._held = Shares(sys.maxsize, self.share)
 
     def _may_hold(self, client: str) -> bool:
-        """Whether this client may have one more."""
         return self._held.of(client) < self.share
 
     def _count(self, held: C | Claim[C], client: str) -> None:

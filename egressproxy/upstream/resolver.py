@@ -206,7 +206,6 @@ class Resolver:
         self._client.retire()
 
     def close(self) -> None:
-        """Stop every query; the waiters get CancelledError."""
         self._lookups.close()
         self.reverse.close()
         self._client.close()
@@ -433,10 +432,6 @@ class Resolver:
         if family is Family.IPV4_PREFERRED or not self._route.exists():
             return (*v4, *v6)
         return tuple(a for a in chain.from_iterable(zip_longest(v6, v4)) if a is not None)
-
-    def __repr__(self) -> str:
-        asked = len(self._lookups.known)
-        return f"Resolver({len(self._cache)} names, {asked} being asked for, {self._waiting.total} waiting)"
 
 
 def _is_nobodys(name: str) -> bool:

@@ -74,7 +74,6 @@ class ReverseNames:
         return waiter
 
     def close(self) -> None:
-        """Stop every query; the waiters get CancelledError."""
         self._lookups.close()
 
     async def _run(self, lookup: Lookup) -> None:
@@ -108,9 +107,6 @@ class ReverseNames:
             if not waiter.done():
                 waiter.set_result(names)
         lookup.waiters.clear()
-
-    def __repr__(self) -> str:
-        return f"ReverseNames({len(self._known)} addresses)"
 
 
 def agrees(names: Iterable[str], host: str, through: Sequence[str] = ()) -> bool:

@@ -28,7 +28,6 @@ class TenantPool(Pool[C]):
 
     @property
     def idle_count(self) -> int:
-        """The number of open connections that are not in use."""
         return len(self._idle)
 
     def take_kept(self, claim: Claim[C]) -> C | None:
@@ -46,7 +45,6 @@ class TenantPool(Pool[C]):
         return None
 
     def opened(self, claim: Claim[C], connection: C) -> None:
-        """As of Pool: it is the tenant's from now on."""
         super().opened(claim, connection)
         self._tenants[connection] = claim.tenant
 

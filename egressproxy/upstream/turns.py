@@ -46,9 +46,6 @@ class Lookup:
         self.task: asyncio.Task[None] | None = None
         self.waiters: list[asyncio.Future[Any]] = []
 
-    def __repr__(self) -> str:
-        return f"Lookup({self.host}, {'waits' if self.late is not None else 'under way'}, {len(self.waiters)} waiters)"
-
 
 class Turns:
     """The turns of one resolver. A lookup that `begin` or `next` let go is counted until `ended`."""
@@ -124,7 +121,6 @@ class Turns:
 
     # --- rules -----------------------------------------------------------------------------------------------------
     def _may_ask(self, client: str) -> bool:
-        """Whether this client has less than its share of the lookups in progress."""
         return not client or self.asking.of(client) < MAX_LOOKUPS_OF_CLIENT
 
     def _may_ask_below(self, domain: str, client: str) -> bool:

@@ -49,6 +49,3 @@ class GrpcMessageReader:
         if at:
             del buffer[:at]
         return found
-
-    def __repr__(self) -> str:
-        return f"GrpcMessageReader({len(self._buffer)} bytes wait)"

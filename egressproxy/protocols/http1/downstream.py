@@ -174,7 +174,6 @@ class DownstreamConnection(FlowControl):
 
     @property
     def is_request_read(self) -> bool:
-        """Whether the body of the current request has been read to its end."""
         return self._state is not _RECEIVING
 
     @property
@@ -184,7 +183,6 @@ class DownstreamConnection(FlowControl):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the transport is gone."""
         return self._state is _LOST
 
     @property
@@ -212,7 +210,6 @@ class DownstreamConnection(FlowControl):
         self.handler.on_request(self, head)
 
     def listen(self) -> None:
-        """Resume the driver as soon as the client has said something behind its request, or its end."""
         if self._state is _RESPONDING:
             self._state = _LISTENING
 
@@ -227,7 +224,6 @@ class DownstreamConnection(FlowControl):
         return self.has_ended and not self.reader.buffered
 
     def send_request_body_to(self, sink: BodySink | None) -> None:
-        """From now on the request's body goes there (what is buffered goes at once)."""
         self.sink = sink
         if sink is not None:
             self.resume_reading()  # paused, perhaps, while nobody asked
@@ -320,7 +316,6 @@ class DownstreamConnection(FlowControl):
             reset(self.transport)
 
     def detach(self) -> bytes:
-        """Give the transport away, to a tunnel. Returns the bytes that came behind the head."""
         self.flush()
         self._state = _DETACHED
         self.deadline.close()
@@ -331,7 +326,6 @@ class DownstreamConnection(FlowControl):
         return rest
 
     def tunnel_ended(self) -> None:
-        """The tunnel that was given the transport has ended, and the transport with it."""
         self._state = _LOST
 
     def read_anew(self, limits: HeadLimits) -> None:
@@ -350,7 +344,6 @@ class DownstreamConnection(FlowControl):
 
     # --- reading -----------------------------------------------------------------------------------------------
     def _pump(self) -> None:
-        """Take from the reader whatever can be used now."""
         self._is_pumping = True
         is_unfinished = False
         try:

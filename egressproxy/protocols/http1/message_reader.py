@@ -100,7 +100,6 @@ class MessageReader(Generic[H]):
         return self._buffer.startswith(start, self._at)
 
     def feed(self, data: bytes) -> None:
-        """Take what came from the peer."""
         buffer = self._buffer
         if not buffer:  # the usual case: a used-up segment is let go at once
             self._buffer = data

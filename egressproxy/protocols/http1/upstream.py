@@ -267,7 +267,6 @@ class UpstreamConnection(FlowControl):
         self.is_last = True
 
     def close(self) -> None:
-        """Send what is unsent, then close."""
         if not self.is_lost:
             self.flush()
             self.transport.close()
@@ -279,7 +278,6 @@ class UpstreamConnection(FlowControl):
             self.transport.abort()
 
     def detach(self) -> bytes:
-        """Give the transport away, to a tunnel. Returns the bytes that came behind the head."""
         self.flush()
         self.deadline.clear()
         self.driver = None
@@ -300,7 +298,6 @@ class UpstreamConnection(FlowControl):
 
     # --- reading -----------------------------------------------------------------------------------------------
     def _pump(self) -> None:
-        """Hand the body on."""
         sink, reader = self.sink, self.reader
         try:
             while sink is not None:

@@ -299,7 +299,6 @@ class Http2Connection(SendingSide):
             h2.let_go(number)
 
     def _go_on(self) -> None:
-        """The next turn: frames that were left."""
         frames, self._later = self._later, []
         if not self.is_lost:
             self._take_frames(frames)

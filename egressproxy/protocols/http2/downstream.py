@@ -101,7 +101,6 @@ class DownstreamHttp2(Http2Connection):
             self.deadline.after(0 if self.streams else self.idle_s)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Every stream ends."""
         super().connection_lost(error)
         self.deadline.close()
         for deadline in self._spare:
@@ -120,7 +119,6 @@ class DownstreamHttp2(Http2Connection):
         return deadline
 
     def spare(self, deadline: Deadline) -> None:
-        """The stream of this one is over."""
         if len(self._spare) < MAX_SPARE:
             deadline.at = NEVER
             deadline.callback = None
@@ -133,7 +131,6 @@ class DownstreamHttp2(Http2Connection):
         return DownstreamStream(self, number)
 
     def take_head(self, event: Event, stream: Http2Stream | None) -> None:
-        """A request, or the trailers of one."""
         assert hasattr(event, "headers")
         if stream is not None:
             assert isinstance(stream, DownstreamStream)
@@ -145,7 +142,6 @@ class DownstreamHttp2(Http2Connection):
         self.take_request(event.stream_id, event.headers, has_ended=event.stream_ended is not None)
 
     def take_request(self, number: int, fields: FieldList, *, has_ended: bool) -> None:
-        """A request, on a new stream."""
         if number > self._last_served:
             self.reset_number(number, ErrorCodes.REFUSED_STREAM)  # it may be asked elsewhere
             return

@@ -59,6 +59,3 @@ class FloodGuard:
         """We have sent a frame with content."""
         if self._left < BURST:
             self._left += PER_FRAME_SENT
-
-    def __repr__(self) -> str:
-        return f"FloodGuard({self._left:.0f} left)"

@@ -67,7 +67,6 @@ class Http2Stream:
             self.connection.send_fields(self, fields, is_last=is_last)
 
     def send_body(self, data: bytes) -> None:
-        """One piece of body, never empty."""
         if self.is_over:
             return
         self.octets_out += len(data)
@@ -84,7 +83,6 @@ class Http2Stream:
         self.send_body(data)
 
     def end(self, trailers: FieldList | None) -> None:
-        """Nothing more is said on this stream, but for these trailers."""
         self._end(b"".join([encoded(*field) for field in trailers]) if trailers else None)
 
     def end_body(self, trailers: bytes) -> None:
@@ -126,21 +124,17 @@ class Http2Stream:
 
     @property
     def is_ending(self) -> bool:
-        """The end was said, whether or not it is on its way."""
         return self._is_ending or self.has_said_all
 
     @property
     def unsent_size(self) -> int:
-        """Bytes of body that wait for a window."""
         return self._unsent_size
 
     # --- reading -------------------------------------------------------------------------------------------------
     def pause_reading(self) -> None:
-        """Give no window back: the peer stops when it is used up."""
         self.is_reading_paused = True
 
     def resume_reading(self) -> None:
-        """Give back what was kept meanwhile."""
         self.is_reading_paused = False
         if self._given_back:
             size, self._given_back = self._given_back, 0
@@ -185,7 +179,6 @@ class Http2Stream:
         """END_STREAM is on its way, behind all that was to be said."""
 
     def reset(self, code: ErrorCodes = ErrorCodes.CANCEL) -> None:
-        """Give the stream up. What was to be sent goes nowhere."""
         self._unsent.clear()
         self._unsent_size = 0
         self._is_ending = False

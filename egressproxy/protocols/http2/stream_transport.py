@@ -107,25 +107,20 @@ class StreamTransport(asyncio.Transport):
 
     # --- asyncio.Transport -----------------------------------------------------------------------------------------
     def write(self, data: Any) -> None:
-        """What goes to the peer."""
         if data and not self._is_closing:
             self._stream.send_body(bytes(data))
 
     def writelines(self, list_of_data: Iterable[Any]) -> None:
-        """As `write`, of the whole."""
         self.write(b"".join(list_of_data))
 
     def can_write_eof(self) -> bool:
-        """Each direction ends by itself."""
         return True
 
     def write_eof(self) -> None:
-        """END_STREAM behind what was written."""
         if not self._stream.is_ending:
             self._stream.end(None)
 
     def close(self) -> None:
-        """END_STREAM behind what was written, then the end."""
         if self._is_closing:
             return
         self._is_closing = True
@@ -140,7 +135,6 @@ class StreamTransport(asyncio.Transport):
         self._end(None)
 
     def is_closing(self) -> bool:
-        """Whether nothing that is written goes anywhere."""
         return self._is_closing
 
     def pause_reading(self) -> None:
@@ -148,7 +142,6 @@ class StreamTransport(asyncio.Transport):
         self._stream.pause_reading()
 
     def resume_reading(self) -> None:
-        """Take more."""
         if not self._is_closing:
             self._stream.resume_reading()
 
@@ -157,26 +150,20 @@ class StreamTransport(asyncio.Transport):
         return self._stream.unsent_size
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
-        """Low and high water."""
         return HIGH_WATER, HIGH_WATER
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """They are those of every stream."""
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Tell this protocol from now on."""
         self._protocol = cast(asyncio.Protocol, protocol)
 
     def get_protocol(self) -> asyncio.BaseProtocol:
-        """The protocol above."""
         return self._protocol
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """Of the connection; its socket is not ours to set options of, or to break off."""
         return default if name == "socket" else self._below.get_extra_info(name, default)
-
-    def __repr__(self) -> str:
-        return f"StreamTransport({self._stream!r})"
 
 
 class _Gate:

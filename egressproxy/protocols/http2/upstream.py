@@ -110,7 +110,6 @@ class Http2Upstream(Http2Connection):
 
     @property
     def is_new(self) -> bool:
-        """The upstream has not said yet how many streams it takes."""
         return not (self._has_settings or self.is_leaving)
 
     @property
@@ -121,7 +120,6 @@ class Http2Upstream(Http2Connection):
         return min(MAX_STREAMS, self._h2.remote_settings.max_concurrent_streams)
 
     def reserve(self) -> UpstreamStream:
-        """A place, where there is room. Give it back by the stream's `finish`."""
         was_reused = self.served > 0
         self.active += 1
         self.served += 1
@@ -132,7 +130,6 @@ class Http2Upstream(Http2Connection):
         return UpstreamStream(self, was_reused=was_reused)
 
     def take_place_back(self, stream: UpstreamStream) -> None:
-        """An exchange is over."""
         self.active -= 1
         if self.on_free is not None:
             self.on_free(stream)
@@ -159,7 +156,6 @@ class Http2Upstream(Http2Connection):
 
     # --- for streams -----------------------------------------------------------------------------------------------
     def begin_stream(self, stream: UpstreamStream, code: bytes, *, is_last: bool) -> UpstreamFault | None:
-        """Send the head of a new stream, in HPACK. Gives a fault where that cannot be."""
         if self.is_lost:
             return unseen(CLOSED)
         try:
@@ -183,14 +179,12 @@ class Http2Upstream(Http2Connection):
         return UpstreamFault(Reason.BAD_RESPONSE, "the upstream speaks HTTP/2 alone, and does not take this upgrade")
 
     async def settings(self) -> None:
-        """Wait until the upstream has said what it takes, or is gone."""
         while self.is_new:
             if self._settled is None:
                 self._settled = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._settled)
 
     def wake_later(self, stream: UpstreamStream) -> None:
-        """Resume who waits for this stream when all that has come is taken."""
         self._awake.append(stream)
 
     def given_up(self, begun_at: float) -> None:
@@ -211,11 +205,9 @@ class Http2Upstream(Http2Connection):
         self.retire()
 
     def stream_failed(self) -> None:
-        """We have reset a stream because of what the upstream did. Raises Flood."""
         self._guard.stream_failed(self.wheel.now)
 
     def loss_fault(self) -> UpstreamFault:
-        """Why streams end with the connection, those that the upstream may have seen."""
         if self._why:
             message = f"the upstream's connection failed: {self._why}"
             return UpstreamFault(Reason.BAD_RESPONSE, message, retry=RetrySafety.IF_IDEMPOTENT)
@@ -265,7 +257,6 @@ class Http2Upstream(Http2Connection):
 
     # --- what comes ------------------------------------------------------------------------------------------------
     def take_head(self, event: Event, stream: Http2Stream | None) -> None:
-        """A response head, or trailers."""
         if isinstance(event, RequestReceived):
             raise FrameError("a stream that the upstream has begun")
         if stream is None:
@@ -278,7 +269,6 @@ class Http2Upstream(Http2Connection):
             stream.take_response(event.headers or [], has_ended=has_ended)
 
     def settings_changed(self) -> None:
-        """How many streams it takes may be known now, or another number."""
         self._has_settings = True
         self._settle()
         if self.on_room is not None:
@@ -300,7 +290,6 @@ class Http2Upstream(Http2Connection):
         self.retire()
 
     def was_broken_off(self, code: ErrorCodes, why: str) -> None:
-        """As of Http2Connection; the exchanges are told why."""
         super().was_broken_off(code, why)
         self._why = self._why or why
 

@@ -108,9 +108,6 @@ class SigningCa:
         made = builder.sign(self._key, _digest(self._key)).public_bytes(Encoding.PEM).decode()
         return Leaf(made + self._chain_pem, self._leaf_key_pem, ends.timestamp())
 
-    def __repr__(self) -> str:
-        return f"SigningCa({self._certificate.subject.rfc4514_string()})"
-
 
 def new_ca(
     name: str, now_s: float, days: int, permitted: Sequence[str] = (), excluded: Sequence[str] = ()

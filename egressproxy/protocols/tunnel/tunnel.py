@@ -142,7 +142,6 @@ class Tunnel(Timer, Generic[E]):
 
     @property
     def is_over(self) -> bool:
-        """Nothing moves any more."""
         return self._state is _OVER
 
     def _look_s(self) -> float:
@@ -298,6 +297,3 @@ class Tunnel(Timer, Generic[E]):
                 end.option(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 end.option(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
                 end.option(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_PROBE_S)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._state.name.lower()})"

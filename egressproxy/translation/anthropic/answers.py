@@ -76,7 +76,6 @@ def stop_of(value: dict[str, Any]) -> Stop | None:
 
 
 def explanation_of(value: dict[str, Any]) -> str | None:
-    """Why the model declined, where it says so."""
     return text(object_in(value, "stop_details"), "explanation")
 
 
