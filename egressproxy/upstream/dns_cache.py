@@ -78,7 +78,6 @@ class DnsCache:
         self.get = self._entries.get
 
     def put(self, host: str, entry: KnownName) -> None:
-        """Keep what is known of this name, in place of what was known before."""
         self._forget(host)
         self._entries[host] = entry
         self._bytes += _bytes_of(host, entry)
@@ -92,9 +91,6 @@ class DnsCache:
 
     def __len__(self) -> int:
         return len(self._entries)
-
-    def __repr__(self) -> str:
-        return f"DnsCache({len(self._entries)} names)"
 
 
 def _bytes_of(host: str, entry: KnownName) -> int:
