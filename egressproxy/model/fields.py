@@ -139,6 +139,9 @@ class Fields:
     def __len__(self) -> int:
         return self.block.count(b"\r\n")
 
+    def __repr__(self) -> str:
+        return f"Fields({len(self)} lines)"  # never the values: they may be credentials
+
 
 def media_type(fields: Fields) -> bytes:
     """The type of a body, in lower case and without parameters; b"" where nothing says it. Of several lines the first.

@@ -190,3 +190,6 @@ class ResponseHead:
     def forget(self) -> None:
         self.fields.forget()
         self.phrase = self.upgrade = self.via = b""
+
+    def __repr__(self) -> str:
+        return f"ResponseHead({self.status}, body={self.body})"

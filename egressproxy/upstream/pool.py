@@ -47,6 +47,9 @@ class Claim(Generic[C]):
         self.tenant = tenant
         self.given: asyncio.Future[C | None] | None = None
 
+    def __repr__(self) -> str:
+        return f"Claim({self.client}, {'waits' if self.given is not None else 'has asked'})"
+
 
 class Pool(Generic[C]):
     """`open` counts connections that are busy, idle or being opened; `limit` bounds it. `waiting` is the queue.

@@ -135,6 +135,9 @@ class ClientHelloReader:
             raise BadClientHello("another handshake message follows in the ClientHello's record")
         return bytes(message[4:])
 
+    def __repr__(self) -> str:
+        return f"ClientHelloReader({len(self.data)} bytes)"
+
 
 def may_start_tls(head: bytes | bytearray) -> bool:
     """Whether some TLS server would go on reading after a connection's first bytes (one or more are enough)."""
