@@ -20,8 +20,7 @@ from egressproxy.admin.state import AdminState
 from egressproxy.admin.status import ApiError, bad_request
 from egressproxy.admin.write_access import WriteAccess
 from egressproxy.errors import NotAnswered
-from egressproxy.model.cache_purge import CachePurge
-from egressproxy.model.hold_decision import HoldDecision, HoldPage, HoldPlace
+from egressproxy.model.admin_requests import CachePurge, HoldDecision, HoldPage, HoldPlace
 from egressproxy.model.kill_switch import KillChange, NotKilled
 
 #: Explanations at the same time: each may wait for a name server.

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from egressproxy.ai_apis.json_size import has_too_many_parts
 from egressproxy.ai_apis.splice import Path, spliced, spliced_text
-from egressproxy.ai_apis.strict_json import Unreadable, dumps, loads_strictly
+from egressproxy.ai_apis.strict_json import Unreadable, dumps, has_too_many_parts, loads_strictly
 from egressproxy.ai_apis.texts import Found, TextKind, TextRole, found_texts, inner_json, where
 
 #: Objects and arrays of a body that is read, and its commas: a tenth of a second.

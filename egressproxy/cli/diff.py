@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from egressproxy.ir.gateway import ConfigIR
 
 from egressproxy.cli.secrets import secret_options
-from egressproxy.model.secret_source import SecretSource
+from egressproxy.model.secret import SecretSource
 
 #: Different requests of an access log that are decided again.
 MAX_DECISIONS = 100_000

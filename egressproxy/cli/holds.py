@@ -13,7 +13,7 @@ from egressproxy.cli.asking import ADMIN, ask, token_of
 from egressproxy.cli.options import admin_option, api_token_option, output_option
 from egressproxy.cli.styled_lines import printable
 from egressproxy.cli.suggestions import near_lines
-from egressproxy.model.hold_decision import MAX_PAGE
+from egressproxy.model.admin_requests import MAX_PAGE
 
 
 @click.group("holds")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from egressproxy.cli.problems import compiled_or_exit
-from egressproxy.model.secret_source import ConfigSource
+from egressproxy.model.secret import ConfigSource
 
 if TYPE_CHECKING:  # it is imported when it is needed: with the gateway
     from egressproxy.gateway.snapshot import Snapshot

@@ -5,8 +5,7 @@ from __future__ import annotations
 import socket
 
 from egressproxy.model.unix_socket import UnixSocket
-from egressproxy.net.listening import bind
-from egressproxy.net.unix_listening import bind_unix
+from egressproxy.net.listening import bind, bind_unix
 from egressproxy.run_options import FilterListener
 
 

@@ -35,7 +35,7 @@ from egressproxy.ir.route import (
     HttpRuleIR,
 )
 from egressproxy.model.authority import Authority
-from egressproxy.model.own_host import OWN_HOST
+from egressproxy.model.own_names import OWN_HOST
 from egressproxy.model.steps import Cooperative, finished
 from egressproxy.net.tls_contexts import HTTP_1_1, HTTP_2_OR_1_1, server_context
 from egressproxy.routing.hosts import HostEntry, HostMap

@@ -16,7 +16,7 @@ from egressproxy.gateway.backends.route_backend import RouteBackend, on_the_whee
 from egressproxy.gateway.ext_authz.filter import ExternalAuth
 from egressproxy.ir.policy import NO_POLICY, DestinationsIR, Mode, PolicyIR, Priority
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.own_host import OWN_HOST
+from egressproxy.model.own_names import OWN_HOST
 from egressproxy.routing.destinations import DestinationPolicy
 from egressproxy.routing.permission import Permission
 from egressproxy.telemetry.series import Series

@@ -9,8 +9,20 @@ from typing import Any, Final, NamedTuple
 
 from egressproxy.errors import Reason
 from egressproxy.model.authority import Authority, IPAddress
-from egressproxy.model.backend_choice import BackendChoice
 from egressproxy.model.message import RequestHead, ResponseHead
+
+
+class BackendChoice:
+    """`excluded` are "namespace/name" of backends that must not get the request; `preferred` is asked first, "" if none
+    is.
+    """
+
+    __slots__ = ("excluded", "preferred")
+
+    def __init__(self) -> None:
+        self.excluded: set[str] = set()
+        self.preferred = ""
+
 
 #: Notes of one exchange that filters may keep, and the length of one that is bytes or text.
 MAX_NOTES: Final = 128

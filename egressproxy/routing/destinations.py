@@ -14,9 +14,8 @@ from typing import Final
 from egressproxy.errors import Denied, Reason
 from egressproxy.ir.backend import BackendIR, Destination
 from egressproxy.ir.policy import DestinationRule, DestinationsIR, Mode, Network, SniCheck, entry_text
-from egressproxy.model.aliases import aliases
+from egressproxy.model.addresses import METADATA, aliases
 from egressproxy.model.authority import Authority
-from egressproxy.model.metadata import METADATA
 from egressproxy.routing.hosts import HostMap, patterns_of
 
 #: How many allowed destinations are remembered; a policy never changes, so that the memory stays true.

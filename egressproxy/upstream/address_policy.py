@@ -22,13 +22,11 @@ from typing import Final
 from egressproxy.errors import Denied, Reason
 from egressproxy.ir.backend import EndpointAddress
 from egressproxy.ir.policy import AddressAllowance, AddressesIR
-from egressproxy.model.aliases import aliases
+from egressproxy.model.addresses import METADATA, aliases
 from egressproxy.model.authority import Authority, IPAddress
-from egressproxy.model.metadata import METADATA
-from egressproxy.upstream.closed_names import names_closed_by
-from egressproxy.upstream.closed_ranges import Closing, closed_by
+from egressproxy.upstream.closed_places import Closing, closed_by, names_closed_by
+from egressproxy.upstream.dns_cache import Resolved
 from egressproxy.upstream.own_sockets import NO_SOCKETS, OwnSockets
-from egressproxy.upstream.resolved import Resolved
 
 
 class _Scope(Enum):

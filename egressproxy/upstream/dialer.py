@@ -18,10 +18,10 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
 from egressproxy.model.authority import IPAddress, text_of
-from egressproxy.net.descriptors import descriptors_for_traffic
 from egressproxy.net.inline_future import InlineFuture
 from egressproxy.net.loop import poller
 from egressproxy.net.poller import ENDED, WRITABLE, Poller
+from egressproxy.net.process import descriptors_for_traffic
 from egressproxy.net.sockets import SocketTransport
 from egressproxy.net.watched_socket import Socket
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from egressproxy.model.aliases import aliases
+from egressproxy.model.addresses import aliases
 from egressproxy.model.authority import IPAddress
 from egressproxy.net.local_addresses import is_local
 

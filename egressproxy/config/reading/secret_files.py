@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from egressproxy.config.reading.problems import Problem
-from egressproxy.model.secret_source import SecretSource
+from egressproxy.model.secret import SecretSource
 
 #: Of one Secret, as in Kubernetes (v1 Secret, MaxSecretSize).
 MAX_BYTES: Final = 1024 * 1024

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from egressproxy.config.reading.problems import Problem
-from egressproxy.model.secret_source import SecretSource
+from egressproxy.model.secret import SecretSource
 
 #: Of one file, and of a whole bundle; the CAs of an operating system have 250 KB.
 MAX_BYTES: Final = 4 * 1024 * 1024

@@ -22,7 +22,7 @@ import watchfiles
 
 from egressproxy.config.reading.manifests import SUFFIXES, manifest_files
 from egressproxy.config.reading.secret_files import secret_folders
-from egressproxy.model.secret_source import ConfigSource, SecretSource
+from egressproxy.model.secret import ConfigSource, SecretSource
 
 #: A change has settled when nothing more comes for this long …
 _QUIET_MS = 50

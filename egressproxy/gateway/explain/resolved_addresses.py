@@ -8,7 +8,7 @@ from egressproxy.gateway.backends.opener import ConnectionOpener
 from egressproxy.gateway.backends.reverse_check import find_names, raise_unless_one_agrees
 from egressproxy.ir.policy import ReverseCheck
 from egressproxy.model.authority import Authority, IPAddress
-from egressproxy.upstream.resolved import Resolved
+from egressproxy.upstream.dns_cache import Resolved
 
 
 def address_values(address: IPAddress, port: int, verdict: str, why: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from typing import Final
 from egressproxy.kubeapi.write import staging
 from egressproxy.kubeapi.write.outcomes import Result, read_outcomes, write_writes
 from egressproxy.kubeapi.write.write import Verb, Write, WriteRefused, Written
-from egressproxy.model.secret_source import ConfigSource
+from egressproxy.model.secret import ConfigSource
 from egressproxy.processes.loader.loader import Loader
 from egressproxy.processes.loader.process import LoadingFailed
 from egressproxy.processes.loader.request import write_request

@@ -15,8 +15,8 @@ from itertools import count
 from typing import Any, Final
 
 from egressproxy.errors import NotAnswered
-from egressproxy.net.child import child_command, ending
 from egressproxy.net.file_lock import memory_file
+from egressproxy.net.process import child_command, ending
 from egressproxy.processes.workers import messages
 from egressproxy.processes.workers.channel import FrameChannel
 from egressproxy.processes.workers.crash import crash, watching

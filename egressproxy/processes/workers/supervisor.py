@@ -21,10 +21,9 @@ from typing import Final
 from egressproxy.errors import NotAnswered
 from egressproxy.ext_proc_server.listening import bind_filters
 from egressproxy.filters.shared_counters import SharedCounters
-from egressproxy.model.cache_purge import CachePurge
-from egressproxy.model.hold_decision import MAX_PAGE, HoldDecision, HoldPage
+from egressproxy.model.admin_requests import MAX_PAGE, CachePurge, HoldDecision, HoldPage
 from egressproxy.model.kill_switch import KillChange, KilledIdentities
-from egressproxy.model.pseudonym import new_pseudonym
+from egressproxy.model.own_names import new_pseudonym
 from egressproxy.model.secret import SecretBytes
 from egressproxy.net.file_lock import memory_file
 from egressproxy.net.listening import BindError, bind, bind_error

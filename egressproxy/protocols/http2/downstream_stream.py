@@ -25,14 +25,14 @@ from egressproxy.protocols.http1.framing import Malformed
 from egressproxy.protocols.http2.carriers import NO_DEADLINE, DownstreamCarrier
 from egressproxy.protocols.http2.downstream_states import StreamState
 from egressproxy.protocols.http2.field_coding import FieldList
-from egressproxy.protocols.http2.heads import read_trailers
-from egressproxy.protocols.http2.response_fields import (
+from egressproxy.protocols.http2.head_fields import (
     CONTINUE,
     TUNNEL_ESTABLISHED,
     answer_fields,
     interim_fields,
     response_code,
 )
+from egressproxy.protocols.http2.heads import read_trailers
 from egressproxy.protocols.http2.stream import Http2Stream
 from egressproxy.protocols.http2.stream_transport import StreamTransport
 from egressproxy.protocols.http2.websocket import Handshake

@@ -23,8 +23,8 @@ from egressproxy.protocols.http1.framing import Malformed
 from egressproxy.protocols.http1.writer import PHRASES
 from egressproxy.protocols.http2.carriers import UpstreamCarrier
 from egressproxy.protocols.http2.field_coding import FieldList
+from egressproxy.protocols.http2.head_fields import request_code
 from egressproxy.protocols.http2.heads import read_response_fields, read_trailers
-from egressproxy.protocols.http2.request_fields import request_code
 from egressproxy.protocols.http2.stream import Http2Stream
 from egressproxy.protocols.http2.stream_transport import StreamTransport
 

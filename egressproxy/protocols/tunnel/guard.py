@@ -11,8 +11,15 @@ from collections.abc import Callable
 
 from egressproxy.errors import Denied, Reason
 from egressproxy.model.authority import Authority
-from egressproxy.protocols.tls.alerts import ACCESS_DENIED, UNRECOGNIZED_NAME
-from egressproxy.protocols.tls.client_hello import BadClientHello, ClientHello, ClientHelloReader, NotTls, may_start_tls
+from egressproxy.protocols.tls.client_hello import (
+    ACCESS_DENIED,
+    UNRECOGNIZED_NAME,
+    BadClientHello,
+    ClientHello,
+    ClientHelloReader,
+    NotTls,
+    may_start_tls,
+)
 from egressproxy.protocols.tls.hello_retry import HelloRetry
 
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from egressproxy.ai_apis.json_size import are_too_many
-from egressproxy.ai_apis.strict_json import Unreadable, dumps, loads
+from egressproxy.ai_apis.strict_json import Unreadable, are_too_many, dumps, loads
 from egressproxy.translation.answer_fields import (
     count,
     needed_text,

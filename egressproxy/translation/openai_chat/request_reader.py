@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from egressproxy.translation.content import image_at, text_or_parts
+from egressproxy.translation.content import (
+    EFFORTS,
+    image_at,
+    leave_out_cache_options,
+    metadata_of,
+    service_tier_of,
+    text_or_parts,
+)
 from egressproxy.translation.conversation import (
     ContentPart,
     Conversation,
@@ -23,7 +30,6 @@ from egressproxy.translation.conversation import (
     Turn,
 )
 from egressproxy.translation.json_object import JsonObject, objects
-from egressproxy.translation.openai_fields import EFFORTS, leave_out_cache_options, metadata_of, service_tier_of
 
 _NAMES: Final = {
     "turns": "messages",

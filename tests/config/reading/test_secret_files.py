@@ -12,8 +12,7 @@ from egressproxy.config.reading.load import load
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.config.reading.secret_files import MAX_BYTES
 from egressproxy.config.resources.core import Secret as SecretObject
-from egressproxy.model.secret import SecretBytes
-from egressproxy.model.secret_source import SecretSource
+from egressproxy.model.secret import SecretBytes, SecretSource
 from tests.support.mounted import mount
 
 MANIFEST = "apiVersion: v1\nkind: Namespace\nmetadata: {name: agents}\n"

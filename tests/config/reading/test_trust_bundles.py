@@ -7,7 +7,7 @@ from pathlib import Path
 
 from egressproxy.config.reading.problems import Problem
 from egressproxy.config.reading.trust_bundles import read_trust_bundles
-from egressproxy.model.secret_source import SecretSource
+from egressproxy.model.secret import SecretSource
 from tests.support.pki import Pki
 
 ONE, TWO = Pki().ca_pem, Pki().ca_pem
