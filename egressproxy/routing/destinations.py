@@ -107,7 +107,7 @@ class DestinationPolicy:
         for entries in self._deny:
             rule = entries.find(authority)
             if rule is None and authority.address is not None:
-                # Another spelling must not get around the entry: RFC 4291 section 2.5.5, `model.aliases`.
+                # Another spelling must not get around the entry: RFC 4291 section 2.5.5, `model.addresses`.
                 others = (Authority(str(each), authority.port, each) for each in aliases(authority.address)[1:])
                 rule = next(filter(None, map(entries.find, others)), None)
             if rule is not None:
