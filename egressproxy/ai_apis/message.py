@@ -107,16 +107,6 @@ class JsonMessage:
         """The calls of tools, in the order of the JSON."""
         return list(_calls(self.value, (), ""))
 
-    def set_arguments(self, call: CalledTool, arguments: Any) -> None:
-        """Have a call carry these arguments."""
-        holder = self.at(call.path)
-        for key in ("arguments", "input", "args"):
-            if key in holder:
-                is_text = type(holder[key]) is str and type(arguments) is not str
-                self.put((*call.path, key), dumps(arguments).decode() if is_text else arguments)
-                return
-        raise ValueError("the call has no arguments")
-
     def put(self, path: Path, value: Any) -> None:
         """Replace the value at this path, or add a member. Raises Unreadable where the path leads nowhere."""
         holder = self.value

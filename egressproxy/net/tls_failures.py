@@ -180,7 +180,7 @@ def client_refusal_text(error: Exception, peer: ssl.SSLObject) -> str:
     """Why a client's certificate was refused by a server's context, what the client presented, and what was expected;
     for the log. Call it in the moment of the failure.
     """
-    from egressproxy.net.refused_certificate import take_refused  # here: few listeners ask for certificates
+    from egressproxy.net.verify_callbacks import take_refused  # here: few listeners ask for certificates
 
     found = take_refused()
     if isinstance(error, ssl.SSLCertVerificationError):

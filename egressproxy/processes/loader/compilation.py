@@ -19,8 +19,8 @@ from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.packages import installed
 from egressproxy.filters.validation import schema
 from egressproxy.model.secret import ConfigSource
-from egressproxy.net.any_certificate import can_take_any_certificate
 from egressproxy.net.system_roots import mark
+from egressproxy.net.verify_callbacks import can_take_any_certificate
 from egressproxy.processes.loader.denials import denials
 from egressproxy.routing.patterns import compile_pattern
 

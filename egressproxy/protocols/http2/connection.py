@@ -35,7 +35,6 @@ from egressproxy.net.flow_control import HIGH_WATER
 from egressproxy.net.timers import Deadline, TimerWheel
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http2.field_coding import FieldList
-from egressproxy.protocols.http2.flood_guard import Flood
 from egressproxy.protocols.http2.frames import (
     CONTINUATION,
     DATA,
@@ -49,6 +48,7 @@ from egressproxy.protocols.http2.frames import (
     RST_STREAM,
     WINDOW_UPDATE,
     WITH_PRIORITY,
+    Flood,
     Frame,
     FrameError,
     FrameSplitter,

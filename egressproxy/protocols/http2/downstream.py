@@ -19,7 +19,7 @@ from egressproxy.protocols.http1.framing import HeadLimits, Malformed
 from egressproxy.protocols.http2.connection import Http2Connection
 from egressproxy.protocols.http2.downstream_stream import DownstreamStream
 from egressproxy.protocols.http2.field_coding import FieldList
-from egressproxy.protocols.http2.flood_guard import Flood
+from egressproxy.protocols.http2.frames import Flood
 from egressproxy.protocols.http2.heads import RequestFieldsReader
 from egressproxy.protocols.http2.states import MAX_STREAMS
 from egressproxy.protocols.http2.stream import Http2Stream

@@ -28,6 +28,7 @@ from egressproxy.protocols.http2.field_coding import FieldList
 from egressproxy.protocols.http2.head_fields import (
     CONTINUE,
     TUNNEL_ESTABLISHED,
+    Handshake,
     answer_fields,
     interim_fields,
     response_code,
@@ -35,7 +36,6 @@ from egressproxy.protocols.http2.head_fields import (
 from egressproxy.protocols.http2.heads import read_trailers
 from egressproxy.protocols.http2.stream import Http2Stream
 from egressproxy.protocols.http2.stream_transport import StreamTransport
-from egressproxy.protocols.http2.websocket import Handshake
 
 #: In this time a client has to take so many bytes of the rest of a response whose exchange is over: a byte now and then
 #: would keep a hundred responses here for days.

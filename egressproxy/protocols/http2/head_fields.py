@@ -1,12 +1,17 @@
 """Heads as fields of HTTP/2. Host, framing, Via and Date are always generated here, as in HTTP/1's writer.
 
-Sources: RFC 9113 sections 8.2.2 and 8.3, RFC 9110 sections 6.6.1 (Date), 7.6.3 (Via) and 8.6 (Content-Length).
+Sources: RFC 9113 sections 8.2.2 and 8.3, RFC 9110 sections 6.6.1 (Date), 7.6.3 (Via) and 8.6 (Content-Length); RFC 8441
+section 5, RFC 6455 sections 4.1 and 4.2.2 (WebSocket).
 """
 
 from __future__ import annotations
 
+import secrets
+from base64 import b64encode
+from hashlib import sha1
 from typing import Final
 
+from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
 from egressproxy.protocols.http1.writer import WITH_CONTENT, http_date, via_line
@@ -119,3 +124,27 @@ def answer_fields(answer: LocalResponse) -> FieldList:
         fields.append((b"content-length", b"%d" % len(answer.body)))
     fields.append((b"date", http_date()))
     return fields
+
+
+_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+_KEY = b"sec-websocket-key"
+_ACCEPT = b"sec-websocket-accept"
+
+
+class Handshake:
+    """That of a WebSocket that a client of HTTP/2 asks for, toward an upstream of HTTP/1: puts a key into the request,
+    and looks for its answer.
+    """
+
+    __slots__ = ("_expected",)
+
+    def __init__(self, head: RequestHead) -> None:
+        key = b64encode(secrets.token_bytes(16))
+        head.fields.set(_KEY, key)
+        self._expected = b64encode(sha1(key + _GUID, usedforsecurity=False).digest())
+
+    def check(self, head: ResponseHead) -> None:
+        """Take the answer out of a 101. Raises UpstreamFault for one that answers something else."""
+        if head.fields.get_all(_ACCEPT) != [self._expected]:
+            raise UpstreamFault(Reason.BAD_RESPONSE, "the upstream's 101 does not answer the WebSocket's key")
+        head.fields.remove(_ACCEPT)

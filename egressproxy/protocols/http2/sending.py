@@ -16,8 +16,7 @@ from egressproxy.net.loop import poller
 from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http2.field_coding import FieldList
-from egressproxy.protocols.http2.flood_guard import FloodGuard
-from egressproxy.protocols.http2.frames import HEADER_SIZE
+from egressproxy.protocols.http2.frames import HEADER_SIZE, FloodGuard
 from egressproxy.protocols.http2.states import ConnectionStates
 from egressproxy.protocols.http2.stream import Http2Stream
 

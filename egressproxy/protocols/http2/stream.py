@@ -19,20 +19,9 @@ class Http2Stream:
     """One stream: what it has to send, what it has got and not handed on, and who feeds it."""
 
     __slots__ = (
-        "_given_back",
-        "_is_ending",
-        "_trailers",
-        "_unsent",
-        "_unsent_size",
-        "connection",
-        "feeder",
-        "has_said_all",
-        "is_reading_paused",
-        "is_write_blocked",
-        "number",
-        "octets_in",
-        "octets_out",
-    )
+        "_given_back", "_is_ending", "_trailers", "_unsent", "_unsent_size", "connection", "feeder", "has_said_all",
+        "is_reading_paused", "is_write_blocked", "number", "octets_in", "octets_out",
+    )  # fmt: skip
 
     def __init__(self, connection: StreamCarrier, number: int) -> None:
         self.connection = connection
@@ -83,6 +72,7 @@ class Http2Stream:
         self.send_body(data)
 
     def end(self, trailers: FieldList | None) -> None:
+        """Nothing more is said on this stream, but for these trailers."""
         self._end(b"".join([encoded(*field) for field in trailers]) if trailers else None)
 
     def end_body(self, trailers: bytes) -> None:
@@ -118,16 +108,13 @@ class Http2Stream:
         return piece
 
     @property
-    def has_unsent(self) -> bool:
-        """Bytes of body, or the end, wait for a window."""
-        return bool(self._unsent) or self._is_ending
-
-    @property
     def is_ending(self) -> bool:
+        """The end was said, whether or not it is on its way."""
         return self._is_ending or self.has_said_all
 
     @property
     def unsent_size(self) -> int:
+        """Bytes of body that wait for a window."""
         return self._unsent_size
 
     # --- reading -------------------------------------------------------------------------------------------------
@@ -178,7 +165,12 @@ class Http2Stream:
     def was_sent(self) -> None:
         """END_STREAM is on its way, behind all that was to be said."""
 
+    @abstractmethod
+    def transport_ended(self) -> None:
+        """Nobody reads or writes the tunnel any more."""
+
     def reset(self, code: ErrorCodes = ErrorCodes.CANCEL) -> None:
+        """Give the stream up. What was to be sent goes nowhere."""
         self._unsent.clear()
         self._unsent_size = 0
         self._is_ending = False

@@ -8,46 +8,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from h2.errors import ErrorCodes
 
-from egressproxy.net.flow_control import HIGH_WATER, Reads
-
-
-class TunnelStream(Protocol):
-    """What a transport needs of a stream."""
-
-    has_said_all: bool
-
-    @property
-    def unsent_size(self) -> int:
-        """Bytes of body that wait for a window."""
-
-    @property
-    def is_ending(self) -> bool:
-        """The end was said, whether or not it is on its way."""
-
-    def send_body(self, data: bytes) -> None:
-        """One piece, never empty."""
-
-    def end(self, trailers: None) -> None:
-        """Nothing more is said."""
-
-    def reset(self, code: ErrorCodes) -> None:
-        """Give the stream up."""
-
-    def transport_ended(self) -> None:
-        """Nobody reads or writes the tunnel any more."""
-
-    def feed_from(self, feeder: Reads | None) -> None:
-        """From now on this source fills the stream."""
-
-    def pause_reading(self) -> None:
-        """Give no window back."""
-
-    def resume_reading(self) -> None:
-        """Give back what was kept meanwhile."""
+from egressproxy.net.flow_control import HIGH_WATER
+from egressproxy.protocols.http2.stream import Http2Stream
 
 
 class StreamTransport(asyncio.Transport):
@@ -55,7 +21,7 @@ class StreamTransport(asyncio.Transport):
 
     __slots__ = ("_below", "_is_closing", "_is_lost", "_protocol", "_stream")
 
-    def __init__(self, stream: TunnelStream, below: asyncio.Transport) -> None:
+    def __init__(self, stream: Http2Stream, below: asyncio.Transport) -> None:
         super().__init__()
         self._stream = stream
         self._below = below
@@ -138,7 +104,6 @@ class StreamTransport(asyncio.Transport):
         return self._is_closing
 
     def pause_reading(self) -> None:
-        """Take nothing more: the window is used up."""
         self._stream.pause_reading()
 
     def resume_reading(self) -> None:
@@ -146,7 +111,6 @@ class StreamTransport(asyncio.Transport):
             self._stream.resume_reading()
 
     def get_write_buffer_size(self) -> int:
-        """Bytes that no window has let out."""
         return self._stream.unsent_size
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
