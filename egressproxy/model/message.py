@@ -86,24 +86,9 @@ class RequestHead:
     """
 
     __slots__ = (
-        "authority",
-        "body",
-        "connection_close",
-        "expect_continue",
-        "fields",
-        "form",
-        "hop",
-        "host",
-        "http_1_0",
-        "max_forwards",
-        "method",
-        "path",
-        "scheme",
-        "target",
-        "te_trailers",
-        "upgrade",
-        "via",
-    )
+        "authority", "body", "connection_close", "expect_continue", "fields", "form", "hop", "host", "http_1_0",
+        "max_forwards", "method", "path", "scheme", "target", "te_trailers", "upgrade", "via",
+    )  # fmt: skip
 
     def __init__(self, method: bytes, target: bytes, fields: Fields, hop: Hop = NOTHING_SAID) -> None:
         self.method = method

@@ -77,17 +77,9 @@ class FlowControl(asyncio.Protocol):
     """One side of a relay: a transport, whether it reads, who feeds it, and how the body that it sends is framed."""
 
     __slots__ = (
-        "_poller",
-        "_unflushed",
-        "_unflushed_size",
-        "feeder",
-        "is_reading_paused",
-        "is_write_blocked",
-        "octets_in",
-        "octets_out",
-        "sends_chunked",
-        "transport",
-    )
+        "_poller", "_unflushed", "_unflushed_size", "feeder", "is_reading_paused", "is_write_blocked", "octets_in",
+        "octets_out", "sends_chunked", "transport",
+    )  # fmt: skip
 
     transport: asyncio.Transport
 

@@ -68,16 +68,8 @@ class DestinationPolicy:
     """
 
     __slots__ = (
-        "_allow",
-        "_allowed",
-        "_deny",
-        "_deny_backends",
-        "_firm_allow",
-        "_sources",
-        "_withheld",
-        "denies",
-        "is_firm",
-    )
+        "_allow", "_allowed", "_deny", "_deny_backends", "_firm_allow", "_sources", "_withheld", "denies", "is_firm",
+    )  # fmt: skip
 
     def __init__(self, spec: DestinationsIR, sources: Sequence[str] = ()) -> None:
         self._allow = tuple(_Entries(group) for group in spec.allow)

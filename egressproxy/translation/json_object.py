@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from egressproxy.translation.errors import Untranslatable
+
+T = TypeVar("T")
 
 
 class JsonObject:
@@ -40,12 +42,14 @@ class JsonObject:
             self.refuse(name, "must be a string")
         return value
 
-    def needed_text(self, name: str) -> str:
-        """A string that has to be there."""
-        value = self.text(name)
+    def needed(self, name: str, value: T | None) -> T:
+        """The value that was read of this field, which has to be there."""
         if value is None:
             self.refuse(name, "is missing")
         return value
+
+    def needed_text(self, name: str) -> str:
+        return self.needed(name, self.text(name))
 
     def word(self, name: str, words: tuple[str, ...]) -> str | None:
         """One of these words. Others are refused: they may mean what nobody here knows."""

@@ -137,18 +137,9 @@ class AddressPolicy:
     """
 
     __slots__ = (
-        "_allow",
-        "_closed",
-        "_closed_names",
-        "_known",
-        "_known_addresses",
-        "_latest",
-        "_own",
-        "_reported",
-        "_reported_names",
-        "_rule",
-        "reports",
-    )
+        "_allow", "_closed", "_closed_names", "_known", "_known_addresses", "_latest", "_own", "_reported",
+        "_reported_names", "_rule", "reports",
+    )  # fmt: skip
 
     def __init__(self, spec: AddressesIR, own: OwnSockets = NO_SOCKETS) -> None:
         self._allow = spec.allow

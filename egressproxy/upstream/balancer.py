@@ -57,24 +57,9 @@ class Balancer(Generic[T]):
     """Chooses among the endpoints of one backend. `zone` is that of this process, or ""."""
 
     __slots__ = (
-        "_breaker",
-        "_candidates",
-        "_due",
-        "_is_even",
-        "_name",
-        "_places",
-        "_random",
-        "_registry",
-        "_ring",
-        "_spec",
-        "_total_weight",
-        "_turn",
-        "_usable",
-        "_version",
-        "_zone",
-        "is_panicking",
-        "members",
-    )
+        "_breaker", "_candidates", "_due", "_is_even", "_name", "_places", "_random", "_registry", "_ring", "_spec",
+        "_total_weight", "_turn", "_usable", "_version", "_zone", "is_panicking", "members",
+    )  # fmt: skip
 
     def __init__(
         self, name: str, spec: ResilienceIR, members: Sequence[Member[T]], registry: HealthRegistry, zone: str = "",

@@ -157,20 +157,9 @@ class Dial(InlineFuture[tuple[asyncio.Transport, P, _Target]], Generic[P]):
     """One dial: its open attempts, and those that failed."""
 
     __slots__ = (
-        "_beginning",
-        "_descriptors",
-        "_dialer",
-        "_factory",
-        "_failures",
-        "_makes_way_at",
-        "_next",
-        "_patience_s",
-        "_poller",
-        "_stagger",
-        "_targets",
-        "_tried",
-        "_trying",
-    )
+        "_beginning", "_descriptors", "_dialer", "_factory", "_failures", "_makes_way_at", "_next", "_patience_s",
+        "_poller", "_stagger", "_targets", "_tried", "_trying",
+    )  # fmt: skip
 
     def __init__(
         self,

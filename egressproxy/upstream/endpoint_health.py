@@ -98,26 +98,10 @@ class EndpointHealth:
     """What is known of one endpoint."""
 
     __slots__ = (
-        "_5xx",
-        "__weakref__",
-        "_check",
-        "_checks_failed",
-        "_checks_passed",
-        "_gateway",
-        "_local",
-        "_outliers",
-        "_registry",
-        "_trial_until",
-        "address",
-        "backend",
-        "ejected_until",
-        "is_clean",
-        "kind",
-        "multiplier",
-        "name",
-        "returned_at",
-        "state",
-    )
+        "_5xx", "__weakref__", "_check", "_checks_failed", "_checks_passed", "_gateway", "_local", "_outliers",
+        "_registry", "_trial_until", "address", "backend", "ejected_until", "is_clean", "kind", "multiplier", "name",
+        "returned_at", "state",
+    )  # fmt: skip
 
     def __init__(
         self, registry: HealthRegistry, backend: str, owner: BackendIR, address: str,

@@ -75,23 +75,9 @@ class DownstreamConnection(FlowControl):
     """The connection. Its states are those of `downstream_states`."""
 
     __slots__ = (
-        "_is_foreign",
-        "_is_pumping",
-        "_state",
-        "body_limit",
-        "body_size",
-        "client",
-        "deadline",
-        "driver",
-        "handler",
-        "has_ended",
-        "idle_s",
-        "reader",
-        "request_headers_s",
-        "sink",
-        "unsent",
-        "wheel",
-    )
+        "_is_foreign", "_is_pumping", "_state", "body_limit", "body_size", "client", "deadline", "driver", "handler",
+        "has_ended", "idle_s", "reader", "request_headers_s", "sink", "unsent", "wheel",
+    )  # fmt: skip
 
     def __init__(
         self,

@@ -45,22 +45,9 @@ class MessageReader(Generic[H]):
     """
 
     __slots__ = (
-        "_at",
-        "_buffer",
-        "_chunks",
-        "_fault",
-        "_grammar",
-        "_hop",
-        "_hop_fields",
-        "_left",
-        "_line",
-        "_line_parts",
-        "_minor",
-        "_most_bytes",
-        "_place",
-        "_scanned",
-        "_state",
-    )
+        "_at", "_buffer", "_chunks", "_fault", "_grammar", "_hop", "_hop_fields", "_left", "_line", "_line_parts",
+        "_minor", "_most_bytes", "_place", "_scanned", "_state",
+    )  # fmt: skip
 
     _hop: H
 

@@ -33,27 +33,9 @@ class UpstreamConnection(FlowControl):
     """States: idle (in a pool); awaiting an answer; relaying its body; ended; lost."""
 
     __slots__ = (
-        "_awaits_continue",
-        "_has_body",
-        "address",
-        "age",
-        "deadline",
-        "driver",
-        "error",
-        "has_ended",
-        "has_sent_all",
-        "head",
-        "is_idle",
-        "is_last",
-        "is_lost",
-        "last_read",
-        "on_lost",
-        "reader",
-        "sent_at",
-        "served",
-        "sink",
-        "wheel",
-    )
+        "_awaits_continue", "_has_body", "address", "age", "deadline", "driver", "error", "has_ended", "has_sent_all",
+        "head", "is_idle", "is_last", "is_lost", "last_read", "on_lost", "reader", "sent_at", "served", "sink", "wheel",
+    )  # fmt: skip
 
     def __init__(self, wheel: TimerWheel, limits: HeadLimits) -> None:
         super().__init__()

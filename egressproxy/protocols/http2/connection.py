@@ -90,12 +90,8 @@ class Http2Connection(SendingSide):
     """A connection and its streams. The two sides say what a head that comes means."""
 
     __slots__ = (
-        "_closing",
-        "_frames",
-        "_later",
-        "_most_head",
-        "head_size",
-    )
+        "_closing", "_frames", "_later", "_most_head", "head_size",
+    )  # fmt: skip
 
     #: Bytes that the peer may send on all streams before somebody has read them.
     window: ClassVar[int] = CONNECTION_WINDOW

@@ -42,19 +42,9 @@ class DownstreamHttp2(Http2Connection):
     """A client's connection. It has no clock but that of heads and of idleness: each exchange has its own."""
 
     __slots__ = (
-        "_awaits_head",
-        "_begun_at",
-        "_final_goaway",
-        "_given_up",
-        "_last_served",
-        "_spare",
-        "client",
-        "deadline",
-        "handler",
-        "idle_s",
-        "reader",
-        "request_headers_s",
-    )
+        "_awaits_head", "_begun_at", "_final_goaway", "_given_up", "_last_served", "_spare", "client", "deadline",
+        "handler", "idle_s", "reader", "request_headers_s",
+    )  # fmt: skip
 
     def __init__(
         self,

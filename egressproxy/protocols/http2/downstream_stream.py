@@ -55,27 +55,10 @@ class DownstreamStream(Http2Stream):
     """One request and its answer. Its states are those of `downstream_states`."""
 
     __slots__ = (
-        "_handshake",
-        "_left",
-        "_pieces",
-        "_reads_on_until",
-        "_request_trailers",
-        "_reset_code",
-        "_state",
-        "_unsent_before",
-        "body_limit",
-        "body_size",
-        "client",
-        "deadline",
-        "driver",
-        "has_ended",
-        "idle_s",
-        "is_whole",
-        "request_headers_s",
-        "sink",
-        "transport",
-        "wheel",
-    )
+        "_handshake", "_left", "_pieces", "_reads_on_until", "_request_trailers", "_reset_code", "_state",
+        "_unsent_before", "body_limit", "body_size", "client", "deadline", "driver", "has_ended", "idle_s", "is_whole",
+        "request_headers_s", "sink", "transport", "wheel",
+    )  # fmt: skip
 
     connection: DownstreamCarrier
 

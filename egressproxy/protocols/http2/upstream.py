@@ -44,30 +44,10 @@ class Http2Upstream(Http2Connection):
     """A connection to a backend. Its owner takes places on it (`reserve`), and is told when there may be more."""
 
     __slots__ = (
-        "_awake",
-        "_has_settings",
-        "_heard_before",
-        "_in_vain_s",
-        "_loss",
-        "_max_requests",
-        "_pinged_at",
-        "_settled",
-        "_why",
-        "active",
-        "address",
-        "age",
-        "begins_nothing",
-        "deadline",
-        "heard_at",
-        "idle_s",
-        "is_leaving",
-        "is_secure",
-        "on_free",
-        "on_http_1",
-        "on_lost",
-        "on_room",
-        "served",
-    )
+        "_awake", "_has_settings", "_heard_before", "_in_vain_s", "_loss", "_max_requests", "_pinged_at", "_settled",
+        "_why", "active", "address", "age", "begins_nothing", "deadline", "heard_at", "idle_s", "is_leaving",
+        "is_secure", "on_free", "on_http_1", "on_lost", "on_room", "served",
+    )  # fmt: skip
 
     #: All that its streams may hold: whoever is slow to read keeps nobody else from reading.
     window: ClassVar[int] = MAX_STREAMS * STREAM_WINDOW

@@ -39,27 +39,10 @@ class UpstreamStream(Http2Stream):
     """One exchange: a place on the connection from the start, and a stream from `send_head` on."""
 
     __slots__ = (
-        "_begun_at",
-        "_expected",
-        "_got",
-        "_heads",
-        "_interim",
-        "_is_answered",
-        "_is_complete",
-        "_method",
-        "_pieces",
-        "_response_trailers",
-        "_websocket_key",
-        "driver",
-        "error",
-        "has_ended",
-        "head",
-        "last_read",
-        "sent_at",
-        "sink",
-        "transport",
-        "was_reused",
-    )
+        "_begun_at", "_expected", "_got", "_heads", "_interim", "_is_answered", "_is_complete", "_method", "_pieces",
+        "_response_trailers", "_websocket_key", "driver", "error", "has_ended", "head", "last_read", "sent_at", "sink",
+        "transport", "was_reused",
+    )  # fmt: skip
 
     connection: UpstreamCarrier
 

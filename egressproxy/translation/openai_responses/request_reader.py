@@ -112,14 +112,10 @@ def _text_config(config: JsonObject | None) -> tuple[str | None, OutputFormat | 
     output = config.object("format")
     read = None
     if output is not None:
-        kind = output.word("type", ("text", "json_object", "json_schema"))
-        if kind is None:
-            output.refuse("type", "is missing")
+        kind = output.needed("type", output.word("type", ("text", "json_object", "json_schema")))
         read = None if kind == "text" else OutputFormat()
         if kind == "json_schema":
-            schema = output.plain_object("schema")
-            if schema is None:
-                output.refuse("schema", "is missing")
+            schema = output.needed("schema", output.plain_object("schema"))
             read = OutputFormat(schema, output.needed_text("name"), output.text("description"), output.flag("strict"))
         output.end()
     config.end()
@@ -160,9 +156,7 @@ def _item(item: JsonObject) -> Turn:
 
 
 def _message(item: JsonObject) -> Turn:
-    role = item.word("role", ("user", "assistant", "system", "developer"))
-    if role is None:
-        item.refuse("role", "is missing")
+    role = item.needed("role", item.word("role", ("user", "assistant", "system", "developer")))
     item.without_meaning("phase")
     kinds = {"user": ("input_text", "input_image"), "assistant": ("output_text", "refusal", "input_text")}
     parts = tuple(_content(item, "content", kinds.get(role, ("input_text",))))
