@@ -22,7 +22,6 @@ class SecretBytes:
         self._value = value
 
     def reveal(self) -> bytes:
-        """The value."""
         return self._value
 
     def __eq__(self, other: object) -> bool:

@@ -35,7 +35,6 @@ def reset(transport: asyncio.Transport) -> None:
 
 
 def peer_name(transport: asyncio.BaseTransport) -> str:
-    """`address:port` of the other end ("-" if it is gone already)."""
     name: Any = transport.get_extra_info("peername")
     if not isinstance(name, tuple) or len(name) < 2:
         return "-"
@@ -115,13 +114,11 @@ class FlowControl(asyncio.Protocol):
 
     # --- writing -----------------------------------------------------------------------------------------------
     def pause_writing(self) -> None:
-        """The transport's buffer is full: the feeder pauses."""
         self.is_write_blocked = True
         if self.feeder is not None:
             self.feeder.pause_reading()
 
     def resume_writing(self) -> None:
-        """The transport's buffer has drained: the feeder goes on."""
         self.is_write_blocked = False
         if self.feeder is not None:
             self.feeder.resume_reading()

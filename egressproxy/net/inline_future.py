@@ -34,7 +34,6 @@ class InlineFuture(Generic[T]):
         return self._is_cancelled
 
     def result(self) -> T:
-        """The result. Raises the error that was set, or CancelledError."""
         if self._is_cancelled:
             raise asyncio.CancelledError
         if self._error is None:
@@ -45,7 +44,6 @@ class InlineFuture(Generic[T]):
             del self  # the error's traceback holds this frame: no cycle
 
     def exception(self) -> Exception | None:
-        """The error that was set, or None. Raises CancelledError."""
         if self._is_cancelled:
             raise asyncio.CancelledError
         return self._error

@@ -30,7 +30,6 @@ class PendingProtocol(asyncio.Protocol):
         self.transport.pause_reading()
 
     def eof_received(self) -> bool:
-        """Note the end; the other direction stays open."""
         self.has_ended = True
         return True
 

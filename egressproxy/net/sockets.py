@@ -68,8 +68,6 @@ _GONE_PROTOCOL: Final = asyncio.Protocol()
 
 
 class SocketState(Enum):
-    """See the table above."""
-
     OPEN = auto()
     PEER_ENDED = auto()
     ENDED = auto()
@@ -186,7 +184,6 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
                 return
 
     def failed(self, error: Exception) -> None:
-        """`ready` has raised this: the connection ends with it."""
         self._break(error)
 
     def send_failed(self, error: OSError) -> None:
@@ -219,7 +216,6 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
         return not self._is_paused and self._state in _READS
 
     def wants_input(self) -> bool:
-        """As `is_reading`."""
         return not self._is_paused and self._state in _READS
 
     # --- writing -----------------------------------------------------------------------------------------------------
@@ -311,11 +307,9 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
 
     # --- the end -----------------------------------------------------------------------------------------------------
     def is_closing(self) -> bool:
-        """Whether `close`, `abort`, `detach` or an error has begun its end."""
         return self._state is not _OPEN and self._state in _IS_CLOSING  # the usual answer first: it is asked often
 
     def close(self) -> None:
-        """Close when all is sent; nothing more is read."""
         if self._state in _IS_CLOSING:
             return
         self._state = _CLOSING
@@ -362,7 +356,6 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
 
     # --- what it is --------------------------------------------------------------------------------------------------
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Tell this protocol from now on; it is not told of the connection."""
         self._protocol = protocol
         self._is_write_paused = False  # the new one is told at the next write, should that still be so
 

@@ -74,7 +74,6 @@ class Pipe:
         return rest
 
     def close(self) -> None:
-        """Close both ends; what is inside is lost."""
         if not self.is_closed:
             reading, self._reading = self._reading, -1
             os.close(reading)

@@ -151,7 +151,6 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
 
     # --- protocol of the transport below -------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The transport below: the handshake begins."""
         self._transport = cast(asyncio.Transport, transport)
         self._handshake()
 
@@ -199,13 +198,11 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
         inner.connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """The transport below is full: the protocol above is told."""
         self._is_write_paused = True
         if self._state not in _IS_UNHEARD:
             self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        """The transport below has drained: the protocol above is told."""
         self._is_write_paused = False
         if self._state not in _IS_UNHEARD:
             self._inner.resume_writing()
@@ -271,7 +268,6 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
             self._transport.close()
 
     def abort(self) -> None:
-        """Close at once; nothing more is sent."""
         self._mark_closed()
         self._transport.abort()
 

@@ -124,7 +124,6 @@ class Dialer:
         return dial
 
     def forget(self, dial: Dial[Any]) -> None:
-        """Remove a dial that has ended from those with a time limit."""
         self._limited.pop(dial, None)
 
     def begin_with(self, key: int, place: int) -> None:

@@ -147,7 +147,6 @@ class DownstreamConnection(FlowControl):
         self.handler.on_lost(self)
 
     def resume_writing(self) -> None:
-        """The client takes answers again: the next request may be read."""
         super().resume_writing()
         if self._state is _IDLE and not self._is_pumping:
             self._pump()
@@ -173,17 +172,14 @@ class DownstreamConnection(FlowControl):
 
     @property
     def unread(self) -> int:
-        """Bytes that are here behind the current request."""
         return self.reader.buffered
 
     @property
     def first_byte(self) -> bytes:
-        """The first of the bytes that are `unread`; b"" if there is none."""
         return self.reader.first_byte
 
     @property
     def unsent_octets(self) -> int:
-        """Bytes that were said, and that the client has not taken."""
         return self.transport.get_write_buffer_size()
 
     def serve_head(self, head: RequestHead, rest: bytes) -> None:
@@ -200,7 +196,6 @@ class DownstreamConnection(FlowControl):
             self._state = _LISTENING
 
     def stop_listening(self) -> None:
-        """Undo `listen`: what the client says stays unread again."""
         if self._state is _LISTENING:
             self._state = _RESPONDING
 
@@ -251,7 +246,6 @@ class DownstreamConnection(FlowControl):
         self.send(interim_bytes(head, pseudonym))
 
     def send_continue(self) -> None:
-        """Ask for the request's body (RFC 9110 section 10.1.1)."""
         self.send(CONTINUE)
 
     def accept_tunnel(self) -> None:

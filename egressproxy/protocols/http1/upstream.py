@@ -254,7 +254,6 @@ class UpstreamConnection(FlowControl):
             self.transport.close()
 
     def abort(self) -> None:
-        """Close now; what is unsent goes nowhere."""
         if not self.is_lost:
             self.forget_unflushed()
             self.transport.abort()

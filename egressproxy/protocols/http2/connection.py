@@ -116,7 +116,6 @@ class Http2Connection(SendingSide):
         self._touch()
 
     def data_received(self, data: bytes) -> None:
-        """Frames of the peer."""
         if self.is_lost:
             self.head_size += len(data)
             if self.head_size > LINGER_SIZE:
@@ -322,7 +321,6 @@ class Http2Connection(SendingSide):
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Every stream ends."""
         self._end_all()
         if self._closing is not None:
             self._closing.close()
@@ -340,7 +338,6 @@ class Http2Connection(SendingSide):
             stream.connection_is_lost()
 
     def resume_writing(self) -> None:
-        """The transport has drained: what waits goes out."""
         super().resume_writing()
         if not self.is_lost:
             self._send_all_waiting()
@@ -438,5 +435,4 @@ class Http2Connection(SendingSide):
         self.transport.close()
 
     def abort(self) -> None:
-        """Close now; what is unsent goes nowhere."""
         self.transport.abort()

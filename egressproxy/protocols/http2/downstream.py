@@ -149,7 +149,6 @@ class DownstreamHttp2(Http2Connection):
             made.begin(head, has_ended=has_ended)
 
     def forget(self, stream: Http2Stream) -> bool:
-        """The stream is over; perhaps it was the last one."""
         if not super().forget(stream):
             return False
         if not self.streams and not self.is_lost:

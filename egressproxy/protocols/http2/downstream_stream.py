@@ -88,7 +88,6 @@ class DownstreamStream(Http2Stream):
 
     # --- the request ---------------------------------------------------------------------------------------------
     def begin(self, head: RequestHead, *, has_ended: bool) -> None:
-        """The head is here: the exchange begins."""
         self.is_whole = has_ended
         if head.upgrade:
             self._handshake = Handshake(head)
@@ -155,7 +154,6 @@ class DownstreamStream(Http2Stream):
             self._break(fault.message)
 
     def take_end(self) -> None:
-        """END_STREAM: the client says no more."""
         self.is_whole = True
         state = self._state
         if state is _RECEIVING:
@@ -273,7 +271,6 @@ class DownstreamStream(Http2Stream):
 
     @property
     def unsent_octets(self) -> int:
-        """Bytes that were said, and that no window has let out."""
         return self.unsent_size
 
     def listen(self) -> None:

@@ -51,7 +51,6 @@ class Http2Stream:
         return self.connection.streams.get(self.number) is not self
 
     def send_fields(self, fields: FieldList, *, is_last: bool) -> None:
-        """A head. `is_last`: nothing follows."""
         if not self.is_over:
             self.connection.send_fields(self, fields, is_last=is_last)
 

@@ -202,7 +202,6 @@ class Http2Upstream(Http2Connection):
 
     # --- asyncio's callbacks ---------------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection is open: say what we allow."""
         super().connection_made(transport)
         self.address = self.peer_name()
 
@@ -221,7 +220,6 @@ class Http2Upstream(Http2Connection):
                     stream.driver.resume()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Every stream fails; the owner is told."""
         self.is_leaving = self.begins_nothing = True
         if self._loss is None:
             self._loss = error

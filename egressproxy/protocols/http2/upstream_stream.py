@@ -215,7 +215,6 @@ class UpstreamStream(Http2Stream):
             self.reset()
 
     def gone(self) -> None:
-        """The tunnel has ended."""
         self.finish()
 
     def close(self) -> None:

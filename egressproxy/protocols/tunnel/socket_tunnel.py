@@ -375,5 +375,4 @@ class SocketEnd(WatchedSocket):
         self.tunnel.cut(Reason.INTERNAL)
 
     def option(self, level: int, name: int, value: int) -> None:
-        """Set an option of its socket. Raises OSError."""
         self.sock.setsockopt(level, name, value)

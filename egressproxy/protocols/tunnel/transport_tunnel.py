@@ -156,7 +156,6 @@ class TransportEnd(FlowControl):
         self.other.send(data)
 
     def eof_received(self) -> bool:
-        """This side sends no more; the other direction stays open."""
         self._state = _ENDED
         self.tunnel.half_ended(self)
         return True
@@ -185,7 +184,6 @@ class TransportEnd(FlowControl):
             self.transport.close()
 
     def option(self, level: int, name: int, value: int) -> None:
-        """Set an option of its socket, where it has one. Raises OSError."""
         sock = self.transport.get_extra_info("socket")
         if sock is not None:
             sock.setsockopt(level, name, value)

@@ -51,8 +51,6 @@ KEEPALIVE_PROBE_S: Final = 15
 
 
 class TunnelState(Enum):
-    """See the first table above."""
-
     OPEN = auto()
     HELLO = auto()
     DRAINING = auto()
@@ -60,8 +58,6 @@ class TunnelState(Enum):
 
 
 class EndState(Enum):
-    """See the second table above."""
-
     OPEN = auto()
     HELD = auto()
     ENDED = auto()
