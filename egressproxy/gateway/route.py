@@ -17,8 +17,7 @@ from egressproxy.gateway.ext_authz.filter import ExternalAuth
 from egressproxy.ir.policy import NO_POLICY, DestinationsIR, Mode, PolicyIR, Priority
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.own_names import OWN_HOST
-from egressproxy.routing.destinations import DestinationPolicy
-from egressproxy.routing.permission import Permission
+from egressproxy.routing.destinations import DestinationPolicy, Permission
 from egressproxy.telemetry.series import Series
 
 #: The kind of the rule that answers at egress.internal.

@@ -38,7 +38,7 @@ from egressproxy.ir.route import (
 )
 from egressproxy.model.secret import SecretBytes
 from egressproxy.model.steps import Cooperative
-from egressproxy.routing.permission import Permission, strictest
+from egressproxy.routing.destinations import Permission, strictest
 from egressproxy.telemetry.metrics import Metrics
 
 NO_PORTS: Mapping[str, Collection[int]] = {}
