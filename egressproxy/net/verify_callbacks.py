@@ -16,7 +16,8 @@ from contextlib import suppress
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-_VERIFY_PEER = 1  # SSL_VERIFY_PEER (ssl.h): ask; whoever has none is let in
+#: SSL_VERIFY_PEER and SSL_VERIFY_FAIL_IF_NO_PEER_CERT (ssl.h). With the first alone, whoever has none is let in.
+_PEER, _FAIL_WITHOUT = 1, 2
 
 VerifyCallback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p)
 
@@ -66,7 +67,7 @@ def take_any_certificate(context: ssl.SSLContext) -> None:
     library = openssl_library()
     if library is None:
         raise ValueError("the OpenSSL of this Python cannot ask for a certificate without verifying it")
-    library.SSL_CTX_set_verify(inside(context), _VERIFY_PEER, _ACCEPT)
+    library.SSL_CTX_set_verify(inside(context), _PEER, _ACCEPT)
     if context.verify_mode is not ssl.CERT_OPTIONAL:
         raise ValueError("the OpenSSL of this Python did not take the callback that lets every certificate pass")
 
@@ -74,7 +75,6 @@ def take_any_certificate(context: ssl.SSLContext) -> None:
 #: Bytes of a distinguished name that are read, and characters of a serial number, which has 20 bytes (RFC 5280).
 _MAX_NAME: Final = 160
 _MAX_SERIAL: Final = 40
-_PEER, _FAIL_WITHOUT = 1, 2  # SSL_VERIFY_PEER, SSL_VERIFY_FAIL_IF_NO_PEER_CERT (ssl.h)
 
 
 class RefusedCertificate(NamedTuple):

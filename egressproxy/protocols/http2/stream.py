@@ -16,8 +16,6 @@ from egressproxy.protocols.http2.frames import FrameError
 
 
 class Http2Stream:
-    """One stream: what it has to send, what it has got and not handed on, and who feeds it."""
-
     __slots__ = (
         "_given_back", "_is_ending", "_trailers", "_unsent", "_unsent_size", "connection", "feeder", "has_said_all",
         "is_reading_paused", "is_write_blocked", "number", "octets_in", "octets_out",

@@ -7,7 +7,6 @@ Source: RFC 9113 section 8.5.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from typing import Any, cast
 
 from h2.errors import ErrorCodes
@@ -75,9 +74,6 @@ class StreamTransport(asyncio.Transport):
     def write(self, data: Any) -> None:
         if data and not self._is_closing:
             self._stream.send_body(bytes(data))
-
-    def writelines(self, list_of_data: Iterable[Any]) -> None:
-        self.write(b"".join(list_of_data))
 
     def can_write_eof(self) -> bool:
         return True
