@@ -85,7 +85,7 @@ _CERTIFICATE: Final[dict[int, tuple[str, str]]] = {
     68: ("is signed with a digest that is too weak, such as SHA-1", "the server needs one that is signed with SHA-256"),
     79: ("is signed with a certificate that is no authority's", _SERVER_REMEDY),
 }  # fmt: skip
-_EXPIRED, _SELF_SIGNED, _NO_ISSUER, _UNVERIFIED_LEAF, _OTHER_NAME = 10, 18, 20, 21, 62
+_EXPIRED, _NO_ISSUER, _UNVERIFIED_LEAF, _OTHER_NAME = 10, 20, 21, 62
 _NO_NAMES: Final = (
     "names no host: a common name does not count",
     "the server needs a certificate with subject alternative names",
