@@ -19,9 +19,9 @@ from egressproxy.config.reading.watch import changes
 from egressproxy.model.authority import Authority
 from egressproxy.model.forward_listener import ForwardListener
 from egressproxy.model.unix_socket import is_unix
-from egressproxy.net.closed_memory import close_memory
 from egressproxy.net.file_lock import FileLock, memory_file
 from egressproxy.net.loop import loop_name, new_loop, why_not_uvloop
+from egressproxy.net.process import close_memory
 from egressproxy.net.system_roots import watched
 from egressproxy.processes.loader.loader import Loader
 from egressproxy.processes.loader.process import LoaderProcess

@@ -18,8 +18,7 @@ from egressproxy.model.certificate import CertificateState, Validity
 from egressproxy.model.forward_listener import ForwardListener
 from egressproxy.model.steps import finished
 from egressproxy.model.unix_socket import is_unix, parse_unix_socket
-from egressproxy.net.listening import BindError
-from egressproxy.net.unix_listening import is_inside
+from egressproxy.net.listening import BindError, is_inside
 from egressproxy.processes.loader.loader import Loader
 from egressproxy.processes.loader.notices import accepted, broken, rejected
 from egressproxy.processes.loader.process import LoadingFailed

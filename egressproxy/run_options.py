@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from egressproxy.model.authority import Authority
-from egressproxy.model.secret import SecretBytes
-from egressproxy.model.secret_source import ConfigSource, SecretSource
+from egressproxy.model.secret import ConfigSource, SecretBytes, SecretSource
 
 _NO_KEY = SecretBytes(b"")
 #: Of the open proxy: that of Squid, which most clients' documentation names.

@@ -18,8 +18,7 @@ from aiohttp import web
 from egressproxy.admin.status import ApiError, bad_request
 from egressproxy.admin.write_access import WriteAccess, came_by_proxy, is_local
 from egressproxy.errors import NotAnswered
-from egressproxy.model.cache_purge import CachePurge
-from egressproxy.model.hold_decision import HoldDecision, HoldPage, HoldPlace
+from egressproxy.model.admin_requests import CachePurge, HoldDecision, HoldPage, HoldPlace
 from egressproxy.model.kill_switch import KillChange, NotKilled
 from egressproxy.telemetry.metrics import Metrics
 

@@ -7,9 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from egressproxy.ai_apis.json_size import has_too_many_parts
 from egressproxy.ai_apis.splice import Path, spliced, spliced_text
-from egressproxy.ai_apis.strict_json import Unreadable, dumps, loads_strictly
+from egressproxy.ai_apis.strict_json import Unreadable, dumps, has_too_many_parts, loads_strictly
 from egressproxy.ai_apis.texts import Found, TextKind, TextRole, found_texts, inner_json, where
 
 #: Objects and arrays of a body that is read, and its commas: a tenth of a second.
@@ -49,17 +48,14 @@ class TextPart:
 
     @property
     def text(self) -> str:
-        """What it says, as it was found."""
         return self.found.text
 
     @property
     def role(self) -> TextRole:
-        """Who says it."""
         return self.found.role
 
     @property
     def kind(self) -> TextKind:
-        """What it is."""
         return self.found.kind
 
     @property
@@ -110,16 +106,6 @@ class JsonMessage:
     def tool_calls(self) -> list[CalledTool]:
         """The calls of tools, in the order of the JSON."""
         return list(_calls(self.value, (), ""))
-
-    def set_arguments(self, call: CalledTool, arguments: Any) -> None:
-        """Have a call carry these arguments."""
-        holder = self.at(call.path)
-        for key in ("arguments", "input", "args"):
-            if key in holder:
-                is_text = type(holder[key]) is str and type(arguments) is not str
-                self.put((*call.path, key), dumps(arguments).decode() if is_text else arguments)
-                return
-        raise ValueError("the call has no arguments")
 
     def put(self, path: Path, value: Any) -> None:
         """Replace the value at this path, or add a member. Raises Unreadable where the path leads nowhere."""
@@ -204,9 +190,6 @@ class JsonMessage:
         for step in path:
             value = value[step]
         return value
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({len(self.source)} bytes{', changed' if self._changed else ''})"
 
 
 def in_object(value: Any, *names: str) -> Any:

@@ -19,7 +19,6 @@ from egressproxy.model.exchange import Exchange
 _VIEW: Final = "ai view"
 _OPERATION: Final = "ai operation"
 _USAGE: Final = "ai usage"
-_HIDDEN: Final = "ai hidden usage"
 
 
 def operation(x: Exchange) -> Operation | None:
@@ -111,13 +110,3 @@ def add_usage_of_answer(x: Exchange, body: bytes) -> None:
 def usage_told(x: Exchange) -> TokenUsage | None:
     """The usage that was told so far; None where none was."""
     return x.notes.get(_USAGE) if x.notes is not None else None
-
-
-def hide_usage(x: Exchange) -> None:
-    """Say that the usage of this stream was asked for by a filter: the event that tells it is not for the client."""
-    x.note(_HIDDEN, True)
-
-
-def has_hidden_usage(x: Exchange) -> bool:
-    """Whether the event with the usage is to be taken out of this stream."""
-    return x.notes is not None and _HIDDEN in x.notes

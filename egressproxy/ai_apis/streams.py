@@ -120,7 +120,6 @@ class _EditedChannel:
         self.sent: list[str] | None = [] if keeps_sent else None
 
     def feed(self, text: str) -> str:
-        """What is sent for a piece."""
         whole = _joined(self._half, text) if self._half else text
         self._half = ""
         if "\ud800" <= whole[-1:] <= "\udbff":
@@ -129,7 +128,6 @@ class _EditedChannel:
         return self._kept(text, self._function.feed(whole) if whole else "")
 
     def flush(self) -> str:
-        """What is sent at the end."""
         held = self._function.feed(self._half) if self._half else ""
         self._half = ""
         return self._kept("", held + self._function.flush())
@@ -167,7 +165,6 @@ class StreamEditor:
         self._kept_size = 0
 
     def feed(self, data: bytes) -> bytes:
-        """What is sent for these bytes."""
         return b"".join([self._edited(frame) for frame in self._framing.feed(data)])
 
     def end(self) -> bytes:
@@ -296,9 +293,6 @@ class StreamEditor:
         self._kept_size += size
         if self._kept_size > MAX_EVENT_BYTES:
             raise Unreadable("the stream has more text than is kept of it")
-
-    def __repr__(self) -> str:
-        return f"StreamEditor({len(self._channels)} channels)"
 
 
 class LenientEditor(StreamEditor):

@@ -26,7 +26,6 @@ class TokenUsage(NamedTuple):
 
     @property
     def total_tokens(self) -> int:
-        """Input and output."""
         return self.input_tokens + self.output_tokens
 
 

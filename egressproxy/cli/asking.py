@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from egressproxy.gateway.snapshot import Snapshot
-    from egressproxy.model.secret_source import ConfigSource
+    from egressproxy.model.secret import ConfigSource
 
 #: Where `run` listens without --admin.
 ADMIN: Final = ("127.0.0.1", 15000)

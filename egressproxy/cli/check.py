@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from egressproxy.config.reading.problems import Problem
     from egressproxy.config.resources.meta import Resource
     from egressproxy.ir.policy import ExtensionIR
-    from egressproxy.model.secret_source import SecretSource
+    from egressproxy.model.secret import SecretSource
 
 #: The lists of findings in the JSON report.
 _KINDS = ("problems", "unserved", "warnings", "notes")

@@ -17,13 +17,14 @@ from egressproxy.cli.problems import compiled_or_exit
 from egressproxy.cli.secrets import secret_options
 from egressproxy.cli.styled_lines import print_lines
 from egressproxy.ir.outline import Outline
-from egressproxy.model.secret_source import SecretSource
+from egressproxy.model.secret import SecretSource
 
 if TYPE_CHECKING:
     from egressproxy.gateway.exchange.recent_decisions import RecentDecision
     from egressproxy.gateway.explain.decision_diff import DecisionChange
     from egressproxy.gateway.snapshot import Snapshot
     from egressproxy.ir.gateway import ConfigIR
+
 
 #: Different requests of an access log that are decided again.
 MAX_DECISIONS = 100_000

@@ -21,7 +21,7 @@ from egressproxy.cli.options import (
     output_option,
 )
 from egressproxy.cli.secrets import secret_options
-from egressproxy.model.secret_source import ConfigSource, SecretSource
+from egressproxy.model.secret import ConfigSource, SecretSource
 
 METHODS = frozenset(("CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"))
 

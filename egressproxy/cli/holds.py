@@ -12,7 +12,7 @@ import click
 from egressproxy.cli.asking import ADMIN, ask, token_of
 from egressproxy.cli.options import admin_option, api_token_option, output_option
 from egressproxy.cli.styled_lines import near_lines, printable
-from egressproxy.model.hold_decision import MAX_PAGE
+from egressproxy.model.admin_requests import MAX_PAGE
 
 
 @click.group("holds")

@@ -11,7 +11,7 @@ from egressproxy.cli.styled_lines import print_lines
 if TYPE_CHECKING:
     from egressproxy.config.reading.problems import Problem
     from egressproxy.ir.gateway import ConfigIR
-    from egressproxy.model.secret_source import ConfigSource
+    from egressproxy.model.secret import ConfigSource
 
 _COLOURS: Final = {"unserved": "red bold", "warning": "yellow bold", "note": "bold"}
 

@@ -20,8 +20,7 @@ from egressproxy.cli.option_values import whole_number
 from egressproxy.cli.options import ConfigByOption, admin_option, bind_option, config_option
 from egressproxy.cli.secrets import secret_options
 from egressproxy.cli.serving import serve, serving_options
-from egressproxy.model.secret import SecretBytes
-from egressproxy.model.secret_source import SecretSource
+from egressproxy.model.secret import SecretBytes, SecretSource
 from egressproxy.net.tls_key_log import open_key_log
 from egressproxy.run_options import RunOptions
 

@@ -12,8 +12,7 @@ from typing import Any, Final
 
 import click
 
-from egressproxy.model.secret import SecretBytes
-from egressproxy.model.secret_source import SecretSource
+from egressproxy.model.secret import SecretBytes, SecretSource
 
 _TARGET: Final = re.compile(r"(?:(?P<namespace>[^/:=]+)/)?(?P<name>[^/:=]+)(?::(?P<key>[^/:=]+))?")
 #: The name of a cluster-scoped object, with the colons that those of signers have (Kubernetes: `signer:x:name`).

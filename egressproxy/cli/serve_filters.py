@@ -13,8 +13,8 @@ from egressproxy.cli.option_values import address_and_port
 from egressproxy.cli.options import admin_option, config_option
 from egressproxy.cli.secrets import secret_options
 from egressproxy.cli.serving import serve, serving_options
-from egressproxy.model.secret_source import SecretSource
-from egressproxy.model.spiffe import TRUST_DOMAIN
+from egressproxy.identity.peers import TRUST_DOMAIN
+from egressproxy.model.secret import SecretSource
 from egressproxy.run_options import FilterListener, RunOptions
 
 #: sockaddr_un has room for 108 bytes, with a NUL behind them (unix(7)).

@@ -32,7 +32,7 @@ import click
 from egressproxy.cli.client_settings import ClientSettings, Login, Proxy, inherited
 from egressproxy.cli.serving import serve
 from egressproxy.model.forward_listener import ForwardListener
-from egressproxy.net.closed_memory import close_memory
+from egressproxy.net.process import close_memory
 from egressproxy.run_options import RunOptions
 
 #: What `env`, `timeout` and `docker run` end with where not the command has failed.

@@ -10,8 +10,7 @@ from collections import deque
 from egressproxy.model.grpc_status import GrpcStatus
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.net.driver import PAUSE
-from egressproxy.protocols.grpc.framing import framed
-from egressproxy.protocols.grpc.messages import GrpcMessageReader, MessageTooLong
+from egressproxy.protocols.grpc.framing import GrpcMessageReader, MessageTooLong, framed
 from egressproxy.protocols.grpc.statuses import encoded_message
 from egressproxy.protocols.http2.downstream_stream import DownstreamStream
 from egressproxy.protocols.http2.field_coding import FieldList

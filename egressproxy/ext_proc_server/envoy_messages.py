@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from egressproxy.errors import BadRequest, GatewayFault, LimitExceeded, Reason, UpstreamFault
 from egressproxy.ext_proc_server.head_changes import dropped_fields
 from egressproxy.gateway.backends.connector import UPSTREAM_LIMITS
+from egressproxy.identity.peers import workload
 from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, service_account_name
 from egressproxy.model.field_change import FieldChange
 from egressproxy.model.message import RequestHead, ResponseHead
-from egressproxy.model.spiffe import workload
 from egressproxy.protocols.ext_proc.messages import (
     BodySendMode,
     ProcessingMode,

@@ -23,7 +23,7 @@ from egressproxy.gateway.snapshot import Port
 from egressproxy.model.exchange import SENT_BODY, Exchange
 from egressproxy.model.field_change import FieldAction, FieldChange
 from egressproxy.model.fields import Fields
-from egressproxy.model.own_host import OWN_HOST
+from egressproxy.model.own_names import OWN_HOST
 from egressproxy.protocols.ext_proc.messages import BodySendMode, HeaderSendMode, MessagePart, ProcessingRequest
 
 _NONE, _STREAMED, _BUFFERED = BodySendMode.NONE, BodySendMode.STREAMED, BodySendMode.BUFFERED

@@ -39,9 +39,9 @@ from egressproxy.filters.settings import (
 )
 from egressproxy.filters.shared_counters import Row
 from egressproxy.ir.policy import ExtensionIR, FieldFault
+from egressproxy.model.admin_requests import HoldDecision, HoldPage, HoldPlace
 from egressproxy.model.exchange import ANONYMOUS, WAITED, Exchange
 from egressproxy.model.fields import every_spelling
-from egressproxy.model.hold_decision import HoldDecision, HoldPage, HoldPlace
 from egressproxy.model.shares import identity_of
 from egressproxy.net.keyed_counters import KEY_BYTES, SHARED, SHARED_KEYS, OwnCounters
 

@@ -13,7 +13,7 @@ from egressproxy.errors import BadRequest, Reason
 from egressproxy.filters.base import REQUEST_HEADS, Filter, FilterContext, FilterType
 from egressproxy.filters.settings import FilterConfig, HostnameOrNone, matching
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.path import has_dot_segment
+from egressproxy.model.message import has_dot_segment
 
 #: RFC 3986 section 3.3 (path); neither query nor fragment.
 _PATH = re.compile(rb"(?:/(?:[A-Za-z0-9._~!$&'()*+,;=:@/-]|%[0-9A-Fa-f]{2})*)?")

@@ -32,7 +32,7 @@ from egressproxy.ir.gateway import extensions as all_extensions
 from egressproxy.ir.policy import Callee, ExtensionIR, InterceptIR
 from egressproxy.ir.route import HttpRouteIR, HttpRuleIR
 from egressproxy.model.authority import Authority
-from egressproxy.model.own_host import OWN_HOST
+from egressproxy.model.own_names import OWN_HOST
 from egressproxy.model.steps import Cooperative, finished
 from egressproxy.model.unix_socket import is_unix
 from egressproxy.net.timers import TimerWheel

@@ -27,12 +27,11 @@ from egressproxy.gateway.snapshot import Port, Snapshot
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.model.authority import IPAddress
 from egressproxy.model.kill_switch import KilledIdentities
+from egressproxy.model.own_names import new_pseudonym
 from egressproxy.model.process_limits import NO_LIMITS, ProcessLimits
-from egressproxy.model.pseudonym import new_pseudonym
 from egressproxy.model.unix_socket import is_unix
-from egressproxy.net.cooperative import in_slices
 from egressproxy.net.listening import bind, bind_error
-from egressproxy.net.loop import poller
+from egressproxy.net.loop import in_slices, poller
 from egressproxy.net.system_roots import in_force, put_in_force
 from egressproxy.net.timers import TimerWheel
 from egressproxy.net.tls_contexts import make_ready

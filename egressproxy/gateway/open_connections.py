@@ -15,7 +15,7 @@ from egressproxy.gateway.snapshot import Port
 from egressproxy.model.exchange import CallerIdentity
 from egressproxy.model.kill_switch import KilledIdentities
 from egressproxy.model.shares import Shares, origin_of
-from egressproxy.net.descriptors import RESERVED, descriptors
+from egressproxy.net.process import RESERVED, descriptors
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.notices import Refusal
 

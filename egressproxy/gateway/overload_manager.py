@@ -22,7 +22,7 @@ from egressproxy.gateway.overload.request_gate import RequestGate, path_of
 from egressproxy.model.kill_switch import KilledIdentities
 from egressproxy.model.process_limits import ProcessLimits
 from egressproxy.model.shares import Shares
-from egressproxy.net.memory import ResidentMemory, give_back_memory
+from egressproxy.net.process import ResidentMemory, give_back_memory
 from egressproxy.net.timers import Deadline
 from egressproxy.telemetry.notices import EventType, InvolvedObject
 

@@ -17,9 +17,8 @@ from egressproxy.gateway.ext_authz.filter import ExternalAuth
 from egressproxy.ir.policy import NO_POLICY, DestinationsIR, Mode, PolicyIR, Priority
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.own_host import OWN_HOST
-from egressproxy.routing.destinations import MAX_KNOWN, DestinationPolicy
-from egressproxy.routing.permission import Permission
+from egressproxy.model.own_names import OWN_HOST
+from egressproxy.routing.destinations import MAX_KNOWN, DestinationPolicy, Permission
 from egressproxy.telemetry.series import Series
 
 #: The kind of the rule that answers at egress.internal.

@@ -31,7 +31,7 @@ from egressproxy.ir.policy import ExtensionIR, Mode, PolicyIR, Priority
 from egressproxy.ir.route import AuthProtocol, ExternalAuthIR, HttpRuleIR, MirrorIR, WeightedBackend
 from egressproxy.model.secret import SecretBytes
 from egressproxy.model.steps import Cooperative
-from egressproxy.routing.permission import Permission, strictest
+from egressproxy.routing.destinations import Permission, strictest
 from egressproxy.telemetry.metrics import Metrics
 
 NO_PORTS: Mapping[str, Collection[int]] = {}

@@ -17,16 +17,14 @@ from egressproxy.gateway.identity.authenticator import Authenticator
 from egressproxy.gateway.identity.authenticators import Authenticators
 from egressproxy.gateway.leaf_certificates.leaf_cache import LeafCache, LeafCaches
 from egressproxy.gateway.route import DefaultRoutes, Route
-from egressproxy.identity.addresses import AddressTable
-from egressproxy.identity.certificates import CertificateTable
+from egressproxy.identity.peers import AddressTable, CertificateTable, workload
 from egressproxy.ir.backend import ConnectionIR
 from egressproxy.ir.gateway import ClientCertificatesIR, ListenerIR, ListenerProtocol
 from egressproxy.ir.identity import AddressClientIR
 from egressproxy.ir.policy import LimitsIR, Mode, TimeoutsIR
 from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
 from egressproxy.model.fields import every_spelling
-from egressproxy.model.own_host import OWN_HOST
-from egressproxy.model.spiffe import workload
+from egressproxy.model.own_names import OWN_HOST
 from egressproxy.net.client_chains import is_for_identity
 from egressproxy.net.tls_contexts import verified_fields, verified_uris
 from egressproxy.protocols.http1.framing import HeadLimits

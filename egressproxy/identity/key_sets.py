@@ -80,9 +80,6 @@ class KeySet:
     def __len__(self) -> int:
         return len(self._by_kid) + len(self._unnamed)
 
-    def __repr__(self) -> str:
-        return f"KeySet({len(self)} keys)"
-
 
 def read_key_set(text: bytes | str, *, may_be_empty: bool = False) -> KeySet:
     """The keys of a JWKS. Those that are not for verification, and of kinds that are unknown here, are left out, and so

@@ -81,9 +81,6 @@ class PasswordVerifier:
         namespace, account = workload[1], workload[2]
         return CallerIdentity(namespace, account, name=service_account_name(namespace, account), source="basic")
 
-    def __repr__(self) -> str:
-        return f"PasswordVerifier({len(self._users)} users)"
-
 
 def _matches(hashed: bytes, password: bytes) -> bool:
     if hashed.startswith(b"$argon2"):

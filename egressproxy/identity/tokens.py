@@ -142,9 +142,6 @@ class TokenVerifier:
             namespace, account, name=name, source="token", groups=groups, claims=told, claims_read=self._claims
         )
 
-    def __repr__(self) -> str:
-        return f"TokenVerifier({', '.join(self._issuers)})"
-
 
 def _json(part: str) -> dict[str, Any]:
     """A part of a token that has to be an object. Raises CredentialRefused."""

@@ -121,3 +121,20 @@ def parse_authority(raw: bytes, default_port: int | None = None) -> Authority:
     if not _PORT.fullmatch(port_text) or int(port_text) > 65535:
         raise AuthorityError("the port has to be a number from 1 to 65535")
     return Authority(name, int(port_text), address)
+
+
+_URI: Final = re.compile(r"https://([^/?#@\s]+)(/[!-\"$-~]*)")
+
+
+def read_key_uri(text: str) -> tuple[tuple[str, int], str]:
+    """Host and port, and path with query. Raises ValueError: another scheme, no path, an address instead of a name."""
+    found = _URI.fullmatch(text)
+    if found is None:
+        raise ValueError("no URL with https, a host and a path")
+    try:
+        authority = parse_authority(found[1].encode(), 443)
+    except (AuthorityError, UnicodeError) as error:
+        raise ValueError(f"its host is not valid: {error}") from None
+    if authority.address is not None:
+        raise ValueError("the host is an address, and has to be a name")
+    return (authority.host, authority.port), found[2]

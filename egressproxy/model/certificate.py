@@ -1,13 +1,16 @@
-"""Validity: from when until when a certificate or revocation list may be used, and what is to be said of it.
+"""Certificates as values: how long one or a revocation list may be used, what is to be said of it; and minted ones.
 
 Certificates are parsed by the process that reads the configuration; the processes that serve have only these figures.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import Enum
 from typing import TYPE_CHECKING, Final, NamedTuple
+
+from egressproxy.model.secret import SecretBytes
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -123,3 +126,14 @@ def why_not_a_ca(certificate: x509.Certificate) -> str:
     except x509.ExtensionNotFound:
         return ""
     return "" if usage.key_cert_sign else "may not sign others: its keyUsage has no keyCertSign"
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """`chain_pem`: it, and then what leads to the root of its CA, which is none of it (RFC 8446 section 4.4.2).
+    `key_pem` is its private key. `expires_at`: seconds since the epoch.
+    """
+
+    chain_pem: str
+    key_pem: SecretBytes = field(repr=False)
+    expires_at: float

@@ -9,8 +9,20 @@ from typing import Any, Final, NamedTuple
 
 from egressproxy.errors import Reason
 from egressproxy.model.authority import Authority, IPAddress
-from egressproxy.model.backend_choice import BackendChoice
 from egressproxy.model.message import RequestHead, ResponseHead
+
+
+class BackendChoice:
+    """`excluded` are "namespace/name" of backends that must not get the request; `preferred` is asked first, "" if none
+    is.
+    """
+
+    __slots__ = ("excluded", "preferred")
+
+    def __init__(self) -> None:
+        self.excluded: set[str] = set()
+        self.preferred = ""
+
 
 #: Notes of one exchange that filters may keep, and the length of one that is bytes or text.
 MAX_NOTES: Final = 128
@@ -98,7 +110,6 @@ class CallerIdentity:
         self.variants_number = self.variant_at = 0
 
     def replace(self, **fields: Any) -> CallerIdentity:
-        """Another with these fields; those that are not named are as here."""
         return CallerIdentity(**{name: getattr(self, name) for name in _IDENTITY_FIELDS} | fields)
 
     def __eq__(self, other: object) -> bool:
@@ -237,7 +248,6 @@ class Exchange:
 
     @property
     def has_response(self) -> bool:
-        """Whether the head of a response is there."""
         return hasattr(self, "response")
 
     @property
@@ -386,3 +396,61 @@ class Exchange:
     def __repr__(self) -> str:
         what = f"{self.method.decode('latin-1')} {self.authority}"
         return f"Exchange({self.request_id or '-'}, {what}, {self.status}, {self.reason})"
+
+
+#: The response field that tells of the attempts.
+ATTEMPTS_FIELD: Final = b"X-Egress-Attempts"
+
+#: Attempts that are shown; further ones are counted in `attempts` of the log alone.
+MAX_ATTEMPTS: Final = 16
+#: Under which an exchange keeps it, in `notes`.
+_ATTEMPTS: Final = "attempts"
+
+
+class AttemptTrail:
+    """Who was asked for one exchange, how each attempt ended, and how long it took. `is_shown`: the client is told of
+    them, in X-Egress-Attempts.
+    """
+
+    __slots__ = ("_attempts", "is_shown")
+
+    def __init__(self) -> None:
+        self._attempts: list[tuple[str, str, float]] = []
+        self.is_shown = False
+
+    @classmethod
+    def of(cls, x: Exchange) -> AttemptTrail | None:
+        """That of this exchange; None where nobody has kept one."""
+        found = x.notes.get(_ATTEMPTS) if x.notes is not None else None
+        return found if isinstance(found, cls) else None
+
+    @classmethod
+    def kept_by(cls, x: Exchange) -> AttemptTrail:
+        """That of this exchange, made where there is none yet."""
+        found = cls.of(x)
+        if found is None:
+            found = cls()
+            x.keep(_ATTEMPTS, found)
+        return found
+
+    def add(self, backend: str, outcome: str, seconds: float) -> None:
+        """An attempt has ended: with a status (its digits), or a Reason."""
+        if len(self._attempts) < MAX_ATTEMPTS:
+            self._attempts.append((backend, outcome, seconds))
+
+    @property
+    def values(self) -> list[dict[str, Any]]:
+        """For the access log: `backend`, `outcome` and `ms` of each."""
+        return [
+            {"backend": backend, "outcome": outcome, "ms": round(seconds * 1000, 3)}
+            for backend, outcome, seconds in self._attempts
+        ]
+
+    @property
+    def field(self) -> bytes:
+        """The value of X-Egress-Attempts: a list of strings with parameters (RFC 9651 section 3.1)."""
+        shown = (f'"{name}";outcome={outcome};ms={seconds * 1000:.0f}' for name, outcome, seconds in self._attempts)
+        return ", ".join(shown).encode()
+
+    def __len__(self) -> int:
+        return len(self._attempts)

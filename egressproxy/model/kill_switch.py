@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from egressproxy.errors import Denied, Reason
+from egressproxy.model.admin_requests import read_parameters
 from egressproxy.model.exchange import CallerIdentity
-from egressproxy.model.parameters import read_parameters
 
 #: Identities that may be killed at one time, and the bytes of one's name and of what is said of it.
 MAX_KILLED: Final = 10_000
@@ -139,9 +139,6 @@ class KilledIdentities:
         account = _account(name)
         form = name if account is None else self._accounts.pop(account, name)
         return self._by_name.pop(form, None) is not None
-
-    def __repr__(self) -> str:
-        return f"KilledIdentities({len(self)}, revision {self.revision})"
 
 
 def _account(name: str) -> tuple[str, str] | None:

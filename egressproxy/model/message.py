@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from enum import IntEnum
 from typing import Final
 
@@ -85,24 +86,9 @@ class RequestHead:
     """
 
     __slots__ = (
-        "authority",
-        "body",
-        "connection_close",
-        "expect_continue",
-        "fields",
-        "form",
-        "hop",
-        "host",
-        "http_1_0",
-        "max_forwards",
-        "method",
-        "path",
-        "scheme",
-        "target",
-        "te_trailers",
-        "upgrade",
-        "via",
-    )
+        "authority", "body", "connection_close", "expect_continue", "fields", "form", "hop", "host", "http_1_0",
+        "max_forwards", "method", "path", "scheme", "target", "te_trailers", "upgrade", "via",
+    )  # fmt: skip
 
     def __init__(self, method: bytes, target: bytes, fields: Fields, hop: Hop = NOTHING_SAID) -> None:
         self.method = method
@@ -188,9 +174,29 @@ class ResponseHead:
         return self.status < 200 and self.status != 101
 
     def forget(self) -> None:
-        """Let go of what may be long, as `RequestHead.forget`."""
         self.fields.forget()
         self.phrase = self.upgrade = self.via = b""
 
     def __repr__(self) -> str:
         return f"ResponseHead({self.status}, body={self.body})"
+
+
+#: A slash as some origin may read it: plain, a backslash, or either in percent-encoding, once or more often.
+_SLASH: Final = rb"(?:/|\\|%(?:25)*(?:2[fF]|5[cC]))"
+#: One or two dots, plain or encoded, that end at a slash, at the end, or at a ";" (path parameters).
+_DOT_SEGMENT: Final = re.compile(rb"%s(?:\.|%%(?:25)*2[eE]){1,2}(?:\Z|;|%%(?:25)*3[bB]|(?=%s))" % (_SLASH, _SLASH))
+
+#: Bytes are looked for by their numbers: `in` takes a second look at anything else.
+_PERCENT: Final = 0x25
+_BACKSLASH: Final = 0x5C
+
+
+def has_dot_segment(path: bytes) -> bool:
+    """Whether some origin may read a segment of this path (without query) as `.` or `..`.
+
+    Source: RFC 3986 section 5.2.4, and the spellings that origins have been tricked with: `%2e`, `%252e`, `..%2f`,
+    `..;` and backslashes.
+    """
+    if path.find(b"/.") < 0 and _PERCENT not in path and _BACKSLASH not in path:
+        return False
+    return _DOT_SEGMENT.search(path) is not None

@@ -38,7 +38,6 @@ class Pickler(pickle.Pickler):
     """
 
     def reducer_override(self, value: Any) -> Any:
-        """See `pickle.Pickler.reducer_override`."""
         kind = type(value)
         if isinstance(value, Enum):
             return kind, (value.value,)
@@ -64,7 +63,6 @@ class Unpickler(pickle.Unpickler):
         self._what = what
 
     def find_class(self, module: str, name: str) -> Any:
-        """See `pickle.Unpickler.find_class`."""
         found = self._find(module, name)
         if found is None:
             raise pickle.UnpicklingError(f"{module}.{name} is no {self._what}")

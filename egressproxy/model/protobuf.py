@@ -63,6 +63,16 @@ def parsed(kind: Any, data: bytes) -> Any:
     return message
 
 
+def without_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values that are not empty or 0: that is what a missing field means."""
+    return {name: value for name, value in values.items() if value}
+
+
+def text_bytes(value: bytes) -> bytes:
+    """The bytes of a string: what is no UTF-8 becomes "?", since parsers refuse it."""
+    return value if value.isascii() else value.decode("utf-8", "replace").replace("\ufffd", "?").encode()
+
+
 def _check(message: Any) -> None:
     """Raises WireError where one of the fields that are not known is known."""
     known = message.DESCRIPTOR.fields_by_number

@@ -29,5 +29,4 @@ class PublishedObject:
 
     @property
     def key(self) -> Key:
-        """What tells it from all others."""
         return self.group, self.kind, self.namespace, self.name

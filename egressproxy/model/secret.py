@@ -1,12 +1,15 @@
 """Secret: bytes that never show themselves.
 
 `repr`, `str`, formatting and pickling give no hint of the value; equality is by content, so that values that hold a
-secret can be compared when a configuration is reloaded.
+secret can be compared when a configuration is reloaded. SecretSource says where secrets are that no manifest holds: an
+operator names these when the process is started; no manifest can, and nothing that is written through the API.
 """
 
 from __future__ import annotations
 
 import hmac
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NoReturn
 
 
@@ -19,7 +22,6 @@ class SecretBytes:
         self._value = value
 
     def reveal(self) -> bytes:
-        """The value."""
         return self._value
 
     def __eq__(self, other: object) -> bool:
@@ -39,3 +41,30 @@ class SecretBytes:
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("a Secret is not serialised")
+
+
+@dataclass(frozen=True, slots=True)
+class SecretSource:
+    """Data of the Secret `namespace/name`: what `path` holds, or the `value` that stood in `variable`.
+
+    A folder has an entry for each file, a file is the entry `key`, or the one of its own name. Without `name` the path
+    is a folder of Secrets, as `NAME/KEY` or `NAMESPACE/NAME/KEY`.
+
+    With `is_trust_bundle` it is no Secret but the ClusterTrustBundle `name`: the certificates of a PEM file, or of the
+    files in a folder.
+    """
+
+    namespace: str = "default"
+    name: str = ""
+    key: str = ""
+    path: Path | None = None
+    variable: str = ""
+    value: SecretBytes | None = field(default=None, repr=False)
+    is_trust_bundle: bool = False
+
+    def __str__(self) -> str:
+        return f"environment variable {self.variable}" if self.path is None else str(self.path)
+
+
+#: What a configuration is read from: manifests (a file, or a folder of them), and Secrets.
+ConfigSource = Path | SecretSource

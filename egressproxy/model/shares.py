@@ -100,7 +100,6 @@ class Shares:
             del self._held[client]
 
     def of(self, client: str) -> int:
-        """How many this client holds."""
         return self._held.get(client, 0)
 
     def __repr__(self) -> str:
@@ -128,9 +127,6 @@ class Tries:
         self._of[client] = (count + 1, until) if now < until else (1, now + self.window_s)
         if len(self._of) > MAX_TRYING:
             self._of.popitem(last=False)
-
-    def __repr__(self) -> str:
-        return f"Tries({len(self._of)} clients)"
 
 
 class FairQueue(Generic[T]):
@@ -189,6 +185,3 @@ class FairQueue(Generic[T]):
                     del self._of[client]
                 return own.popleft()
         return None
-
-    def __repr__(self) -> str:
-        return f"FairQueue({self._size} of {len(self._of)} clients)"

@@ -56,9 +56,6 @@ class _KnownChains:
             self._remembered.popitem(last=False)
         return True
 
-    def __repr__(self) -> str:
-        return f"_KnownChains({len(self._authorities)} authorities, {len(self._remembered)} certificates)"
-
 
 @lru_cache(maxsize=_MAX_SETTINGS)
 def _known_chains(clients: ClientCertificatesIR) -> _KnownChains:

@@ -35,7 +35,6 @@ def reset(transport: asyncio.Transport) -> None:
 
 
 def peer_name(transport: asyncio.BaseTransport) -> str:
-    """`address:port` of the other end ("-" if it is gone already)."""
     name: Any = transport.get_extra_info("peername")
     if not isinstance(name, tuple) or len(name) < 2:
         return "-"
@@ -77,17 +76,9 @@ class FlowControl(asyncio.Protocol):
     """One side of a relay: a transport, whether it reads, who feeds it, and how the body that it sends is framed."""
 
     __slots__ = (
-        "_poller",
-        "_unflushed",
-        "_unflushed_size",
-        "feeder",
-        "is_reading_paused",
-        "is_write_blocked",
-        "octets_in",
-        "octets_out",
-        "sends_chunked",
-        "transport",
-    )
+        "_poller", "_unflushed", "_unflushed_size", "feeder", "is_reading_paused", "is_write_blocked", "octets_in",
+        "octets_out", "sends_chunked", "transport",
+    )  # fmt: skip
 
     transport: asyncio.Transport
 
@@ -103,7 +94,6 @@ class FlowControl(asyncio.Protocol):
         self._poller: Poller | None = None  # kept: to ask for the running loop is a system call
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The transport to send to, whose buffer may hold HIGH_WATER bytes before it blocks."""
         self.transport = cast(asyncio.Transport, transport)
         if isinstance(transport, SocketTransport):
             self._poller = transport.poller
@@ -112,13 +102,11 @@ class FlowControl(asyncio.Protocol):
 
     # --- reading -----------------------------------------------------------------------------------------------
     def pause_reading(self) -> None:
-        """Take nothing more from the peer."""
         if not self.is_reading_paused and not self.transport.is_closing():
             self.is_reading_paused = True
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Take from the peer again."""
         if self.is_reading_paused:
             self.is_reading_paused = False
             if not self.transport.is_closing():
@@ -126,13 +114,11 @@ class FlowControl(asyncio.Protocol):
 
     # --- writing -----------------------------------------------------------------------------------------------
     def pause_writing(self) -> None:
-        """The transport's buffer is full: the feeder pauses."""
         self.is_write_blocked = True
         if self.feeder is not None:
             self.feeder.pause_reading()
 
     def resume_writing(self) -> None:
-        """The transport's buffer has drained: the feeder goes on."""
         self.is_write_blocked = False
         if self.feeder is not None:
             self.feeder.resume_reading()
@@ -160,7 +146,6 @@ class FlowControl(asyncio.Protocol):
             self.flush()  # so that back-pressure is felt within a turn, too
 
     def send_body(self, data: bytes) -> None:
-        """One piece of body, never empty."""
         size = len(data)
         if not self.sends_chunked:
             self.send(data)
@@ -177,7 +162,6 @@ class FlowControl(asyncio.Protocol):
             self.send(b"0%b\r\n\r\n" % self.trailers_to_send(trailers) if trailers else b"0\r\n\r\n")
 
     def trailers_to_send(self, trailers: bytes) -> bytes:
-        """What goes on of the trailers of this body."""
         return trailers
 
     def flush(self) -> None:

@@ -28,15 +28,12 @@ class InlineFuture(Generic[T]):
         self._is_cancelled = False
 
     def done(self) -> bool:
-        """Whether there is a result, an error or a cancellation."""
         return self._is_done
 
     def cancelled(self) -> bool:
-        """Whether `cancel` has ended it."""
         return self._is_cancelled
 
     def result(self) -> T:
-        """The result. Raises the error that was set, or CancelledError."""
         if self._is_cancelled:
             raise asyncio.CancelledError
         if self._error is None:
@@ -47,7 +44,6 @@ class InlineFuture(Generic[T]):
             del self  # the error's traceback holds this frame: no cycle
 
     def exception(self) -> Exception | None:
-        """The error that was set, or None. Raises CancelledError."""
         if self._is_cancelled:
             raise asyncio.CancelledError
         return self._error
@@ -63,7 +59,6 @@ class InlineFuture(Generic[T]):
         self._settle()
 
     def cancel(self, msg: object = None) -> bool:
-        """False if it is done already."""
         if self._is_done:
             return False
         self._is_cancelled = True
@@ -96,9 +91,6 @@ class InlineFuture(Generic[T]):
         callbacks, self._callbacks = self._callbacks, []
         for callback in callbacks:
             callback(self)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({'done' if self._is_done else 'pending'})"
 
 
 def _waiting(held: list[InlineFuture[T]]) -> Generator[Any, None, T]:

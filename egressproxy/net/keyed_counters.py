@@ -204,9 +204,6 @@ class KeyedCounters:
         """Entries that are not as new, that of the keys without room included."""
         return sum(until > now for until in self.cells[2::_CELLS])
 
-    def __repr__(self) -> str:
-        return f"KeyedCounters({(self._mask + 1) // _CELLS} entries)"
-
 
 class OwnCounters:
     """The tables of a process that serves alone, by the limit that they belong to. They live as long as somebody has

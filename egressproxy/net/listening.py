@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import errno
+import grp
 import ipaddress
 import os
+import pwd
 import socket
+import stat
+import struct
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
 
-from egressproxy.model.unix_socket import is_unix, parse_unix_socket
-from egressproxy.net.unix_listening import BACKLOG, bind_unix
+from egressproxy.model.unix_socket import UnixSocket, is_unix, parse_unix_socket
 
+#: Connections that the kernel has accepted, and that wait to be taken.
+BACKLOG = 1024
+_CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 REMEDIES = {
     errno.EADDRINUSE: " (`ss -tanp` shows who has it: end that, or give the listener another port)",
     errno.EACCES: " (ports below 1024 ask for CAP_NET_BIND_SERVICE; or give the listener another port)",
@@ -79,3 +88,145 @@ def bind_error(listeners: str, address: str, port: int, error: OSError) -> BindE
         return BindError(f"listener {listeners}: cannot bind {address}: {why}{remedy}", listeners)
     remedy = REMEDIES.get(error.errno or 0, "")
     return BindError(f"listener {listeners}: cannot bind {address} port {port}: {why}{remedy}", listeners)
+
+
+class UnixListeningSocket(socket.socket):
+    """To close it removes its path. Copies of it in other processes do not."""
+
+    def __init__(self) -> None:
+        super().__init__(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._made: tuple[str, int, int] | None = None  # path, device and inode
+
+    def made(self, path: str) -> None:
+        """It has this path, which is its own to remove."""
+        found = os.lstat(path)
+        self._made = path, found.st_dev, found.st_ino
+
+    def close(self) -> None:
+        """The path goes unless another socket has taken it."""
+        made, self._made = self._made, None
+        if made is not None:
+            path, device, inode = made
+            with suppress(OSError):
+                found = os.lstat(path)
+                if (found.st_dev, found.st_ino) == (device, inode):
+                    os.unlink(path)
+        super().close()
+
+
+def is_inside(at: UnixSocket, folders: Iterable[Path]) -> bool:
+    """Whether the socket would be in one of these folders, or below, when every link on the way is followed."""
+    folder = Path(at.path).parent.resolve()
+    return any(folder.is_relative_to(each.resolve()) for each in folders)
+
+
+def bind_unix(at: UnixSocket) -> socket.socket:
+    """A socket that listens there, and does not block. One that nobody serves any more is replaced.
+
+    Until its owner and its mode are set nobody may connect. Raises OSError.
+    """
+    owner, group = _number(at.owner, _user), _number(at.group, _group)
+    _remove_stale(at.path)
+    sock = UnixListeningSocket()
+    try:
+        os.fchmod(sock.fileno(), 0)  # the mode of what `bind` makes
+        sock.bind(at.path)
+        sock.made(at.path)
+        _give(at.path, owner, group, at.mode)
+        sock.setblocking(False)
+        sock.listen(BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def accepting_unix(accept: Callable[[], tuple[int, object]]) -> Callable[[], tuple[int, tuple[str, int]]]:
+    """`accept` gives a descriptor; what is returned gives it with who has connected, in place of an address and port:
+    `uid-1000` and the number of the process. Raises OSError.
+    """
+
+    def accept_unix() -> tuple[int, tuple[str, int]]:
+        fd, _ = accept()
+        sock = socket.socket(fileno=fd)
+        try:
+            raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        except OSError:
+            sock.close()
+            raise
+        sock.detach()
+        pid, uid, _ = _CREDENTIALS.unpack(raw)
+        return fd, (f"uid-{uid}", pid)
+
+    return accept_unix
+
+
+def _remove_stale(path: str) -> None:
+    """Remove the Unix socket at this path where nobody listens on it. Anything else is left alone.
+
+    Raises OSError where the folder cannot be looked into, and where the socket may not be removed.
+    """
+    try:
+        if not stat.S_ISSOCK(os.lstat(path).st_mode) or _is_served(path):
+            return
+    except FileNotFoundError:
+        return
+    try:
+        os.unlink(path)
+    except OSError as error:
+        why = f"nobody serves the socket that is there, and it cannot be removed: {error.strerror}"
+        raise OSError(errno.EACCES, f"{why}; remove it, or let the gateway's user do it") from None
+
+
+def _give(path: str, owner: int, group: int, mode: int) -> None:
+    """Set the owner and the mode of the socket at this path. Raises OSError where it is no socket any more: whoever may
+    write in the folder could have put a link in its place, and would be given the file that it leads to.
+    """
+    found = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISSOCK(os.fstat(found).st_mode):
+            raise OSError(errno.EADDRINUSE, "the socket was replaced while it was made")
+        itself = f"/proc/self/fd/{found}"  # the mode of what is open with O_PATH is set by this name alone
+        at = itself if os.path.exists(itself) else path  # no /proc in this container
+        os.chown(at, owner, group)
+        os.chmod(at, mode)
+    finally:
+        os.close(found)
+
+
+def _number(name: str, find: Callable[[str], int]) -> int:
+    """Of a user or a group; -1, which changes nothing, for "". Raises OSError."""
+    if not name or name.isdigit():
+        return int(name or -1)
+    try:
+        return find(name)
+    except KeyError:
+        raise OSError(errno.EINVAL, f"this system does not know {name}, the owner or group of the socket") from None
+
+
+def _user(name: str) -> int:
+    return pwd.getpwnam(name).pw_uid
+
+
+def _group(name: str) -> int:
+    return grp.getgrnam(name).gr_gid
+
+
+def _is_served(path: str) -> bool:
+    """Whether somebody has this Unix socket, of any kind. Only where the kernel says that nobody does it is stale: to
+    one of another kind it connects nobody (connect(2): EPROTOTYPE).
+
+    Raises OSError where this user may not connect to it, and so cannot know.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
+        sock.setblocking(False)
+        try:
+            sock.connect(path)
+        except ConnectionRefusedError:
+            return False
+        except PermissionError:
+            why = "there is a socket that the gateway's user may not connect to, so it may be served"
+            raise OSError(errno.EADDRINUSE, f"{why}; remove it, or give it to that user") from None
+        except OSError:
+            return True  # its queue is full, for one
+    return True

@@ -23,21 +23,17 @@ class PendingProtocol(asyncio.Protocol):
         self._loss: Exception | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The transport to hold."""
         self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """Keep what has come, and read no more."""
         self.data.append(data)
         self.transport.pause_reading()
 
     def eof_received(self) -> bool:
-        """Note the end; the other direction stays open."""
         self.has_ended = True
         return True
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Note the loss, for the protocol that follows."""
         self.is_lost = True
         self._loss = error
 

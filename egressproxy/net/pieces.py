@@ -81,6 +81,3 @@ class Pieces:
     def __iter__(self) -> Iterator[bytes]:
         self._join()
         return iter(self._whole)
-
-    def __repr__(self) -> str:
-        return f"Pieces({len(self)})"  # never what they hold

@@ -192,6 +192,3 @@ class Poller:
         if isinstance(error, SystemExit | KeyboardInterrupt):
             raise error
         self._loop.call_exception_handler({"message": message, "exception": error})
-
-    def __repr__(self) -> str:
-        return f"Poller({sum(handler is not None for handler in self._handlers)} descriptors)"

@@ -68,8 +68,6 @@ _GONE_PROTOCOL: Final = asyncio.Protocol()
 
 
 class SocketState(Enum):
-    """See the table above."""
-
     OPEN = auto()
     PEER_ENDED = auto()
     ENDED = auto()
@@ -132,7 +130,6 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
         self._error: Exception | None = None
 
     def start(self) -> None:
-        """Tell the protocol of its connection, and begin to read."""
         self._protocol.connection_made(self)
         if self._state in _OVER:
             return
@@ -187,15 +184,12 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
                 return
 
     def failed(self, error: Exception) -> None:
-        """`ready` has raised this: the connection ends with it."""
         self._break(error)
 
     def send_failed(self, error: OSError) -> None:
-        """The connection ends with this error."""
         self._break(error)
 
     def watch_failed(self, error: OSError) -> None:
-        """The connection ends with this error."""
         self._break(error)
 
     def _end_of_input(self) -> None:
@@ -211,7 +205,6 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
         self._is_paused = True
 
     def resume_reading(self) -> None:
-        """Read again, unless the peer has ended or the transport is closing."""
         if not self._is_paused:
             return
         self._is_paused = False
@@ -223,7 +216,6 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
         return not self._is_paused and self._state in _READS
 
     def wants_input(self) -> bool:
-        """As `is_reading`."""
         return not self._is_paused and self._state in _READS
 
     # --- writing -----------------------------------------------------------------------------------------------------
@@ -293,11 +285,9 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
             self.shut_down()
 
     def get_write_buffer_size(self) -> int:
-        """Bytes that the kernel has not taken yet."""
         return len(self.unsent) if self.unsent is not None else 0
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
-        """The low and the high mark, in bytes."""
         return self._low, self._high
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
@@ -306,11 +296,9 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
         self._low = self._high // 4 if low is None else low
 
     def can_write_eof(self) -> bool:
-        """TCP can end one direction."""
         return True
 
     def write_eof(self) -> None:
-        """End our side behind what is queued."""
         if self._state not in _WRITES:
             return
         self._state = _ENDED if self._state is _OPEN else _BOTH_ENDED
@@ -319,11 +307,9 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
 
     # --- the end -----------------------------------------------------------------------------------------------------
     def is_closing(self) -> bool:
-        """Whether `close`, `abort`, `detach` or an error has begun its end."""
         return self._state is not _OPEN and self._state in _IS_CLOSING  # the usual answer first: it is asked often
 
     def close(self) -> None:
-        """Close when all is sent; nothing more is read."""
         if self._state in _IS_CLOSING:
             return
         self._state = _CLOSING
@@ -370,12 +356,10 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
 
     # --- what it is --------------------------------------------------------------------------------------------------
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Tell this protocol from now on; it is not told of the connection."""
         self._protocol = protocol
         self._is_write_paused = False  # the new one is told at the next write, should that still be so
 
     def get_protocol(self) -> asyncio.BaseProtocol:
-        """The protocol that is told."""
         protocol: asyncio.BaseProtocol = self._protocol
         return protocol
 

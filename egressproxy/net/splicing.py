@@ -74,7 +74,6 @@ class Pipe:
         return rest
 
     def close(self) -> None:
-        """Close both ends; what is inside is lost."""
         if not self.is_closed:
             reading, self._reading = self._reading, -1
             os.close(reading)
@@ -83,13 +82,9 @@ class Pipe:
 
     @property
     def is_closed(self) -> bool:
-        """Whether `close` was called."""
         return self._reading < 0
 
     @property
     def is_empty(self) -> bool:
         """It is open, and nothing was left behind in it."""
         return not self._inside and self._reading >= 0
-
-    def __repr__(self) -> str:
-        return f"Pipe({'closed' if self.is_closed else self.capacity})"

@@ -69,12 +69,10 @@ class Deadline(Timer):
         self.callback: Callable[[], None] | None = callback
 
     def passed(self) -> None:
-        """Call the callback."""
         if self.callback is not None:
             self.callback()
 
     def close(self) -> None:
-        """Clear for good, and let go of the callback."""
         super().close()
         self.callback = None
 
@@ -96,7 +94,6 @@ class TimerWheel:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def start(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Tick on this loop from now on."""
         self._loop = loop
         self._due = time.monotonic()
         self._tick()

@@ -151,7 +151,6 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
 
     # --- protocol of the transport below -------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The transport below: the handshake begins."""
         self._transport = cast(asyncio.Transport, transport)
         self._handshake()
 
@@ -199,13 +198,11 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
         inner.connection_lost(exc)
 
     def pause_writing(self) -> None:
-        """The transport below is full: the protocol above is told."""
         self._is_write_paused = True
         if self._state not in _IS_UNHEARD:
             self._inner.pause_writing()
 
     def resume_writing(self) -> None:
-        """The transport below has drained: the protocol above is told."""
         self._is_write_paused = False
         if self._state not in _IS_UNHEARD:
             self._inner.resume_writing()
@@ -236,14 +233,12 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
         self._transport.write(self._out.read())
 
     def _records(self, rest: memoryview) -> Iterator[bytes]:
-        """This plaintext, encrypted a piece at a time."""
         while rest:
             sent = self._ssl.write(rest[: self._piece])
             rest = rest[sent:]
             yield self._out.read()
 
     def writelines(self, list_of_data: Iterable[Any]) -> None:
-        """As `write`, of all pieces together."""
         self.write(b"".join(list_of_data))  # few large records rather than many small ones
 
     def can_write_eof(self) -> bool:
@@ -273,7 +268,6 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
             self._transport.close()
 
     def abort(self) -> None:
-        """Close at once; nothing more is sent."""
         self._mark_closed()
         self._transport.abort()
 
@@ -289,11 +283,9 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the transport below is gone."""
         return self._inner is _GONE_PROTOCOL
 
     def is_closing(self) -> bool:
-        """Whether it is over, or the transport below is closing."""
         return (self._state is not _OPEN and self._state in _OVER) or self._transport.is_closing()
 
     def pause_reading(self) -> None:
@@ -317,15 +309,12 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
         return not self._is_paused and self._state in _READS
 
     def get_write_buffer_size(self) -> int:
-        """Bytes of ciphertext that the transport below has not sent yet."""
         return self._transport.get_write_buffer_size()
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
-        """Those of the transport below, in bytes."""
         return self._transport.get_write_buffer_limits()
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Set those of the transport below, in bytes."""
         self._transport.set_write_buffer_limits(high, low)
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
@@ -339,7 +328,6 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
             self._inner.pause_writing()
 
     def get_protocol(self) -> asyncio.Protocol:
-        """The protocol above."""
         return self._inner
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
@@ -389,7 +377,6 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
             on_handshake(self, error)
 
     def _pump(self) -> None:
-        """Deliver what can be decrypted, until the inner protocol pauses."""
         incoming = self._in
         while self._state in _READS and not self._is_paused:
             try:

@@ -288,11 +288,11 @@ def _certificate_context(
                 context.load_verify_locations(cafile=path)
             context.verify_flags |= ssl.VERIFY_CRL_CHECK_CHAIN
         if clients.takes_any:
-            from egressproxy.net.any_certificate import take_any_certificate  # here: hardly anybody needs it
+            from egressproxy.net.verify_callbacks import take_any_certificate  # here: hardly anybody needs it
 
             take_any_certificate(context)
         else:
-            from egressproxy.net.refused_certificate import note_refused  # here: few listeners ask for certificates
+            from egressproxy.net.verify_callbacks import note_refused  # here: few listeners ask for certificates
 
             note_refused(context)
     return context

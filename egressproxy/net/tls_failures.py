@@ -85,7 +85,7 @@ _CERTIFICATE: Final[dict[int, tuple[str, str]]] = {
     68: ("is signed with a digest that is too weak, such as SHA-1", "the server needs one that is signed with SHA-256"),
     79: ("is signed with a certificate that is no authority's", _SERVER_REMEDY),
 }  # fmt: skip
-_EXPIRED, _SELF_SIGNED, _NO_ISSUER, _UNVERIFIED_LEAF, _OTHER_NAME = 10, 18, 20, 21, 62
+_EXPIRED, _NO_ISSUER, _UNVERIFIED_LEAF, _OTHER_NAME = 10, 20, 21, 62
 _NO_NAMES: Final = (
     "names no host: a common name does not count",
     "the server needs a certificate with subject alternative names",
@@ -180,7 +180,7 @@ def client_refusal_text(error: Exception, peer: ssl.SSLObject) -> str:
     """Why a client's certificate was refused by a server's context, what the client presented, and what was expected;
     for the log. Call it in the moment of the failure.
     """
-    from egressproxy.net.refused_certificate import take_refused  # here: few listeners ask for certificates
+    from egressproxy.net.verify_callbacks import take_refused  # here: few listeners ask for certificates
 
     found = take_refused()
     if isinstance(error, ssl.SSLCertVerificationError):

@@ -65,6 +65,3 @@ class TlsResumption:
         if session is None or not (session.has_ticket or (session.id and peer.version() == "TLSv1.2")):
             return  # it may still come
         self._session, self._context, self._newest = session, peer.context, None
-
-    def __repr__(self) -> str:
-        return f"TlsResumption({'a session' if self._session is not None else 'none'})"

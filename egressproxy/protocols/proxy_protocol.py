@@ -92,6 +92,3 @@ class ProxyHeaderReader:
             raise BadProxyHeader("a port of its PROXY header is above 65535")
         mapped = source.ipv4_mapped if isinstance(source, IPv6Address) else None
         self.source = str(mapped or source), port
-
-    def __repr__(self) -> str:
-        return f"ProxyHeaderReader({len(self._data)} bytes)"

@@ -96,13 +96,11 @@ class ValueTest:
         self.expression = compile_pattern(match.value) if match.type is MatchType.REGEX else None
 
     def holds(self, value: bytes, asked: MatchInput, too_long: Reason) -> bool:
-        """Whether this value matches. Raises as `MatchInput.fits`."""
         if self.expression is None:
             return value == self.value
         return asked.fits(self.expression, value, too_long)
 
     def text(self) -> bytes:
-        """The match in words, for explanations."""
         return self.name + (b"=" if self.expression is None else b"~") + self.value
 
 
@@ -115,11 +113,9 @@ class Presence(ValueTest):
         super().__init__(ValueMatch(name, ""))
 
     def holds(self, value: bytes, asked: MatchInput, too_long: Reason) -> bool:
-        """Whether the value is not empty."""
         return value != b""
 
     def text(self) -> bytes:
-        """The match in words, for explanations."""
         return self.name
 
 

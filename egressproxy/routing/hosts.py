@@ -79,7 +79,6 @@ class HostMap(Generic[T]):
         return self._suffixes.get(pattern[2:]) if pattern.startswith("*.") else self._exact.get(pattern)
 
     def values(self) -> Iterator[T]:
-        """Every value: those of names, then those of wildcards."""
         return chain(self._exact.values(), self._suffixes.values())
 
 

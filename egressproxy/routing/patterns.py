@@ -82,9 +82,6 @@ class Expression:
         """Whether the whole value matches. The caller ensures that it has at most MAX_SUBJECT bytes."""
         return self._fullmatch(value) is not None
 
-    def __repr__(self) -> str:
-        return f"Expression({self.text!r}, {self.size} instructions)"
-
 
 @lru_cache(maxsize=4096)
 def compile_pattern(text: str) -> Expression:

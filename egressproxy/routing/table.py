@@ -35,7 +35,7 @@ from typing import Final, Generic, TypeVar
 from egressproxy.errors import BadRequest, Reason
 from egressproxy.ir.route import HttpRouteIR, MatchIR, PathMatchType, ValueMatch
 from egressproxy.model.fields import Fields
-from egressproxy.model.path import has_dot_segment
+from egressproxy.model.message import has_dot_segment
 from egressproxy.model.steps import Cooperative
 from egressproxy.routing.conditions import MatchInput, Presence, ValueTest
 from egressproxy.routing.hosts import HostMap

@@ -19,8 +19,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Protocol
 
 from egressproxy.errors import Reason
-from egressproxy.model.attempt_trail import AttemptTrail
-from egressproxy.model.exchange import ANONYMOUS, LOGGED, CallerIdentity, Exchange
+from egressproxy.model.exchange import ANONYMOUS, LOGGED, AttemptTrail, CallerIdentity, Exchange
 from egressproxy.model.grpc_status import GRPC_NAMES
 from egressproxy.model.shares import Shares, client_of, most_of
 from egressproxy.telemetry.log_writer import LogWriter

@@ -81,10 +81,8 @@ class EventStream:
 
 
 def event(name: bytes, data: bytes) -> bytes:
-    """An event with a name."""
     return b"event: " + name + b"\ndata: " + data + b"\n\n"
 
 
 def event_of_data(data: bytes) -> bytes:
-    """An event without a name."""
     return b"data: " + data + b"\n\n"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from egressproxy.translation.errors import Untranslatable
+
+T = TypeVar("T")
 
 
 class JsonObject:
@@ -23,11 +25,7 @@ class JsonObject:
         self._left = dict(value)
         self.path = path
 
-    def __repr__(self) -> str:
-        return f"JsonObject({self.path!r}, left={sorted(self._left)})"
-
     def where(self, name: str) -> str:
-        """The path of a field of this object."""
         return f"{self.path}.{name}" if self.path else name
 
     def refuse(self, name: str, why: str) -> NoReturn:
@@ -39,18 +37,19 @@ class JsonObject:
         return self._left.pop(name, None)
 
     def text(self, name: str) -> str | None:
-        """A string."""
         value = self._left.pop(name, None)
         if value is not None and type(value) is not str:
             self.refuse(name, "must be a string")
         return value
 
-    def needed_text(self, name: str) -> str:
-        """A string that has to be there."""
-        value = self.text(name)
+    def needed(self, name: str, value: T | None) -> T:
+        """The value that was read of this field, which has to be there."""
         if value is None:
             self.refuse(name, "is missing")
         return value
+
+    def needed_text(self, name: str) -> str:
+        return self.needed(name, self.text(name))
 
     def word(self, name: str, words: tuple[str, ...]) -> str | None:
         """One of these words. Others are refused: they may mean what nobody here knows."""

@@ -22,13 +22,11 @@ from typing import Final
 from egressproxy.errors import Denied, Reason
 from egressproxy.ir.backend import EndpointAddress
 from egressproxy.ir.policy import AddressAllowance, AddressesIR
-from egressproxy.model.aliases import aliases
+from egressproxy.model.addresses import METADATA, aliases
 from egressproxy.model.authority import Authority, IPAddress
-from egressproxy.model.metadata import METADATA
-from egressproxy.upstream.closed_names import names_closed_by
-from egressproxy.upstream.closed_ranges import Closing, closed_by
+from egressproxy.upstream.closed_places import Closing, closed_by, names_closed_by
+from egressproxy.upstream.dns_cache import Resolved
 from egressproxy.upstream.own_sockets import NO_SOCKETS, OwnSockets
-from egressproxy.upstream.resolved import Resolved
 
 
 class _Scope(Enum):
@@ -134,23 +132,14 @@ class AddressPolicy:
     Each rule holds for all `aliases` of an address: an IPv6 address that carries an IPv4 address needs an allowance for
     both. A cloud metadata address or an own listener is dialled only where an allowance names exactly that address (a
     /32 or /128), since a wide range is written for other reasons. Nothing opens the admin address, nor a range that a
-    policy closes (`closed_ranges`). Of several addresses, those that are not allowed are left out. A name that leads
-    through a denied one (`closed_names`) has none that is.
+    policy closes (`ClosedRanges`). Of several addresses, those that are not allowed are left out. A name that leads
+    through a denied one (`ClosedNames`) has none that is.
     """
 
     __slots__ = (
-        "_allow",
-        "_closed",
-        "_closed_names",
-        "_known",
-        "_known_addresses",
-        "_latest",
-        "_own",
-        "_reported",
-        "_reported_names",
-        "_rule",
-        "reports",
-    )
+        "_allow", "_closed", "_closed_names", "_known", "_known_addresses", "_latest", "_own", "_reported",
+        "_reported_names", "_rule", "reports",
+    )  # fmt: skip
 
     def __init__(self, spec: AddressesIR, own: OwnSockets = NO_SOCKETS) -> None:
         self._allow = spec.allow

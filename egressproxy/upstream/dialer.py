@@ -18,10 +18,10 @@ from typing import Any, Final, Generic, Protocol, TypeVar
 
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
 from egressproxy.model.authority import IPAddress, text_of
-from egressproxy.net.descriptors import descriptors_for_traffic
 from egressproxy.net.inline_future import InlineFuture
 from egressproxy.net.loop import poller
 from egressproxy.net.poller import ENDED, WRITABLE, Poller
+from egressproxy.net.process import descriptors_for_traffic
 from egressproxy.net.sockets import SocketTransport
 from egressproxy.net.watched_socket import Socket
 
@@ -124,7 +124,6 @@ class Dialer:
         return dial
 
     def forget(self, dial: Dial[Any]) -> None:
-        """Remove a dial that has ended from those with a time limit."""
         self._limited.pop(dial, None)
 
     def begin_with(self, key: int, place: int) -> None:
@@ -146,9 +145,6 @@ class Dialer:
         for dial in [dial for dial, end in self._limited.items() if end <= now]:
             dial.too_late()
 
-    def __repr__(self) -> str:
-        return f"Dialer({len(self._limited)} dials with a time limit)"
-
 
 def abandon(dial: PendingDial[P]) -> None:
     """Give up a dial: cancel it, or abort the connection that it has just made."""
@@ -160,20 +156,9 @@ class Dial(InlineFuture[tuple[asyncio.Transport, P, _Target]], Generic[P]):
     """One dial: its open attempts, and those that failed."""
 
     __slots__ = (
-        "_beginning",
-        "_descriptors",
-        "_dialer",
-        "_factory",
-        "_failures",
-        "_makes_way_at",
-        "_next",
-        "_patience_s",
-        "_poller",
-        "_stagger",
-        "_targets",
-        "_tried",
-        "_trying",
-    )
+        "_beginning", "_descriptors", "_dialer", "_factory", "_failures", "_makes_way_at", "_next", "_patience_s",
+        "_poller", "_stagger", "_targets", "_tried", "_trying",
+    )  # fmt: skip
 
     def __init__(
         self,

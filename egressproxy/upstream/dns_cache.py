@@ -6,11 +6,28 @@ Sources: RFC 2308 (negative answers), RFC 8767 (stale answers), RFC 9520 (failur
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
-from egressproxy.upstream.resolved import Resolved
-from egressproxy.upstream.turns import Waiter
+from egressproxy.model.authority import IPAddress
+from egressproxy.upstream.lookups import Waiter
+
+
+class Resolved(tuple[IPAddress, ...]):
+    """Addresses in the order in which they should be tried; a tuple, which is what most readers want.
+
+    `through`: the names on the way to them, in lower case: the name that was asked for where the search list completed
+    it, and the targets of CNAME records.
+    """
+
+    through: tuple[str, ...]
+
+    def __new__(cls, addresses: Iterable[IPAddress] = (), through: tuple[str, ...] = ()) -> Resolved:
+        made = super().__new__(cls, addresses)
+        made.through = through
+        return made
+
 
 MAX_NAMES = 10_000
 MAX_CACHED_BYTES = 16 * 1024 * 1024  # of all that is known of them, about
@@ -78,7 +95,6 @@ class DnsCache:
         self.get = self._entries.get
 
     def put(self, host: str, entry: KnownName) -> None:
-        """Keep what is known of this name, in place of what was known before."""
         self._forget(host)
         self._entries[host] = entry
         self._bytes += _bytes_of(host, entry)
@@ -92,9 +108,6 @@ class DnsCache:
 
     def __len__(self) -> int:
         return len(self._entries)
-
-    def __repr__(self) -> str:
-        return f"DnsCache({len(self._entries)} names)"
 
 
 def _bytes_of(host: str, entry: KnownName) -> int:

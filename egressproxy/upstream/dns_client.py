@@ -14,9 +14,9 @@ import asyncio
 import math
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import dns.flags
 import dns.message
@@ -34,11 +34,8 @@ from egressproxy.upstream.dns_reply import (
     is_truncated,
     read,
 )
-from egressproxy.upstream.dns_server import DnsTlsFailure, Server
-from egressproxy.upstream.dns_stream import DnsStream, StreamFailure
-
-if TYPE_CHECKING:
-    from egressproxy.upstream.dns_https import DnsHttps
+from egressproxy.upstream.dns_server import DnsConnection, NoAnswer, Server, ServerConnections
+from egressproxy.upstream.dns_stream import DnsStream
 
 #: Is told of each query: the server's label, how it ended (the code of the answer in lower case, "error", or
 #: "unanswered" where another was faster or the time was over), and seconds.
@@ -73,15 +70,14 @@ class DnsClient:
     those of transport tls and https are verified.
     """
 
-    __slots__ = ("_https", "_is_retired", "_on_query", "_streams", "_tls")
+    __slots__ = ("_connections", "_is_retired", "_on_query", "_tls")
 
     def __init__(
         self, on_query: OnQuery = lambda server, result, seconds: None, tls: BackendTlsIR = SYSTEM_TRUST
     ) -> None:
         self._on_query = on_query
         self._tls = tls
-        self._https: dict[Server, DnsHttps] = {}
-        self._streams: dict[Server, DnsStream] = {}
+        self._connections: dict[Server, ServerConnections] = {}
         self._is_retired = False
 
     async def ask(
@@ -127,9 +123,7 @@ class DnsClient:
                     if error is None:
                         return task.result()
                     broken.add(server)
-                    if isinstance(error, DnsTlsFailure):
-                        error = DnsFailure(Reason.DNS_ERROR, f"{server}: {error}")
-                    elif not isinstance(error, DnsFailure):
+                    if not isinstance(error, DnsFailure):
                         error = DnsFailure(Reason.DNS_ERROR, f"{server}: {type(error).__name__}: {error}")
                     if failure.reason is not Reason.DNS_SERVFAIL:  # which says more than that another cannot be reached
                         failure = error
@@ -138,19 +132,14 @@ class DnsClient:
 
     def close(self) -> None:
         """Close the connections that are kept."""
-        for each in self._asked():
+        for each in self._connections.values():
             each.close()
 
     def retire(self) -> None:
         """Close each connection as soon as no question is on it: the next configuration may trust others."""
         self._is_retired = True
-        for each in self._asked():
+        for each in self._connections.values():
             each.retire()
-
-    def _asked(self) -> Iterator[DnsHttps | DnsStream]:
-        """What has connections to servers."""
-        yield from self._https.values()
-        yield from self._streams.values()
 
     async def _ask_one(
         self, server: Server, name: dns.name.Name, kind: dns.rdatatype.RdataType, must_be_authentic: bool
@@ -175,7 +164,7 @@ class DnsClient:
     async def _answer_of(
         self, server: Server, name: dns.name.Name, kind: dns.rdatatype.RdataType, asks_authentic: bool
     ) -> tuple[int, DnsAnswer]:
-        """The code and the answer of this server. Raises DnsFailure, OSError, HttpsFailure."""
+        """The code and the answer of this server. Raises DnsFailure, OSError."""
         pad = _PAD if server.transport in ("tls", "https") else 0
         query = dns.message.make_query(name, kind, use_edns=0, payload=_UDP_PAYLOAD, pad=pad)
         if asks_authentic:
@@ -184,42 +173,31 @@ class DnsClient:
             query.id = 0  # RFC 8484 section 4.1: equal questions are equal to caches
         question = DnsQuestion(query.to_wire(), cast(bytes, name.to_wire()).lower(), int(kind))
         wire, age_s = None, 0
-        if server.transport == "https":
-            wire, age_s = await self._over_https(server, question)
-        elif server.transport == "udp":
+        if server.transport == "udp":
             wire = await _over_udp(server, question)
-        if wire is None or (is_truncated(wire) and server.transport != "https"):
-            wire = await self._over_stream(server, question)
+        if wire is None or is_truncated(wire):
+            wire, age_s = await self._over_connection(server, question)
         try:
             code, answer = read(wire, question)
         except BadReply as error:
             raise DnsFailure(Reason.DNS_ERROR, f"{server}: the answer is refused: {error}") from None
         return code, replace(answer, ttl_s=max(0.0, answer.ttl_s - age_s)) if age_s else answer
 
-    async def _over_https(self, server: Server, question: DnsQuestion) -> tuple[bytes, int]:
-        """The answer, and its age in seconds (RFC 8484 section 5.1)."""
-        known = self._https.get(server)
+    async def _over_connection(self, server: Server, question: DnsQuestion) -> tuple[bytes, int]:
+        """The answer over TCP, TLS or HTTPS, and its age in seconds (RFC 8484 section 5.1)."""
+        known = self._connections.get(server)
         if known is None:
-            from egressproxy.upstream.dns_https import DnsHttps  # only who has such a server pays for HTTP/2
+            kind: type[DnsConnection] = DnsStream
+            if server.transport == "https":
+                from egressproxy.upstream.dns_https import DnsHttps  # only who has such a server pays for HTTP/2
 
-            known = self._https[server] = DnsHttps(server, self._tls)
-            if self._is_retired:
-                known.retire()
-        wire, age_s = await known.ask(question.wire)
-        if not is_reply(wire, question) or is_truncated(wire):
-            raise DnsFailure(Reason.DNS_ERROR, f"{server} answered another question, or not all of it")
-        return wire, age_s
-
-    async def _over_stream(self, server: Server, question: DnsQuestion) -> bytes:
-        """The answer over TCP or TLS."""
-        known = self._streams.get(server)
-        if known is None:
-            known = self._streams[server] = DnsStream(server, self._tls)
+                kind = DnsHttps
+            known = self._connections[server] = ServerConnections(kind, server, self._tls)
             if self._is_retired:
                 known.retire()
         try:
             return await known.ask(question)
-        except StreamFailure as error:
+        except NoAnswer as error:
             raise DnsFailure(Reason.DNS_ERROR, f"{server}: {error}") from None
 
 

@@ -13,7 +13,7 @@ by step. Times are monotonic seconds that the caller gives. Source: Envoy, outli
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from enum import Enum
 from weakref import WeakValueDictionary
 
@@ -48,7 +48,6 @@ class Why(str, Enum):
 
     @property
     def text(self) -> str:
-        """The reason in words."""
         return _TEXTS[self]
 
 
@@ -94,34 +93,15 @@ class HealthRegistry:
         self.version += 1
         self._tell(health, why)
 
-    def __repr__(self) -> str:
-        return f"HealthRegistry({len(self._known)} endpoints, version {self.version})"
-
 
 class EndpointHealth:
     """What is known of one endpoint."""
 
     __slots__ = (
-        "_5xx",
-        "__weakref__",
-        "_check",
-        "_checks_failed",
-        "_checks_passed",
-        "_gateway",
-        "_local",
-        "_outliers",
-        "_registry",
-        "_trial_until",
-        "address",
-        "backend",
-        "ejected_until",
-        "is_clean",
-        "kind",
-        "multiplier",
-        "name",
-        "returned_at",
-        "state",
-    )
+        "_5xx", "__weakref__", "_check", "_checks_failed", "_checks_passed", "_gateway", "_local", "_outliers",
+        "_registry", "_trial_until", "address", "backend", "ejected_until", "is_clean", "kind", "multiplier", "name",
+        "returned_at", "state",
+    )  # fmt: skip
 
     def __init__(
         self, registry: HealthRegistry, backend: str, owner: BackendIR, address: str,
@@ -264,5 +244,43 @@ class EndpointHealth:
         self.is_clean = True
         self._registry.changed(self, why)
 
-    def __repr__(self) -> str:
-        return f"EndpointHealth({self.backend} {self.address}, {self.state.value})"
+
+class OutlierDetection:
+    """Ejects endpoints of one backend that fail, as long as not too many of them are out. `healths` are those of all
+    its endpoints; the collection may change. `spec` None ejects none. Source: Envoy, outlier detection.
+    """
+
+    __slots__ = ("_spec", "healths")
+
+    def __init__(self, spec: OutlierDetectionIR | None, healths: Collection[EndpointHealth]) -> None:
+        self._spec = spec
+        self.healths = healths
+
+    def answered(self, health: EndpointHealth, status: int, now: float) -> bool:
+        """This endpoint gave a final answer with this status. Returns whether it is ejected for that."""
+        if status < 500:
+            if not health.is_clean:
+                health.good(now)
+            return False
+        return self._judge(health, health.bad_status(status), now)
+
+    def failed(self, health: EndpointHealth, now: float) -> bool:
+        """This endpoint gave no answer: no connection, one that broke, or none in time. Returns as `answered`."""
+        return self._judge(health, health.local_failure(), now)
+
+    def _judge(self, health: EndpointHealth, why: Why | None, now: float) -> bool:
+        if why is None or (why is not Why.TRIAL_FAILED and not self._may_eject_another(health)):
+            return False
+        health.eject(now, why)
+        return True
+
+    def _may_eject_another(self, health: EndpointHealth) -> bool:
+        """At most `maxEjectionPercent` of all endpoints are out at the same time. Of several endpoints one may be in
+        any case, with a percentage above 0. A lone endpoint is ejected with 100 alone.
+        """
+        if self._spec is None:
+            return False
+        percent, count = self._spec.max_ejection_percent, len(self.healths)
+        out = sum(each.state in (HealthState.EJECTED, HealthState.TRIAL) for each in self.healths if each is not health)
+        most = int(count * percent / 100)
+        return out < (max(1, most) if percent > 0 and count > 1 else most)

@@ -1,15 +1,185 @@
-"""Lookups: the tasks that ask for names, and the time limits of the names that wait for their turn (see `turns`).
+"""Lookups: which names are being looked up, and which wait for their turn, with the tasks and time limits of both.
 
-The resolver says how a name is asked for, and tells the waiters.
+Clients take turns. A name whose domain has its share of the lookups waits in a queue of its own, so that names of other
+domains overtake it; when a lookup below its domain ends, it returns to the common queue. The resolver says how a name
+is asked for, and tells the waiters.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
-from egressproxy.upstream.turns import Lookup, Turns
+from egressproxy.model.authority import IPAddress
+from egressproxy.model.shares import FairQueue, Shares
+
+MAX_LOOKUPS = 500  # lookups in progress: each holds up to six sockets
+#: Of these, below one domain (the last two labels), so that silent servers of one owner delay no other domain.
+MAX_LOOKUPS_OF_DOMAIN = 200
+#: The same for one client; a lookup is counted for the client that began it, until it ends.
+MAX_LOOKUPS_OF_CLIENT = 250
+MAX_LOOKUPS_OF_CLIENT_IN_DOMAIN = 100
+#: Waiting names, in all and for one client.
+MAX_QUEUED = 4096
+MAX_QUEUED_OF_CLIENT = 1024
+
+
+Waiter = asyncio.Future[tuple[IPAddress, ...]]
+
+
+class Lookup:
+    """A name that is being asked for, or waits for its turn. `clients` are those that wait for it; "" is the gateway
+    itself. `started` in monotonic seconds.
+    """
+
+    __slots__ = ("client", "clients", "domain", "host", "late", "queue", "started", "task", "waiters")
+
+    def __init__(self, host: str, client: str, started: float) -> None:
+        self.host = host
+        self.client = client
+        self.clients = [client]
+        self.domain = ".".join(host.rsplit(".", 2)[-2:])
+        self.queue: FairQueue[Lookup] | None = None  # where it waits, or None
+        self.started = started
+        self.late: asyncio.TimerHandle | None = None  # while it waits for its turn
+        self.task: asyncio.Task[None] | None = None
+        self.waiters: list[asyncio.Future[Any]] = []
+
+
+class Turns:
+    """The turns of one resolver. A lookup that `begin` or `next` let go is counted until `ended`."""
+
+    __slots__ = ("_apart", "_of_domain", "_queue", "asking", "waiting")
+
+    def __init__(self) -> None:
+        self.asking = Shares(sys.maxsize, sys.maxsize)  # in progress; these two only count, the rules are below
+        self._of_domain: dict[str, Shares] = {}
+        self.waiting = Shares(MAX_QUEUED, MAX_QUEUED_OF_CLIENT)  # what clients wait for
+        self._queue: FairQueue[Lookup] = FairQueue(sys.maxsize, sys.maxsize)
+        self._apart: dict[str, FairQueue[Lookup]] = {}  # by domain, for domains that have their share
+
+    def begin(self, lookup: Lookup) -> bool:
+        """Whether this lookup may begin at once; if so, it is counted."""
+        is_free = self.asking.total < MAX_LOOKUPS and self._may_ask(lookup.client)
+        if is_free and self._may_ask_below(lookup.domain, lookup.client):
+            self._count(lookup)
+            return True
+        return False
+
+    def wait(self, lookup: Lookup) -> bool:
+        """Put it into the queue; false if the queue is full or its client has its share of it."""
+        if not self.waiting.take(lookup.client):
+            return False
+        self._put(lookup)
+        return True
+
+    def join(self, lookup: Lookup, client: str) -> None:
+        """Let it wait for this client, too: its turn comes when the first of its clients has one."""
+        if lookup.queue is not None and client not in lookup.clients and self.waiting.take(client):
+            lookup.clients.append(client)
+            lookup.queue.add(client, lookup)
+
+    def next(self) -> Lookup | None:
+        """The lookup whose turn it is, counted as in progress; None if there is none."""
+        while self.asking.total < MAX_LOOKUPS:
+            lookup = self._queue.next(self._may_ask)
+            if lookup is None:
+                return None
+            self._take_out(lookup, is_returned=True)
+            if self._may_ask_below(lookup.domain, lookup.client):
+                self._give_places_back(lookup)
+                self._count(lookup)
+                return lookup
+            self._put(lookup)
+        return None
+
+    def ended(self, lookup: Lookup) -> None:
+        """Count a lookup that has ended no more: `next` may now return others."""
+        self.asking.give_back(lookup.client)
+        below = self._of_domain[lookup.domain]
+        below.give_back(lookup.client)
+        if not below.total:
+            del self._of_domain[lookup.domain]
+        self._let_in(lookup.domain)
+
+    def leave(self, lookup: Lookup) -> None:
+        """Take a lookup out of the queue, if it waits there."""
+        if lookup.queue is not None:
+            self._take_out(lookup)
+            self._give_places_back(lookup)
+            self._let_in(lookup.domain)
+
+    def has_its_share(self, client: str) -> bool:
+        """Whether this client has filled its own share of the queue."""
+        return client != "" and self.waiting.of(client) >= self.waiting.share
+
+    def clear(self) -> None:
+        """Empty the queues."""
+        self._queue.clear()
+        self._apart.clear()
+
+    # --- rules -----------------------------------------------------------------------------------------------------
+    def _may_ask(self, client: str) -> bool:
+        return not client or self.asking.of(client) < MAX_LOOKUPS_OF_CLIENT
+
+    def _may_ask_below(self, domain: str, client: str) -> bool:
+        """Whether this domain, and this client below it, have less than their shares."""
+        if self._is_full(domain):
+            return False
+        below = self._of_domain.get(domain)
+        return not client or below is None or below.of(client) < MAX_LOOKUPS_OF_CLIENT_IN_DOMAIN
+
+    def _is_full(self, domain: str) -> bool:
+        """Whether this domain has its share of the lookups in progress."""
+        below = self._of_domain.get(domain)
+        return below is not None and below.total >= MAX_LOOKUPS_OF_DOMAIN
+
+    # --- places ----------------------------------------------------------------------------------------------------
+    def _count(self, lookup: Lookup) -> None:
+        self.asking.add(lookup.client)
+        self._of_domain.setdefault(lookup.domain, Shares(sys.maxsize, sys.maxsize)).add(lookup.client)
+
+    def _put(self, lookup: Lookup) -> None:
+        """Put it behind the others of its clients: into the queue of its domain where that has its share."""
+        queue = self._queue
+        if not self._may_ask_below(lookup.domain, lookup.client):
+            queue = self._apart.setdefault(lookup.domain, FairQueue(sys.maxsize, sys.maxsize))
+        self._add_to(queue, lookup)
+
+    @staticmethod
+    def _add_to(queue: FairQueue[Lookup], lookup: Lookup) -> None:
+        lookup.queue = queue
+        for client in lookup.clients:
+            queue.add(client, lookup)
+
+    def _take_out(self, lookup: Lookup, *, is_returned: bool = False) -> None:
+        """Remove it for each of its clients. `is_returned`: for one of them its queue has done so and returned it."""
+        queue, lookup.queue = lookup.queue, None
+        assert queue is not None
+        if not is_returned or len(lookup.clients) > 1:  # the places of a client are searched one by one
+            for client in lookup.clients:
+                queue.remove(client, lookup)
+        if not queue and queue is not self._queue:
+            del self._apart[lookup.domain]
+
+    def _give_places_back(self, lookup: Lookup) -> None:
+        for client in lookup.clients:
+            self.waiting.give_back(client)
+
+    def _let_in(self, domain: str) -> None:
+        """Move one lookup from the queue of its domain to the common one: one for each that has ended or left."""
+        apart = self._apart.get(domain)
+        if apart is not None and not self._is_full(domain):  # otherwise no client of it may begin
+            lookup = apart.next(partial(self._may_ask_below, domain))
+            if lookup is not None:
+                self._take_out(lookup, is_returned=True)
+                self._add_to(self._queue, lookup)
+
+    def __repr__(self) -> str:
+        return f"Turns({self.asking.total} in progress, {self.waiting.total} wait)"
 
 
 class Lookups:

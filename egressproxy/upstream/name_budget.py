@@ -88,9 +88,6 @@ class NameBudget:
                 counts.cells[at] = until + self._interval_s
             return wait_s
 
-    def __repr__(self) -> str:
-        return f"NameBudget({self._limit} in {self._window_s:g} s)"
-
 
 def _digest(text: str) -> bytes:
     return blake2b(text.encode(), digest_size=KEY_BYTES).digest()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from egressproxy.model.aliases import aliases
+from egressproxy.model.addresses import aliases
 from egressproxy.model.authority import IPAddress
 from egressproxy.net.local_addresses import is_local
 
@@ -65,9 +65,6 @@ class OwnSockets:
             and any(p == port and a.is_unspecified for a, p in sockets)
             and self.are_on_this_machine(known)
         )
-
-    def __repr__(self) -> str:
-        return f"OwnSockets({len(self._listeners)} of listeners, {len(self._admin)} of the admin address)"
 
 
 def _plain(address: IPAddress) -> IPAddress:

@@ -24,6 +24,8 @@ MAX_OPEN: Final = 4096
 SHARE: Final = 1024
 #: Idle connections to one destination.
 MAX_IDLE: Final = 256
+#: The same of a pool whose connections are one tenant's alone, of all tenants.
+MAX_TENANT_IDLE: Final = 1024
 
 
 class Pooled(Protocol):
@@ -91,22 +93,18 @@ class Pool(Generic[C]):
 
     @property
     def idle_count(self) -> int:
-        """The number of open connections that are not in use."""
         return len(self.idle) + len(self.kept)
 
     @property
     def is_empty(self) -> bool:
-        """Whether no connection is open and no exchange waits."""
         return self.open == 0 and not self.waiting
 
     @property
     def is_all_idle(self) -> bool:
-        """Whether no connection is in use and no exchange waits."""
         return self.open == self.idle_count and not self.waiting
 
     # --- asking ------------------------------------------------------------------------------------------------
     def take(self) -> C | None:
-        """An idle connection, now busy; or None."""
         idle = self.idle
         while idle:
             connection = idle.pop()
@@ -242,7 +240,6 @@ class Pool(Generic[C]):
             self._held = Shares(sys.maxsize, self.share)
 
     def _may_hold(self, client: str) -> bool:
-        """Whether this client may have one more."""
         return self._held.of(client) < self.share
 
     def _count(self, held: C | Claim[C], client: str) -> None:
@@ -275,3 +272,83 @@ class Pool(Generic[C]):
 
     def __repr__(self) -> str:
         return f"Pool({self.name}, open={self.open}, idle={self.idle_count}, waiting={len(self.waiting)})"
+
+
+class TenantPool(Pool[C]):
+    """A pool whose connections serve the exchanges of one tenant each, from their first to their last. Who else asks
+    for a connection opens one. Where there is no room for it, an idle one of another tenant is closed.
+
+    Idle connections go to claims alone, since these say whose they are: `idle` and `kept` are always empty.
+    """
+
+    __slots__ = ("_idle", "_idle_of", "_tenants")
+
+    def __init__(self, name: str, limit: int = MAX_OPEN, max_idle: int = MAX_TENANT_IDLE, share: int = SHARE) -> None:
+        super().__init__(name, limit, max_idle, share=share)
+        self._tenants: dict[C | Claim[C], str] = {}  # of each open connection
+        self._idle: dict[C, str] = {}  # that which has been idle the longest first
+        self._idle_of: dict[str, dict[C, None]] = {}  # the latest last
+
+    @property
+    def idle_count(self) -> int:
+        return len(self._idle)
+
+    def take_kept(self, claim: Claim[C]) -> C | None:
+        """An idle connection of the claim's tenant, the latest, now busy; or None."""
+        if self.is_counting and not self._may_hold(claim.client):
+            return None
+        own = self._idle_of.get(claim.tenant)
+        while own:
+            connection, _ = own.popitem()
+            del self._idle[connection]
+            if not connection.is_leaving:
+                if self.is_counting:
+                    self._count(connection, claim.client)
+                return connection
+        return None
+
+    def opened(self, claim: Claim[C], connection: C) -> None:
+        super().opened(claim, connection)
+        self._tenants[connection] = claim.tenant
+
+    def lost(self, gone: C | Claim[C]) -> None:
+        super().lost(gone)
+        tenant = self._tenants.pop(gone, None)
+        if tenant is not None and self._idle_of.get(tenant) == {}:  # it may have no other connection
+            del self._idle_of[tenant]
+
+    def release(self, connection: C, *, reusable: bool) -> C | None:
+        """As of Pool. While others wait it is to be closed: they may be of another tenant, and open their own."""
+        is_full = len(self._idle) >= self.max_idle
+        if not reusable or connection.is_leaving or self.is_retired or self.waiting or is_full:
+            return connection
+        if self.is_counting:
+            self._forget(connection)
+            self._end_counting()
+        tenant = self._tenants[connection]
+        self._idle[connection] = tenant
+        own = self._idle_of.get(tenant)
+        if own is None:
+            own = self._idle_of[tenant] = {}
+        own[connection] = None
+        return None
+
+    def withdraw(self, connection: object) -> bool:
+        tenant = self._idle.pop(connection, None)  # type: ignore[call-overload]  # others are not in there
+        if tenant is None:
+            return False
+        del self._idle_of[tenant][connection]  # type: ignore[arg-type]
+        return True
+
+    def take_idle(self) -> list[C]:
+        idle = list(self._idle)
+        self._idle.clear()
+        self._idle_of.clear()
+        return idle
+
+    def make_room(self) -> C | None:
+        """The connection that has been idle the longest, to be closed by the caller; None where none is."""
+        oldest = next(iter(self._idle), None)
+        if oldest is not None:
+            self.withdraw(oldest)
+        return oldest

@@ -29,19 +29,17 @@ from egressproxy.errors import Reason
 from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.ir.policy import DnsIR, Dnssec, Family
 from egressproxy.model.authority import IPAddress
-from egressproxy.model.own_host import OWN_HOST
+from egressproxy.model.own_names import OWN_HOST
 from egressproxy.model.shares import Shares
 from egressproxy.net.keyed_counters import OwnCounters
-from egressproxy.upstream.dns_cache import MAX_NAMES, RESULTS, DnsCache, KnownName, NameFailure
+from egressproxy.upstream.dns_cache import MAX_NAMES, RESULTS, DnsCache, KnownName, NameFailure, Resolved
 from egressproxy.upstream.dns_client import DnsClient, DnsFailure, OnQuery, give_up
 from egressproxy.upstream.dns_reply import DnsAnswer
 from egressproxy.upstream.dns_server import Server, parse_server
-from egressproxy.upstream.lookups import Lookups
+from egressproxy.upstream.lookups import Lookup, Lookups, Waiter
 from egressproxy.upstream.name_budget import KeyedTables, NameBudget
-from egressproxy.upstream.resolved import Resolved
 from egressproxy.upstream.reverse_names import ReverseNames
 from egressproxy.upstream.system_files import FILE_CHECK_S, Ipv6Route, WatchedFile, parse_hosts, parse_resolv_conf
-from egressproxy.upstream.turns import Lookup, Waiter
 
 MAX_WAITERS = 20_000  # exchanges that wait for an answer
 MAX_WAITERS_OF_CLIENT = 10_000
@@ -206,7 +204,6 @@ class Resolver:
         self._client.retire()
 
     def close(self) -> None:
-        """Stop every query; the waiters get CancelledError."""
         self._lookups.close()
         self.reverse.close()
         self._client.close()
@@ -433,10 +430,6 @@ class Resolver:
         if family is Family.IPV4_PREFERRED or not self._route.exists():
             return (*v4, *v6)
         return tuple(a for a in chain.from_iterable(zip_longest(v6, v4)) if a is not None)
-
-    def __repr__(self) -> str:
-        asked = len(self._lookups.known)
-        return f"Resolver({len(self._cache)} names, {asked} being asked for, {self._waiting.total} waiting)"
 
 
 def _is_nobodys(name: str) -> bool:

@@ -20,8 +20,7 @@ from egressproxy.ir.policy import DnsIR
 from egressproxy.model.authority import IPAddress
 from egressproxy.upstream.dns_client import DnsFailure
 from egressproxy.upstream.dns_reply import DnsAnswer
-from egressproxy.upstream.lookups import Lookups
-from egressproxy.upstream.turns import Lookup
+from egressproxy.upstream.lookups import Lookup, Lookups
 
 #: Addresses of one answer whose names are asked for; where the check is enforced no further one is dialled.
 MAX_CHECKED = 8
@@ -74,7 +73,6 @@ class ReverseNames:
         return waiter
 
     def close(self) -> None:
-        """Stop every query; the waiters get CancelledError."""
         self._lookups.close()
 
     async def _run(self, lookup: Lookup) -> None:
@@ -108,9 +106,6 @@ class ReverseNames:
             if not waiter.done():
                 waiter.set_result(names)
         lookup.waiters.clear()
-
-    def __repr__(self) -> str:
-        return f"ReverseNames({len(self._known)} addresses)"
 
 
 def agrees(names: Iterable[str], host: str, through: Sequence[str] = ()) -> bool:

@@ -64,12 +64,10 @@ class SharedPool(Generic[S]):
 
     @property
     def is_empty(self) -> bool:
-        """Whether no connection is open or being opened, and no exchange waits."""
         return not (self.connections or self.opening or self.waiting)
 
     # --- asking ----------------------------------------------------------------------------------------------------
     def take(self, claim: Claim[S]) -> S | None:
-        """A place on an open connection; or None."""
         if self.waiting or not self._may_have(claim.client):
             return None
         connection = self._with_room()
@@ -208,8 +206,3 @@ class SharedPool(Generic[S]):
         if len(self.connections) + self.opening >= self.limit:
             return False
         return coming * (max(1, *known) - 1 if known else MOST - 1) < wanted
-
-    def __repr__(self) -> str:
-        return (
-            f"SharedPool({self.name}, {len(self.connections)} open, {self.opening} to come, {len(self.waiting)} wait)"
-        )

@@ -14,8 +14,7 @@ from egressproxy.admin.introspection import MAX_AT_ONCE
 from egressproxy.admin.server import AdminServer, Surface
 from egressproxy.admin.write_access import WriteAccess
 from egressproxy.errors import NotAnswered
-from egressproxy.model.cache_purge import CachePurge
-from egressproxy.model.hold_decision import HoldDecision, HoldPage
+from egressproxy.model.admin_requests import CachePurge, HoldDecision, HoldPage
 from egressproxy.model.kill_switch import KillChange, NotKilled
 from tests.admin.kit import admin_server
 from tests.admin.test_server import State as PlainState

@@ -4,8 +4,6 @@ from egressproxy.ai_apis.apis import Api
 from egressproxy.ai_apis.shared import (
     add_usage,
     answer_view,
-    has_hidden_usage,
-    hide_usage,
     operation,
     request_view,
     usage_told,
@@ -59,13 +57,6 @@ def test_what_events_tell_of_usage_is_kept_together():
     add_usage(x, None)
     add_usage(x, TokenUsage(output_tokens=7))
     assert usage_told(x) == TokenUsage(10, 7)
-
-
-def test_usage_that_a_filter_has_asked_for_is_hidden():
-    x = exchange("GET", "http://a.example/")
-    assert not has_hidden_usage(x)
-    hide_usage(x)
-    assert has_hidden_usage(x)
 
 
 def test_a_method_in_small_letters_asks_for_the_same():

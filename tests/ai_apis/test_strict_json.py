@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from egressproxy.ai_apis import strict_json
-from egressproxy.ai_apis.json_size import has_too_many_parts
-from egressproxy.ai_apis.strict_json import Unreadable, loads, loads_strictly
+from egressproxy.ai_apis.strict_json import Unreadable, has_too_many_parts, loads, loads_strictly
 from tests.support.properties import examples
 
 VALUES = st.recursive(

@@ -11,8 +11,7 @@ from click.testing import CliRunner, Result
 
 from egressproxy import app
 from egressproxy.cli import main
-from egressproxy.model.secret import SecretBytes
-from egressproxy.model.secret_source import SecretSource
+from egressproxy.model.secret import SecretBytes, SecretSource
 from egressproxy.run_options import RunOptions
 from tests.support.mounted import mount
 

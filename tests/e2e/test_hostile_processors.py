@@ -17,8 +17,7 @@ from h2.exceptions import H2Error
 
 from egressproxy.protocols.ext_proc.messages import ProcessingResponse
 from egressproxy.protocols.ext_proc.wire import read_request, response_bytes
-from egressproxy.protocols.grpc.framing import framed
-from egressproxy.protocols.grpc.messages import GrpcMessageReader
+from egressproxy.protocols.grpc.framing import GrpcMessageReader, framed
 from tests.e2e.world import Origin, ask, client
 from tests.support import manifests as m
 from tests.support.http2 import GrpcCall, Http2Server

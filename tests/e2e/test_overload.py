@@ -93,7 +93,7 @@ def resident(pid: int) -> int:
 def test_a_burst_that_takes_all_memory_is_refused_and_the_gateway_serves_again(tmp_path: Path, gives_back: bool):
     """Also where malloc keeps what is free for good (`gives_back` false)."""
     limit = 144 * MIB
-    (tmp_path / "sitecustomize.py").write_text("import egressproxy.net.memory as m\nm._TRIM = None\n")
+    (tmp_path / "sitecustomize.py").write_text("import egressproxy.net.process as m\nm._TRIM = None\n")
     keeps = {
         "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
         "PYTHONPATH": os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH", "")))),

@@ -25,9 +25,8 @@ from egressproxy.protocols.ext_proc.messages import (
     StreamedBody,
 )
 from egressproxy.protocols.ext_proc.wire import read_response, request_bytes
-from egressproxy.protocols.grpc.framing import framed
+from egressproxy.protocols.grpc.framing import GrpcMessageReader, framed
 from egressproxy.protocols.grpc.health import CHECK, NOT_SERVING, SERVING, check_message
-from egressproxy.protocols.grpc.messages import GrpcMessageReader
 from tests.support import manifests as m
 from tests.support.http2_client import Http2Client
 from tests.support.process import GatewayProcess

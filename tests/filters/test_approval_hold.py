@@ -15,10 +15,10 @@ from egressproxy.errors import Denied, LimitExceeded
 from egressproxy.filters.approval_hold import ApprovalHold, ApprovalHoldConfig, holds
 from egressproxy.filters.base import FilterContext
 from egressproxy.filters.shared_counters import SharedCounters
+from egressproxy.model.admin_requests import HoldDecision, HoldPage
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, Exchange
 from egressproxy.model.fields import Fields
-from egressproxy.model.hold_decision import HoldDecision, HoldPage
 from egressproxy.model.message import RequestHead
 from egressproxy.model.shares import identity_of
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics

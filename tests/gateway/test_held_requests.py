@@ -8,7 +8,7 @@ import pytest
 
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
 from egressproxy.filters.approval_hold import holds
-from egressproxy.model.hold_decision import HoldDecision
+from egressproxy.model.admin_requests import HoldDecision
 from egressproxy.model.kill_switch import KilledIdentities, KilledIdentity
 from egressproxy.protocols.socks5.messages import ReplyCode
 from egressproxy.protocols.socks5.server import reply

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from egressproxy.protocols.tls.alerts import UNRECOGNIZED_NAME
+from egressproxy.protocols.tls.client_hello import UNRECOGNIZED_NAME
 from tests.gateway.backends.test_mirror import mirrored, results
 from tests.gateway.conftest import Start
 from tests.gateway.exchange.test_connect import CHANGE, client_hello, tls_routed, tunnel

@@ -24,7 +24,7 @@ from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.protocols.http2.upstream import Http2Upstream
 from egressproxy.protocols.http2.upstream_stream import UpstreamStream
 from egressproxy.upstream.dialer import Dialer
-from egressproxy.upstream.outlier_detection import OutlierDetection
+from egressproxy.upstream.endpoint_health import OutlierDetection
 from tests.gateway.faults import CONNECTIONS, HANDSHAKES, HTTP1, HTTP2, Again, Expected, Seen
 from tests.support import manifests as m
 from tests.support.conversation import Conversation

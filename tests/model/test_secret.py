@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 import pickle
+from pathlib import Path
 
 import pytest
 
-from egressproxy.model.secret import SecretBytes
+from egressproxy.model.secret import ConfigSource, SecretBytes, SecretSource
 
 
 def test_no_way_of_printing_shows_it():
@@ -33,3 +34,16 @@ def test_equal_secrets_are_equal_so_that_a_reload_keeps_what_did_not_change():
     assert SecretBytes(b"a") == SecretBytes(b"a")
     assert len({SecretBytes(b"a"), SecretBytes(b"a"), SecretBytes(b"b")}) == 2
     assert SecretBytes(b"a") != b"a"
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        Path("/etc/policies"),
+        SecretSource(path=Path("/run/secrets")),
+        SecretSource("ns", "openai", "token", Path("/run/token")),
+        SecretSource("ns", "openai", "token", variable="TOKEN", value=SecretBytes(b"hush")),
+    ],
+)
+def test_a_source_shows_no_secret(source: ConfigSource):
+    assert "hush" not in repr(source) + str(source)

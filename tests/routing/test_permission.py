@@ -7,8 +7,7 @@ import pytest
 from egressproxy.errors import Reason
 from egressproxy.ir.policy import DestinationRule, DestinationsIR, Mode
 from egressproxy.model.authority import parse_authority
-from egressproxy.routing.destinations import DestinationPolicy
-from egressproxy.routing.permission import Permission, strictest
+from egressproxy.routing.destinations import DestinationPolicy, Permission, strictest
 
 ALLOW_OK = DestinationsIR(allow=((DestinationRule(("ok.test",), policy="ns/p"),),))
 

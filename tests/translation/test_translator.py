@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from egressproxy.ai_apis.apis import Api
-from egressproxy.ai_apis.json_size import MAX_PARTS
+from egressproxy.ai_apis.strict_json import MAX_PARTS
 from egressproxy.translation.errors import Untranslatable
 from egressproxy.translation.event_stream import MAX_EVENT_BYTES
 from egressproxy.translation.translator import ResponseTranslator, translate_request

@@ -17,9 +17,8 @@ from egressproxy.ir.resilience import (
     OutlierDetectionIR,
     ResilienceIR,
 )
-from egressproxy.upstream.balancer import Balancer, Member
-from egressproxy.upstream.endpoint_health import HealthRegistry
-from egressproxy.upstream.outlier_detection import OutlierDetection
+from egressproxy.upstream.balancer import MAX_POINTS, MIN_POINTS, Balancer, HashRing, Member
+from egressproxy.upstream.endpoint_health import HealthRegistry, OutlierDetection
 
 CHECK = HealthCheckIR(unhealthy_threshold=1)
 
@@ -219,3 +218,48 @@ def test_hints_hold_where_every_endpoint_has_one():
     made = balancer(3, zone="b", hints="aab")
     made.members[2].health.check_failed()
     assert chosen(made) == {"e0": 150, "e1": 150}
+
+
+NAMES = [f"10.0.0.{each}:80" for each in range(10)]
+#: Of the key user-1.
+ORDER = [3, 6, 7, 8, 2, 0, 5, 4, 9, 1]
+KEYS = [f"user-{each}".encode() for each in range(5000)]
+
+
+def first(ring: HashRing, key: bytes, out: frozenset[int] = frozenset()) -> int:
+    return next(place for place in ring.order(key) if place not in out)
+
+
+def test_each_endpoint_has_about_its_share():
+    shares = Counter(first(HashRing(NAMES), key) for key in KEYS)
+    assert len(shares) == 10
+    assert max(shares.values()) < 1.5 * min(shares.values())
+
+
+def test_leaving_one_out_moves_its_keys_alone():
+    ring = HashRing(NAMES)
+    for key in KEYS:
+        if (before := first(ring, key)) != 3:
+            assert first(ring, key, frozenset((3,))) == before
+
+
+def test_an_endpoint_that_comes_takes_its_share_and_moves_no_other_key():
+    before, after = HashRing(NAMES), HashRing([*NAMES, "10.0.0.99:80"])
+    moved = [key for key in KEYS if first(before, key) != first(after, key)]
+    assert {first(after, key) for key in moved} == {10}
+    assert 0.5 < len(moved) / (len(KEYS) / 11) < 1.5
+
+
+def test_a_key_knows_every_endpoint_once_in_the_same_order_everywhere():
+    assert list(HashRing(NAMES).order(b"k")) == list(HashRing(NAMES).order(b"k"))
+    assert sorted(HashRing(NAMES).order(b"k")) == list(range(10))
+
+
+def test_the_order_is_the_same_for_ever():
+    """Other gateways of a fleet, and later versions, have to agree with this one."""
+    assert list(HashRing(NAMES).order(b"user-1")) == ORDER
+
+
+def test_many_endpoints_have_a_bounded_number_of_points():
+    assert len(HashRing([str(each) for each in range(1000)])._points) <= MAX_POINTS
+    assert len(HashRing([str(each) for each in range(5000)])._points) == MIN_POINTS * 5000

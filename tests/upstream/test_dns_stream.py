@@ -13,10 +13,10 @@ import pytest_asyncio
 
 from egressproxy.errors import Reason
 from egressproxy.ir.backend import BackendTlsIR
-from egressproxy.upstream import dns_stream
+from egressproxy.upstream import dns_server, dns_stream
 from egressproxy.upstream.dns_client import DnsClient, DnsFailure
 from egressproxy.upstream.dns_reply import MAX_REPLY_BYTES, DnsAnswer
-from egressproxy.upstream.dns_server import parse_server
+from egressproxy.upstream.dns_server import ServerConnections, parse_server
 from egressproxy.upstream.dns_stream import DnsStream
 from tests.support.dns import DnsServer, Rule
 from tests.support.dns_stream import StreamNameServer
@@ -43,8 +43,8 @@ class Bench:
         return f"tls://{at}#dns.test" if self.transport == "tls" else at
 
     @property
-    def stream(self) -> DnsStream:
-        (found,) = self.client._streams.values()
+    def stream(self) -> ServerConnections:
+        (found,) = self.client._connections.values()
         return found
 
     async def ask(self, name: str = "a.test", text: str = "", timeout_s: float = WAIT_S) -> DnsAnswer:
@@ -85,8 +85,8 @@ async def test_questions_share_a_connection_one_after_the_other_and_at_once(benc
 
 
 async def test_beyond_the_questions_of_one_connection_another_is_opened(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(dns_stream, "MAX_QUESTIONS", 2)
-    monkeypatch.setattr(dns_stream, "MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(DnsStream, "max_questions", 2)
+    monkeypatch.setattr(DnsStream, "max_connections", 3)
     gate = asyncio.Event()
     bench.server.names.zone["*"].gate = gate
     asked = asyncio.create_task(bench.ask_all(20))
@@ -110,7 +110,7 @@ async def test_answers_may_come_in_any_order(bench: Bench):
 async def test_a_name_that_takes_long_holds_up_nothing_where_the_server_answers_in_turn(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(dns_stream, "STALLED_S", 0.0)
+    monkeypatch.setattr(dns_server, "STALLED_S", 0.0)
     bench.server.in_order = True
     gate = asyncio.Event()
     bench.server.names.zone["slow.test"] = Rule(("192.0.2.2",), gate=gate)
@@ -150,7 +150,7 @@ async def test_a_server_that_never_answers_on_a_connection_is_not_asked_again(be
 
 
 async def test_a_silent_connection_is_not_used_again(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(dns_stream, "SILENCE_S", 0.0)
+    monkeypatch.setattr(dns_server, "SILENCE_S", 0.0)
     bench.server.names.zone["a.test"] = Rule(silent=True)
     assert (await bench.failure(timeout_s=0.05)).reason is Reason.DNS_TIMEOUT
     assert (await bench.ask("b.test")).addresses == (ADDRESS,)
@@ -163,7 +163,8 @@ async def test_an_answer_that_comes_too_late_is_nobodys(bench: Bench):
     await until(lambda: bench.server.names.count("late.test"))
     late.cancel()
     await asyncio.wait([late])
-    (connection,) = bench.stream._connections
+    (connection,) = bench.stream.connections
+    assert isinstance(connection, DnsStream)
     assert len(connection._given_up) == 1
     gate.set()
     await until(lambda: not connection._given_up)
@@ -185,10 +186,10 @@ async def test_a_connection_with_many_questions_that_were_given_up_is_left(
 
 
 async def test_an_idle_connection_is_closed(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(dns_stream, "IDLE_S", 0.0)
+    monkeypatch.setattr(dns_server, "IDLE_S", 0.0)
     await bench.ask()
     await until(lambda: not bench.server.open)
-    assert bench.stream._connections == []
+    assert bench.stream.connections == []
 
 
 async def test_a_retired_connection_closes_behind_its_questions(bench: Bench):
@@ -197,7 +198,7 @@ async def test_a_retired_connection_closes_behind_its_questions(bench: Bench):
     slow = asyncio.create_task(bench.ask("slow.test"))
     await until(lambda: bench.server.names.count("slow.test"))
     bench.client.retire()
-    assert len(bench.stream._connections) == 1
+    assert len(bench.stream.connections) == 1
     assert gate.gate is not None
     gate.gate.set()
     await slow
@@ -212,7 +213,7 @@ async def test_a_closed_client_leaves_nobody_waiting(bench: Bench):
     await until(lambda: bench.server.names.count("a.test"))
     bench.client.close()
     assert "closed" in str(await asked)
-    assert bench.stream._connections == []
+    assert bench.stream.connections == []
 
 
 @pytest.mark.parametrize("raw", [b"\0" * 20, b"\x81\x80\0\1\0\0\0\0\0\0\1b\4test\0\0\1\0\1"])
@@ -268,7 +269,7 @@ async def test_an_expired_certificate_is_told(pki: Pki):
 
 
 async def test_bytes_that_become_no_answer_count_as_silence(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(dns_stream, "SILENCE_S", 0.0)
+    monkeypatch.setattr(dns_server, "SILENCE_S", 0.0)
     accepted = trickled = 0
 
     async def trickle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -290,7 +291,7 @@ async def test_bytes_that_become_no_answer_count_as_silence(monkeypatch: pytest.
         assert caught.value.reason is Reason.DNS_TIMEOUT
         assert trickled > 1
         assert accepted >= asked
-        await until(lambda: not any(stream._connections for stream in client._streams.values()))
+        await until(lambda: not any(each.connections for each in client._connections.values()))
     server.close()
 
 

@@ -15,7 +15,7 @@ from h2.settings import SettingCodes
 
 from egressproxy.errors import Reason
 from egressproxy.ir.backend import BackendTlsIR
-from egressproxy.upstream import dns_https
+from egressproxy.upstream import dns_https, dns_server
 from egressproxy.upstream.dns_client import DnsClient, DnsFailure
 from egressproxy.upstream.dns_reply import MAX_REPLY_BYTES, DnsAnswer
 from egressproxy.upstream.dns_server import parse_server
@@ -59,11 +59,12 @@ class Bench:
         return caught.value
 
     @property
-    def connection(self) -> dns_https._HttpsConnection:
+    def connection(self) -> dns_https.DnsHttps:
         """The last one."""
-        (https,) = self.client._https.values()
-        assert https._connections
-        return https._connections[-1]
+        (https,) = self.client._connections.values()
+        connection = https.connections[-1]
+        assert isinstance(connection, dns_https.DnsHttps)
+        return connection
 
 
 @pytest.fixture(scope="module")
@@ -210,7 +211,7 @@ async def test_a_server_that_does_not_read_what_it_makes_us_say_is_left(bench: B
 async def test_questions_that_a_server_takes_none_of_leave_nothing_behind(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(dns_https, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(dns_https.DnsHttps, "max_connections", 1)
     bench.server.max_streams = 1
     await bench.ask()
     bench.server.deed = lambda _h2, _stream, _writer: None
@@ -230,7 +231,7 @@ async def test_questions_that_a_server_takes_none_of_leave_nothing_behind(
 async def test_a_retired_connection_closes_though_a_question_that_was_given_up_had_waited(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(dns_https, "MAX_CONNECTIONS", 1)
+    monkeypatch.setattr(dns_https.DnsHttps, "max_connections", 1)
     bench.server.max_streams = 1
     await bench.ask()
     bench.server.deed = lambda _h2, _stream, _writer: None
@@ -247,7 +248,7 @@ async def test_a_retired_connection_closes_though_a_question_that_was_given_up_h
 
 
 async def test_a_server_that_pings_and_does_not_answer_counts_as_silent(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(dns_https, "SILENCE_S", 0.0)
+    monkeypatch.setattr(dns_server, "SILENCE_S", 0.0)
     await bench.ask()
     bench.server.deed = lambda h2, _stream, _writer: h2.h2.ping(bytes(8))
     assert (await bench.failure(timeout_s=0.2)).reason is Reason.DNS_TIMEOUT

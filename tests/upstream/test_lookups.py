@@ -7,9 +7,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from egressproxy.upstream import turns
-from egressproxy.upstream.lookups import Lookups
-from egressproxy.upstream.turns import Lookup
+from egressproxy.upstream import lookups
+from egressproxy.upstream.lookups import Lookup, Lookups
 
 
 class Bench:
@@ -44,7 +43,7 @@ async def bench() -> AsyncIterator[Bench]:
 
 
 async def test_beyond_the_bound_clients_take_turns(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(turns, "MAX_LOOKUPS", 1)
+    monkeypatch.setattr(lookups, "MAX_LOOKUPS", 1)
     for host, client in (("a.1", "a"), ("b.2", "a"), ("c.3", "a"), ("d.4", "b")):
         assert bench.wish(host, client)
     order = []
@@ -57,7 +56,7 @@ async def test_beyond_the_bound_clients_take_turns(bench: Bench, monkeypatch: py
 
 
 async def test_a_client_with_its_share_waits_while_others_begin(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(turns, "MAX_LOOKUPS_OF_CLIENT", 1)
+    monkeypatch.setattr(lookups, "MAX_LOOKUPS_OF_CLIENT", 1)
     for host, client in (("a.1", "a"), ("b.2", "a"), ("c.3", "b"), ("d.4", ""), ("e.5", "")):
         assert bench.wish(host, client)
     assert bench.under_way() == ["a.1", "c.3", "d.4", "e.5"], "our own wishes have no share"
@@ -73,8 +72,8 @@ async def test_a_client_with_its_share_waits_while_others_begin(bench: Bench, mo
 
 
 async def test_below_one_domain_names_wait_and_leave_others_alone(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(turns, "MAX_LOOKUPS_OF_DOMAIN", 2)
-    monkeypatch.setattr(turns, "MAX_LOOKUPS_OF_CLIENT_IN_DOMAIN", 1)
+    monkeypatch.setattr(lookups, "MAX_LOOKUPS_OF_DOMAIN", 2)
+    monkeypatch.setattr(lookups, "MAX_LOOKUPS_OF_CLIENT_IN_DOMAIN", 1)
     for host, client in (("a.co.uk", "a"), ("b.co.uk", "a"), ("c.co.uk", "b"), ("d.co.uk", "c"), ("e.test", "a")):
         assert bench.wish(host, client)
     assert bench.under_way() == ["a.co.uk", "c.co.uk", "e.test"]
@@ -87,7 +86,7 @@ async def test_below_one_domain_names_wait_and_leave_others_alone(bench: Bench, 
 
 
 async def test_a_name_that_two_wish_for_begins_with_the_turn_of_either(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(turns, "MAX_LOOKUPS", 1)
+    monkeypatch.setattr(lookups, "MAX_LOOKUPS", 1)
     for host in ("a.1", "b.2", "c.3"):
         bench.wish(host, "a")
     wanted = bench.lookups.known["c.3"]
@@ -101,7 +100,7 @@ async def test_a_name_that_two_wish_for_begins_with_the_turn_of_either(bench: Be
 
 
 async def test_what_nobody_waits_for_any_more_does_not_begin(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(turns, "MAX_LOOKUPS", 1)
+    monkeypatch.setattr(lookups, "MAX_LOOKUPS", 1)
     bench.wish("a.1")
     left = bench.wish("b.2")
     assert left
@@ -111,7 +110,7 @@ async def test_what_nobody_waits_for_any_more_does_not_begin(bench: Bench, monke
 
 
 async def test_places_to_wait_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(turns, "MAX_LOOKUPS", 0)
+    monkeypatch.setattr(lookups, "MAX_LOOKUPS", 0)
     bench.lookups.turns.waiting.limit = 1
     assert bench.wish("a.1", "a")
     assert bench.wish("b.2", "b") is None

@@ -75,7 +75,3 @@ def test_workers_count_together_and_a_name_of_one_is_new_to_none():
     assert second.take("one", "b.x.example", 100.0) is None
     assert first.take("one", "c.x.example", 100.0) is not None
     assert other.take("one", "c.x.example", 100.0) is None
-
-
-def test_a_budget_says_its_numbers():
-    assert repr(budget(1, 60.0)) == "NameBudget(1 in 60 s)"

@@ -17,10 +17,10 @@ from egressproxy.errors import LimitExceeded, Reason, RetrySafety, UpstreamFault
 from egressproxy.ir.policy import DnsIR, Dnssec, Family
 from egressproxy.net.keyed_counters import OwnCounters
 from egressproxy.net.loop import new_loop
-from egressproxy.upstream import dns_cache, system_files, turns
+from egressproxy.upstream import dns_cache, lookups, system_files
 from egressproxy.upstream import resolver as resolver_module
+from egressproxy.upstream.dns_cache import Resolved
 from egressproxy.upstream.name_budget import KeyedTables
-from egressproxy.upstream.resolved import Resolved
 from egressproxy.upstream.resolver import Resolver
 from tests.support.dns import DnsServer, Rule
 from tests.support.waiting import WAIT_S
@@ -443,7 +443,7 @@ async def test_the_cache_is_bounded_by_what_it_takes(bench: Bench, monkeypatch: 
 
 
 async def test_lookups_and_waiters_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(turns, "MAX_LOOKUPS", 2)
+    monkeypatch.setattr(lookups, "MAX_LOOKUPS", 2)
     bench.resolver._lookups.turns.waiting.limit = 0
     monkeypatch.setattr(resolver_module, "MAX_WAITERS", 3)
     bench.server.zone["*"] = Rule(("192.0.2.1",), gate=asyncio.Event())
@@ -458,7 +458,7 @@ async def test_lookups_and_waiters_are_bounded(bench: Bench, monkeypatch: pytest
 
 
 async def test_one_client_leaves_lookups_and_waiters_for_others(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(turns, "MAX_LOOKUPS_OF_CLIENT", 2)
+    monkeypatch.setattr(lookups, "MAX_LOOKUPS_OF_CLIENT", 2)
     monkeypatch.setattr(resolver_module, "MAX_WAITERS_OF_CLIENT", 3)
     bench.resolver._lookups.turns.waiting.share = 0
     gate = asyncio.Event()
@@ -481,7 +481,7 @@ async def test_one_client_leaves_lookups_and_waiters_for_others(bench: Bench, mo
 
 
 async def test_clients_take_turns_where_lookups_wait_for_each_other(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(turns, "MAX_LOOKUPS", 1)
+    monkeypatch.setattr(lookups, "MAX_LOOKUPS", 1)
     gate = asyncio.Event()
     bench.server.zone["*"] = Rule(("192.0.2.1",), gate=gate)
     order: list[str] = []
@@ -503,7 +503,7 @@ async def test_clients_take_turns_where_lookups_wait_for_each_other(bench: Bench
 
 
 async def test_a_lookup_waits_for_its_turn_no_longer_than_for_an_answer(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(turns, "MAX_LOOKUPS", 1)
+    monkeypatch.setattr(lookups, "MAX_LOOKUPS", 1)
     bench.make(timeout_s=0.3)
     gate = asyncio.Event()
     bench.server.zone["*"] = Rule(("192.0.2.1",), gate=gate)
@@ -517,7 +517,7 @@ async def test_a_lookup_waits_for_its_turn_no_longer_than_for_an_answer(bench: B
 
 
 async def test_one_client_leaves_lookups_below_a_domain_for_others(bench: Bench, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(turns, "MAX_LOOKUPS_OF_CLIENT_IN_DOMAIN", 1)
+    monkeypatch.setattr(lookups, "MAX_LOOKUPS_OF_CLIENT_IN_DOMAIN", 1)
     gate = asyncio.Event()
     bench.server.zone["*"] = Rule(("192.0.2.1",), gate=gate)
     waiting = [bench.resolver.resolve(name, "greedy") for name in ("a.co.uk", "a.test", "b.co.uk")]
@@ -530,7 +530,7 @@ async def test_one_client_leaves_lookups_below_a_domain_for_others(bench: Bench,
 async def test_names_that_need_no_query_are_answered_while_every_place_for_one_is_taken(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(turns, "MAX_LOOKUPS", 1)
+    monkeypatch.setattr(lookups, "MAX_LOOKUPS", 1)
     (bench.folder / "hosts").write_text("10.0.0.2 file.test\n")
     bench.server.zone["*"] = Rule(silent=True)
     bench.make(hosts=(("policy.test", (ip_address("10.0.0.1"),)),))
@@ -547,7 +547,7 @@ async def test_names_that_need_no_query_are_answered_while_every_place_for_one_i
 async def test_the_silent_names_of_one_domain_keep_no_other_domain_waiting(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(turns, "MAX_LOOKUPS_OF_DOMAIN", 2)
+    monkeypatch.setattr(lookups, "MAX_LOOKUPS_OF_DOMAIN", 2)
     gate = asyncio.Event()
     bench.server.zone.update({"*": Rule(("192.0.2.1",), gate=gate), "www.good.test": Rule(("192.0.2.2",))})
     waiting = [bench.resolver.resolve(name) for name in ("a.evil.test", "x.b.evil.test")]
@@ -561,7 +561,7 @@ async def test_the_silent_names_of_one_domain_keep_no_other_domain_waiting(
 
 async def test_one_client_may_ask_for_many_names_of_one_domain_at_once(bench: Bench):
     bench.server.zone["*"] = Rule(("192.0.2.1",))
-    names = [f"bucket-{number}.s3.test" for number in range(turns.MAX_LOOKUPS_OF_CLIENT_IN_DOMAIN + 400)]
+    names = [f"bucket-{number}.s3.test" for number in range(lookups.MAX_LOOKUPS_OF_CLIENT_IN_DOMAIN + 400)]
     found = await asyncio.gather(*(bench.resolver.resolve(name, "127.0.0.1") for name in names))
     assert found == [(ip_address("192.0.2.1"),)] * len(names)
     assert repr(bench.resolver._lookups) == "Lookups(0 under way, 0 wait)"

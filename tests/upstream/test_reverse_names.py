@@ -9,7 +9,7 @@ import pytest
 
 from egressproxy.errors import Reason
 from egressproxy.ir.policy import DnsIR
-from egressproxy.upstream import reverse_names, turns
+from egressproxy.upstream import lookups, reverse_names
 from egressproxy.upstream.dns_client import DnsFailure
 from egressproxy.upstream.dns_reply import DnsAnswer
 from egressproxy.upstream.reverse_names import AddressNames, ReverseNames, agrees
@@ -120,7 +120,7 @@ async def test_what_is_kept_is_bounded(monkeypatch: pytest.MonkeyPatch):
     for number in range(5):
         found = await names.resolve(ip_address(f"192.0.2.{number}"))
         assert len(found.names) == reverse_names.MAX_NAMES
-    assert repr(names) == "ReverseNames(3 addresses)"
+    assert len(names._known) == 3
 
 
 async def test_who_leaves_does_not_end_the_question_of_others():
@@ -136,8 +136,8 @@ async def test_who_leaves_does_not_end_the_question_of_others():
 async def test_more_questions_than_there_may_be_are_a_failure(monkeypatch: pytest.MonkeyPatch):
     servers = Servers()
     servers.gate = asyncio.Event()
-    monkeypatch.setattr(turns, "MAX_LOOKUPS", 1)
-    monkeypatch.setattr(turns, "MAX_QUEUED", 0)
+    monkeypatch.setattr(lookups, "MAX_LOOKUPS", 1)
+    monkeypatch.setattr(lookups, "MAX_QUEUED", 0)
     names = ReverseNames(servers, DnsIR(), 5.0)
     first = names.resolve(ADDRESS)
     assert (await names.resolve(ip_address("192.0.2.8"))).reason is Reason.DNS_ERROR

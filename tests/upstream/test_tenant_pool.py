@@ -9,8 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hypothesis.strategies import data, sampled_from
 
 from egressproxy.errors import LimitExceeded
-from egressproxy.upstream.pool import Claim
-from egressproxy.upstream.tenant_pool import TenantPool
+from egressproxy.upstream.pool import Claim, TenantPool
 from tests.support.properties import examples
 
 TENANTS = ("a", "b", "c")

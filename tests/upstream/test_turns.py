@@ -1,27 +1,25 @@
-from __future__ import annotations
+"""Whose turn it is: the rules, without a question to anybody."""
 
-from collections.abc import Iterator
+from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from egressproxy.upstream import turns as module
-from egressproxy.upstream.turns import Lookup, Turns
+from egressproxy.upstream import lookups
+from egressproxy.upstream.lookups import Lookup, Turns
 from tests.support.properties import examples
 
 
 @pytest.fixture(autouse=True)
-def few(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def few(monkeypatch: pytest.MonkeyPatch) -> None:
     """Four lookups at one time, three below a domain; of one client three, and two below a domain."""
-    with monkeypatch.context() as patch:
-        patch.setattr(module, "MAX_LOOKUPS", 4)
-        patch.setattr(module, "MAX_LOOKUPS_OF_DOMAIN", 3)
-        patch.setattr(module, "MAX_LOOKUPS_OF_CLIENT", 3)
-        patch.setattr(module, "MAX_LOOKUPS_OF_CLIENT_IN_DOMAIN", 2)
-        patch.setattr(module, "MAX_QUEUED", 12)
-        patch.setattr(module, "MAX_QUEUED_OF_CLIENT", 6)
-        yield
+    monkeypatch.setattr(lookups, "MAX_LOOKUPS", 4)
+    monkeypatch.setattr(lookups, "MAX_LOOKUPS_OF_DOMAIN", 3)
+    monkeypatch.setattr(lookups, "MAX_LOOKUPS_OF_CLIENT", 3)
+    monkeypatch.setattr(lookups, "MAX_LOOKUPS_OF_CLIENT_IN_DOMAIN", 2)
+    monkeypatch.setattr(lookups, "MAX_QUEUED", 12)
+    monkeypatch.setattr(lookups, "MAX_QUEUED_OF_CLIENT", 6)
 
 
 def asked(turns: Turns, *wishes: tuple[str, str]) -> list[Lookup]:
@@ -67,7 +65,7 @@ def test_a_name_that_gives_up_its_turn_hands_it_on():
 
 
 def test_clients_that_give_up_are_not_searched_for_each_other(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "MAX_QUEUED", 2000)
+    monkeypatch.setattr(lookups, "MAX_QUEUED", 2000)
     looks = [0]
 
     class Counting(Turns):
@@ -102,8 +100,8 @@ class Compared(Lookup):
 
 
 def test_a_long_queue_is_not_searched_for_the_lookup_that_it_has_returned(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "MAX_QUEUED", 2000)
-    monkeypatch.setattr(module, "MAX_QUEUED_OF_CLIENT", 2000)
+    monkeypatch.setattr(lookups, "MAX_QUEUED", 2000)
+    monkeypatch.setattr(lookups, "MAX_QUEUED_OF_CLIENT", 2000)
     turns: Turns = Turns()
     begun = asked(turns, *((f"{letter}.{letter}.x", "one") for letter in "abc"))
     for number in range(1000):

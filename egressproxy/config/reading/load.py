@@ -31,8 +31,7 @@ from egressproxy.config.resources.kinds import is_for_gateways, kind_class, why_
 from egressproxy.config.resources.meta import OUR_GROUP, Origin, Resource, without_nulls
 from egressproxy.model import state_folder
 from egressproxy.model.published_object import Key
-from egressproxy.model.secret import SecretBytes
-from egressproxy.model.secret_source import ConfigSource, SecretSource
+from egressproxy.model.secret import ConfigSource, SecretBytes, SecretSource
 
 #: A file's time is one between 1980 and 2100: archives and images have others where they mean none.
 _TIMES = (315_532_800, 4_102_444_800)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from egressproxy.config.reading.problems import Problem
-from egressproxy.model.secret_source import SecretSource
+from egressproxy.model.secret import SecretSource
 
 SUFFIXES: Final = (".yaml", ".yml", ".json")
 #: Of one Secret, as in Kubernetes (v1 Secret, MaxSecretSize).

@@ -21,7 +21,7 @@ from types import SimpleNamespace
 import watchfiles
 
 from egressproxy.config.reading.source_files import SUFFIXES, manifest_files, secret_folders
-from egressproxy.model.secret_source import ConfigSource, SecretSource
+from egressproxy.model.secret import ConfigSource, SecretSource
 
 #: A change has settled when nothing more comes for this long …
 _QUIET_MS = 50

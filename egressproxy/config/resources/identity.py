@@ -19,8 +19,8 @@ from egressproxy.config.resources.values import (
     TrustDomain,
     check_unique,
 )
-from egressproxy.identity.certificates import read_subject
-from egressproxy.identity.key_uris import read_key_uri
+from egressproxy.identity.peers import read_subject
+from egressproxy.model.authority import read_key_uri
 
 
 def _subject(text: str) -> str:

@@ -28,10 +28,10 @@ from pydantic import WithJsonSchema as JsonSchema
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
+from egressproxy.identity.peers import TRUST_DOMAIN
 from egressproxy.model.authority import IPAddress
 from egressproxy.model.fields import TOKEN
 from egressproxy.model.secret import SecretBytes
-from egressproxy.model.spiffe import TRUST_DOMAIN
 
 
 def check_unique(values: Iterable[object], what: str, where: str) -> None:

@@ -46,7 +46,7 @@ from egressproxy.filters.cache.semantic import Embedder, MeaningIndex, SemanticC
 from egressproxy.filters.cache.store import AnswerStore, StoredAnswer
 from egressproxy.filters.settings import CalledBackendRef, FieldName, FilterConfig, Within
 from egressproxy.ir.policy import ExtensionIR
-from egressproxy.model.cache_purge import CachePurge
+from egressproxy.model.admin_requests import CachePurge
 from egressproxy.model.exchange import CallerIdentity, Exchange
 from egressproxy.model.fields import Fields, every_spelling, media_type
 from egressproxy.model.local_response import LocalResponse

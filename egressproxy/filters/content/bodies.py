@@ -8,11 +8,10 @@ from enum import Enum
 from typing import Any, Final, Protocol
 from urllib.parse import quote_plus, unquote_plus
 
-from egressproxy.ai_apis.json_size import has_too_many_parts
 from egressproxy.ai_apis.message import MAX_COMMAS, MAX_PARTS, JsonMessage, TextPart
 from egressproxy.ai_apis.shared import answer_view, operation, request_view
 from egressproxy.ai_apis.splice import Path
-from egressproxy.ai_apis.strict_json import Unreadable, loads_strictly
+from egressproxy.ai_apis.strict_json import Unreadable, has_too_many_parts, loads_strictly
 from egressproxy.ai_apis.texts import Found, TextKind, TextRole, where
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields, finder

@@ -18,7 +18,7 @@ from egressproxy.filters.credentials.refresher import Fetched, Refresher
 from egressproxy.model.exchange import BackendOrigin, Exchange
 from egressproxy.model.fields import VALUE
 from egressproxy.model.local_response import LocalResponse
-from egressproxy.model.path import has_dot_segment
+from egressproxy.model.message import has_dot_segment
 from egressproxy.model.secret import SecretBytes
 
 #: No backend has been approved yet.

@@ -12,7 +12,6 @@ from egressproxy.ai_apis.request import estimated_tokens
 from egressproxy.ai_apis.shared import (
     add_usage,
     add_usage_of_answer,
-    hide_usage,
     operation,
     request_view,
     said_in_answer,
@@ -102,7 +101,6 @@ class TokenUse:
         if not view.ask_for_usage():
             return body
         self.hides_usage = True
-        hide_usage(x)
         return view.body()
 
     def guess(self, length: int, usual_output: int) -> None:

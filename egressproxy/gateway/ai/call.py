@@ -36,8 +36,7 @@ from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.ext_authz.buffered_body import InvitedClient, invite_body
 from egressproxy.ir.policy import ExtensionIR
-from egressproxy.model.attempt_trail import AttemptTrail
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import AttemptTrail, Exchange
 from egressproxy.model.fields import media_type
 from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.upstream import Upstream

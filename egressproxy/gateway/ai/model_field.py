@@ -6,7 +6,7 @@ import json
 import re
 from typing import Final, NamedTuple
 
-from egressproxy.ai_apis.json_size import MAX_COMMAS, MAX_PARTS, has_too_many_parts
+from egressproxy.ai_apis.strict_json import MAX_COMMAS, MAX_PARTS, has_too_many_parts
 from egressproxy.translation.errors import Untranslatable
 
 #: Objects and arrays of a body that is read for its model, and its commas: to translate one costs ten times more.

@@ -25,8 +25,7 @@ from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import CHUNKED
 from egressproxy.net.driver import Driver, driven
 from egressproxy.net.flow_control import HIGH_WATER
-from egressproxy.protocols.grpc.framing import STREAM_FIELDS, check_end, check_head, framed
-from egressproxy.protocols.grpc.messages import GrpcMessageReader
+from egressproxy.protocols.grpc.framing import STREAM_FIELDS, GrpcMessageReader, check_end, check_head, framed
 from egressproxy.protocols.upstream import Upstream
 
 #: So many bytes of what was sent are kept until the answer begins; a call that has sent more is not made again.

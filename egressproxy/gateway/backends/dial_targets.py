@@ -19,9 +19,8 @@ from egressproxy.net.timers import TimerWheel
 from egressproxy.net.tls_resumption import TlsResumption
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.protocols.upstream import Upstream
-from egressproxy.upstream.pool import Pool
+from egressproxy.upstream.pool import Pool, TenantPool
 from egressproxy.upstream.resolver import Resolver
-from egressproxy.upstream.tenant_pool import TenantPool
 
 #: Beyond this number of destinations of one connector, those without a connection are forgotten; and beyond this number
 #: that one client has named first, those of them.

@@ -24,8 +24,7 @@ from egressproxy.model.shares import client_of
 from egressproxy.net.flow_control import address_text
 from egressproxy.protocols.upstream import Upstream
 from egressproxy.upstream.balancer import Balancer, Member, open_circuit
-from egressproxy.upstream.endpoint_health import EndpointHealth, HealthState
-from egressproxy.upstream.outlier_detection import OutlierDetection
+from egressproxy.upstream.endpoint_health import EndpointHealth, HealthState, OutlierDetection
 from egressproxy.upstream.pool import Claim
 
 #: Addresses of one name whose health is kept; of further ones nothing is known.

@@ -14,8 +14,7 @@ from egressproxy.filters.filter_step import Steps
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.ir.policy import Mode, PolicyIR
 from egressproxy.model.shares import Shares, most_of
-from egressproxy.routing.destinations import Denial, DestinationPolicy
-from egressproxy.routing.permission import Permission
+from egressproxy.routing.destinations import Denial, DestinationPolicy, Permission
 from egressproxy.telemetry.series import Series
 
 #: Copies of one filter at once; further ones are dropped. One client has three quarters of each of these bounds, and of

@@ -12,7 +12,7 @@ from egressproxy.errors import Reason
 from egressproxy.ir.backend import BackendIR, ConnectionIR
 from egressproxy.model.secret import SecretBytes
 from egressproxy.model.shares import Shares, most_of
-from egressproxy.net.descriptors import descriptors
+from egressproxy.net.process import descriptors
 from egressproxy.net.timers import TimerWheel
 from egressproxy.upstream.dialer import Dialer, Dials
 from egressproxy.upstream.dns_client import OnQuery

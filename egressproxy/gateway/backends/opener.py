@@ -40,7 +40,7 @@ from egressproxy.net.tls_failures import TlsExpectation, tls_fault
 from egressproxy.protocols.http1.writer import via_line
 from egressproxy.upstream.address_policy import AddressPolicy
 from egressproxy.upstream.dialer import abandon
-from egressproxy.upstream.resolved import Resolved
+from egressproxy.upstream.dns_cache import Resolved
 
 #: Their protocol is not ours to name, or has no name.
 NOT_HTTP: Final = (BackendProtocol.TCP, BackendProtocol.SOCKS5)

@@ -29,7 +29,7 @@ from egressproxy.model.authority import Authority, AuthorityError, parse_authori
 from egressproxy.model.exchange import CallerIdentity, Exchange, namespace_in, service_account_name
 from egressproxy.model.forwarded_identity import NotVerified, verify
 from egressproxy.model.message import RequestHead
-from egressproxy.model.own_host import OWN_HOST
+from egressproxy.model.own_names import OWN_HOST
 from egressproxy.model.shares import client_of
 from egressproxy.protocols.tls.client_hello import ClientHello
 from egressproxy.routing.hosts import patterns_of

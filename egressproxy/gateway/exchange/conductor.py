@@ -45,8 +45,7 @@ from egressproxy.gateway.self_service.answers import (
     nothing_waits,
     refuse_flood,
 )
-from egressproxy.model.attempt_trail import ATTEMPTS_FIELD, AttemptTrail
-from egressproxy.model.exchange import BACKEND_CHOICE, WAITED, Exchange
+from egressproxy.model.exchange import ATTEMPTS_FIELD, BACKEND_CHOICE, WAITED, AttemptTrail, Exchange
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import CHUNKED, RequestHead
 from egressproxy.model.shares import Tries

@@ -49,8 +49,7 @@ from egressproxy.model.message import RequestHead
 from egressproxy.model.shares import client_of
 from egressproxy.net.driver import PAUSE
 from egressproxy.net.pending_protocol import PendingProtocol
-from egressproxy.protocols.tls.alerts import ACCESS_DENIED
-from egressproxy.protocols.tls.client_hello import may_start_tls
+from egressproxy.protocols.tls.client_hello import ACCESS_DENIED, may_start_tls
 from egressproxy.protocols.tunnel.guard import SniGuard
 
 _MATCH: Final[SniCheck] = SniCheck.MATCH

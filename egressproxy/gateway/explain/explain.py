@@ -32,7 +32,7 @@ from egressproxy.ir.policy import Mode
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import Exchange
 from egressproxy.protocols.grpc.statuses import is_grpc, status_of
-from egressproxy.routing.permission import Permission
+from egressproxy.routing.destinations import Permission
 from egressproxy.routing.precedence import Match, criterion
 from egressproxy.telemetry.series import decided_by
 from egressproxy.translation.apis import api_of

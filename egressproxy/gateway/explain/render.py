@@ -23,7 +23,7 @@ from egressproxy.ir.policy import ConnectionsIR, DestinationRule, ExtensionIR, R
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.exchange import Exchange
 from egressproxy.routing.precedence import Match
-from egressproxy.upstream.resolved import Resolved
+from egressproxy.upstream.dns_cache import Resolved
 
 REQUEST_PHASES = ("request_headers", "request_body")
 #: Those that a tunnel meets: before a backend is chosen, and before it is dialled.

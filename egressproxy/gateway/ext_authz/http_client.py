@@ -15,8 +15,7 @@ from egressproxy.ir.route import ExternalAuthIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.field_change import FieldAction, FieldChange
 from egressproxy.model.fields import Fields
-from egressproxy.model.message import RequestHead
-from egressproxy.model.path import has_dot_segment
+from egressproxy.model.message import RequestHead, has_dot_segment
 from egressproxy.net.driver import driven
 
 #: What an answer says of itself and of its sender; never copied into a request by an empty list.

@@ -17,8 +17,8 @@ from typing import Any, Final, Protocol
 from egressproxy.errors import Denied, Reason
 from egressproxy.gateway.identity.challenges import Challenges
 from egressproxy.gateway.identity.checked_credentials import CheckedCredentials, Epoch, Verdict
-from egressproxy.identity.addresses import AddressTable
 from egressproxy.identity.credentials import Credential, CredentialRefused, read_credentials, token_credential
+from egressproxy.identity.peers import AddressTable
 from egressproxy.ir.identity import IdentityIR
 from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, Exchange
 from egressproxy.model.fields import every_spelling, finder

@@ -17,9 +17,9 @@ from typing import Final, NamedTuple
 from egressproxy.errors import GatewayFault, Reason
 from egressproxy.gateway.leaf_certificates.minter import CannotMint, Minter, MintingProcess
 from egressproxy.ir.gateway import CertificateIR
+from egressproxy.model.certificate import Leaf
 from egressproxy.model.secret import SecretBytes
 from egressproxy.net.tls_contexts import leaf_context
-from egressproxy.protocols.tls.leaf import Leaf
 from egressproxy.telemetry.counters import Interceptions
 
 #: What tells CAs apart: chain, key, and the policy that is named where something is wrong with them.

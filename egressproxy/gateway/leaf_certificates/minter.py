@@ -16,9 +16,9 @@ from queue import Empty, SimpleQueue
 from threading import Lock, Thread
 from typing import IO, Any, Final, TypeVar
 
+from egressproxy.model.certificate import Leaf
 from egressproxy.model.secret import SecretBytes
-from egressproxy.net.child import child_command, ending
-from egressproxy.protocols.tls.leaf import Leaf
+from egressproxy.net.process import child_command, ending
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ import sys
 from functools import lru_cache
 
 from egressproxy.model.secret import SecretBytes
-from egressproxy.net.closed_memory import close_memory
+from egressproxy.net.process import close_memory
 from egressproxy.protocols.tls.minting import SigningCa
 
 

@@ -26,9 +26,9 @@ from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.snapshot import Port
 from egressproxy.ir.gateway import ListenerProtocol
 from egressproxy.net.listener_watch import ListenerWatch
+from egressproxy.net.listening import BACKLOG, accepting_unix
 from egressproxy.net.loop import poller
 from egressproxy.net.sockets import SocketTransport
-from egressproxy.net.unix_listening import BACKLOG, accepting_unix
 from egressproxy.net.watched_socket import Socket
 from egressproxy.telemetry.metrics import Metrics
 

@@ -13,7 +13,7 @@ from typing import cast
 
 from egressproxy.errors import Reason
 from egressproxy.gateway.open_connections import OF_PROCESS, OpenConnections
-from egressproxy.identity.addresses import AddressTable
+from egressproxy.identity.peers import AddressTable
 from egressproxy.net.flow_control import peer_name
 from egressproxy.net.sockets import SocketTransport
 from egressproxy.net.timers import Deadline, TimerWheel

@@ -44,8 +44,15 @@ from egressproxy.net.timers import Deadline
 from egressproxy.net.tls import TlsStream
 from egressproxy.net.tls_contexts import is_about_certificate, server_name, verified_until
 from egressproxy.net.tls_failures import client_refusal_text
-from egressproxy.protocols.tls.alerts import ACCESS_DENIED, MISSING_EXTENSION, UNRECOGNIZED_NAME
-from egressproxy.protocols.tls.client_hello import BadClientHello, ClientHello, ClientHelloReader, NotTls
+from egressproxy.protocols.tls.client_hello import (
+    ACCESS_DENIED,
+    MISSING_EXTENSION,
+    UNRECOGNIZED_NAME,
+    BadClientHello,
+    ClientHello,
+    ClientHelloReader,
+    NotTls,
+)
 from egressproxy.protocols.tunnel.guard import SniGuard
 from egressproxy.telemetry.metrics import Metrics
 

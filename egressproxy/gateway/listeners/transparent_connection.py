@@ -26,8 +26,7 @@ from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import Hop, RequestHead, TargetForm
 from egressproxy.net.original_destination import NotRedirected
-from egressproxy.protocols.tls.alerts import ACCESS_DENIED
-from egressproxy.protocols.tls.client_hello import BadClientHello, ClientHello, ClientHelloReader, NotTls
+from egressproxy.protocols.tls.client_hello import ACCESS_DENIED, BadClientHello, ClientHello, ClientHelloReader, NotTls
 from egressproxy.telemetry.metrics import Metrics
 
 #: After this time, in seconds, a client that has said nothing is taken for one that waits for its server.

@@ -14,7 +14,7 @@ from egressproxy.gateway.processors.settings import ForwardRules, MutationRules
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.field_change import FieldAction, FieldChange, apply
 from egressproxy.model.fields import TOKEN, Fields
-from egressproxy.model.path import has_dot_segment
+from egressproxy.model.message import has_dot_segment
 from egressproxy.protocols.http1.writer import PHRASES
 from egressproxy.telemetry.filter_meter import FilterCounter, FilterMeter
 

@@ -25,7 +25,7 @@ from egressproxy.model.exchange import ANONYMOUS, Exchange
 from egressproxy.model.fields import TOKEN, Fields
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead
-from egressproxy.model.own_host import OWN_HOST
+from egressproxy.model.own_names import OWN_HOST
 from egressproxy.model.shares import Tries, client_of, identity_of
 
 #: The route of a request or tunnel, first of what is decided; raises GatewayError where this listener, as it is for the

@@ -11,7 +11,7 @@ from typing import Final
 
 from egressproxy.kubeapi.write import staging
 from egressproxy.kubeapi.write.write import Result, Verb, Write, WriteRefused, Written, read_outcomes, write_writes
-from egressproxy.model.secret_source import ConfigSource
+from egressproxy.model.secret import ConfigSource
 from egressproxy.processes.loader.loader import Loader
 from egressproxy.processes.loader.process import LoadingFailed
 from egressproxy.processes.loader.request import write_request

@@ -18,9 +18,9 @@ from egressproxy.filters.builtin import BUILTIN, builtin_type
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.packages import installed
 from egressproxy.filters.validation import schema
-from egressproxy.model.secret_source import ConfigSource
-from egressproxy.net.any_certificate import can_take_any_certificate
+from egressproxy.model.secret import ConfigSource
 from egressproxy.net.system_roots import mark
+from egressproxy.net.verify_callbacks import can_take_any_certificate
 from egressproxy.processes.loader.denials import denials
 from egressproxy.routing.patterns import compile_pattern
 

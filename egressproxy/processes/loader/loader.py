@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final, TypeVar
 
-from egressproxy.model.secret_source import ConfigSource
+from egressproxy.model.secret import ConfigSource
 from egressproxy.processes.loader.process import LoaderEnded, LoaderProcess, LoadingFailed
 from egressproxy.processes.loader.request import write_request
 from egressproxy.processes.loader.result import Loaded, read_answer

@@ -23,7 +23,7 @@ from importlib import import_module
 from itertools import count
 from pathlib import Path
 
-from egressproxy.net.closed_memory import close_memory
+from egressproxy.net.process import close_memory
 from egressproxy.processes.loader.request import LIMIT_S, STATUS
 
 #: Requests that are served before what later ones need is made ahead: a start does not pay for reloads that never come.

@@ -19,7 +19,7 @@ import time
 from contextlib import ExitStack, suppress
 from typing import IO, Final
 
-from egressproxy.net.child import child_command, ending
+from egressproxy.net.process import child_command, ending
 from egressproxy.processes.loader.request import LIMIT_S, STATUS
 
 log = logging.getLogger(__name__)

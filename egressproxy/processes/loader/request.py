@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from egressproxy.model.pickling import classes, dumps, loads
-from egressproxy.model.secret import SecretBytes
-from egressproxy.model.secret_source import ConfigSource, SecretSource
+from egressproxy.model.secret import ConfigSource, SecretBytes, SecretSource
 
 #: For the whole of a request. The one that asks ends the process after that, and so does the kernel.
 LIMIT_S: Final = 120

@@ -13,10 +13,8 @@ from typing import Final, Protocol
 from egressproxy.model.kill_switch import KillChange, KilledIdentities
 from egressproxy.model.process_limits import ProcessLimits
 from egressproxy.model.unix_socket import UnixSocket
-from egressproxy.net.huge_pages import collapse_heap
-from egressproxy.net.listening import bind
-from egressproxy.net.memory import memory_for_each
-from egressproxy.net.unix_listening import bind_unix
+from egressproxy.net.listening import bind, bind_unix
+from egressproxy.net.process import collapse_heap, memory_for_each
 from egressproxy.run_options import FilterListener, RunOptions
 from egressproxy.telemetry.counts import Counts, ProcessFigures
 

@@ -17,8 +17,8 @@ from typing import Any, Final
 
 from egressproxy import build
 from egressproxy.errors import NotAnswered
-from egressproxy.net.child import child_command, ending
 from egressproxy.net.file_lock import memory_file
+from egressproxy.net.process import child_command, ending
 from egressproxy.processes.workers import messages
 from egressproxy.processes.workers.channel import FrameChannel
 from egressproxy.processes.workers.fleet import Configuration

@@ -14,7 +14,7 @@ from typing import Final
 from egressproxy.errors import NotAnswered
 from egressproxy.model.kill_switch import KillChange, KilledIdentities
 from egressproxy.model.steps import Cooperative
-from egressproxy.net.cooperative import in_slices
+from egressproxy.net.loop import in_slices
 from egressproxy.processes.workers.fleet import ConfigRefused, Fleet
 from egressproxy.processes.workers.killed_file import NAME, read_killed, write_killed
 from egressproxy.telemetry.metrics import Metrics

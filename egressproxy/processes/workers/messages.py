@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from egressproxy.errors import NotAnswered
-from egressproxy.model.cache_purge import CachePurge
-from egressproxy.model.hold_decision import HoldDecision, HoldPage
+from egressproxy.model.admin_requests import CachePurge, HoldDecision, HoldPage
 from egressproxy.model.kill_switch import KillChange
 from egressproxy.model.pickling import classes, dumps, loads
 from egressproxy.model.process_limits import NO_LIMITS, ProcessLimits

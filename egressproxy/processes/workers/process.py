@@ -22,10 +22,10 @@ from egressproxy import __version__
 from egressproxy.errors import NotAnswered
 from egressproxy.filters.shared_counters import SharedCounters
 from egressproxy.gateway.snapshot import Snapshot
-from egressproxy.model.hold_decision import MAX_PAGE, HoldPage
-from egressproxy.net.closed_memory import close_memory
+from egressproxy.model.admin_requests import MAX_PAGE, HoldPage
 from egressproxy.net.file_lock import FileLock
 from egressproxy.net.loop import new_loop
+from egressproxy.net.process import close_memory
 from egressproxy.processes.workers import messages
 from egressproxy.processes.workers.channel import FrameChannel
 from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, settle_heap

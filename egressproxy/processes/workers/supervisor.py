@@ -21,7 +21,7 @@ from typing import Final
 from egressproxy.errors import NotAnswered
 from egressproxy.filters.shared_counters import SharedCounters
 from egressproxy.model.kill_switch import KillChange, KilledIdentities
-from egressproxy.model.pseudonym import new_pseudonym
+from egressproxy.model.own_names import new_pseudonym
 from egressproxy.model.secret import SecretBytes
 from egressproxy.net.file_lock import memory_file
 from egressproxy.net.listening import BindError, bind, bind_error

@@ -28,13 +28,12 @@ from egressproxy.gateway.explain.name_lookup import NameQuestion, look_up
 from egressproxy.gateway.gateway import GatewayServer
 from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.ir.packing import unpacking
-from egressproxy.model.cache_purge import CachePurge
-from egressproxy.model.hold_decision import MAX_PAGE, HoldDecision, HoldPage
+from egressproxy.model.admin_requests import MAX_PAGE, CachePurge, HoldDecision, HoldPage
 from egressproxy.model.kill_switch import KillChange, KilledIdentities, KilledIdentity
 from egressproxy.model.process_limits import NO_LIMITS, ProcessLimits
 from egressproxy.model.steps import Cooperative
-from egressproxy.net.cooperative import in_slices
 from egressproxy.net.listening import bind as bind_socket
+from egressproxy.net.loop import in_slices
 from egressproxy.net.tls_key_log import start_key_log
 from egressproxy.processes.workers.fleet import (
     ConfigRefused,

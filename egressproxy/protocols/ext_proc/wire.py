@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, TypeVar
 
 from egressproxy.model.field_change import FieldAction, FieldChange
-from egressproxy.model.protobuf import WireError, message_types, parsed
+from egressproxy.model.protobuf import WireError, message_types, parsed, text_bytes, without_defaults
 from egressproxy.protocols.ext_proc.messages import (
     BodySendMode,
     HeaderSendMode,
@@ -105,7 +105,7 @@ def request_bytes(request: ProcessingRequest) -> bytes:
         made["observability_mode"] = 1
     if request.protocol is not None:
         protocol = request.protocol
-        made["protocol_config"] = _set(
+        made["protocol_config"] = without_defaults(
             {
                 "request_body_mode": int(protocol.request_body_mode),
                 "response_body_mode": int(protocol.response_body_mode),
@@ -158,12 +158,14 @@ def response_bytes(response: ProcessingResponse) -> bytes:
         told = {"status": {"code": immediate.status}, **_mutation(immediate.headers, "headers")}
         if immediate.grpc_status is not None:
             told["grpc_status"] = {"status": immediate.grpc_status}
-        made["immediate_response"] = told | _set({"body": immediate.body, "details": immediate.details.encode()})
+        made["immediate_response"] = told | without_defaults(
+            {"body": immediate.body, "details": immediate.details.encode()}
+        )
     if response.dynamic_metadata:
         made["dynamic_metadata"] = _made_struct(response.dynamic_metadata)
     if response.mode_override is not None:
         mode = response.mode_override
-        made["mode_override"] = _set({name: int(getattr(mode, name)) for name in ProcessingMode.__slots__})
+        made["mode_override"] = without_defaults({name: int(getattr(mode, name)) for name in ProcessingMode.__slots__})
     if response.override_message_timeout_s is not None:
         seconds, part_s = divmod(response.override_message_timeout_s, 1)
         made["override_message_timeout"] = {"seconds": int(seconds), "nanos": int(part_s * 1_000_000_000)}
@@ -238,7 +240,7 @@ def _common(response: ProcessingResponse, mutation: dict[str, Any]) -> dict[str,
     if response.streamed is not None:
         piece = response.streamed
         common["body_mutation"] = {
-            "streamed_response": _set({"body": piece.body, "end_of_stream": int(piece.end_of_stream)})
+            "streamed_response": without_defaults({"body": piece.body, "end_of_stream": int(piece.end_of_stream)})
         }
     elif response.body is not None:
         common["body_mutation"] = {"body": response.body} if response.body else {"clear_body": 1}
@@ -279,7 +281,7 @@ def _mutation(changes: Iterable[FieldChange], name: str = "header_mutation") -> 
         else:
             option["append_action"] = _ACTION_NUMBERS[change.action]
         given.append(option)
-    told = _set({"set_headers": given, "remove_headers": removed})
+    told = without_defaults({"set_headers": given, "remove_headers": removed})
     return {name: told} if told else {}
 
 
@@ -309,17 +311,7 @@ def _header_map(fields: Iterable[tuple[bytes, bytes]]) -> dict[str, Any]:
 
 
 def _header(name: bytes, value: bytes) -> dict[str, bytes]:
-    return {"key": _text(name), "raw_value": value}
-
-
-def _text(value: bytes) -> bytes:
-    """What is no UTF-8 becomes "?", since parsers refuse it."""
-    return value if value.isascii() else value.decode("utf-8", "replace").replace("\ufffd", "?").encode()
-
-
-def _set(values: dict[str, Any]) -> dict[str, Any]:
-    """Without what is empty or 0: that is what a missing field means."""
-    return {name: value for name, value in values.items() if value}
+    return {"key": text_bytes(name), "raw_value": value}
 
 
 def _named(structs: Mapping[str, Struct]) -> list[dict[str, Any]]:

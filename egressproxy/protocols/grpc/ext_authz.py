@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from egressproxy.model.field_change import FieldAction, FieldChange
-from egressproxy.model.protobuf import WireError, message_types, parsed
+from egressproxy.model.protobuf import WireError, message_types, parsed, text_bytes, without_defaults
 
 #: The path of the method.
 CHECK = b"/envoy.service.auth.v3.Authorization/Check"
@@ -86,7 +86,7 @@ def check_request(http: HttpAttributes, source: Address, destination: Address) -
     time = {"seconds": seconds, "nanos": int((http.started - seconds) * 1_000_000_000)}
     attributes = {"source": _peer(source), "destination": _peer(destination)}
     made: bytes = _CHECK_REQUEST(
-        attributes={**attributes, "request": {"time": _set(time), "http": _http(http)}}
+        attributes={**attributes, "request": {"time": without_defaults(time), "http": _http(http)}}
     ).SerializeToString()
     return made
 
@@ -117,8 +117,8 @@ def check_answer(data: bytes) -> CheckAnswer:
 
 def _http(http: HttpAttributes) -> dict[str, Any]:
     made = {
-        "id": http.id, "method": _text(http.method), "path": _text(http.path), "host": _text(http.host),
-        "scheme": _text(http.scheme), "size": len(http.body), "protocol": _text(http.protocol),
+        "id": http.id, "method": text_bytes(http.method), "path": text_bytes(http.path), "host": text_bytes(http.host),
+        "scheme": text_bytes(http.scheme), "size": len(http.body), "protocol": text_bytes(http.protocol),
         "body": http.body, "headers": [_header(name, value) for name, value in http.headers.items()],
     }  # fmt: skip
     if not http.body.isascii():
@@ -126,26 +126,16 @@ def _http(http: HttpAttributes) -> dict[str, Any]:
             http.body.decode()
         except UnicodeDecodeError:  # `body` is a string
             made["raw_body"] = made.pop("body")
-    return _set(made)
+    return without_defaults(made)
 
 
 def _header(name: bytes, value: bytes) -> dict[str, bytes]:
-    return _set({"key": _text(name), "value": _text(value)})
-
-
-def _set(values: dict[str, Any]) -> dict[str, Any]:
-    """Without what is empty or 0: that is what a missing field means."""
-    return {name: value for name, value in values.items() if value}
-
-
-def _text(value: bytes) -> bytes:
-    """What is no UTF-8 becomes "?", since parsers refuse it."""
-    return value if value.isascii() else value.decode("utf-8", "replace").replace("\ufffd", "?").encode()
+    return without_defaults({"key": text_bytes(name), "value": text_bytes(value)})
 
 
 def _peer(address: Address) -> dict[str, Any] | None:
     host, port = address
-    return {"address": {"socket_address": _set({"address": host, "port_value": port})}} if host else None
+    return {"address": {"socket_address": without_defaults({"address": host, "port_value": port})}} if host else None
 
 
 def _options(options: Any) -> tuple[FieldChange, ...]:

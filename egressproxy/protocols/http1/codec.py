@@ -173,7 +173,6 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
     __slots__ = ("_eof", "_interim", "_is_started", "_method")
 
     def __init__(self, limits: HeadLimits, grammar: HeadGrammar[response_head.ResponseHop] | None = None) -> None:
-        """As of a RequestReader."""
         super().__init__(grammar or response_head.response_grammar(limits), _IDLE)
         self._method = b""
         self._interim = 0

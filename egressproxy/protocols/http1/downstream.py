@@ -75,23 +75,9 @@ class DownstreamConnection(FlowControl):
     """The connection. Its states are those of `downstream_states`."""
 
     __slots__ = (
-        "_is_foreign",
-        "_is_pumping",
-        "_state",
-        "body_limit",
-        "body_size",
-        "client",
-        "deadline",
-        "driver",
-        "handler",
-        "has_ended",
-        "idle_s",
-        "reader",
-        "request_headers_s",
-        "sink",
-        "unsent",
-        "wheel",
-    )
+        "_is_foreign", "_is_pumping", "_state", "body_limit", "body_size", "client", "deadline", "driver", "handler",
+        "has_ended", "idle_s", "reader", "request_headers_s", "sink", "unsent", "wheel",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -161,7 +147,6 @@ class DownstreamConnection(FlowControl):
         self.handler.on_lost(self)
 
     def resume_writing(self) -> None:
-        """The client takes answers again: the next request may be read."""
         super().resume_writing()
         if self._state is _IDLE and not self._is_pumping:
             self._pump()
@@ -174,7 +159,6 @@ class DownstreamConnection(FlowControl):
 
     @property
     def is_request_read(self) -> bool:
-        """Whether the body of the current request has been read to its end."""
         return self._state is not _RECEIVING
 
     @property
@@ -184,22 +168,18 @@ class DownstreamConnection(FlowControl):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the transport is gone."""
         return self._state is _LOST
 
     @property
     def unread(self) -> int:
-        """Bytes that are here behind the current request."""
         return self.reader.buffered
 
     @property
     def first_byte(self) -> bytes:
-        """The first of the bytes that are `unread`; b"" if there is none."""
         return self.reader.first_byte
 
     @property
     def unsent_octets(self) -> int:
-        """Bytes that were said, and that the client has not taken."""
         return self.transport.get_write_buffer_size()
 
     def serve_head(self, head: RequestHead, rest: bytes) -> None:
@@ -212,12 +192,10 @@ class DownstreamConnection(FlowControl):
         self.handler.on_request(self, head)
 
     def listen(self) -> None:
-        """Resume the driver as soon as the client has said something behind its request, or its end."""
         if self._state is _RESPONDING:
             self._state = _LISTENING
 
     def stop_listening(self) -> None:
-        """Undo `listen`: what the client says stays unread again."""
         if self._state is _LISTENING:
             self._state = _RESPONDING
 
@@ -227,7 +205,6 @@ class DownstreamConnection(FlowControl):
         return self.has_ended and not self.reader.buffered
 
     def send_request_body_to(self, sink: BodySink | None) -> None:
-        """From now on the request's body goes there (what is buffered goes at once)."""
         self.sink = sink
         if sink is not None:
             self.resume_reading()  # paused, perhaps, while nobody asked
@@ -269,7 +246,6 @@ class DownstreamConnection(FlowControl):
         self.send(interim_bytes(head, pseudonym))
 
     def send_continue(self) -> None:
-        """Ask for the request's body (RFC 9110 section 10.1.1)."""
         self.send(CONTINUE)
 
     def accept_tunnel(self) -> None:
@@ -320,7 +296,6 @@ class DownstreamConnection(FlowControl):
             reset(self.transport)
 
     def detach(self) -> bytes:
-        """Give the transport away, to a tunnel. Returns the bytes that came behind the head."""
         self.flush()
         self._state = _DETACHED
         self.deadline.close()
@@ -331,7 +306,6 @@ class DownstreamConnection(FlowControl):
         return rest
 
     def tunnel_ended(self) -> None:
-        """The tunnel that was given the transport has ended, and the transport with it."""
         self._state = _LOST
 
     def read_anew(self, limits: HeadLimits) -> None:
@@ -350,7 +324,6 @@ class DownstreamConnection(FlowControl):
 
     # --- reading -----------------------------------------------------------------------------------------------
     def _pump(self) -> None:
-        """Take from the reader whatever can be used now."""
         self._is_pumping = True
         is_unfinished = False
         try:

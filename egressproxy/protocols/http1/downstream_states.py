@@ -39,8 +39,6 @@ from enum import Enum, auto
 
 
 class DownstreamState(Enum):
-    """See the table above."""
-
     IDLE = auto()
     RECEIVING = auto()
     RESPONDING = auto()

@@ -152,9 +152,6 @@ class HeadGrammar(Generic[H]):
         block, hop_fields = self._split(match.group(1))
         return FieldSection(b"", block, hop_fields), match.end()
 
-    def __repr__(self) -> str:
-        return f"HeadGrammar({self.limits})"
-
 
 class Grammars(Generic[H]):
     """The grammars of all heads of one kind, made by `make`: one for equal limits."""

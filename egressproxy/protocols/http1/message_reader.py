@@ -45,22 +45,9 @@ class MessageReader(Generic[H]):
     """
 
     __slots__ = (
-        "_at",
-        "_buffer",
-        "_chunks",
-        "_fault",
-        "_grammar",
-        "_hop",
-        "_hop_fields",
-        "_left",
-        "_line",
-        "_line_parts",
-        "_minor",
-        "_most_bytes",
-        "_place",
-        "_scanned",
-        "_state",
-    )
+        "_at", "_buffer", "_chunks", "_fault", "_grammar", "_hop", "_hop_fields", "_left", "_line", "_line_parts",
+        "_minor", "_most_bytes", "_place", "_scanned", "_state",
+    )  # fmt: skip
 
     _hop: H
 
@@ -100,7 +87,6 @@ class MessageReader(Generic[H]):
         return self._buffer.startswith(start, self._at)
 
     def feed(self, data: bytes) -> None:
-        """Take what came from the peer."""
         buffer = self._buffer
         if not buffer:  # the usual case: a used-up segment is let go at once
             self._buffer = data

@@ -33,27 +33,9 @@ class UpstreamConnection(FlowControl):
     """States: idle (in a pool); awaiting an answer; relaying its body; ended; lost."""
 
     __slots__ = (
-        "_awaits_continue",
-        "_has_body",
-        "address",
-        "age",
-        "deadline",
-        "driver",
-        "error",
-        "has_ended",
-        "has_sent_all",
-        "head",
-        "is_idle",
-        "is_last",
-        "is_lost",
-        "last_read",
-        "on_lost",
-        "reader",
-        "sent_at",
-        "served",
-        "sink",
-        "wheel",
-    )
+        "_awaits_continue", "_has_body", "address", "age", "deadline", "driver", "error", "has_ended", "has_sent_all",
+        "head", "is_idle", "is_last", "is_lost", "last_read", "on_lost", "reader", "sent_at", "served", "sink", "wheel",
+    )  # fmt: skip
 
     def __init__(self, wheel: TimerWheel, limits: HeadLimits) -> None:
         super().__init__()
@@ -267,19 +249,16 @@ class UpstreamConnection(FlowControl):
         self.is_last = True
 
     def close(self) -> None:
-        """Send what is unsent, then close."""
         if not self.is_lost:
             self.flush()
             self.transport.close()
 
     def abort(self) -> None:
-        """Close now; what is unsent goes nowhere."""
         if not self.is_lost:
             self.forget_unflushed()
             self.transport.abort()
 
     def detach(self) -> bytes:
-        """Give the transport away, to a tunnel. Returns the bytes that came behind the head."""
         self.flush()
         self.deadline.clear()
         self.driver = None
@@ -300,7 +279,6 @@ class UpstreamConnection(FlowControl):
 
     # --- reading -----------------------------------------------------------------------------------------------
     def _pump(self) -> None:
-        """Hand the body on."""
         sink, reader = self.sink, self.reader
         try:
             while sink is not None:

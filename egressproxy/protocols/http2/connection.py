@@ -35,7 +35,6 @@ from egressproxy.net.flow_control import HIGH_WATER
 from egressproxy.net.timers import Deadline, TimerWheel
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http2.field_coding import FieldList
-from egressproxy.protocols.http2.flood_guard import Flood
 from egressproxy.protocols.http2.frames import (
     CONTINUATION,
     DATA,
@@ -49,6 +48,7 @@ from egressproxy.protocols.http2.frames import (
     RST_STREAM,
     WINDOW_UPDATE,
     WITH_PRIORITY,
+    Flood,
     Frame,
     FrameError,
     FrameSplitter,
@@ -90,12 +90,8 @@ class Http2Connection(SendingSide):
     """A connection and its streams. The two sides say what a head that comes means."""
 
     __slots__ = (
-        "_closing",
-        "_frames",
-        "_later",
-        "_most_head",
-        "head_size",
-    )
+        "_closing", "_frames", "_later", "_most_head", "head_size",
+    )  # fmt: skip
 
     #: Bytes that the peer may send on all streams before somebody has read them.
     window: ClassVar[int] = CONNECTION_WINDOW
@@ -120,7 +116,6 @@ class Http2Connection(SendingSide):
         self._touch()
 
     def data_received(self, data: bytes) -> None:
-        """Frames of the peer."""
         if self.is_lost:
             self.head_size += len(data)
             if self.head_size > LINGER_SIZE:
@@ -299,7 +294,6 @@ class Http2Connection(SendingSide):
             h2.let_go(number)
 
     def _go_on(self) -> None:
-        """The next turn: frames that were left."""
         frames, self._later = self._later, []
         if not self.is_lost:
             self._take_frames(frames)
@@ -327,7 +321,6 @@ class Http2Connection(SendingSide):
         return False
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Every stream ends."""
         self._end_all()
         if self._closing is not None:
             self._closing.close()
@@ -345,7 +338,6 @@ class Http2Connection(SendingSide):
             stream.connection_is_lost()
 
     def resume_writing(self) -> None:
-        """The transport has drained: what waits goes out."""
         super().resume_writing()
         if not self.is_lost:
             self._send_all_waiting()
@@ -443,5 +435,4 @@ class Http2Connection(SendingSide):
         self.transport.close()
 
     def abort(self) -> None:
-        """Close now; what is unsent goes nowhere."""
         self.transport.abort()

@@ -19,7 +19,7 @@ from egressproxy.protocols.http1.framing import HeadLimits, Malformed
 from egressproxy.protocols.http2.connection import Http2Connection
 from egressproxy.protocols.http2.downstream_stream import DownstreamStream
 from egressproxy.protocols.http2.field_coding import FieldList
-from egressproxy.protocols.http2.flood_guard import Flood
+from egressproxy.protocols.http2.frames import Flood
 from egressproxy.protocols.http2.heads import RequestFieldsReader
 from egressproxy.protocols.http2.states import MAX_STREAMS
 from egressproxy.protocols.http2.stream import Http2Stream
@@ -42,19 +42,9 @@ class DownstreamHttp2(Http2Connection):
     """A client's connection. It has no clock but that of heads and of idleness: each exchange has its own."""
 
     __slots__ = (
-        "_awaits_head",
-        "_begun_at",
-        "_final_goaway",
-        "_given_up",
-        "_last_served",
-        "_spare",
-        "client",
-        "deadline",
-        "handler",
-        "idle_s",
-        "reader",
-        "request_headers_s",
-    )
+        "_awaits_head", "_begun_at", "_final_goaway", "_given_up", "_last_served", "_spare", "client", "deadline",
+        "handler", "idle_s", "reader", "request_headers_s",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -101,7 +91,6 @@ class DownstreamHttp2(Http2Connection):
             self.deadline.after(0 if self.streams else self.idle_s)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Every stream ends."""
         super().connection_lost(error)
         self.deadline.close()
         for deadline in self._spare:
@@ -120,7 +109,6 @@ class DownstreamHttp2(Http2Connection):
         return deadline
 
     def spare(self, deadline: Deadline) -> None:
-        """The stream of this one is over."""
         if len(self._spare) < MAX_SPARE:
             deadline.at = NEVER
             deadline.callback = None
@@ -133,7 +121,6 @@ class DownstreamHttp2(Http2Connection):
         return DownstreamStream(self, number)
 
     def take_head(self, event: Event, stream: Http2Stream | None) -> None:
-        """A request, or the trailers of one."""
         assert hasattr(event, "headers")
         if stream is not None:
             assert isinstance(stream, DownstreamStream)
@@ -145,7 +132,6 @@ class DownstreamHttp2(Http2Connection):
         self.take_request(event.stream_id, event.headers, has_ended=event.stream_ended is not None)
 
     def take_request(self, number: int, fields: FieldList, *, has_ended: bool) -> None:
-        """A request, on a new stream."""
         if number > self._last_served:
             self.reset_number(number, ErrorCodes.REFUSED_STREAM)  # it may be asked elsewhere
             return
@@ -163,7 +149,6 @@ class DownstreamHttp2(Http2Connection):
             made.begin(head, has_ended=has_ended)
 
     def forget(self, stream: Http2Stream) -> bool:
-        """The stream is over; perhaps it was the last one."""
         if not super().forget(stream):
             return False
         if not self.streams and not self.is_lost:

@@ -26,8 +26,6 @@ from enum import Enum, auto
 
 
 class StreamState(Enum):
-    """See the table above."""
-
     RECEIVING = auto()
     RESPONDING = auto()
     LISTENING = auto()

@@ -25,17 +25,17 @@ from egressproxy.protocols.http1.framing import Malformed
 from egressproxy.protocols.http2.carriers import NO_DEADLINE, DownstreamCarrier
 from egressproxy.protocols.http2.downstream_states import StreamState
 from egressproxy.protocols.http2.field_coding import FieldList
-from egressproxy.protocols.http2.heads import read_trailers
-from egressproxy.protocols.http2.response_fields import (
+from egressproxy.protocols.http2.head_fields import (
     CONTINUE,
     TUNNEL_ESTABLISHED,
+    Handshake,
     answer_fields,
     interim_fields,
     response_code,
 )
+from egressproxy.protocols.http2.heads import read_trailers
 from egressproxy.protocols.http2.stream import Http2Stream
 from egressproxy.protocols.http2.stream_transport import StreamTransport
-from egressproxy.protocols.http2.websocket import Handshake
 
 #: In this time a client has to take so many bytes of the rest of a response whose exchange is over: a byte now and then
 #: would keep a hundred responses here for days.
@@ -55,27 +55,10 @@ class DownstreamStream(Http2Stream):
     """One request and its answer. Its states are those of `downstream_states`."""
 
     __slots__ = (
-        "_handshake",
-        "_left",
-        "_pieces",
-        "_reads_on_until",
-        "_request_trailers",
-        "_reset_code",
-        "_state",
-        "_unsent_before",
-        "body_limit",
-        "body_size",
-        "client",
-        "deadline",
-        "driver",
-        "has_ended",
-        "idle_s",
-        "is_whole",
-        "request_headers_s",
-        "sink",
-        "transport",
-        "wheel",
-    )
+        "_handshake", "_left", "_pieces", "_reads_on_until", "_request_trailers", "_reset_code", "_state",
+        "_unsent_before", "body_limit", "body_size", "client", "deadline", "driver", "has_ended", "idle_s", "is_whole",
+        "request_headers_s", "sink", "transport", "wheel",
+    )  # fmt: skip
 
     connection: DownstreamCarrier
 
@@ -105,7 +88,6 @@ class DownstreamStream(Http2Stream):
 
     # --- the request ---------------------------------------------------------------------------------------------
     def begin(self, head: RequestHead, *, has_ended: bool) -> None:
-        """The head is here: the exchange begins."""
         self.is_whole = has_ended
         if head.upgrade:
             self._handshake = Handshake(head)
@@ -130,7 +112,6 @@ class DownstreamStream(Http2Stream):
         self.connection.stream_failed()
 
     def take_data(self, data: bytes) -> None:
-        """A piece of content, or of what a tunnel carries."""
         state = self._state
         if state is _DETACHED:
             keep(self._pieces, data)
@@ -165,7 +146,6 @@ class DownstreamStream(Http2Stream):
                 self._hand_on(self.sink, data)
 
     def take_trailers(self, fields: FieldList) -> None:
-        """Fields behind the content."""
         if self._state is not _RECEIVING:
             return
         try:
@@ -174,7 +154,6 @@ class DownstreamStream(Http2Stream):
             self._break(fault.message)
 
     def take_end(self) -> None:
-        """END_STREAM: the client says no more."""
         self.is_whole = True
         state = self._state
         if state is _RECEIVING:
@@ -254,7 +233,6 @@ class DownstreamStream(Http2Stream):
             self._end_request()
 
     def resume_reading(self) -> None:
-        """Hand on what was kept, then give the window back."""
         self.is_reading_paused = False
         if self._pieces or self.is_whole:
             self._deliver()
@@ -268,12 +246,10 @@ class DownstreamStream(Http2Stream):
     # --- for the exchange ----------------------------------------------------------------------------------------
     @property
     def is_lost(self) -> bool:
-        """Whether nothing that is said reaches the client."""
         return self._state is _LOST
 
     @property
     def is_request_read(self) -> bool:
-        """Whether the body of the request has been read to its end."""
         return self._state is not _RECEIVING
 
     @property
@@ -283,36 +259,29 @@ class DownstreamStream(Http2Stream):
 
     @property
     def awaits_bytes(self) -> bool:
-        """Whether the exchange waits for what the client says in a tunnel."""
         return self._state is _LISTENING
 
     @property
     def unread(self) -> int:
-        """Bytes that are here behind a CONNECT."""
         return sum(map(len, self._pieces)) if self._state is _RESPONDING else 0
 
     @property
     def first_byte(self) -> bytes:
-        """The first of the bytes that are `unread`; b"" if there is none."""
         return self._pieces[0][:1] if self._pieces else b""
 
     @property
     def unsent_octets(self) -> int:
-        """Bytes that were said, and that no window has let out."""
         return self.unsent_size
 
     def listen(self) -> None:
-        """Resume the driver as soon as the client has said something behind its request, or its end."""
         if self._state is _RESPONDING:
             self._state = _LISTENING
 
     def stop_listening(self) -> None:
-        """Undo `listen`: what the client says stays unread again."""
         if self._state is _LISTENING:
             self._state = _RESPONDING
 
     def send_request_body_to(self, sink: BodySink | None) -> None:
-        """From now on the request's body goes there (what is here goes at once)."""
         self.sink = sink
         if sink is not None:
             self.resume_reading()
@@ -320,7 +289,6 @@ class DownstreamStream(Http2Stream):
     def send_response(
         self, head: ResponseHead, request: RequestHead, pseudonym: bytes, body: bytes | None, *, close: bool
     ) -> None:
-        """As of `DownstreamConnection`; `close` means nothing here."""
         status = head.status
         if self._handshake is not None and status < 300:
             message = (
@@ -332,7 +300,6 @@ class DownstreamStream(Http2Stream):
             self.connection.send_block(self, response_code(head, pseudonym, has_body=has_body), body)
 
     def send_answer(self, answer: LocalResponse, *, close: bool, with_body: bool = True) -> None:
-        """A whole response of our own. `with_body` false: its head alone, as for HEAD."""
         body = answer.body if with_body and answer.status not in (204, 304) else b""
         self.send_fields(answer_fields(answer), is_last=not body)
         if body:
@@ -346,7 +313,6 @@ class DownstreamStream(Http2Stream):
         self.send_fields(interim_fields(head, pseudonym), is_last=False)
 
     def send_continue(self) -> None:
-        """Ask for the request's body (RFC 9110 section 10.1.1)."""
         self.send_fields(CONTINUE, is_last=False)
 
     def accept_tunnel(self) -> None:
@@ -354,15 +320,12 @@ class DownstreamStream(Http2Stream):
         self.send_fields(TUNNEL_ESTABLISHED, is_last=False)
 
     def send(self, data: bytes) -> None:
-        """Bytes of a tunnel."""
         self.send_body(data)
 
     def end_body(self, trailers: bytes) -> None:
-        """The response is whole."""
         super().end_body(self.trailers_to_send(trailers) if trailers else b"")
 
     def trailers_to_send(self, trailers: bytes) -> bytes:
-        """What goes on of the trailers of a response."""
         return trailers
 
     def detach(self) -> bytes:
@@ -378,7 +341,6 @@ class DownstreamStream(Http2Stream):
         return rest
 
     def transport_ended(self) -> None:
-        """Nobody reads or writes the tunnel any more."""
         self._state = _LOST
         self.transport = self.connection.transport  # they hold each other: let go
         if self.is_over:
@@ -389,7 +351,6 @@ class DownstreamStream(Http2Stream):
             self.reset(ErrorCodes.NO_ERROR)  # the client may say what it likes: nobody hears it
 
     def tunnel_ended(self) -> None:
-        """The tunnel that was given the transport has ended."""
         self._state = _LOST
 
     def finish(self, *, close: bool) -> None:
@@ -419,7 +380,6 @@ class DownstreamStream(Http2Stream):
             self.deadline.after(REST_S)
 
     def was_sent(self) -> None:
-        """END_STREAM is on its way."""
         if self._state is _FINISHING:
             self._look_whether_over()
         elif self._state is _DETACHED and isinstance(self.transport, StreamTransport):
@@ -470,7 +430,6 @@ class DownstreamStream(Http2Stream):
             self.connection.gave_up()
 
     def connection_is_lost(self) -> None:
-        """The connection is gone."""
         self._lose()
 
     def _lose(self) -> None:
@@ -495,6 +454,3 @@ class DownstreamStream(Http2Stream):
             self.deadline.after(REST_S)
         else:
             self._over(ErrorCodes.CANCEL if self._reset_code is None else self._reset_code)
-
-    def __repr__(self) -> str:
-        return f"DownstreamStream({self.number} of {self.client}, {self._state.name.lower()})"

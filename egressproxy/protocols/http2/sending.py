@@ -16,8 +16,7 @@ from egressproxy.net.loop import poller
 from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http2.field_coding import FieldList
-from egressproxy.protocols.http2.flood_guard import FloodGuard
-from egressproxy.protocols.http2.frames import HEADER_SIZE
+from egressproxy.protocols.http2.frames import HEADER_SIZE, FloodGuard
 from egressproxy.protocols.http2.states import ConnectionStates
 from egressproxy.protocols.http2.stream import Http2Stream
 
@@ -42,7 +41,6 @@ class SendingSide(FlowControl):
         self._waiting: dict[int, Http2Stream] = {}  # those that have more to say than the windows allow
 
     def send_fields(self, stream: Http2Stream, fields: FieldList, *, is_last: bool) -> None:
-        """A head or trailers of this stream."""
         before = len(self._h2._data_to_send)
         self._h2.say_fields(stream.number, fields, is_last=is_last)
         stream.octets_out += len(self._h2._data_to_send) - before
@@ -100,7 +98,6 @@ class SendingSide(FlowControl):
         return True
 
     def send_waiting(self, stream: Http2Stream) -> None:
-        """Send what the windows allow of what this stream has to say; the rest waits."""
         h2 = self._h2
         while stream._unsent and not self.is_write_blocked:
             room = h2.room_for(stream.number)
@@ -145,12 +142,10 @@ class SendingSide(FlowControl):
                 self._send_more(stream)
 
     def give_back(self, stream: Http2Stream, size: int) -> None:
-        """What was read makes room for more (RFC 9113 section 6.9)."""
         if size and not self.is_lost and self._h2.give_back(stream.number, size):
             self._touch()
 
     def reset(self, stream: Http2Stream, code: ErrorCodes) -> None:
-        """Tell the peer that the stream is given up; nothing where it is over."""
         if self.streams.get(stream.number) is stream:
             self.reset_number(stream.number, code)
             self.forget(stream)
@@ -179,11 +174,9 @@ class SendingSide(FlowControl):
         self.stream_failed()
 
     def stream_failed(self) -> None:
-        """A peer has broken a rule on a stream. Raises Flood where it does so all the time."""
         self._guard.stream_failed(self.wheel.now)
 
     def forget(self, stream: Http2Stream) -> bool:
-        """The stream is over. False where it was so before."""
         if self.streams.pop(stream.number, None) is None:
             return False
         self._waiting.pop(stream.number, None)
@@ -212,7 +205,6 @@ class SendingSide(FlowControl):
             self._poller.flush_later(self)
 
     def flush(self) -> None:
-        """Hand to the transport what h2 has made."""
         self._is_dirty = False
         data = self._h2._data_to_send
         if data:

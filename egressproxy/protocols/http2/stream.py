@@ -16,23 +16,10 @@ from egressproxy.protocols.http2.frames import FrameError
 
 
 class Http2Stream:
-    """One stream: what it has to send, what it has got and not handed on, and who feeds it."""
-
     __slots__ = (
-        "_given_back",
-        "_is_ending",
-        "_trailers",
-        "_unsent",
-        "_unsent_size",
-        "connection",
-        "feeder",
-        "has_said_all",
-        "is_reading_paused",
-        "is_write_blocked",
-        "number",
-        "octets_in",
-        "octets_out",
-    )
+        "_given_back", "_is_ending", "_trailers", "_unsent", "_unsent_size", "connection", "feeder", "has_said_all",
+        "is_reading_paused", "is_write_blocked", "number", "octets_in", "octets_out",
+    )  # fmt: skip
 
     def __init__(self, connection: StreamCarrier, number: int) -> None:
         self.connection = connection
@@ -62,12 +49,10 @@ class Http2Stream:
         return self.connection.streams.get(self.number) is not self
 
     def send_fields(self, fields: FieldList, *, is_last: bool) -> None:
-        """A head. `is_last`: nothing follows."""
         if not self.is_over:
             self.connection.send_fields(self, fields, is_last=is_last)
 
     def send_body(self, data: bytes) -> None:
-        """One piece of body, never empty."""
         if self.is_over:
             return
         self.octets_out += len(data)
@@ -120,11 +105,6 @@ class Http2Stream:
         return piece
 
     @property
-    def has_unsent(self) -> bool:
-        """Bytes of body, or the end, wait for a window."""
-        return bool(self._unsent) or self._is_ending
-
-    @property
     def is_ending(self) -> bool:
         """The end was said, whether or not it is on its way."""
         return self._is_ending or self.has_said_all
@@ -136,11 +116,9 @@ class Http2Stream:
 
     # --- reading -------------------------------------------------------------------------------------------------
     def pause_reading(self) -> None:
-        """Give no window back: the peer stops when it is used up."""
         self.is_reading_paused = True
 
     def resume_reading(self) -> None:
-        """Give back what was kept meanwhile."""
         self.is_reading_paused = False
         if self._given_back:
             size, self._given_back = self._given_back, 0
@@ -183,6 +161,10 @@ class Http2Stream:
 
     def was_sent(self) -> None:
         """END_STREAM is on its way, behind all that was to be said."""
+
+    @abstractmethod
+    def transport_ended(self) -> None:
+        """Nobody reads or writes the tunnel any more."""
 
     def reset(self, code: ErrorCodes = ErrorCodes.CANCEL) -> None:
         """Give the stream up. What was to be sent goes nowhere."""

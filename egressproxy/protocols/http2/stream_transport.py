@@ -7,47 +7,12 @@ Source: RFC 9113 section 8.5.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 from h2.errors import ErrorCodes
 
-from egressproxy.net.flow_control import HIGH_WATER, Reads
-
-
-class TunnelStream(Protocol):
-    """What a transport needs of a stream."""
-
-    has_said_all: bool
-
-    @property
-    def unsent_size(self) -> int:
-        """Bytes of body that wait for a window."""
-
-    @property
-    def is_ending(self) -> bool:
-        """The end was said, whether or not it is on its way."""
-
-    def send_body(self, data: bytes) -> None:
-        """One piece, never empty."""
-
-    def end(self, trailers: None) -> None:
-        """Nothing more is said."""
-
-    def reset(self, code: ErrorCodes) -> None:
-        """Give the stream up."""
-
-    def transport_ended(self) -> None:
-        """Nobody reads or writes the tunnel any more."""
-
-    def feed_from(self, feeder: Reads | None) -> None:
-        """From now on this source fills the stream."""
-
-    def pause_reading(self) -> None:
-        """Give no window back."""
-
-    def resume_reading(self) -> None:
-        """Give back what was kept meanwhile."""
+from egressproxy.net.flow_control import HIGH_WATER
+from egressproxy.protocols.http2.stream import Http2Stream
 
 
 class StreamTransport(asyncio.Transport):
@@ -55,7 +20,7 @@ class StreamTransport(asyncio.Transport):
 
     __slots__ = ("_below", "_is_closing", "_is_lost", "_protocol", "_stream")
 
-    def __init__(self, stream: TunnelStream, below: asyncio.Transport) -> None:
+    def __init__(self, stream: Http2Stream, below: asyncio.Transport) -> None:
         super().__init__()
         self._stream = stream
         self._below = below
@@ -107,25 +72,17 @@ class StreamTransport(asyncio.Transport):
 
     # --- asyncio.Transport -----------------------------------------------------------------------------------------
     def write(self, data: Any) -> None:
-        """What goes to the peer."""
         if data and not self._is_closing:
             self._stream.send_body(bytes(data))
 
-    def writelines(self, list_of_data: Iterable[Any]) -> None:
-        """As `write`, of the whole."""
-        self.write(b"".join(list_of_data))
-
     def can_write_eof(self) -> bool:
-        """Each direction ends by itself."""
         return True
 
     def write_eof(self) -> None:
-        """END_STREAM behind what was written."""
         if not self._stream.is_ending:
             self._stream.end(None)
 
     def close(self) -> None:
-        """END_STREAM behind what was written, then the end."""
         if self._is_closing:
             return
         self._is_closing = True
@@ -140,43 +97,33 @@ class StreamTransport(asyncio.Transport):
         self._end(None)
 
     def is_closing(self) -> bool:
-        """Whether nothing that is written goes anywhere."""
         return self._is_closing
 
     def pause_reading(self) -> None:
-        """Take nothing more: the window is used up."""
         self._stream.pause_reading()
 
     def resume_reading(self) -> None:
-        """Take more."""
         if not self._is_closing:
             self._stream.resume_reading()
 
     def get_write_buffer_size(self) -> int:
-        """Bytes that no window has let out."""
         return self._stream.unsent_size
 
     def get_write_buffer_limits(self) -> tuple[int, int]:
-        """Low and high water."""
         return HIGH_WATER, HIGH_WATER
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """They are those of every stream."""
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Tell this protocol from now on."""
         self._protocol = cast(asyncio.Protocol, protocol)
 
     def get_protocol(self) -> asyncio.BaseProtocol:
-        """The protocol above."""
         return self._protocol
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """Of the connection; its socket is not ours to set options of, or to break off."""
         return default if name == "socket" else self._below.get_extra_info(name, default)
-
-    def __repr__(self) -> str:
-        return f"StreamTransport({self._stream!r})"
 
 
 class _Gate:

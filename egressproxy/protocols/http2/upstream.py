@@ -44,30 +44,10 @@ class Http2Upstream(Http2Connection):
     """A connection to a backend. Its owner takes places on it (`reserve`), and is told when there may be more."""
 
     __slots__ = (
-        "_awake",
-        "_has_settings",
-        "_heard_before",
-        "_in_vain_s",
-        "_loss",
-        "_max_requests",
-        "_pinged_at",
-        "_settled",
-        "_why",
-        "active",
-        "address",
-        "age",
-        "begins_nothing",
-        "deadline",
-        "heard_at",
-        "idle_s",
-        "is_leaving",
-        "is_secure",
-        "on_free",
-        "on_http_1",
-        "on_lost",
-        "on_room",
-        "served",
-    )
+        "_awake", "_has_settings", "_heard_before", "_in_vain_s", "_loss", "_max_requests", "_pinged_at", "_settled",
+        "_why", "active", "address", "age", "begins_nothing", "deadline", "heard_at", "idle_s", "is_leaving",
+        "is_secure", "on_free", "on_http_1", "on_lost", "on_room", "served",
+    )  # fmt: skip
 
     #: All that its streams may hold: whoever is slow to read keeps nobody else from reading.
     window: ClassVar[int] = MAX_STREAMS * STREAM_WINDOW
@@ -110,7 +90,6 @@ class Http2Upstream(Http2Connection):
 
     @property
     def is_new(self) -> bool:
-        """The upstream has not said yet how many streams it takes."""
         return not (self._has_settings or self.is_leaving)
 
     @property
@@ -121,7 +100,6 @@ class Http2Upstream(Http2Connection):
         return min(MAX_STREAMS, self._h2.remote_settings.max_concurrent_streams)
 
     def reserve(self) -> UpstreamStream:
-        """A place, where there is room. Give it back by the stream's `finish`."""
         was_reused = self.served > 0
         self.active += 1
         self.served += 1
@@ -132,7 +110,6 @@ class Http2Upstream(Http2Connection):
         return UpstreamStream(self, was_reused=was_reused)
 
     def take_place_back(self, stream: UpstreamStream) -> None:
-        """An exchange is over."""
         self.active -= 1
         if self.on_free is not None:
             self.on_free(stream)
@@ -159,7 +136,6 @@ class Http2Upstream(Http2Connection):
 
     # --- for streams -----------------------------------------------------------------------------------------------
     def begin_stream(self, stream: UpstreamStream, code: bytes, *, is_last: bool) -> UpstreamFault | None:
-        """Send the head of a new stream, in HPACK. Gives a fault where that cannot be."""
         if self.is_lost:
             return unseen(CLOSED)
         try:
@@ -183,14 +159,12 @@ class Http2Upstream(Http2Connection):
         return UpstreamFault(Reason.BAD_RESPONSE, "the upstream speaks HTTP/2 alone, and does not take this upgrade")
 
     async def settings(self) -> None:
-        """Wait until the upstream has said what it takes, or is gone."""
         while self.is_new:
             if self._settled is None:
                 self._settled = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._settled)
 
     def wake_later(self, stream: UpstreamStream) -> None:
-        """Resume who waits for this stream when all that has come is taken."""
         self._awake.append(stream)
 
     def given_up(self, begun_at: float) -> None:
@@ -211,11 +185,9 @@ class Http2Upstream(Http2Connection):
         self.retire()
 
     def stream_failed(self) -> None:
-        """We have reset a stream because of what the upstream did. Raises Flood."""
         self._guard.stream_failed(self.wheel.now)
 
     def loss_fault(self) -> UpstreamFault:
-        """Why streams end with the connection, those that the upstream may have seen."""
         if self._why:
             message = f"the upstream's connection failed: {self._why}"
             return UpstreamFault(Reason.BAD_RESPONSE, message, retry=RetrySafety.IF_IDEMPOTENT)
@@ -230,7 +202,6 @@ class Http2Upstream(Http2Connection):
 
     # --- asyncio's callbacks ---------------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """The connection is open: say what we allow."""
         super().connection_made(transport)
         self.address = self.peer_name()
 
@@ -249,7 +220,6 @@ class Http2Upstream(Http2Connection):
                     stream.driver.resume()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Every stream fails; the owner is told."""
         self.is_leaving = self.begins_nothing = True
         if self._loss is None:
             self._loss = error
@@ -265,7 +235,6 @@ class Http2Upstream(Http2Connection):
 
     # --- what comes ------------------------------------------------------------------------------------------------
     def take_head(self, event: Event, stream: Http2Stream | None) -> None:
-        """A response head, or trailers."""
         if isinstance(event, RequestReceived):
             raise FrameError("a stream that the upstream has begun")
         if stream is None:
@@ -278,7 +247,6 @@ class Http2Upstream(Http2Connection):
             stream.take_response(event.headers or [], has_ended=has_ended)
 
     def settings_changed(self) -> None:
-        """How many streams it takes may be known now, or another number."""
         self._has_settings = True
         self._settle()
         if self.on_room is not None:
@@ -300,7 +268,6 @@ class Http2Upstream(Http2Connection):
         self.retire()
 
     def was_broken_off(self, code: ErrorCodes, why: str) -> None:
-        """As of Http2Connection; the exchanges are told why."""
         super().was_broken_off(code, why)
         self._why = self._why or why
 

@@ -23,8 +23,8 @@ from egressproxy.protocols.http1.framing import Malformed
 from egressproxy.protocols.http1.writer import PHRASES
 from egressproxy.protocols.http2.carriers import UpstreamCarrier
 from egressproxy.protocols.http2.field_coding import FieldList
+from egressproxy.protocols.http2.head_fields import request_code
 from egressproxy.protocols.http2.heads import read_response_fields, read_trailers
-from egressproxy.protocols.http2.request_fields import request_code
 from egressproxy.protocols.http2.stream import Http2Stream
 from egressproxy.protocols.http2.stream_transport import StreamTransport
 
@@ -39,27 +39,10 @@ class UpstreamStream(Http2Stream):
     """One exchange: a place on the connection from the start, and a stream from `send_head` on."""
 
     __slots__ = (
-        "_begun_at",
-        "_expected",
-        "_got",
-        "_heads",
-        "_interim",
-        "_is_answered",
-        "_is_complete",
-        "_method",
-        "_pieces",
-        "_response_trailers",
-        "_websocket_key",
-        "driver",
-        "error",
-        "has_ended",
-        "head",
-        "last_read",
-        "sent_at",
-        "sink",
-        "transport",
-        "was_reused",
-    )
+        "_begun_at", "_expected", "_got", "_heads", "_interim", "_is_answered", "_is_complete", "_method", "_pieces",
+        "_response_trailers", "_websocket_key", "driver", "error", "has_ended", "head", "last_read", "sent_at", "sink",
+        "transport", "was_reused",
+    )  # fmt: skip
 
     connection: UpstreamCarrier
 
@@ -96,17 +79,14 @@ class UpstreamStream(Http2Stream):
     # --- for the exchange ------------------------------------------------------------------------------------------
     @property
     def address(self) -> str:
-        """`address:port` of the other end."""
         return self.connection.address
 
     @property
     def is_lost(self) -> bool:
-        """Whether the exchange cannot go on."""
         return self.error is not None or self.connection.is_lost
 
     @property
     def is_leaving(self) -> bool:
-        """Whether the transport is gone or closing."""
         return self.connection.is_lost or self.connection.transport.is_closing()
 
     @property
@@ -115,7 +95,6 @@ class UpstreamStream(Http2Stream):
         return self.has_said_all
 
     def begin(self, driver: Driver, request: RequestHead) -> None:
-        """Start the exchange. The caller then sends the head, and the body through `send_body` and `end_body`."""
         self.driver = driver
         self._method = b"CONNECT" if request.upgrade else request.method
         self.last_read = self._begun_at = self.connection.wheel.now
@@ -139,7 +118,6 @@ class UpstreamStream(Http2Stream):
             self.error = connection.begin_stream(self, code, is_last=request.body == 0 and not request.upgrade)
 
     def end_body(self, trailers: bytes) -> None:
-        """Send the end of the request's body, with these trailers: the request is whole."""
         super().end_body(trailers)
         self.sent_at = self.connection.wheel.now
 
@@ -233,26 +211,21 @@ class UpstreamStream(Http2Stream):
         return rest
 
     def transport_ended(self) -> None:
-        """Nobody reads or writes the tunnel any more."""
         if not (self._is_complete and self.has_said_all):
             self.reset()
 
     def gone(self) -> None:
-        """The tunnel has ended."""
         self.finish()
 
     def close(self) -> None:
-        """Give the stream up. Nothing, where it is finished."""
         if self.number:
             self.reset()
 
     def abort(self) -> None:
-        """As `close`."""
         self.close()
 
     # --- what comes ------------------------------------------------------------------------------------------------
     def take_response(self, fields: FieldList, *, has_ended: bool) -> None:
-        """A head, interim or final."""
         self.last_read = self.connection.wheel.now
         if self._is_given_up:
             return
@@ -274,7 +247,6 @@ class UpstreamStream(Http2Stream):
         self.connection.wake_later(self)
 
     def take_data(self, data: bytes) -> None:
-        """A piece of the response's content."""
         self.last_read = self.connection.wheel.now
         if self._is_given_up:
             return
@@ -293,7 +265,6 @@ class UpstreamStream(Http2Stream):
                 self._fail(error)
 
     def take_trailers(self, fields: FieldList) -> None:
-        """Fields behind the content."""
         if self._is_given_up:
             return
         try:
@@ -338,7 +309,6 @@ class UpstreamStream(Http2Stream):
         del fault  # see `_fail`
 
     def connection_is_lost(self) -> None:
-        """The connection is gone, and what is missing with it."""
         if not (self._is_complete or self._is_given_up):
             fault = self.connection.loss_fault()
             if self._is_answered and fault.reason is Reason.UPSTREAM_CLOSED:
@@ -361,7 +331,6 @@ class UpstreamStream(Http2Stream):
             del fault  # see `_fail`
 
     def was_sent(self) -> None:
-        """END_STREAM of ours is on its way."""
         if self.transport is not None:
             self.transport.all_sent()
 
@@ -400,10 +369,6 @@ class UpstreamStream(Http2Stream):
             self.transport.lost(self.error)
         elif self.driver is not None:
             self.driver.throw(self.error)
-
-    def __repr__(self) -> str:
-        state = "failed" if self.error is not None else "ended" if self.has_ended else "busy"
-        return f"UpstreamStream({self.number} of {self.connection.address}, {state})"
 
 
 def unseen(message: str) -> UpstreamFault:

@@ -11,10 +11,10 @@ from typing import Any
 from h2.connection import ConnectionInputs, ConnectionState, H2Connection
 from h2.events import Event
 from h2.exceptions import ProtocolError, TooManyStreamsError
+from h2.settings import SettingCodes
 from h2.stream import H2Stream, StreamClosedBy, StreamInputs, StreamState
 from hyperframe.frame import DataFrame, HeadersFrame
 
-from egressproxy.protocols.http2.compact import KNOWN_SETTINGS
 from egressproxy.protocols.http2.field_coding import FieldEncoder, FieldList
 from egressproxy.protocols.http2.frames import (
     CONTINUATION,
@@ -28,6 +28,9 @@ from egressproxy.protocols.http2.frames import (
     frame_header,
     stream_of,
 )
+
+#: Whatever else a peer sets means nothing to us (RFC 9113 section 6.5.2), and h2 would keep all 65,536 of them.
+KNOWN_SETTINGS = frozenset(int(code) for code in SettingCodes)
 
 #: Flags of frames without padding or priority, beside END_STREAM.
 _USUAL = {HEADERS: END_HEADERS, DATA: 0}

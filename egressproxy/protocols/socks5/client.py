@@ -177,6 +177,3 @@ class SocksClient:
         if len(message) > size:
             raise NotSocks("it said more than it was asked for")
         return message
-
-    def __repr__(self) -> str:
-        return f"SocksClient({self._authority}, waits for {self._wait.value})"

@@ -236,9 +236,6 @@ class SocksServer:
         self.target = b"%b:%d" % (packed, port)
         self._wait = _Awaited.NOTHING
 
-    def __repr__(self) -> str:
-        return f"SocksServer(waits for {self._wait.value})"
-
 
 def reply(code: ReplyCode | None) -> bytes:
     """The reply to a request; None: it is connected. Source: RFC 1928 section 6."""

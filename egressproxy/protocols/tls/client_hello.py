@@ -1,8 +1,10 @@
 """ClientHello: reads the first handshake message of a TLS connection without taking part in it. Pure.
 
 It never decrypts, answers or changes anything: the caller forwards the bytes as they came. Where a hello can be read
-in two ways it is refused, since the server behind might read the other one.
-Sources: RFC 8446 sections 4.1.2, 4.2 and 5.1, RFC 6066 section 3, RFC 7301, RFC 9849 (ECH), RFC 5246 appendix E.2
+in two ways it is refused, since the server behind might read the other one. A client that is refused is told by an
+alert in plain text, and so only before anything was encrypted: it has sent a ClientHello, and has heard of its server
+no more than a HelloRetryRequest.
+Sources: RFC 8446 sections 4.1.2, 4.2, 5.1 and 6, RFC 6066 section 3, RFC 7301, RFC 9849 (ECH), RFC 5246 appendix E.2
 (the ClientHello in the form of SSLv2).
 """
 
@@ -257,3 +259,16 @@ def _versions(data: bytes) -> tuple[int, ...]:
     if len(entries.data) % 2:
         raise BadClientHello("malformed supported versions")
     return tuple(int.from_bytes(entries.take(2), "big") for _ in range(len(entries.data) // 2))
+
+
+def _fatal(description: int) -> bytes:
+    """The record. Its version is that of TLS 1.2, as in every record of TLS 1.3 (RFC 8446 section 5.1)."""
+    return b"\x15\x03\x03\x00\x02\x02" + bytes((description,))
+
+
+#: Policy refuses the destination.
+ACCESS_DENIED: Final = _fatal(49)
+#: There is no such server here, or not behind this tunnel.
+UNRECOGNIZED_NAME: Final = _fatal(112)
+#: The ClientHello names no server (TLS 1.3 alone knows it: RFC 8446 section 9.2).
+MISSING_EXTENSION: Final = _fatal(109)

@@ -128,6 +128,3 @@ class HelloRetry:
         self.is_over = True
         self.held = b""
         return held
-
-    def __repr__(self) -> str:
-        return f"HelloRetry({'over' if self.is_over else 'open'}, {len(self.held)} bytes held)"

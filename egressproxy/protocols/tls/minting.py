@@ -22,9 +22,8 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from egressproxy.model.certificate import why_not_a_ca
+from egressproxy.model.certificate import Leaf, why_not_a_ca
 from egressproxy.model.secret import SecretBytes
-from egressproxy.protocols.tls.leaf import Leaf
 
 #: How long a leaf is valid: clients that are told to distrust the CA keep none for long, and its key never lasts.
 LEAF_S: Final = 24 * 3600.0
@@ -107,9 +106,6 @@ class SigningCa:
         )
         made = builder.sign(self._key, _digest(self._key)).public_bytes(Encoding.PEM).decode()
         return Leaf(made + self._chain_pem, self._leaf_key_pem, ends.timestamp())
-
-    def __repr__(self) -> str:
-        return f"SigningCa({self._certificate.subject.rfc4514_string()})"
 
 
 def new_ca(

@@ -11,8 +11,15 @@ from collections.abc import Callable
 
 from egressproxy.errors import Denied, Reason
 from egressproxy.model.authority import Authority
-from egressproxy.protocols.tls.alerts import ACCESS_DENIED, UNRECOGNIZED_NAME
-from egressproxy.protocols.tls.client_hello import BadClientHello, ClientHello, ClientHelloReader, NotTls, may_start_tls
+from egressproxy.protocols.tls.client_hello import (
+    ACCESS_DENIED,
+    UNRECOGNIZED_NAME,
+    BadClientHello,
+    ClientHello,
+    ClientHelloReader,
+    NotTls,
+    may_start_tls,
+)
 from egressproxy.protocols.tls.hello_retry import HelloRetry
 
 
@@ -22,7 +29,7 @@ class SniGuard:
     With `only_reports` everything passes, and `would_deny` says what would have been refused (mode Report). Without
     `checks_name` any ClientHello will do. `is_opened` says of hosts whether their tunnels are to be opened: no other
     tunnel may carry TLS for one of these, in no mode and whatever it was asked for. `is_over`: nothing needs to be
-    looked at any more. `alert`: what a client that is refused can read of it (`protocols.tls.alerts`), b"" where it
+    looked at any more. `alert`: what a client that is refused can read of it (ACCESS_DENIED and the like), b"" where it
     may not speak TLS.
     """
 

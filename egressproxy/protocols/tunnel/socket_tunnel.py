@@ -84,12 +84,10 @@ class SocketTunnel(Tunnel["SocketEnd"]):
 
     @property
     def octets_in(self) -> int:
-        """What came from the client."""
         return self.client.octets_in
 
     @property
     def octets_out(self) -> int:
-        """What went to the client."""
         return self.upstream.octets_in - len(self.early) - len(self.client.unsent or b"") + self.own_bytes
 
     def start(
@@ -123,7 +121,6 @@ class SocketTunnel(Tunnel["SocketEnd"]):
 
     # --- called by the ends ------------------------------------------------------------------------------------------
     def both_ended(self) -> None:
-        """Close both when everything is sent."""
         if self.client.unsent is None and self.upstream.unsent is None:
             self._finish()
         else:
@@ -173,7 +170,6 @@ class SocketTunnel(Tunnel["SocketEnd"]):
             self._finish()
 
     def bytes_left(self) -> int:
-        """How many bytes neither side has taken yet."""
         return len(self.client.unsent or b"") + len(self.upstream.unsent or b"")
 
     def _finish(self) -> None:
@@ -218,7 +214,6 @@ class SocketEnd(WatchedSocket):
 
     @property
     def has_ended(self) -> bool:
-        """It sends no more."""
         return self._state is _ENDED
 
     # --- events ------------------------------------------------------------------------------------------------------
@@ -349,25 +344,20 @@ class SocketEnd(WatchedSocket):
         self.other.watch()
 
     def all_sent(self) -> None:
-        """The other side is read again, or its end follows."""
         self.tunnel.sent(self)
 
     def send_failed(self, error: OSError) -> None:
-        """It takes nothing more."""
         self.tunnel.refused(self, error)
 
     def finish_writing(self) -> None:
-        """The other side's end follows what is unsent."""
         if self.unsent is None:
             self.shut_down()
 
     # --- reading -----------------------------------------------------------------------------------------------------
     def hold(self) -> None:
-        """Read nothing more until `resume_reading`."""
         self._state = _HELD
 
     def resume_reading(self) -> None:
-        """Read again what was held back."""
         if self._state is _HELD:
             self._state = _OPEN
             self.watch()
@@ -377,7 +367,6 @@ class SocketEnd(WatchedSocket):
         return self._state is _OPEN and self.other.unsent is None
 
     def watch(self) -> None:
-        """As the base, while the tunnel lives."""
         if not self.tunnel.is_over:
             super().watch()
 
@@ -386,8 +375,4 @@ class SocketEnd(WatchedSocket):
         self.tunnel.cut(Reason.INTERNAL)
 
     def option(self, level: int, name: int, value: int) -> None:
-        """Set an option of its socket. Raises OSError."""
         self.sock.setsockopt(level, name, value)
-
-    def __repr__(self) -> str:
-        return f"SocketEnd({self._state.name.lower()}, {len(self.unsent or b'')} bytes unsent)"

@@ -49,12 +49,10 @@ class TransportTunnel(Tunnel["TransportEnd"]):
 
     @property
     def octets_in(self) -> int:
-        """Bytes that came from the client."""
         return self.client.octets_in
 
     @property
     def octets_out(self) -> int:
-        """Bytes that went to the client."""
         return self.client.octets_out
 
     def start(
@@ -93,7 +91,6 @@ class TransportTunnel(Tunnel["TransportEnd"]):
 
     # --- called by the ends ------------------------------------------------------------------------------------
     def both_ended(self) -> None:
-        """Close both transports behind what was sent."""
         self.client.transport.close()
         self.upstream.transport.close()
 
@@ -116,7 +113,6 @@ class TransportTunnel(Tunnel["TransportEnd"]):
             self.driver.resume()
 
     def cut(self, reason: Reason) -> None:
-        """End it now, for this reason."""
         self.reason = reason
         self.clear()
         for end in (self.client, self.upstream):
@@ -124,7 +120,6 @@ class TransportTunnel(Tunnel["TransportEnd"]):
                 end.transport.abort()
 
     def bytes_left(self) -> int:
-        """How many bytes the transports that are left have not sent yet."""
         return sum(end.transport.get_write_buffer_size() for end in (self.client, self.upstream) if not end.is_lost)
 
 
@@ -143,12 +138,10 @@ class TransportEnd(FlowControl):
 
     @property
     def has_ended(self) -> bool:
-        """It sends no more."""
         return self._state is not _OPEN
 
     @property
     def is_lost(self) -> bool:
-        """Its transport is gone."""
         return self._state is _LOST
 
     def data_received(self, data: bytes) -> None:
@@ -163,13 +156,11 @@ class TransportEnd(FlowControl):
         self.other.send(data)
 
     def eof_received(self) -> bool:
-        """This side sends no more; the other direction stays open."""
         self._state = _ENDED
         self.tunnel.half_ended(self)
         return True
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The transport is gone."""
         was, self._state = self._state, _LOST
         if was is not _LOST:
             self.tunnel.lost(self, error, had_ended=was is _ENDED)
@@ -181,7 +172,6 @@ class TransportEnd(FlowControl):
             self.transport.write(data)
 
     def hold(self) -> None:
-        """Read nothing more until `resume_reading`."""
         self.pause_reading()
 
     def finish_writing(self) -> None:
@@ -194,10 +184,6 @@ class TransportEnd(FlowControl):
             self.transport.close()
 
     def option(self, level: int, name: int, value: int) -> None:
-        """Set an option of its socket, where it has one. Raises OSError."""
         sock = self.transport.get_extra_info("socket")
         if sock is not None:
             sock.setsockopt(level, name, value)
-
-    def __repr__(self) -> str:
-        return f"TransportEnd({self._state.name.lower()})"

@@ -51,8 +51,6 @@ KEEPALIVE_PROBE_S: Final = 15
 
 
 class TunnelState(Enum):
-    """See the first table above."""
-
     OPEN = auto()
     HELLO = auto()
     DRAINING = auto()
@@ -60,8 +58,6 @@ class TunnelState(Enum):
 
 
 class EndState(Enum):
-    """See the second table above."""
-
     OPEN = auto()
     HELD = auto()
     ENDED = auto()
@@ -142,7 +138,6 @@ class Tunnel(Timer, Generic[E]):
 
     @property
     def is_over(self) -> bool:
-        """Nothing moves any more."""
         return self._state is _OVER
 
     def _look_s(self) -> float:
@@ -298,6 +293,3 @@ class Tunnel(Timer, Generic[E]):
                 end.option(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
                 end.option(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, KEEPALIVE_S)
                 end.option(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, KEEPALIVE_PROBE_S)
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._state.name.lower()})"

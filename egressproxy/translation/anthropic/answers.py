@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from egressproxy.ai_apis.json_size import are_too_many
-from egressproxy.ai_apis.strict_json import Unreadable, dumps, loads
+from egressproxy.ai_apis.strict_json import Unreadable, are_too_many, dumps, loads
 from egressproxy.translation.answer_fields import (
     count,
     needed_text,
@@ -76,7 +75,6 @@ def stop_of(value: dict[str, Any]) -> Stop | None:
 
 
 def explanation_of(value: dict[str, Any]) -> str | None:
-    """Why the model declined, where it says so."""
     return text(object_in(value, "stop_details"), "explanation")
 
 

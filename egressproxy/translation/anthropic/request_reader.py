@@ -50,9 +50,7 @@ def read_request(value: Any) -> Conversation:
             body.refuse("output_config.effort", "cannot be translated: thinking is disabled, which is another effort")
         effort, names["effort"] = Effort.NONE, "thinking.type"
     turns = tuple(_turn(message) for message in objects(body.array("messages"), "messages"))
-    max_tokens = body.whole_number("max_tokens", 1)
-    if max_tokens is None:
-        body.refuse("max_tokens", "is missing")
+    max_tokens = body.needed("max_tokens", body.whole_number("max_tokens", 1))
     tier = body.word("service_tier", ("auto", "standard_only"))
     metadata = body.object("metadata")
     conversation = Conversation(
@@ -90,9 +88,7 @@ def _output_config(config: JsonObject | None) -> tuple[Effort | None, OutputForm
     read = None
     if output is not None:
         output.word("type", ("json_schema",))
-        schema = output.plain_object("schema")
-        if schema is None:
-            output.refuse("schema", "is missing")
+        schema = output.needed("schema", output.plain_object("schema"))
         output.end()
         read = OutputFormat(schema, is_strict=True)
     config.end()
@@ -120,9 +116,7 @@ def _system(body: JsonObject) -> list[Turn]:
 
 
 def _turn(message: JsonObject) -> Turn:
-    role = message.word("role", ("user", "assistant", "system"))
-    if role is None:
-        message.refuse("role", "is missing")
+    role = message.needed("role", message.word("role", ("user", "assistant", "system")))
     kinds = {"user": ("text", "image", "tool_result"), "assistant": ("text", "tool_use"), "system": ("text",)}[role]
     parts = tuple(_blocks(message.any("content"), message.where("content"), kinds))
     message.end()
@@ -155,9 +149,7 @@ def _block(block: JsonObject, kinds: tuple[str, ...]) -> ContentPart:
 
 
 def _image(block: JsonObject) -> Image:
-    source = block.object("source")
-    if source is None:
-        block.refuse("source", "is missing")
+    source = block.needed("source", block.object("source"))
     kind = source.text("type")
     if kind == "base64":
         media_type = source.word("media_type", IMAGE_TYPES)
@@ -174,9 +166,7 @@ def _image(block: JsonObject) -> Image:
 
 
 def _tool_call(block: JsonObject) -> ToolCall:
-    arguments = block.plain_object("input")
-    if arguments is None:
-        block.refuse("input", "is missing")
+    arguments = block.needed("input", block.plain_object("input"))
     block.only("caller", {"type": "direct"})
     return ToolCall(
         block.needed_text("id"), block.needed_text("name"), dumps(arguments).decode(), where=block.where("input")
@@ -193,9 +183,7 @@ def _tool_result(block: JsonObject) -> ToolResult:
 def _tool(tool: JsonObject) -> Tool:
     if tool.text("type") not in (None, "custom"):
         tool.refuse("type", "cannot be translated: only tools of the client are, which have no type or custom")
-    schema = tool.plain_object("input_schema")
-    if schema is None:
-        tool.refuse("input_schema", "is missing")
+    schema = tool.needed("input_schema", tool.plain_object("input_schema"))
     read = Tool(tool.needed_text("name"), tool.text("description"), schema, tool.flag("strict"), tool.path)
     tool.only("allowed_callers", ["direct"])
     tool.only("defer_loading", False)
@@ -208,9 +196,7 @@ def _tool(tool: JsonObject) -> Tool:
 def _tool_choice(choice: JsonObject | None) -> tuple[ToolChoice | None, bool | None]:
     if choice is None:
         return None, None
-    kind = choice.word("type", tuple(_MODES))
-    if kind is None:
-        choice.refuse("type", "is missing")
+    kind = choice.needed("type", choice.word("type", tuple(_MODES)))
     name = choice.needed_text("name") if kind == "tool" else ""
     disabled = choice.flag("disable_parallel_tool_use")
     choice.end()

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from egressproxy.ai_apis.json_size import are_too_many
-from egressproxy.ai_apis.strict_json import Unreadable, loads_strictly
+from egressproxy.ai_apis.strict_json import Unreadable, are_too_many, loads_strictly
 from egressproxy.translation.anthropic.request_reader import IMAGE_TYPES
 from egressproxy.translation.content import only_texts
 from egressproxy.translation.conversation import (

@@ -175,7 +175,6 @@ class MessageStreamWriter:
         self._size = 0  # of them
 
     def write(self, told: StreamEvent) -> bytes:
-        """What the client gets for this event."""
         if isinstance(told, Delta):
             return self._delta(told)
         if isinstance(told, PartStarted):

@@ -117,7 +117,6 @@ def write_answer(answer: ModelAnswer, now: int) -> dict[str, Any]:
 
 
 def written_usage(usage: Usage) -> dict[str, Any]:
-    """These tokens, as a chat completion tells them."""
     return {
         "prompt_tokens": usage.input,
         "completion_tokens": usage.output,

@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from egressproxy.translation.content import image_at, text_or_parts
+from egressproxy.translation.content import (
+    EFFORTS,
+    image_at,
+    leave_out_cache_options,
+    metadata_of,
+    service_tier_of,
+    text_or_parts,
+)
 from egressproxy.translation.conversation import (
     ContentPart,
     Conversation,
@@ -23,7 +30,6 @@ from egressproxy.translation.conversation import (
     Turn,
 )
 from egressproxy.translation.json_object import JsonObject, objects
-from egressproxy.translation.openai_fields import EFFORTS, leave_out_cache_options, metadata_of, service_tier_of
 
 _NAMES: Final = {
     "turns": "messages",
@@ -105,9 +111,7 @@ def _stop(body: JsonObject) -> tuple[str, ...]:
 
 
 def _turn(message: JsonObject) -> Turn:
-    role = message.word("role", ("system", "developer", "user", "assistant", "tool"))
-    if role is None:
-        message.refuse("role", "is missing")
+    role = message.needed("role", message.word("role", ("system", "developer", "user", "assistant", "tool")))
     message.only("name", why="cannot be translated: the other APIs have no names of participants")
     parts: tuple[ContentPart, ...]
     if role == "tool":
@@ -162,9 +166,7 @@ def _part(part: JsonObject, may_have_images: bool, may_refuse: bool) -> ContentP
 
 
 def _image(part: JsonObject) -> ContentPart:
-    image = part.object("image_url")
-    if image is None:
-        part.refuse("image_url", "is missing")
+    image = part.needed("image_url", part.object("image_url"))
     detail = image.word("detail", ("auto", "low", "high", "original"))
     read = image_at(image.needed_text("url"), None if detail == "auto" else detail, image.path)
     image.end()
@@ -173,9 +175,7 @@ def _image(part: JsonObject) -> ContentPart:
 
 def _tool_call(call: JsonObject) -> ToolCall:
     call.word("type", ("function",))
-    function = call.object("function")
-    if function is None:
-        call.refuse("function", "is missing")
+    function = call.needed("function", call.object("function"))
     where = function.where("arguments")
     read = ToolCall(call.needed_text("id"), function.needed_text("name"), function.needed_text("arguments"), where)
     function.end()
@@ -185,9 +185,7 @@ def _tool_call(call: JsonObject) -> ToolCall:
 
 def _tool(tool: JsonObject) -> Tool:
     tool.word("type", ("function",))
-    function = tool.object("function")
-    if function is None:
-        tool.refuse("function", "is missing")
+    function = tool.needed("function", tool.object("function"))
     read = Tool(
         function.needed_text("name"),
         function.text("description"),
@@ -210,9 +208,7 @@ def _tool_choice(body: JsonObject) -> ToolChoice | None:
         return ToolChoice(value)
     choice = JsonObject(value, "tool_choice")
     choice.word("type", ("function",))
-    function = choice.object("function")
-    if function is None:
-        choice.refuse("function", "is missing")
+    function = choice.needed("function", choice.object("function"))
     read = ToolChoice("named", function.needed_text("name"))
     function.end()
     choice.end()
@@ -225,12 +221,8 @@ def _output_format(value: JsonObject | None) -> OutputFormat | None:
     kind = value.word("type", ("text", "json_object", "json_schema"))
     read = None if kind == "text" else OutputFormat()
     if kind == "json_schema":
-        inner = value.object("json_schema")
-        if inner is None:
-            value.refuse("json_schema", "is missing")
-        schema = inner.plain_object("schema")
-        if schema is None:
-            inner.refuse("schema", "is missing")
+        inner = value.needed("json_schema", value.object("json_schema"))
+        schema = inner.needed("schema", inner.plain_object("schema"))
         read = OutputFormat(schema, inner.needed_text("name"), inner.text("description"), inner.flag("strict"))
         inner.end()
     elif kind is None:

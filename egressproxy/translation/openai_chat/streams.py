@@ -146,7 +146,6 @@ class ChatStreamWriter:
         self._tool_index = -1
 
     def write(self, told: StreamEvent) -> bytes:
-        """What the client gets for this event."""
         if isinstance(told, Delta):
             return self._delta(told)
         if isinstance(told, PartStarted):

@@ -157,12 +157,10 @@ def response_object(
 
 
 def message_item(ident: str, index: int, content: list[dict[str, Any]], status: str) -> dict[str, Any]:
-    """An item of the output that holds texts."""
     return {"type": "message", "id": f"msg_{ident}_{index}", "status": status, "role": "assistant", "content": content}
 
 
 def call_item(ident: str, index: int, call_id: str, name: str, arguments: str, status: str) -> dict[str, Any]:
-    """An item of the output that is a call of a function."""
     return {
         "type": "function_call",
         "id": f"fc_{ident}_{index}",
@@ -174,7 +172,6 @@ def call_item(ident: str, index: int, call_id: str, name: str, arguments: str, s
 
 
 def text_part(said: str) -> dict[str, Any]:
-    """A part of a message: text."""
     return {"type": "output_text", "text": said, "annotations": [], "logprobs": []}
 
 
@@ -184,7 +181,6 @@ def refusal_part(said: str) -> dict[str, Any]:
 
 
 def written_usage(usage: Usage) -> dict[str, Any]:
-    """These tokens, as a response tells them."""
     return {
         "input_tokens": usage.input,
         "input_tokens_details": {"cached_tokens": usage.cache_read, "cache_write_tokens": usage.cache_written},

@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from egressproxy.translation.content import image_at, text_or_parts
+from egressproxy.translation.content import (
+    EFFORTS,
+    image_at,
+    leave_out_cache_options,
+    metadata_of,
+    service_tier_of,
+    text_or_parts,
+)
 from egressproxy.translation.conversation import (
     ContentPart,
     Conversation,
@@ -25,7 +32,6 @@ from egressproxy.translation.conversation import (
 )
 from egressproxy.translation.errors import Untranslatable
 from egressproxy.translation.json_object import JsonObject, objects
-from egressproxy.translation.openai_fields import EFFORTS, leave_out_cache_options, metadata_of, service_tier_of
 
 _NAMES: Final = {
     "turns": "input",
@@ -106,14 +112,10 @@ def _text_config(config: JsonObject | None) -> tuple[str | None, OutputFormat | 
     output = config.object("format")
     read = None
     if output is not None:
-        kind = output.word("type", ("text", "json_object", "json_schema"))
-        if kind is None:
-            output.refuse("type", "is missing")
+        kind = output.needed("type", output.word("type", ("text", "json_object", "json_schema")))
         read = None if kind == "text" else OutputFormat()
         if kind == "json_schema":
-            schema = output.plain_object("schema")
-            if schema is None:
-                output.refuse("schema", "is missing")
+            schema = output.needed("schema", output.plain_object("schema"))
             read = OutputFormat(schema, output.needed_text("name"), output.text("description"), output.flag("strict"))
         output.end()
     config.end()
@@ -154,9 +156,7 @@ def _item(item: JsonObject) -> Turn:
 
 
 def _message(item: JsonObject) -> Turn:
-    role = item.word("role", ("user", "assistant", "system", "developer"))
-    if role is None:
-        item.refuse("role", "is missing")
+    role = item.needed("role", item.word("role", ("user", "assistant", "system", "developer")))
     item.without_meaning("phase")
     kinds = {"user": ("input_text", "input_image"), "assistant": ("output_text", "refusal", "input_text")}
     parts = tuple(_content(item, "content", kinds.get(role, ("input_text",))))

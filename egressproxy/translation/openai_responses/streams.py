@@ -173,19 +173,9 @@ class ResponseStreamWriter:
     """Events to those of a response's stream. It keeps what was said: the events at the end repeat it."""
 
     __slots__ = (
-        "_before",
-        "_call",
-        "_content",
-        "_created",
-        "_ident",
-        "_kind",
-        "_model",
-        "_output",
-        "_repeated",
-        "_said",
-        "_sequence",
-        "_size",
-    )
+        "_before", "_call", "_content", "_created", "_ident", "_kind", "_model", "_output", "_repeated", "_said",
+        "_sequence", "_size",
+    )  # fmt: skip
 
     def __init__(self, repeated: Mapping[str, Any], now: int) -> None:
         self._repeated = repeated

@@ -12,8 +12,7 @@ from egressproxy.config.reading.load import load
 from egressproxy.config.reading.problems import ConfigError, Problem
 from egressproxy.config.reading.source_files import MAX_BYTES, read_trust_bundles
 from egressproxy.config.resources.core import Secret as SecretObject
-from egressproxy.model.secret import SecretBytes
-from egressproxy.model.secret_source import SecretSource
+from egressproxy.model.secret import SecretBytes, SecretSource
 from tests.support.mounted import mount
 from tests.support.pki import Pki
 

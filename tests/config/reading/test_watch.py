@@ -13,7 +13,7 @@ import watchfiles
 
 from egressproxy.config.reading import watch
 from egressproxy.config.reading.watch import changes
-from egressproxy.model.secret_source import SecretSource
+from egressproxy.model.secret import SecretSource
 from tests.support.mounted import mount
 from tests.support.waiting import WAIT_S, until
 

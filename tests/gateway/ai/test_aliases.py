@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from egressproxy.ai_apis.json_size import MAX_STRINGS
+from egressproxy.ai_apis.strict_json import MAX_STRINGS
 from egressproxy.filters.base import BodyMode, Filter
 from egressproxy.gateway.ai.model_field import MAX_COMMAS_READ, MAX_READ, check_size, named_model, with_model
 from egressproxy.model.exchange import Exchange

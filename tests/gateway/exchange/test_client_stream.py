@@ -12,7 +12,7 @@ from egressproxy.net.flow_control import HIGH_WATER
 from egressproxy.protocols.http1.downstream import LINGER_SIZE
 from egressproxy.protocols.http2.downstream import GIVEN_UP
 from egressproxy.protocols.http2.downstream_stream import REST_SIZE
-from egressproxy.protocols.http2.flood_guard import BURST
+from egressproxy.protocols.http2.frames import BURST
 from egressproxy.protocols.http2.states import MAX_STREAMS, STREAM_WINDOW
 from tests.gateway.conftest import Start
 from tests.gateway.h2 import Http2Peer, speak_http2

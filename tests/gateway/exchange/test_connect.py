@@ -10,7 +10,7 @@ import pytest
 from egressproxy.filters.base import Filter
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.local_response import LocalResponse
-from egressproxy.protocols.tls.alerts import UNRECOGNIZED_NAME
+from egressproxy.protocols.tls.client_hello import UNRECOGNIZED_NAME
 from tests.e2e.world import terminate
 from tests.gateway.conftest import Start
 from tests.gateway.kit import (

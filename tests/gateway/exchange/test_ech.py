@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from egressproxy.protocols.tls.alerts import ACCESS_DENIED
+from egressproxy.protocols.tls.client_hello import ACCESS_DENIED
 from tests.gateway.conftest import Start
 from tests.gateway.kit import ESTABLISHED, connect, forward
 from tests.gateway.listeners.test_stream_connection import by_name

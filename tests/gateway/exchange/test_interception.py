@@ -14,7 +14,7 @@ from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.gateway.exchange.interception import OpenedTls
 from egressproxy.gateway.listeners import transparent_connection
 from egressproxy.model.authority import parse_authority
-from egressproxy.protocols.tls.alerts import UNRECOGNIZED_NAME
+from egressproxy.protocols.tls.client_hello import UNRECOGNIZED_NAME
 from egressproxy.protocols.tls.minting import new_ca
 from tests.e2e.world import tls_secret
 from tests.gateway.conftest import Start

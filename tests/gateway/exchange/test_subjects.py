@@ -9,7 +9,7 @@ import pytest
 
 from egressproxy.model.forwarded_identity import ForwardedIdentity, sign
 from egressproxy.model.secret import SecretBytes
-from egressproxy.protocols.tls.alerts import UNRECOGNIZED_NAME
+from egressproxy.protocols.tls.client_hello import UNRECOGNIZED_NAME
 from egressproxy.upstream.pool import Pool
 from tests.e2e.world import terminate, tls_secret
 from tests.gateway.backends.test_parent_identity import KEY

@@ -17,10 +17,10 @@ from egressproxy.gateway.identity import authenticator, checked_credentials, key
 from egressproxy.gateway.identity.authenticator import Authenticator
 from egressproxy.gateway.identity.authenticators import Authenticators
 from egressproxy.gateway.identity.checked_credentials import Verdict
-from egressproxy.identity.key_uris import read_key_uri
 from egressproxy.ir.gateway import KeyUrlIR
 from egressproxy.ir.identity import IdentityIR, TokenIssuerIR
 from egressproxy.ir.route import WeightedBackend
+from egressproxy.model.authority import read_key_uri
 from egressproxy.model.exchange import ANONYMOUS, Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import Hop, RequestHead

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from egressproxy.config.reading.problems import ConfigError
+from egressproxy.identity.peers import workload
 from egressproxy.model.exchange import CallerIdentity, Exchange, tenant_of
 from egressproxy.model.forwarded_identity import ForwardedIdentity, sign
 from egressproxy.model.secret import SecretBytes
 from egressproxy.model.shares import identity_of
-from egressproxy.model.spiffe import workload
 from tests.config.compile.kit import compiled
 from tests.gateway.conftest import Start
 from tests.gateway.identity.test_tokens import CLUSTER, bearer, is_refused, is_served

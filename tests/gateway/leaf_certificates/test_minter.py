@@ -11,7 +11,7 @@ import pytest
 
 from egressproxy.gateway.leaf_certificates import minter
 from egressproxy.gateway.leaf_certificates.minter import CannotMint, Minter, MintingProcess
-from egressproxy.net.child import child_command
+from egressproxy.net.process import child_command
 from egressproxy.protocols.tls.minting import new_ca
 from tests.support.waiting import WAIT_S
 

@@ -11,7 +11,7 @@ import pytest
 
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.gateway.overload.request_gate import RequestGate
-from egressproxy.protocols.tls.alerts import UNRECOGNIZED_NAME
+from egressproxy.protocols.tls.client_hello import UNRECOGNIZED_NAME
 from tests.config.compile.kit import FORWARD, compiled, of_policy, policy
 from tests.e2e.world import terminate
 from tests.gateway.backends.test_parent_identity import KEY, signed

@@ -8,7 +8,7 @@ import pytest
 
 from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.gateway.exchange.interception import OpenedTls
-from egressproxy.protocols.tls.alerts import ACCESS_DENIED
+from egressproxy.protocols.tls.client_hello import ACCESS_DENIED
 from tests.e2e.world import tls_secret
 from tests.gateway.conftest import Start
 from tests.gateway.exchange.test_connect import client_hello

@@ -14,7 +14,7 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.protocols.socks5.messages import ReplyCode
 from egressproxy.protocols.socks5.server import reply
-from egressproxy.protocols.tls.alerts import ACCESS_DENIED, UNRECOGNIZED_NAME
+from egressproxy.protocols.tls.client_hello import ACCESS_DENIED, UNRECOGNIZED_NAME
 from tests.gateway.conftest import Start
 from tests.gateway.exchange.test_connect import client_hello
 from tests.gateway.kit import GET_SENT, OK, OK_PASSED

@@ -7,7 +7,7 @@ from ipaddress import ip_address
 
 import pytest
 
-from egressproxy.protocols.tls.alerts import ACCESS_DENIED, MISSING_EXTENSION, UNRECOGNIZED_NAME
+from egressproxy.protocols.tls.client_hello import ACCESS_DENIED, MISSING_EXTENSION, UNRECOGNIZED_NAME
 from tests.e2e.world import terminate
 from tests.gateway.conftest import Start
 from tests.gateway.exchange.test_connect import CHANGE, RETRY, client_hello

@@ -12,7 +12,7 @@ from egressproxy.errors import Denied, Reason
 from egressproxy.gateway.listeners import redirection, transparent_connection
 from egressproxy.model.authority import parse_authority
 from egressproxy.net.original_destination import NotRedirected
-from egressproxy.protocols.tls.alerts import ACCESS_DENIED, UNRECOGNIZED_NAME
+from egressproxy.protocols.tls.client_hello import ACCESS_DENIED, UNRECOGNIZED_NAME
 from tests.gateway.conftest import Start
 from tests.gateway.exchange.test_connect import client_hello
 from tests.gateway.kit import OK, OK_PASSED

@@ -6,8 +6,7 @@ from typing import Any
 
 from egressproxy.protocols.ext_proc.messages import MessagePart
 from egressproxy.protocols.ext_proc.wire import read_request
-from egressproxy.protocols.grpc.framing import framed
-from egressproxy.protocols.grpc.messages import GrpcMessageReader
+from egressproxy.protocols.grpc.framing import GrpcMessageReader, framed
 from tests.gateway.kit import reverse
 from tests.support import manifests as m
 from tests.support.conversation import Conversation

@@ -11,7 +11,7 @@ import pytest
 from egressproxy.filters.approval_hold import holds
 from egressproxy.gateway.self_service import answers
 from egressproxy.gateway.self_service.answers import ASKED_S, MAX_ASKED
-from egressproxy.model.hold_decision import HoldPage
+from egressproxy.model.admin_requests import HoldPage
 from tests.e2e.world import tls_secret
 from tests.gateway.conftest import Start
 from tests.gateway.exchange.test_interception import CA_KEY, CA_PEM

@@ -11,7 +11,7 @@ import pytest
 from egressproxy.config.compile.interface import Compiled
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.ir.gateway import CertificateIR, ListenerIR
-from egressproxy.model.secret_source import SecretSource
+from egressproxy.model.secret import SecretSource
 from egressproxy.processes.loader.answer import handed_over, previous_of
 from egressproxy.processes.loader.compilation import loaded
 from egressproxy.protocols.tls.minting import new_ca

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from egressproxy.model.secret import SecretBytes
-from egressproxy.model.secret_source import SecretSource
+from egressproxy.model.secret import SecretBytes, SecretSource
 from egressproxy.processes.loader.request import LoadRequest, read_request, write_request
 
 

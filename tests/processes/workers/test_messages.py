@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from egressproxy.errors import NotAnswered
-from egressproxy.model.cache_purge import CachePurge
-from egressproxy.model.hold_decision import HoldDecision, HoldPage
+from egressproxy.model.admin_requests import CachePurge, HoldDecision, HoldPage
 from egressproxy.model.kill_switch import KillChange
 from egressproxy.processes.workers import messages
 from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Guarded

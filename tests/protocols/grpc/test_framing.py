@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from egressproxy.errors import Reason, UpstreamFault
-from egressproxy.protocols.grpc.framing import call_fields, framed, reply
+from egressproxy.protocols.grpc.framing import GrpcMessageReader, MessageTooLong, call_fields, framed, reply
 
 HEAD = [(b"content-type", b"application/grpc+proto")]
 OK = [(b"grpc-status", b"0")]
@@ -52,3 +54,33 @@ def test_what_a_server_says_of_a_failure_is_for_the_log_and_bounded():
     assert failed.value.detail.startswith("grpc-status 13: naïve x")
     assert len(failed.value.detail) < 250
     assert "ve" not in failed.value.message
+
+
+@given(st.lists(st.binary(max_size=40), max_size=6), st.data())
+def test_messages_are_found_however_the_stream_is_cut(messages, data):
+    stream = b"".join(framed(message) for message in messages)
+    reader = GrpcMessageReader(40)
+    found = []
+    at = 0
+    while at < len(stream):
+        size = data.draw(st.integers(1, len(stream) - at))
+        found += reader.feed(stream[at : at + size])
+        at += size
+    assert found == messages
+    assert reader.is_between
+
+
+def test_a_message_that_has_begun_is_known():
+    reader = GrpcMessageReader(10)
+    assert reader.feed(framed(b"abc")[:-1]) == []
+    assert not reader.is_between
+
+
+def test_a_long_message_is_refused_before_it_has_come():
+    with pytest.raises(MessageTooLong, match="has 11 bytes; at most 10"):
+        GrpcMessageReader(10).feed(b"\0\0\0\0\x0b")
+
+
+def test_a_compressed_message_is_refused():
+    with pytest.raises(ValueError, match="compressed"):
+        GrpcMessageReader(10).feed(b"\1\0\0\0\1x")

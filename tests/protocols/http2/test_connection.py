@@ -20,7 +20,7 @@ from egressproxy.protocols.http2.connection import (
     Http2Connection,
 )
 from egressproxy.protocols.http2.field_coding import FieldList
-from egressproxy.protocols.http2.flood_guard import BURST
+from egressproxy.protocols.http2.frames import BURST
 from egressproxy.protocols.http2.states import STREAM_WINDOW
 from egressproxy.protocols.http2.stream import Http2Stream
 from tests.support.builds import skip_where_compiled

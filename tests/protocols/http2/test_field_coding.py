@@ -6,10 +6,14 @@ import pytest
 from h2.errors import ErrorCodes
 from h2.exceptions import DenialOfServiceError
 from hpack import Decoder, Encoder, NeverIndexedHeaderTuple
-from hpack.exceptions import HPACKError
+from hpack.exceptions import HPACKDecodingError, HPACKError
+from hpack.huffman import HuffmanEncoder
+from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
+from hpack.huffman_table import decode_huffman
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from egressproxy.protocols.http2 import field_coding
 from egressproxy.protocols.http2.field_coding import (
     _NAMES,
     MAX_LINES,
@@ -23,6 +27,7 @@ from egressproxy.protocols.http2.field_coding import (
     _remembered,
     _start,
     encoded,
+    huffman_decoded,
     is_sensitive,
 )
 
@@ -188,3 +193,30 @@ def test_lines_that_are_remembered_are_not_more_than_so_many():
     for number in range(3 * MAX_LINES):
         assert known[b"x-a: %d" % number].endswith(b"%d" % number)
         assert len(known) <= MAX_LINES
+
+
+ENCODER = HuffmanEncoder(REQUEST_CODES, REQUEST_CODES_LENGTH)
+
+
+@given(st.one_of(st.binary(), st.text(st.characters(max_codepoint=126)).map(str.encode)))
+def test_what_hpack_codes_with_huffman_is_decoded(text: bytes):
+    assert huffman_decoded(ENCODER.encode(text)) == text
+
+
+@given(st.binary(max_size=40))
+def test_rubbish_is_what_it_is_to_hpack(code: bytes):
+    try:
+        expected = bytes(decode_huffman(code))
+    except HPACKDecodingError:
+        with pytest.raises(HPACKDecodingError):
+            huffman_decoded(code)
+    else:
+        assert huffman_decoded(code) == expected
+
+
+def test_only_so_many_steps_are_remembered(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(field_coding, "MAX_STEPS", 10)
+    monkeypatch.setattr(field_coding, "_STEPS", field_coding._Steps())
+    text = bytes(range(256))
+    assert huffman_decoded(ENCODER.encode(text)) == text
+    assert len(field_coding._STEPS) == 10

@@ -9,7 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from egressproxy.protocols.tls import client_hello
-from egressproxy.protocols.tls.client_hello import BadClientHello, ClientHello, ClientHelloReader, NotTls
+from egressproxy.protocols.tls.client_hello import (
+    ACCESS_DENIED,
+    MISSING_EXTENSION,
+    UNRECOGNIZED_NAME,
+    BadClientHello,
+    ClientHello,
+    ClientHelloReader,
+    NotTls,
+)
 from tests.support.builds import of_sources
 
 
@@ -219,3 +227,25 @@ def test_a_damaged_hello_raises_nothing_else(data: st.DataObject):
         octets[data.draw(st.integers(0, len(octets) - 1))] = data.draw(st.integers(0, 255))
     with suppress(NotTls, BadClientHello):
         ClientHelloReader().feed(bytes(octets))
+
+
+@pytest.mark.parametrize(
+    ("alert", "reason"),
+    [
+        (ACCESS_DENIED, "ACCESS_DENIED"),
+        (UNRECOGNIZED_NAME, "UNRECOGNIZED_NAME"),
+        (MISSING_EXTENSION, "MISSING_EXTENSION"),
+    ],
+)
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_a_client_says_what_it_was_told(alert: bytes, reason: str, version: ssl.TLSVersion):
+    context = ssl.create_default_context()
+    context.maximum_version = version
+    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = context.wrap_bio(incoming, outgoing, server_hostname="a.example")
+    with pytest.raises(ssl.SSLWantReadError):
+        client.do_handshake()
+    incoming.write(alert)
+    with pytest.raises(ssl.SSLError) as caught:
+        client.do_handshake()
+    assert reason in caught.value.reason

@@ -14,9 +14,9 @@ from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.resources.core import Pod
 from egressproxy.config.resources.identity import CertificateIdentity, TokenIdentity, TokenIssuer
 from egressproxy.config.resources.policy import EgressPolicy
-from egressproxy.identity.key_uris import read_key_uri
 from egressproxy.identity.passwords import hash_problem
 from egressproxy.ir.identity import AddressClientIR, IdentityIR, TokenIssuerIR
+from egressproxy.model.authority import read_key_uri
 from egressproxy.model.secret import SecretBytes
 
 #: The parts of `identity` that are read here.

@@ -1,9 +1,12 @@
-"""ClosedRanges: the addresses that policies close: denied ranges, and everything outside `addresses.only`.
+"""ClosedRanges and ClosedNames: the addresses that policies close (denied ranges, and everything outside
+`addresses.only`), and the names that no allowed name may lead to by CNAME records. Pure.
 
 A range means a place, not a spelling: a denied range holds for an IPv6 address that carries an IPv4 address of it, and
-a range that is written as IPv4-mapped holds for plain IPv4. Pure.
+a range that is written as IPv4-mapped holds for plain IPv4. So does a denied name: whoever owns the DNS of an allowed
+name could point it at a denied one.
 
-Sources: EgressPolicy `destinations.deny`, `addresses.deny` and `addresses.only`; RFC 4291 section 2.5.5.2.
+Sources: EgressPolicy `destinations.deny`, `addresses.deny` and `addresses.only`; RFC 4291 section 2.5.5.2; RFC 1034
+section 3.6.2 (CNAME).
 """
 
 from __future__ import annotations
@@ -14,8 +17,8 @@ from ipaddress import IPv4Network, IPv6Address, IPv6Network
 from typing import Generic, TypeVar
 from weakref import WeakKeyDictionary
 
-from egressproxy.ir.policy import AddressBound, AddressDenial, AddressesIR, Network, entry_text
-from egressproxy.model.aliases import aliases
+from egressproxy.ir.policy import AddressBound, AddressDenial, AddressesIR, NameDenial, Network, entry_text
+from egressproxy.model.addresses import aliases
 from egressproxy.model.authority import IPAddress
 
 T = TypeVar("T")
@@ -77,15 +80,15 @@ class ClosedRanges:
 
 
 #: Many backends have the same rules, and the lists may be long.
-_COMPILED: WeakKeyDictionary[AddressesIR, tuple[ClosedRanges, ClosedRanges]] = WeakKeyDictionary()
+_RANGES: WeakKeyDictionary[AddressesIR, tuple[ClosedRanges, ClosedRanges]] = WeakKeyDictionary()
 
 
 def closed_by(spec: AddressesIR) -> tuple[ClosedRanges, ClosedRanges]:
     """The ranges that these rules close, and those that they only report. Equal rules share them."""
-    found = _COMPILED.get(spec)
+    found = _RANGES.get(spec)
     if found is None:
         closed = ClosedRanges((denial for denial in spec.deny if not denial.reports), spec.only)
-        found = _COMPILED[spec] = closed, ClosedRanges(denial for denial in spec.deny if denial.reports)
+        found = _RANGES[spec] = closed, ClosedRanges(denial for denial in spec.deny if denial.reports)
     return found
 
 
@@ -113,3 +116,55 @@ class _Table(Generic[T]):
         key = (network.version, network.prefixlen)
         leading = int(network.network_address) >> (network.max_prefixlen - network.prefixlen)
         self._lengths.setdefault(key, {}).setdefault(leading, []).append((written, value))
+
+
+class ClosedNames:
+    """The compiled entries. A look-up costs one probe for each label."""
+
+    __slots__ = ("_exact", "_suffixes")
+
+    def __init__(self, denials: Iterable[NameDenial]) -> None:
+        self._exact: dict[str, list[tuple[str, NameDenial]]] = {}
+        self._suffixes: dict[str, list[tuple[str, NameDenial]]] = {}  # by what follows `*.`; "" is every name
+        for denial in denials:
+            for pattern in denial.hostnames:
+                is_exact = not pattern.startswith("*")
+                table, key = (self._exact, pattern) if is_exact else (self._suffixes, pattern[2:])
+                table.setdefault(key, []).append((pattern, denial))
+
+    def closing(self, names: Iterable[str], port: int) -> Closing | None:
+        """Why one of these names (lower case, without trailing dot) is closed on this port; None if none is."""
+        for name in names:
+            for pattern, denial in self._matching(name):
+                if not denial.ports or port in denial.ports:
+                    policy = denial.policy
+                    return Closing(
+                        policy,
+                        f"it leads through a name that is denied by policy {policy}",
+                        "remove or narrow the entry of that name in destinations.deny of that policy",
+                        f"leads through {name}, denied by {entry_text((pattern,), (), denial.ports)} in "
+                        f"destinations.deny of EgressPolicy {policy}",
+                        pattern,
+                    )
+        return None
+
+    def _matching(self, name: str) -> Iterator[tuple[str, NameDenial]]:
+        """The entries whose pattern matches, the most specific first."""
+        yield from self._exact.get(name, ())
+        suffix = name
+        while suffix:
+            suffix = suffix.partition(".")[2]
+            yield from self._suffixes.get(suffix, ())
+
+
+#: Many backends have the same rules, and the lists may be long.
+_NAMES: WeakKeyDictionary[AddressesIR, tuple[ClosedNames, ClosedNames]] = WeakKeyDictionary()
+
+
+def names_closed_by(spec: AddressesIR) -> tuple[ClosedNames, ClosedNames]:
+    """The names that these rules close, and those that they only report. Equal rules share them."""
+    found = _NAMES.get(spec)
+    if found is None:
+        closed = ClosedNames(denial for denial in spec.denied_names if not denial.reports)
+        found = _NAMES[spec] = closed, ClosedNames(denial for denial in spec.denied_names if denial.reports)
+    return found

@@ -1,8 +1,12 @@
-"""The name of this gateway in Via."""
+"""The names of the gateway itself: the host under which it tells clients what they may do, and its name in Via."""
 
 from __future__ import annotations
 
 import secrets
+from typing import Final
+
+#: It is looked up nowhere and dialled by nobody: `.internal` is for private use (ICANN, 29 July 2024).
+OWN_HOST: Final = "egress.internal"
 
 
 def new_pseudonym() -> bytes:

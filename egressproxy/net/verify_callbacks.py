@@ -1,8 +1,9 @@
-"""What a client has shown whose certificate was refused: OpenSSL forgets it with the handshake, and the ssl module
-tells a server nothing of it.
+"""OpenSSL's verify callback: what a client has shown whose certificate was refused, and certificates nobody judges.
 
-OpenSSL's verify callback sees it. It is set here as in `any_certificate`, and changes nothing of the verdict. Where
-that cannot be done, nothing is told.
+OpenSSL forgets a refused certificate with the handshake, and the ssl module tells a server nothing of it; nor can the
+module ask for a certificate without judging it (`AllowInsecureFallback`, GEP-91). OpenSSL's verify callback sees each,
+and may overrule what was found. It is set here on the SSL_CTX inside of a context, and in the very library that
+Python's ssl module uses. Where that cannot be done, nothing is told.
 """
 
 from __future__ import annotations
@@ -10,16 +11,70 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import ssl
+import sys
 from contextlib import suppress
 from functools import lru_cache
 from typing import Final, NamedTuple
 
-from egressproxy.net.any_certificate import VerifyCallback, inside, openssl_library
+#: SSL_VERIFY_PEER and SSL_VERIFY_FAIL_IF_NO_PEER_CERT (ssl.h). With the first alone, whoever has none is let in.
+_PEER, _FAIL_WITHOUT = 1, 2
+
+VerifyCallback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_void_p)
+
+
+def _accept(_was_good: int, _store: int | None) -> int:
+    return 1
+
+
+#: Kept for as long as a context may call it.
+_ACCEPT = VerifyCallback(_accept)
+
+
+@lru_cache(maxsize=1)
+def openssl_library() -> ctypes.CDLL | None:
+    """The OpenSSL of the ssl module, with types for `SSL_CTX_set_verify`; None where it is not a library of its own, or
+    this is not CPython.
+    """
+    import _ssl
+
+    path = getattr(_ssl, "__file__", None)
+    if path is None or sys.implementation.name != "cpython":
+        return None
+    library = ctypes.CDLL(path)  # finds what the module was linked with, too
+    try:
+        set_verify, get_mode = library.SSL_CTX_set_verify, library.SSL_CTX_get_verify_mode
+    except AttributeError:
+        return None
+    set_verify.argtypes, set_verify.restype = (ctypes.c_void_p, ctypes.c_int, VerifyCallback), None
+    get_mode.argtypes, get_mode.restype = (ctypes.c_void_p,), ctypes.c_int
+    return library
+
+
+def inside(context: ssl.SSLContext) -> ctypes.c_void_p:
+    """The SSL_CTX of a context. PySSLContext (CPython, Modules/_ssl.c) is what every object begins with, then that."""
+    return ctypes.c_void_p.from_address(id(context) + object.__basicsize__)
+
+
+def can_take_any_certificate() -> bool:
+    """Whether `take_any_certificate` works here."""
+    return openssl_library() is not None
+
+
+def take_any_certificate(context: ssl.SSLContext) -> None:
+    """Ask the clients of this context for a certificate, and let everybody in. Raises ValueError where that cannot be
+    done.
+    """
+    library = openssl_library()
+    if library is None:
+        raise ValueError("the OpenSSL of this Python cannot ask for a certificate without verifying it")
+    library.SSL_CTX_set_verify(inside(context), _PEER, _ACCEPT)
+    if context.verify_mode is not ssl.CERT_OPTIONAL:
+        raise ValueError("the OpenSSL of this Python did not take the callback that lets every certificate pass")
+
 
 #: Bytes of a distinguished name that are read, and characters of a serial number, which has 20 bytes (RFC 5280).
 _MAX_NAME: Final = 160
 _MAX_SERIAL: Final = 40
-_PEER, _FAIL_WITHOUT = 1, 2  # SSL_VERIFY_PEER, SSL_VERIFY_FAIL_IF_NO_PEER_CERT (ssl.h)
 
 
 class RefusedCertificate(NamedTuple):

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egressproxy.model.aliases import aliases
+from egressproxy.model.addresses import aliases
 
 
 def inner(text: str) -> list[str]:

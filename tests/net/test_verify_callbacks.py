@@ -8,7 +8,8 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives.hashes import SHA256
 
-from egressproxy.net.refused_certificate import note_refused, take_refused
+from egressproxy.net import verify_callbacks
+from egressproxy.net.verify_callbacks import can_take_any_certificate, note_refused, take_any_certificate, take_refused
 from tests.support.pki import Pki, chain
 
 
@@ -56,3 +57,17 @@ def test_subject_issuer_and_serial_are_told_of_the_one_that_was_refused_and_of_n
     pki.issue("client.test").configure_cert(good)
     assert shake(server, good) is None
     assert take_refused() is None
+
+
+def test_a_context_asks_and_does_not_insist():
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    assert can_take_any_certificate()
+    take_any_certificate(context)
+    assert context.verify_mode is ssl.CERT_OPTIONAL
+
+
+def test_an_openssl_that_cannot_be_reached_is_an_error_and_no_open_door(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(verify_callbacks, "openssl_library", lambda: None)
+    assert not can_take_any_certificate()
+    with pytest.raises(ValueError, match="cannot ask"):
+        take_any_certificate(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER))

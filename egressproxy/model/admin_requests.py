@@ -1,17 +1,69 @@
-"""HoldDecision: what a person says of a request that waits. HoldPage: which of those that wait are told.
+"""What requests to the admin address ask for: which answers a cache forgets, and what a person says of held requests.
 
 Values: the admin API reads them, workers carry them out.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import unquote_to_bytes
 
-from egressproxy.model.parameters import read_parameters
 
-_NAMES: Final = ("approve", "deny", "by", "why")
+def read_parameters(pairs: Iterable[tuple[str, str]], names: Sequence[str]) -> dict[str, str]:
+    """The values by name: each name is known, and there once. Raises ValueError, a sentence."""
+    found: dict[str, str] = {}
+    for name, value in pairs:
+        if name not in names:
+            raise ValueError(f"parameter {name} is not known; there are {', '.join(names)}")
+        if name in found:
+            raise ValueError(f"parameter {name} is there twice")
+        found[name] = value
+    return found
+
+
+_OF_PURGE: Final = ("route", "path", "identity", "all")
+
+
+@dataclass(frozen=True, slots=True)
+class CachePurge:
+    """The answers for which all of these hold; "" does not choose.
+
+    `route` is `namespace/name`, `path` a prefix of the path that clients asked for (without the query, in whatever
+    percent-encoding), `identity` is `namespace/service account`, `-/-` for clients without one.
+    """
+
+    route: str = ""
+    path: str = ""
+    identity: str = ""
+
+    @classmethod
+    def of(cls, pairs: Iterable[tuple[str, str]]) -> CachePurge:
+        """The parameters of a request: one of the fields at least, or `all=1` alone. Raises ValueError, a sentence."""
+        found = read_parameters(pairs, _OF_PURGE)
+        everything = found.pop("all", "")
+        if everything not in ("", "1"):
+            raise ValueError(f"all={everything}: write all=1")
+        chosen = {name: value for name, value in found.items() if value}
+        if bool(everything) == bool(chosen):
+            raise ValueError("say which answers: route, path, identity or several of these; or all=1 alone")
+        for name in ("route", "identity"):
+            if name in chosen and chosen[name].count("/") != 1:
+                raise ValueError(f"{name}={chosen[name]}: write it as namespace/name")
+        if "path" in chosen and not chosen["path"].startswith("/"):
+            raise ValueError(f"path={chosen['path']}: a path begins with /")
+        return cls(**chosen)
+
+    def holds(self, route: str, target: bytes, identity: str) -> bool:
+        """Whether the answer to this request is meant: `target` is the path and query that the client asked for."""
+        if (self.route and route != self.route) or (self.identity and identity != self.identity):
+            return False
+        path = unquote_to_bytes(target.partition(b"?")[0])
+        return path.startswith(unquote_to_bytes(self.path))
+
+
+_OF_DECISION: Final = ("approve", "deny", "by", "why")
 #: Free text, in which what cannot be printed becomes a blank.
 _WORDS: Final = ("by", "why")
 _MOST: Final = 256
@@ -34,7 +86,7 @@ class HoldDecision:
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, str]]) -> HoldDecision:
         """The parameters of a request: `approve=ID` or `deny=ID`, with `by` and `why`. Raises ValueError."""
-        found = read_parameters(pairs, _NAMES)
+        found = read_parameters(pairs, _OF_DECISION)
         for name, value in found.items():
             if name in _WORDS:
                 value = " ".join("".join(c if c.isprintable() else " " for c in value).split())

@@ -1,4 +1,4 @@
-"""aliases: the addresses at which a connection to one address may arrive. Pure.
+"""The addresses at which a connection to one address may arrive, and those of clouds' metadata. Pure.
 
 An IPv6 address may carry an IPv4 address, to which a translator, a tunnel or the kernel takes it; a connection to the
 unspecified address arrives at loopback. A rule about addresses has to hold for each of them, or another spelling is a
@@ -11,7 +11,8 @@ RFC 4380 section 4 (Teredo), RFC 5214 section 6.1 (ISATAP), RFC 6052 section 2.2
 from __future__ import annotations
 
 from functools import lru_cache
-from ipaddress import IPv4Address, IPv6Address
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Final
 
 from egressproxy.model.authority import IPAddress
 
@@ -62,3 +63,23 @@ def _local_nat64(number: int) -> list[int]:
         (number >> 64 & 0xFFFF) << 16 | number >> 40 & 0xFFFF,  # /48
     )
     return [form for form in forms if form >> 24] or [0]
+
+
+#: Where clouds hand out credentials or control the machine. One of them is dialled only if a rule names it.
+METADATA: Final[frozenset[IPAddress]] = frozenset(
+    ip_address(text)
+    for text in (
+        "169.254.169.254",  # AWS, Azure, GCP, OpenStack, Hetzner, DigitalOcean …
+        "169.254.170.2",  # AWS ECS task credentials
+        "169.254.170.23",  # AWS EKS pod identity
+        "169.254.0.23",  # Tencent
+        "169.254.42.42",  # Scaleway
+        "100.100.100.200",  # Alibaba
+        "192.0.0.192",  # Oracle
+        "168.63.129.16",  # Azure wire server: looks like any public address
+        "fd00:ec2::254",  # AWS
+        "fd00:ec2::23",  # AWS EKS pod identity
+        "fd20:ce::254",  # GCP
+        "fe80::a9fe:a9fe",  # OpenStack
+    )
+)

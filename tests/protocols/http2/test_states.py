@@ -7,8 +7,7 @@ from h2.settings import SettingCodes, Settings
 from h2.stream import StreamClosedBy
 
 from egressproxy.protocols.http1.framing import HeadLimits
-from egressproxy.protocols.http2.compact import MAX_CLOSED, ClosedStreams, CompactSettings
-from egressproxy.protocols.http2.states import ConnectionStates
+from egressproxy.protocols.http2.states import MAX_CLOSED, ClosedStreams, CompactSettings, ConnectionStates
 from tests.support.http2_client import raw_frame
 
 

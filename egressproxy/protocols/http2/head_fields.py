@@ -1,0 +1,150 @@
+"""Heads as fields of HTTP/2. Host, framing, Via and Date are always generated here, as in HTTP/1's writer.
+
+Sources: RFC 9113 sections 8.2.2 and 8.3, RFC 9110 sections 6.6.1 (Date), 7.6.3 (Via) and 8.6 (Content-Length); RFC 8441
+section 5, RFC 6455 sections 4.1 and 4.2.2 (WebSocket).
+"""
+
+from __future__ import annotations
+
+import secrets
+from base64 import b64encode
+from hashlib import sha1
+from typing import Final
+
+from egressproxy.errors import Reason, UpstreamFault
+from egressproxy.model.local_response import LocalResponse
+from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
+from egressproxy.protocols.http1.writer import WITH_CONTENT, http_date, via_line
+from egressproxy.protocols.http2.field_coding import EncodedLines, FieldList, encoded, encoded_once
+
+#: What HTTP/2 says otherwise, or not at all; a filter may have written one of them.
+_NEVER_IN_REQUEST = frozenset(
+    b"connection proxy-connection keep-alive transfer-encoding upgrade host te content-length".split()
+)
+_request_line = EncodedLines(_NEVER_IN_REQUEST).__getitem__
+#: An extended CONNECT needs no proof that it was understood (RFC 8441 section 5).
+_connect_line = EncodedLines(_NEVER_IN_REQUEST | {b"sec-websocket-key"}).__getitem__
+#: Methods whose code is kept.
+MAX_METHODS = 64
+
+
+def block_fields(block: bytes) -> FieldList:
+    """The lines of a block of HTTP/1 (model/fields) as fields with lower-case names, in order."""
+    fields: FieldList = []
+    for line in block.split(b"\r\n")[1:]:
+        name, _, value = line.partition(b":")
+        fields.append((name.lower(), value.strip(b" \t")))
+    return fields
+
+
+def request_code(head: RequestHead, host: bytes, pseudonym: bytes, *, is_secure: bool) -> bytes:
+    """The head as it goes to a backend, in HPACK: `host` becomes :authority, `pseudonym` is our name in Via.
+
+    A head with an `upgrade` is an extended CONNECT for that protocol (RFC 8441 section 4), if its caller has seen that
+    this is allowed. The content has to follow in the length that `head.body` says.
+    """
+    method, body = head.method, head.body
+    lines = head.fields.block.split(b"\r\n")
+    lines[0] = via_line(head.via, head.http_1_0, pseudonym)[2:]
+    codes = [
+        _CONNECT if head.upgrade else _METHODS[method],
+        _HTTPS if is_secure else _HTTP,
+        encoded_once(b":path", head.path),
+        encoded_once(b":authority", host),
+    ]
+    if head.upgrade:
+        codes.append(encoded(b":protocol", head.upgrade.lower()))
+        codes += map(_connect_line, lines)
+    else:
+        codes += map(_request_line, lines)
+        if body != CHUNKED and (body or method in WITH_CONTENT):
+            codes.append(encoded_once(b"content-length", b"%d" % body))
+    if head.te_trailers:
+        codes.append(_TE_TRAILERS)
+    if head.max_forwards >= 0:
+        codes.append(encoded(b"max-forwards", b"%d" % head.max_forwards))
+    return b"".join(codes)
+
+
+class _Methods(dict[bytes, bytes]):
+    """The code of :method."""
+
+    def __missing__(self, method: bytes) -> bytes:
+        code = encoded(b":method", method)
+        if len(self) < MAX_METHODS:
+            self[method] = code
+        return code
+
+
+_METHODS = _Methods()
+_CONNECT = encoded(b":method", b"CONNECT")
+_TE_TRAILERS = encoded(b"te", b"trailers")
+_HTTP, _HTTPS = encoded(b":scheme", b"http"), encoded(b":scheme", b"https")
+
+
+CONTINUE: Final[FieldList] = [(b":status", b"100")]
+TUNNEL_ESTABLISHED: Final[FieldList] = [(b":status", b"200")]
+
+#: What HTTP/2 says otherwise, or not at all; a filter may have written one of them.
+_NEVER_IN_RESPONSE = frozenset(b"connection proxy-connection keep-alive transfer-encoding upgrade".split())
+_VIA = len(b"\r\nVia: ")
+_STATUSES = tuple((b":status", b"%d" % status) for status in range(1000))
+_STATUS_CODES = tuple(encoded(*field) for field in _STATUSES)
+_response_line = EncodedLines(_NEVER_IN_RESPONSE).__getitem__
+
+
+def response_code(head: ResponseHead, pseudonym: bytes, *, has_body: bool) -> bytes:
+    """The final head as it goes to the client, in HPACK. `has_body`: as in HTTP/1's `response_bytes`."""
+    block = head.fields.block
+    lines = block.split(b"\r\n")
+    lines[0] = via_line(head.via, head.http_1_0, pseudonym)[2:]
+    if has_body and head.body >= 0:
+        lines.append(b"content-length:%d" % head.body)
+    if b"\r\nDate:" not in block and b"\r\ndate:" not in block and b"date" not in head.fields:
+        lines.append(b"date:" + http_date())
+    return _STATUS_CODES[head.status] + b"".join(map(_response_line, lines))
+
+
+def interim_fields(head: ResponseHead, pseudonym: bytes) -> FieldList:
+    """An interim head (RFC 9110 section 15.2)."""
+    fields = [_STATUSES[head.status]]
+    fields += [field for field in block_fields(head.fields.block) if field[0] not in _NEVER_IN_RESPONSE]
+    fields.append((b"via", via_line(head.via, head.http_1_0, pseudonym)[_VIA:]))
+    return fields
+
+
+def answer_fields(answer: LocalResponse) -> FieldList:
+    """The head of a response of our own."""
+    fields = [_STATUSES[answer.status]]
+    for name, value in answer.fields:
+        lower = name.lower()
+        if lower not in _NEVER_IN_RESPONSE:
+            fields.append((lower, value))
+    if answer.status not in (204, 304):
+        fields.append((b"content-length", b"%d" % len(answer.body)))
+    fields.append((b"date", http_date()))
+    return fields
+
+
+_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+_KEY = b"sec-websocket-key"
+_ACCEPT = b"sec-websocket-accept"
+
+
+class Handshake:
+    """That of a WebSocket that a client of HTTP/2 asks for, toward an upstream of HTTP/1: puts a key into the request,
+    and looks for its answer.
+    """
+
+    __slots__ = ("_expected",)
+
+    def __init__(self, head: RequestHead) -> None:
+        key = b64encode(secrets.token_bytes(16))
+        head.fields.set(_KEY, key)
+        self._expected = b64encode(sha1(key + _GUID, usedforsecurity=False).digest())
+
+    def check(self, head: ResponseHead) -> None:
+        """Take the answer out of a 101. Raises UpstreamFault for one that answers something else."""
+        if head.fields.get_all(_ACCEPT) != [self._expected]:
+            raise UpstreamFault(Reason.BAD_RESPONSE, "the upstream's 101 does not answer the WebSocket's key")
+        head.fields.remove(_ACCEPT)
