@@ -26,7 +26,7 @@ from h2.exceptions import H2Error
 from h2.settings import SettingCodes, Settings
 
 from egressproxy.ir.backend import BackendTlsIR
-from egressproxy.upstream.dns_reply import MAX_REPLY_BYTES, is_reply, is_truncated
+from egressproxy.upstream.dns_message import MAX_REPLY_BYTES, is_reply, is_truncated
 from egressproxy.upstream.dns_server import Call, DnsConnection, NoAnswer, OnEnd, Server
 
 #: What a server may send (pings, settings, windows, pieces of answers) between one whole answer and the next.

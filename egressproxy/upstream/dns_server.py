@@ -19,7 +19,7 @@ from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.net.tls import TlsStream
 from egressproxy.net.tls_contexts import client_context
 from egressproxy.net.tls_failures import TlsExpectation, tls_fault
-from egressproxy.upstream.dns_reply import DnsQuestion
+from egressproxy.upstream.dns_message import DnsQuestion
 
 _PORTS: Final = {"udp": 53, "tcp": 53, "tls": 853, "https": 443}
 #: What the server has to agree to by ALPN, if it says anything: RFC 7858 has none, IANA's registry calls it "dot".

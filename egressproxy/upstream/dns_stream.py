@@ -13,7 +13,7 @@ import secrets
 from typing import Final
 
 from egressproxy.ir.backend import BackendTlsIR
-from egressproxy.upstream.dns_reply import MAX_REPLY_BYTES, is_reply
+from egressproxy.upstream.dns_message import MAX_REPLY_BYTES, is_reply
 from egressproxy.upstream.dns_server import Call, DnsConnection, NoAnswer, OnEnd, Server
 
 #: Questions that were given up and may still be answered on a connection: beyond them it takes no more.

@@ -21,10 +21,6 @@ from ipaddress import IPv4Address, IPv6Address
 from itertools import chain, zip_longest
 from typing import NamedTuple
 
-import dns.exception
-import dns.name
-import dns.rdatatype
-
 from egressproxy.errors import Reason
 from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.ir.policy import DnsIR, Dnssec, Family
@@ -34,7 +30,7 @@ from egressproxy.model.shares import Shares
 from egressproxy.net.keyed_counters import OwnCounters
 from egressproxy.upstream.dns_cache import MAX_NAMES, RESULTS, DnsCache, KnownName, NameFailure, Resolved
 from egressproxy.upstream.dns_client import DnsClient, DnsFailure, OnQuery, give_up
-from egressproxy.upstream.dns_reply import DnsAnswer
+from egressproxy.upstream.dns_message import AAAA, PTR, A, DnsAnswer, encode_name
 from egressproxy.upstream.dns_server import Server, parse_server
 from egressproxy.upstream.lookups import Lookup, Lookups, Waiter
 from egressproxy.upstream.name_budget import KeyedTables, NameBudget
@@ -51,7 +47,7 @@ MAX_PREFETCHES = 100  # lookups in progress beyond which nothing is prefetched
 AAAA_GRACE_S = 0.25  # IPv4 addresses wait so long for the IPv6 ones (RFC 8305 section 3 says 50 ms)
 PREFERRED_GRACE_S = 1.0  # where IPv6 is preferred
 MAX_ASKED_EACH = 64  # questions for one explanation
-_KINDS = ((dns.rdatatype.A, Family.IPV4), (dns.rdatatype.AAAA, Family.IPV6))
+_KINDS = ((A, Family.IPV4), (AAAA, Family.IPV6))
 _ONLY = (Family.IPV4, Family.IPV6)
 
 _LOOPBACK: tuple[IPAddress, ...] = (IPv4Address("127.0.0.1"), IPv6Address("::1"))
@@ -315,7 +311,7 @@ class Resolver:
     async def _names_of(self, pointer: str) -> DnsAnswer:
         """Ask for the PTR records of this name. Raises DnsFailure."""
         servers = self._servers or self._system.read().servers
-        return await self._client.ask(servers, _qname(pointer), dns.rdatatype.PTR, self._timeout_s)
+        return await self._client.ask(servers, _qname(pointer), PTR, self._timeout_s)
 
     def state(self, host: str) -> tuple[str, float, KnownName | None]:
         """What the cache says of a name, for explanations: "fresh", "stale", "failed" (there are no addresses) or
@@ -340,7 +336,7 @@ class Resolver:
         ]
         return list(await asyncio.gather(*(self._ask_server(*question) for question in questions[:MAX_ASKED_EACH])))
 
-    async def _ask_server(self, server: Server, name: str, kind: dns.rdatatype.RdataType) -> ServerAnswer:
+    async def _ask_server(self, server: Server, name: str, kind: int) -> ServerAnswer:
         began = time.monotonic()
         answer, failure = None, ""
         try:
@@ -348,7 +344,7 @@ class Resolver:
         except DnsFailure as error:
             error.__traceback__ = None
             failure = str(error)
-        return ServerAnswer(server.label, name, kind.name, time.monotonic() - began, answer, failure)
+        return ServerAnswer(server.label, name, "A" if kind == A else "AAAA", time.monotonic() - began, answer, failure)
 
     def _servers_for(self, host: str) -> tuple[Sequence[Server], list[str]]:
         """The servers that are asked for this name, and the absolute names that they are asked for, in turn."""
@@ -375,7 +371,7 @@ class Resolver:
             return None
         return self._static.get(host) or self._hosts.read().get(host)
 
-    async def _both_families(self, servers: Sequence[Server], name: dns.name.Name, deadline: float) -> DnsAnswer:
+    async def _both_families(self, servers: Sequence[Server], name: bytes, deadline: float) -> DnsAnswer:
         loop = asyncio.get_running_loop()
         timeout_s = deadline - time.monotonic()
         tasks = {
@@ -386,7 +382,7 @@ class Resolver:
             if self._spec.family not in _ONLY or self._spec.family is family
         }
         try:
-            first = tasks.get(dns.rdatatype.A)
+            first = tasks.get(A)
             if first is not None:
                 await asyncio.wait([first])
                 answer = first.result() if first.exception() is None else None
@@ -398,7 +394,7 @@ class Resolver:
                 await asyncio.wait(tasks.values())
             found = self._merge([task for task in tasks.values() if task.done()])
             failed = [kind for kind, task in tasks.items() if not task.done() or task.exception() is not None]
-            return replace(found, unheard=4 if failed[0] is dns.rdatatype.A else 6) if failed else found
+            return replace(found, unheard=4 if failed[0] == A else 6) if failed else found
         finally:
             give_up(tasks.values())
 
@@ -437,9 +433,8 @@ def _is_nobodys(name: str) -> bool:
     return name == OWN_HOST or name.rpartition(".")[2] in _NEVER_ASKED
 
 
-def _qname(host: str) -> dns.name.Name:
-    """The absolute name, label by label: nothing in it is an escape."""
+def _qname(host: str) -> bytes:
     try:
-        return dns.name.Name([*(label.encode("ascii") for label in host.split(".")), b""])
-    except (dns.exception.DNSException, UnicodeEncodeError) as error:
-        raise DnsFailure(Reason.DNS_ERROR, f"not a name that DNS can carry: {type(error).__name__}") from None
+        return encode_name(host)
+    except ValueError as error:
+        raise DnsFailure(Reason.DNS_ERROR, f"not a name that DNS can carry: {error}") from None

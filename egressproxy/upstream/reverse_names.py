@@ -19,7 +19,7 @@ from egressproxy.errors import Reason
 from egressproxy.ir.policy import DnsIR
 from egressproxy.model.authority import IPAddress
 from egressproxy.upstream.dns_client import DnsFailure
-from egressproxy.upstream.dns_reply import DnsAnswer
+from egressproxy.upstream.dns_message import DnsAnswer
 from egressproxy.upstream.lookups import Lookup, Lookups
 
 #: Addresses of one answer whose names are asked for; where the check is enforced no further one is dialled.

@@ -21,7 +21,7 @@ def test_a_question_given_up_leaves_no_descriptor(turns: int):
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as silent:
         silent.bind(("127.0.0.1", 0))
         server = Server("127.0.0.1", silent.getsockname()[1], "udp", "127.0.0.1")
-        name = dns.name.from_text("a.example.")
+        name = dns.name.from_text("a.example.").to_wire()
 
         async def give_up() -> int:
             before = len(os.listdir("/proc/self/fd"))

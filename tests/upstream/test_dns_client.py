@@ -14,7 +14,7 @@ import pytest_asyncio
 
 from egressproxy.errors import Reason
 from egressproxy.upstream.dns_client import MAX_FORGED, DnsClient, DnsFailure
-from egressproxy.upstream.dns_reply import MAX_REPLY_BYTES, DnsAnswer
+from egressproxy.upstream.dns_message import MAX_REPLY_BYTES, DnsAnswer
 from egressproxy.upstream.dns_server import Server, parse_server
 from tests.support.dns import DnsServer, Rule
 from tests.support.waiting import WAIT_S
@@ -32,7 +32,7 @@ def at(*servers: DnsServer, transport: str = "udp") -> list[Server]:
 
 
 async def query(servers: list[Server], name: str = "a.test", kind: str = "A", timeout_s: float = WAIT_S) -> DnsAnswer:
-    return await DnsClient().ask(servers, dns.name.from_text(name), dns.rdatatype.from_text(kind), timeout_s)
+    return await DnsClient().ask(servers, dns.name.from_text(name).to_wire(), dns.rdatatype.from_text(kind), timeout_s)
 
 
 async def failure(servers: list[Server], **options: Any) -> Reason:

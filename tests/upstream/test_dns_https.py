@@ -17,7 +17,7 @@ from egressproxy.ir.policy import DnsIR
 from egressproxy.upstream import dns_server
 from egressproxy.upstream.dns_client import DnsClient, DnsFailure
 from egressproxy.upstream.dns_https import DnsHttps
-from egressproxy.upstream.dns_reply import MAX_REPLY_BYTES, DnsAnswer
+from egressproxy.upstream.dns_message import MAX_REPLY_BYTES, DnsAnswer
 from egressproxy.upstream.dns_server import parse_server
 from egressproxy.upstream.resolver import Resolver
 from tests.support.dns import DnsServer, Rule
@@ -45,7 +45,7 @@ class Bench:
 
     async def ask(self, name: str = "a.test", text: str = "", timeout_s: float = WAIT_S) -> DnsAnswer:
         servers = [parse_server(text or self.text)]
-        return await self.client.ask(servers, dns.name.from_text(name), dns.rdatatype.A, timeout_s)
+        return await self.client.ask(servers, dns.name.from_text(name).to_wire(), dns.rdatatype.A, timeout_s)
 
     async def failure(self, text: str = "") -> DnsFailure:
         with pytest.raises(DnsFailure) as caught:

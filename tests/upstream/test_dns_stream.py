@@ -15,7 +15,7 @@ from egressproxy.errors import Reason
 from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.upstream import dns_server, dns_stream
 from egressproxy.upstream.dns_client import DnsClient, DnsFailure
-from egressproxy.upstream.dns_reply import MAX_REPLY_BYTES, DnsAnswer
+from egressproxy.upstream.dns_message import MAX_REPLY_BYTES, DnsAnswer
 from egressproxy.upstream.dns_server import ServerConnections, parse_server
 from egressproxy.upstream.dns_stream import DnsStream
 from tests.support.dns import DnsServer, Rule
@@ -49,7 +49,7 @@ class Bench:
 
     async def ask(self, name: str = "a.test", text: str = "", timeout_s: float = WAIT_S) -> DnsAnswer:
         servers = [parse_server(text or self.text, "tcp")]
-        return await self.client.ask(servers, dns.name.from_text(name), dns.rdatatype.A, timeout_s)
+        return await self.client.ask(servers, dns.name.from_text(name).to_wire(), dns.rdatatype.A, timeout_s)
 
     async def ask_all(self, number: int) -> list[DnsAnswer]:
         return list(await asyncio.gather(*[self.ask(f"n{each}.test") for each in range(number)]))
@@ -287,7 +287,7 @@ async def test_bytes_that_become_no_answer_count_as_silence(monkeypatch: pytest.
     servers = [parse_server(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", "tcp")]
     for asked in (1, 2):
         with pytest.raises(DnsFailure) as caught:
-            await client.ask(servers, dns.name.from_text("a.test"), dns.rdatatype.A, 0.2)
+            await client.ask(servers, dns.name.from_text("a.test").to_wire(), dns.rdatatype.A, 0.2)
         assert caught.value.reason is Reason.DNS_TIMEOUT
         assert trickled > 1
         assert accepted >= asked
@@ -305,5 +305,5 @@ async def test_a_server_that_sends_what_nobody_has_asked_for_is_left():
     client = DnsClient()
     servers = [parse_server(f"127.0.0.1:{server.sockets[0].getsockname()[1]}", "tcp")]
     with pytest.raises(DnsFailure, match="nobody has asked for"):
-        await client.ask(servers, dns.name.from_text("a.test"), dns.rdatatype.A, WAIT_S)
+        await client.ask(servers, dns.name.from_text("a.test").to_wire(), dns.rdatatype.A, WAIT_S)
     server.close()

@@ -17,7 +17,7 @@ from egressproxy.errors import Reason
 from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.upstream import dns_https, dns_server
 from egressproxy.upstream.dns_client import DnsClient, DnsFailure
-from egressproxy.upstream.dns_reply import MAX_REPLY_BYTES, DnsAnswer
+from egressproxy.upstream.dns_message import MAX_REPLY_BYTES, DnsAnswer
 from egressproxy.upstream.dns_server import parse_server
 from tests.support.dns import DnsServer, Rule
 from tests.support.dns_https import OK, HttpsNameServer
@@ -51,7 +51,7 @@ class Bench:
 
     async def ask(self, timeout_s: float = WAIT_S) -> DnsAnswer:
         servers = [parse_server(f"https://127.0.0.1:{self.server.port}/q#dns.test")]
-        return await self.client.ask(servers, dns.name.from_text("a.test"), dns.rdatatype.A, timeout_s)
+        return await self.client.ask(servers, dns.name.from_text("a.test").to_wire(), dns.rdatatype.A, timeout_s)
 
     async def failure(self, timeout_s: float = WAIT_S) -> DnsFailure:
         with pytest.raises(DnsFailure) as caught:

@@ -11,7 +11,7 @@ from egressproxy.errors import Reason
 from egressproxy.ir.policy import DnsIR
 from egressproxy.upstream import lookups, reverse_names
 from egressproxy.upstream.dns_client import DnsFailure
-from egressproxy.upstream.dns_reply import DnsAnswer
+from egressproxy.upstream.dns_message import DnsAnswer
 from egressproxy.upstream.reverse_names import AddressNames, ReverseNames, agrees
 
 ADDRESS = ip_address("192.0.2.7")

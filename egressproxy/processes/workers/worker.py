@@ -13,6 +13,7 @@ import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,10 +22,6 @@ from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.shared_counters import SharedCounters
 from egressproxy.gateway.backends.connector import UPSTREAM_LIMITS
 from egressproxy.gateway.exchange.recent_decisions import decisions, subjects_of
-from egressproxy.gateway.explain.decision_diff import DENIED, flips
-from egressproxy.gateway.explain.explain import explain
-from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest, HypotheticalRequestError
-from egressproxy.gateway.explain.name_lookup import NameQuestion, look_up
 from egressproxy.gateway.gateway import GatewayServer
 from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.ir.packing import unpacking
@@ -55,6 +52,11 @@ CACHE = "egressproxy.io/Cache:v1"
 APPROVAL_HOLD = "egressproxy.io/ApprovalHold:v1"
 #: Requests that a guarded reload names.
 MAX_SHOWN = 20
+
+
+async def _imported(module: str) -> None:
+    """Import a module of `gateway/explain` in a thread, beside the traffic: most workers are never asked."""
+    await asyncio.to_thread(import_module, f"egressproxy.gateway.explain.{module}")
 
 
 def begin_key_log(file: Path | None) -> None:
@@ -155,6 +157,9 @@ class Worker:
         before = self.gateway.snapshot
         if before is None:
             return
+        await _imported("decision_diff")
+        from egressproxy.gateway.explain.decision_diff import DENIED, flips
+
         recent = decisions(self.gateway.conductor.accounting.recent, subjects_of(fresh))
         denied = (each for each in recent if each.reason in DENIED)
         found = await in_slices(flips(before, fresh, denied))
@@ -169,12 +174,20 @@ class Worker:
         return await QUESTIONS[name](self, *arguments)
 
     async def _explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
+        await _imported("explain")
+        from egressproxy.gateway.explain.explain import explain
+        from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest, HypotheticalRequestError
+
         try:
             return json.dumps(await explain(self._in_service(), HypotheticalRequest.of(pairs))).encode()
         except HypotheticalRequestError as error:
             raise NotAnswered(str(error)) from None
 
     async def _look_up(self, pairs: Sequence[tuple[str, str]]) -> bytes:
+        await _imported("name_lookup")
+        from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequestError
+        from egressproxy.gateway.explain.name_lookup import NameQuestion, look_up
+
         try:
             return json.dumps(await look_up(self._in_service(), NameQuestion.of(pairs))).encode()
         except HypotheticalRequestError as error:

@@ -1,4 +1,4 @@
-"""Answers of DNS servers: the honest ones read as dnspython reads them, the hostile ones refused by counts."""
+"""DNS messages are written as dnspython writes them; honest answers are read alike, hostile ones refused by counts."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from egressproxy.upstream import dns_reply
-from egressproxy.upstream.dns_reply import (
+from egressproxy.upstream import dns_message
+from egressproxy.upstream.dns_message import (
     MAX_LINKS,
     MAX_RECORDS,
     MAX_REPLY_BYTES,
@@ -30,9 +30,12 @@ from egressproxy.upstream.dns_reply import (
     BadReply,
     DnsAnswer,
     DnsQuestion,
+    code_name,
+    encode_name,
     is_reply,
     is_truncated,
     read,
+    write_query,
 )
 from tests.support.properties import examples
 
@@ -216,10 +219,10 @@ def test_an_answer_of_too_many_octets_is_refused():
     )
 
 
-class Steps(dns_reply._Reading):
+class Steps(dns_message._Reading):
     """Remembers the last reading: how many steps it took."""
 
-    last: dns_reply._Reading
+    last: dns_message._Reading
 
     def __init__(self, wire: bytes, question: DnsQuestion) -> None:
         super().__init__(wire, question)
@@ -228,7 +231,7 @@ class Steps(dns_reply._Reading):
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    monkeypatch.setattr(dns_reply, "_Reading", Steps)
+    monkeypatch.setattr(dns_message, "_Reading", Steps)
     return lambda: Steps.last._steps
 
 
@@ -370,3 +373,35 @@ def test_both_readers_agree(answers: list[Any], authorities: list[Any], code: in
     except BadReply:
         ours = None
     assert ours == as_dnspython_reads_it(wire)
+
+
+# ---- queries
+
+LABEL = st.text("abcdefghijklmnopqrstuvwxyz0123456789-_", min_size=1, max_size=63)
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(st.lists(LABEL, min_size=1, max_size=3), st.sampled_from(["A", "AAAA", "PTR"]), st.booleans(), st.booleans())
+def test_a_query_is_the_one_that_dnspython_writes(labels: list[str], kind: str, asks_authentic: bool, is_padded: bool):
+    name = dns.name.Name([*(label.encode() for label in labels), b""])
+    theirs = dns.message.make_query(name, kind, use_edns=0, payload=1232, pad=128 if is_padded else 0)
+    if asks_authentic:
+        theirs.flags |= dns.flags.AD
+    wire, number = encode_name(".".join(labels)), dns.rdatatype.from_text(kind)
+    ours = write_query(wire, number, theirs.id, asks_authentic=asks_authentic, block=128 if is_padded else 0)
+    assert (ours.wire, ours.name, ours.kind) == (theirs.to_wire(), name.to_wire(), number)
+
+
+@pytest.mark.parametrize("host", ["", "a..b", ".a", "a.", "a" * 64, ".".join(["a" * 63] * 4), "ä.test"])
+def test_what_dns_cannot_carry_is_no_name(host: str):
+    with pytest.raises(ValueError):
+        encode_name(host)
+
+
+@pytest.mark.parametrize("code", [*range(11), 16, 23])
+def test_codes_have_the_names_that_dnspython_has(code: int):
+    assert code_name(code) == dns.rcode.to_text(dns.rcode.Rcode(code))
+
+
+def test_a_code_without_a_name_is_its_number():
+    assert code_name(4000) == "4000"

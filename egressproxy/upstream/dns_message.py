@@ -1,4 +1,4 @@
-"""What a DNS server answers: of a message only what was asked for is read, and nothing that is beyond the bounds. Pure.
+"""DNS messages: the query that is sent, and the reply, of which only what was asked for is read, within bounds. Pure.
 
 An answer comes from whoever owns a name, and is read on the loop: bytes, records and steps through names are counted,
 a compression pointer leads backwards alone, and a name that is pointed at is read once. The worst answer within the
@@ -7,7 +7,7 @@ parser has made objects of, all records and all names, which takes six times as 
 and seconds for some.
 
 Sources: RFC 1035 section 4, RFC 2308 section 5 (negative answers), RFC 5452 section 4 (what belongs to a question),
-RFC 6891 (EDNS), RFC 2181 sections 8 and 9 (TTLs, truncation).
+RFC 6891 (EDNS), RFC 2181 sections 8 and 9 (TTLs, truncation), RFC 7830 and RFC 8467 (padding).
 """
 
 from __future__ import annotations
@@ -20,10 +20,30 @@ from ipaddress import IPv4Address, IPv6Address
 
 from egressproxy.model.authority import IPAddress
 
-_A, _CNAME, _SOA, _PTR, _OPT = 1, 5, 6, 12, 41
+A, AAAA, PTR = 1, 28, 12
+_CNAME, _SOA, _OPT = 5, 6, 41
 _IN = 1
 _AD = 0x20  # in the second byte of the flags
-_FORMERR, _SERVFAIL, _NXDOMAIN, _NOTIMP, _REFUSED = range(1, 6)
+NOERROR, _FORMERR, SERVFAIL, NXDOMAIN, _NOTIMP, _REFUSED = range(6)
+#: The names of response codes (IANA, DNS RCODEs).
+_CODES = (
+    "NOERROR",
+    "FORMERR",
+    "SERVFAIL",
+    "NXDOMAIN",
+    "NOTIMP",
+    "REFUSED",
+    "YXDOMAIN",
+    "YXRRSET",
+    "NXRRSET",
+    "NOTAUTH",
+    "NOTZONE",
+)
+_EXTENDED_CODES = {16: "BADVERS", 23: "BADCOOKIE"}
+_RECURSION_DESIRED = 0x0100
+_PADDING = 12
+#: Bytes that a UDP answer may have, so that it is not fragmented (DNS flag day 2020).
+UDP_PAYLOAD = 1232
 
 #: The longest answer that is read: a thousand addresses and their names.
 MAX_REPLY_BYTES = 32 * 1024
@@ -82,12 +102,43 @@ class DnsQuestion:
         return self.name + struct.pack("!HH", self.kind, _IN)
 
 
+def encode_name(host: str) -> bytes:
+    """The wire form of an absolute name, label by label: nothing in it is an escape. `host` has no trailing dot.
+
+    Raises ValueError for what DNS cannot carry. Source: RFC 1035 section 3.1.
+    """
+    labels = host.encode("ascii").split(b".")
+    name = b"".join(bytes((len(label),)) + label for label in labels if len(label) < 64) + b"\0"
+    if len(name) != len(host) + 2 or b"" in labels or len(name) > _MAX_NAME:
+        raise ValueError("a label has 1 to 63 bytes, and a name 255")
+    return name
+
+
+def write_query(name: bytes, kind: int, identifier: int, *, asks_authentic: bool, block: int) -> DnsQuestion:
+    """A query for this name (`encode_name`) and type. `asks_authentic` sets AD (RFC 6840 section 5.7). With `block` its
+    length is padded to a multiple of so many bytes (RFC 8467).
+    """
+    flags = _RECURSION_DESIRED | (_AD if asks_authentic else 0)
+    wire = _HEADER.pack(identifier, flags, 1, 0, 0, 1) + name + struct.pack("!HH", kind, _IN)
+    options = b""
+    if block:
+        padding = -(len(wire) + 1 + _RECORD.size + 4) % block
+        options = struct.pack("!HH", _PADDING, padding) + bytes(padding)
+    wire += b"\0" + _RECORD.pack(_OPT, UDP_PAYLOAD, 0, len(options)) + options
+    return DnsQuestion(wire, name.lower(), kind)
+
+
+def code_name(code: int) -> str:
+    """The name of a response code, such as NXDOMAIN; its number where it has none that a resolver would send."""
+    return _CODES[code] if code < len(_CODES) else _EXTENDED_CODES.get(code, str(code))
+
+
 def is_reply(wire: bytes, question: DnsQuestion) -> bool:
     """Whether this belongs to the query: id, opcode and question. Its sender may leave the question out of an error."""
     if len(wire) < _HEADER.size or wire[:2] != question.wire[:2] or wire[2] & 0xF8 != 0x80:
         return False
     if wire[4:6] == b"\x00\x00":
-        return wire[3] & 0x0F in (_FORMERR, _SERVFAIL, _NOTIMP, _REFUSED)
+        return wire[3] & 0x0F in (_FORMERR, SERVFAIL, _NOTIMP, _REFUSED)
     section = question.section
     return wire[4:6] == b"\x00\x01" and wire[_HEADER.size : _HEADER.size + len(section)].lower() == section
 
@@ -143,11 +194,11 @@ class _Reading:
             owner, kind, ttl_s, data, end = self._record()
             if kind == wanted:
                 addresses, least_s = found.get(owner) or ({}, ttl_s)
-                if kind == _PTR:
+                if kind == PTR:
                     value, _ = self._name(data)
                 else:
                     value = self._wire[data:end]
-                    if len(value) != (4 if kind == _A else 16):
+                    if len(value) != (4 if kind == A else 16):
                         raise BadReply("an address of the wrong length")
                 if len(addresses) < MAX_ADDRESSES:
                     addresses[value] = None
@@ -165,7 +216,7 @@ class _Reading:
             _, kind, _, data, _ = self._record()
             if kind == _OPT:
                 code |= self._wire[data - 6] << 4  # the first byte of what is a TTL elsewhere
-        if code == _NXDOMAIN:
+        if code == NXDOMAIN:
             return code, DnsAnswer((), negative_s or 0.0, is_nxdomain=True)
         return code, self._follow(links, found, negative_s or 0.0)
 
@@ -181,7 +232,7 @@ class _Reading:
             known = found.get(name)
             if known is not None:
                 least_s = min(ttl_s, known[1])
-                if self._question.kind == _PTR:
+                if self._question.kind == PTR:
                     return DnsAnswer((), least_s, names=tuple(map(_text, known[0])))
                 return DnsAnswer(tuple(map(_address, known[0])), least_s, through=tuple(through))
             link = links.get(name)
