@@ -10,6 +10,7 @@ import resource
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -267,7 +268,9 @@ class App:
                 self._servers.append(server)
                 self._own[what] = (server.host, server.port)
 
-    def _kubernetes_api(self, server: AdminServer) -> AdminApi:
+    async def _kubernetes_api(self, server: AdminServer) -> AdminApi:
+        # In a thread, beside the traffic. Most gateways are never asked, and do without its two megabytes.
+        await asyncio.to_thread(import_module, "egressproxy.kubeapi.kubernetes_api")
         from egressproxy.admin.write_access import WriteAccess
         from egressproxy.kubeapi.kubernetes_api import KubernetesApi
         from egressproxy.kubeapi.read.events import PublishedEvents

@@ -99,10 +99,10 @@ class AdminServer:
         host: str,
         port: int,
         surface: Surface = Surface.FULL,
-        api: Callable[[AdminServer], AdminApi] | None = None,
+        api: Callable[[AdminServer], Awaitable[AdminApi]] | None = None,
         access: WriteAccess | None = None,
     ) -> None:
-        """`api` makes what else a FULL surface serves. `access` says who may purge caches: by default this machine."""
+        """`api` makes what else a FULL surface serves, when it is first asked for. `access` says who may purge caches: by default this machine."""
         self._state = state
         self._address = ipaddress.ip_address(host)
         self._surface = surface
@@ -113,7 +113,9 @@ class AdminServer:
         self._connections = AdminConnections()
         self._scrape = asyncio.Lock()
         full = surface is Surface.FULL
-        self._api = api(self) if full and api is not None else None
+        self._make_api = api if full else None
+        self._api: AdminApi | None = None
+        self._making = asyncio.Lock()
         self._questions = Questions(state, access or WriteAccess(None), self._address)
         self._handlers: dict[tuple[str, str], _Handler] = {
             ("GET", "/healthz"): self._health,
@@ -204,12 +206,14 @@ class AdminServer:
         path = request.path
         if request.method == "POST" and (handler := self._handlers.get(("POST", path))) is not None:
             return await handler(request)
-        if self._api is not None and (found := await self._api.answer(request)) is not None:
-            return found
-        if request.method not in ("GET", "HEAD"):
-            return read_only(f"{path} is read-only: GET or HEAD")
-        if (handler := self._handlers.get(("GET", path))) is not None:
+        is_read = request.method in ("GET", "HEAD")
+        if is_read and (handler := self._handlers.get(("GET", path))) is not None:
             return await handler(request)
+        api = await self._made_api()
+        if api is not None and (found := await api.answer(request)) is not None:
+            return found
+        if not is_read:
+            return read_only(f"{path} is read-only: GET or HEAD")
         raise ApiError(404, "NotFound", f"nothing is served at {path}; / lists what is")
 
     def _is_our_name(self, host: str) -> bool:
@@ -220,8 +224,14 @@ class AdminServer:
         return name.lower() in ("localhost", "localhost.") or is_loopback(name)
 
     async def _index(self, _request: web.BaseRequest) -> web.StreamResponse:
-        api = self._api.index if self._api is not None else ""
-        return web.Response(text=f"{_INDEX}{api}{_INDEX_OF_QUESTIONS}")
+        api = await self._made_api()
+        return web.Response(text=f"{_INDEX}{api.index if api is not None else ''}{_INDEX_OF_QUESTIONS}")
+
+    async def _made_api(self) -> AdminApi | None:
+        async with self._making:
+            if self._api is None and self._make_api is not None:
+                self._api = await self._make_api(self)
+        return self._api
 
     async def _health(self, _request: web.BaseRequest) -> web.StreamResponse:
         return web.Response(text="ok\n")

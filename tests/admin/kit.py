@@ -52,4 +52,8 @@ def admin_server(
     access: WriteAccess | None = None,
 ) -> AdminServer:
     """With the Kubernetes-shaped API; `state` is an AdminState and an ApiState."""
-    return AdminServer(state, host, port, surface, lambda server: KubernetesApi(state, server, access))
+
+    async def api(server: AdminServer) -> KubernetesApi:
+        return KubernetesApi(state, server, access)
+
+    return AdminServer(state, host, port, surface, api)
