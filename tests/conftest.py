@@ -32,6 +32,7 @@ QUICK = "not (process or clients or machine or compiled or nightly)"
 #: The dear tests, by their folder: what they need beside an interpreter. All others are quick, and are `make test`.
 TIERS = {
     "e2e": "process",
+    "conformance": "process",
     "clients": "clients",
     "machine": "machine",
     "benchmarks": "machine",

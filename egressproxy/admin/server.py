@@ -102,7 +102,9 @@ class AdminServer:
         api: Callable[[AdminServer], Awaitable[AdminApi]] | None = None,
         access: WriteAccess | None = None,
     ) -> None:
-        """`api` makes what else a FULL surface serves, when it is first asked for. `access` says who may purge caches: by default this machine."""
+        """`api` makes what else a FULL surface serves, when it is first asked for. `access` says who may purge caches:
+        by default this machine.
+        """
         self._state = state
         self._address = ipaddress.ip_address(host)
         self._surface = surface

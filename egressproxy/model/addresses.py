@@ -10,6 +10,7 @@ RFC 4380 section 4 (Teredo), RFC 5214 section 6.1 (ISATAP), RFC 6052 section 2.2
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Final
@@ -83,3 +84,18 @@ METADATA: Final[frozenset[IPAddress]] = frozenset(
         "fe80::a9fe:a9fe",  # OpenStack
     )
 )
+
+
+class Resolved(tuple[IPAddress, ...]):
+    """Addresses in the order in which they should be tried; a tuple, which is what most readers want.
+
+    `through`: the names on the way to them, in lower case: the name that was asked for where the search list completed
+    it, and the targets of CNAME records.
+    """
+
+    through: tuple[str, ...]
+
+    def __new__(cls, addresses: Iterable[IPAddress] = (), through: tuple[str, ...] = ()) -> Resolved:
+        made = super().__new__(cls, addresses)
+        made.through = through
+        return made

@@ -96,6 +96,7 @@ class ValueTest:
         self.expression = compile_pattern(match.value) if match.type is MatchType.REGEX else None
 
     def holds(self, value: bytes, asked: MatchInput, too_long: Reason) -> bool:
+        """Whether the value is the one asked for, or matches the expression."""
         if self.expression is None:
             return value == self.value
         return asked.fits(self.expression, value, too_long)

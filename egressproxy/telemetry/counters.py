@@ -10,8 +10,6 @@ from bisect import bisect_left
 from collections import Counter
 from typing import Any, Final, TypeVarTuple, cast
 
-from egressproxy.net.timers import TICK_S
-
 #: The most label sets of one metric, over the life of the process.
 MAX_SETS: Final = 10_000
 #: The most names of methods and tools of MCP that are told apart for one route and backend.
@@ -164,11 +162,12 @@ LAG_BUCKETS_S: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.
 
 
 class LoopLag:
-    """Give `tick` to `TimerWheel.watch`; a scrape reads the rest."""
+    """Give `tick` to `TimerWheel.watch`, which has one each `tick_s` seconds; a scrape reads the rest."""
 
-    __slots__ = ("_worst_s", "delays")
+    __slots__ = ("_tick_s", "_worst_s", "delays")
 
-    def __init__(self) -> None:
+    def __init__(self, tick_s: float) -> None:
+        self._tick_s = tick_s
         self.delays = Durations(LAG_BUCKETS_S)  # of ticks
         self._worst_s = 0.0
 
@@ -180,13 +179,13 @@ class LoopLag:
         """
         self._worst_s = max(self._worst_s, late_s + took_s)
         if late_s > LAG_BUCKETS_S[-1]:  # the process was stopped, perhaps for hours
-            beyond = int((late_s - LAG_BUCKETS_S[-1]) / TICK_S)
+            beyond = int((late_s - LAG_BUCKETS_S[-1]) / self._tick_s)
             self.delays.buckets[-1] += beyond
-            self.delays.sum_s += beyond * (late_s - TICK_S * (beyond - 1) / 2)
-            late_s -= beyond * TICK_S
+            self.delays.sum_s += beyond * (late_s - self._tick_s * (beyond - 1) / 2)
+            late_s -= beyond * self._tick_s
         while True:
             self.delays.count(max(late_s, 0.0))
-            late_s -= TICK_S
+            late_s -= self._tick_s
             if late_s <= 0:
                 return
 

@@ -22,10 +22,9 @@ from typing import Final
 from egressproxy.errors import Denied, Reason
 from egressproxy.ir.backend import EndpointAddress
 from egressproxy.ir.policy import AddressAllowance, AddressesIR
-from egressproxy.model.addresses import METADATA, aliases
+from egressproxy.model.addresses import METADATA, Resolved, aliases
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.upstream.closed_places import Closing, closed_by, names_closed_by
-from egressproxy.upstream.dns_cache import Resolved
 from egressproxy.upstream.own_sockets import NO_SOCKETS, OwnSockets
 
 

@@ -6,28 +6,11 @@ Sources: RFC 2308 (negative answers), RFC 8767 (stale answers), RFC 9520 (failur
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
-from egressproxy.model.authority import IPAddress
+from egressproxy.model.addresses import Resolved
 from egressproxy.upstream.lookups import Waiter
-
-
-class Resolved(tuple[IPAddress, ...]):
-    """Addresses in the order in which they should be tried; a tuple, which is what most readers want.
-
-    `through`: the names on the way to them, in lower case: the name that was asked for where the search list completed
-    it, and the targets of CNAME records.
-    """
-
-    through: tuple[str, ...]
-
-    def __new__(cls, addresses: Iterable[IPAddress] = (), through: tuple[str, ...] = ()) -> Resolved:
-        made = super().__new__(cls, addresses)
-        made.through = through
-        return made
-
 
 MAX_NAMES = 10_000
 MAX_CACHED_BYTES = 16 * 1024 * 1024  # of all that is known of them, about

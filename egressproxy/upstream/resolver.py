@@ -24,11 +24,12 @@ from typing import NamedTuple
 from egressproxy.errors import Reason
 from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.ir.policy import DnsIR, Dnssec, Family
+from egressproxy.model.addresses import Resolved
 from egressproxy.model.authority import IPAddress
 from egressproxy.model.own_names import OWN_HOST
 from egressproxy.model.shares import Shares
 from egressproxy.net.keyed_counters import OwnCounters
-from egressproxy.upstream.dns_cache import MAX_NAMES, RESULTS, DnsCache, KnownName, NameFailure, Resolved
+from egressproxy.upstream.dns_cache import MAX_NAMES, RESULTS, DnsCache, KnownName, NameFailure
 from egressproxy.upstream.dns_client import DnsClient, DnsFailure, OnQuery, give_up
 from egressproxy.upstream.dns_message import AAAA, PTR, A, DnsAnswer, encode_name
 from egressproxy.upstream.dns_server import Server, parse_server

@@ -47,7 +47,7 @@ def body_to_come() -> RequestHead:
         pytest.param(lambda: ReplayableBody(CHUNKED, lambda _sink: None), id="for retries"),
         pytest.param(lambda: Collector(NOBODY), id="for filters"),
         pytest.param(lambda: BufferedRequest(NOBODY, body_to_come()), id="for an authorization server"),
-        pytest.param(lambda: Told(NOBODY), id="for a tunnel", marks=of_sources),
+        pytest.param(lambda: Told(NOBODY, 1.0), id="for a tunnel", marks=of_sources),
     ],
 )
 def test_two_octets_at_a_time_take_no_more_room_than_all_at_once(make: Callable[[], BodySink]):

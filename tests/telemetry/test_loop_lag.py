@@ -39,7 +39,7 @@ def percentile(counts: Counts, share: float) -> str:
 
 
 def test_percentiles_can_be_computed():
-    lag = LoopLag()
+    lag = LoopLag(TICK_S)
     for _ in range(980):
         lag.tick(0.0004, 0.0)
     for _ in range(20):
@@ -51,14 +51,14 @@ def test_percentiles_can_be_computed():
 
 
 def test_a_tick_that_came_early_was_not_late():
-    lag = LoopLag()
+    lag = LoopLag(TICK_S)
     lag.tick(-0.0006, 0.0)
     assert (lag.delays.buckets, lag.delays.sum_s) == ([1] + [0] * len(LAG_BUCKETS_S), 0.0)
     assert lag.take_worst() == 0.0
 
 
 def test_a_stall_counts_for_all_the_ticks_that_it_swallowed():
-    lag = LoopLag()
+    lag = LoopLag(TICK_S)
     lag.tick(0.95, 0.0)
     found = shown(counted(lag))
     assert found["_count"] == 10
@@ -69,7 +69,7 @@ def test_a_stall_counts_for_all_the_ticks_that_it_swallowed():
 
 
 def test_a_process_that_was_stopped_for_a_day_costs_no_time():
-    lag = LoopLag()
+    lag = LoopLag(TICK_S)
     began = time.process_time()
     lag.tick(86_400.03, 0.0)
     assert time.process_time() - began < 0.1
@@ -80,7 +80,7 @@ def test_a_process_that_was_stopped_for_a_day_costs_no_time():
 
 
 def test_the_worst_is_told_once_and_knows_what_the_tick_itself_took():
-    lag = LoopLag()
+    lag = LoopLag(TICK_S)
     lag.tick(0.01, 0.3)
     lag.tick(0.02, 0.0)
     assert lag.take_worst() == pytest.approx(0.31)
@@ -89,7 +89,7 @@ def test_the_worst_is_told_once_and_knows_what_the_tick_itself_took():
 
 
 def test_several_processes_are_added_up():
-    one, other, total = LoopLag(), LoopLag(), Counts()
+    one, other, total = LoopLag(TICK_S), LoopLag(TICK_S), Counts()
     one.tick(0.0005, 0.0)
     other.tick(0.15, 0.0)
     total.add(counted(one))
@@ -101,7 +101,7 @@ def test_several_processes_are_added_up():
 
 
 async def test_a_loop_that_stands_still_shows():
-    lag, wheel = LoopLag(), TimerWheel()
+    lag, wheel = LoopLag(TICK_S), TimerWheel()
     wheel.watch = lag.tick
     wheel.start(asyncio.get_running_loop())
     await asyncio.sleep(0.01)

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from egressproxy.errors import Denied, Reason
 from egressproxy.ir.backend import EndpointAddress
 from egressproxy.ir.policy import AddressAllowance, AddressBound, AddressDenial, AddressesIR, NameDenial
-from egressproxy.model.addresses import METADATA, aliases
+from egressproxy.model.addresses import METADATA, Resolved, aliases
 from egressproxy.upstream.address_policy import MAX_KNOWN, AddressPolicy, classify, is_metadata
-from egressproxy.upstream.dns_cache import Resolved
 from egressproxy.upstream.own_sockets import OwnSockets
 
 PUBLIC = [

@@ -15,11 +15,11 @@ import pytest_asyncio
 
 from egressproxy.errors import LimitExceeded, Reason, RetrySafety, UpstreamFault
 from egressproxy.ir.policy import DnsIR, Dnssec, Family
+from egressproxy.model.addresses import Resolved
 from egressproxy.net.keyed_counters import OwnCounters
 from egressproxy.net.loop import new_loop
 from egressproxy.upstream import dns_cache, lookups, system_files
 from egressproxy.upstream import resolver as resolver_module
-from egressproxy.upstream.dns_cache import Resolved
 from egressproxy.upstream.name_budget import KeyedTables
 from egressproxy.upstream.resolver import Resolver
 from tests.support.dns import DnsServer, Rule

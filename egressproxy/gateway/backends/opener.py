@@ -29,6 +29,7 @@ from egressproxy.gateway.backends.reverse_check import check_addresses
 from egressproxy.ir.backend import BackendTlsIR, ConnectionIR, Destination
 from egressproxy.ir.backend import Protocol as BackendProtocol
 from egressproxy.ir.policy import ReverseCheck
+from egressproxy.model.addresses import Resolved
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.shares import client_of, identity_of
@@ -40,7 +41,6 @@ from egressproxy.net.tls_failures import TlsExpectation, tls_fault
 from egressproxy.protocols.http1.writer import via_line
 from egressproxy.upstream.address_policy import AddressPolicy
 from egressproxy.upstream.dialer import abandon
-from egressproxy.upstream.dns_cache import Resolved
 
 #: Their protocol is not ours to name, or has no name.
 NOT_HTTP: Final = (BackendProtocol.TCP, BackendProtocol.SOCKS5)

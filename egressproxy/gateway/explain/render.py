@@ -20,10 +20,10 @@ from egressproxy.gateway.snapshot import ActiveListener, Port
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination
 from egressproxy.ir.identity import IdentityIR
 from egressproxy.ir.policy import ConnectionsIR, DestinationRule, ExtensionIR, ReverseCheck
+from egressproxy.model.addresses import Resolved
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.exchange import Exchange
 from egressproxy.routing.precedence import Match
-from egressproxy.upstream.dns_cache import Resolved
 
 REQUEST_PHASES = ("request_headers", "request_body")
 #: Those that a tunnel meets: before a backend is chosen, and before it is dialled.

@@ -31,6 +31,7 @@ from egressproxy.model.process_limits import NO_LIMITS, ProcessLimits
 from egressproxy.model.steps import Cooperative
 from egressproxy.net.listening import bind as bind_socket
 from egressproxy.net.loop import in_slices
+from egressproxy.net.timers import TICK_S
 from egressproxy.net.tls_key_log import start_key_log
 from egressproxy.processes.workers.fleet import (
     ConfigRefused,
@@ -101,7 +102,7 @@ class Worker:
         #: What waits for approval of a client: here, and where there are other workers, there.
         self.holds_of_all: Callable[[str], Awaitable[tuple[bytes, ...]]] = self._own_holds
         self._asking: dict[str, asyncio.Future[tuple[bytes, ...]]] = {}
-        lag = LoopLag()
+        lag = LoopLag(TICK_S)
         self.gateway.wheel.watch = lag.tick
         self.metrics.add_counter(
             "egress_limit_keys_without_room_total", "Requests whose key of a limit found no room of its own.",
