@@ -1,6 +1,6 @@
 """`python -m egressproxy` is the same command."""
 
-from egressproxy.cli import main
+from egressproxy.cli.main import main
 
 if __name__ == "__main__":
     main()

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from egressproxy.cli import main
+from egressproxy.cli.main import main
 from egressproxy.errors import Reason
 from egressproxy.filters import Exchange, Filter, FilterContext, Phase
 from egressproxy.filters.builtin import support_level

@@ -19,7 +19,8 @@ from egressproxy.cli.client_settings import ClientSettings
 from egressproxy.cli.option_values import whole_number
 from egressproxy.cli.options import ConfigByOption, admin_option, bind_option, config_option
 from egressproxy.cli.secrets import secret_options
-from egressproxy.cli.serving import serve, serving_options
+from egressproxy.cli.serving import begin
+from egressproxy.cli.serving_options import serving_options
 from egressproxy.model.secret import SecretBytes, SecretSource
 from egressproxy.net.tls_key_log import open_key_log
 from egressproxy.run_options import RunOptions
@@ -204,7 +205,7 @@ def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], listener: 
             " give --config, or leave --bind out"
         )
     if not wrapped:
-        sys.exit(serve(options))
+        sys.exit(begin(options))
     from egressproxy.cli.wrapped_command import free_port, run_wrapped
 
     settings = ClientSettings(no_proxy=clients["no_proxy"], base_urls=clients["base_urls"])

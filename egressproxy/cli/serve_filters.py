@@ -12,7 +12,8 @@ import click
 from egressproxy.cli.option_values import address_and_port
 from egressproxy.cli.options import admin_option, config_option
 from egressproxy.cli.secrets import secret_options
-from egressproxy.cli.serving import serve, serving_options
+from egressproxy.cli.serving import begin
+from egressproxy.cli.serving_options import serving_options
 from egressproxy.identity.peers import TRUST_DOMAIN
 from egressproxy.model.secret import SecretSource
 from egressproxy.run_options import FilterListener, RunOptions
@@ -115,4 +116,4 @@ def command(
         trust_domains=trust_domains,
     )  # fmt: skip
     options = RunOptions(secrets=sources, filters=filters, bind=_NOWHERE, **given)
-    sys.exit(serve(options))
+    sys.exit(begin(options))

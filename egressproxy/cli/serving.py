@@ -1,77 +1,60 @@
-"""What `run` and `serve-filters` have in common: options of a process that serves, and how it starts."""
+"""How a process that serves begins: behind the command line, or in a program that has read nothing but its options.
+
+The parser of the command line and its modules would take 4 MB for as long as the gateway runs. So `begin` replaces the
+process: the same process id, descriptors and environment, and a new interpreter, as each worker has one.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
-from collections.abc import Callable
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
-import click
-
-from egressproxy.cli.option_values import address_and_port, memory_size, seconds, whole_number
-from egressproxy.cli.problems import show_problems
-from egressproxy.run_options import RunOptions
+from egressproxy.cli import PROGRAM
+from egressproxy.model.pickling import classes, dumps, loads
+from egressproxy.model.secret import SecretBytes, SecretSource
+from egressproxy.net.file_lock import memory_file
+from egressproxy.net.process import child_command
+from egressproxy.run_options import FilterListener, RunOptions
 
 if TYPE_CHECKING:
     from egressproxy.app import Started
 
-#: More than any machine has cores: a typing error must not start ten thousand processes.
-MAX_WORKERS: Final = 256
-#: Of memory: a process that serves nobody has half of it.
-LEAST_MEMORY: Final = 64 << 20
-#: One day.
-MAX_DRAIN_S: Final = 86_400
+_KNOWN: Final = classes((FilterListener, Path, RunOptions, SecretBytes, SecretSource))
 
 
-def _path(_ctx: click.Context, _param: click.Parameter, value: str | None) -> str | None:
-    if value == "":
-        raise click.BadParameter("the path is empty; give a file, - for standard output, or off")
-    return None if value == "-" else value
+def begin(options: RunOptions) -> int:
+    """Serve until a signal, in a new program where one can take the place of this; returns the exit status.
+
+    A program that calls the command line as a function (a test) keeps its process.
+    """
+    import click
+
+    if click.get_current_context().find_root().obj != PROGRAM:
+        return serve(options)
+    descriptor = memory_file("egressproxy-options")  # it may hold a key: no argument, variable or file has it
+    with suppress(OSError):
+        os.write(descriptor, dumps(options))
+        os.set_inheritable(descriptor, True)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        # What was typed is behind it, for `ps` and `pgrep` alone.
+        command = child_command(f"from egressproxy.cli.serving import main; main({descriptor})")
+        os.execv(command[0], [*command, "egressproxy", *sys.argv[1:]])  # noqa: S606 (this program)
+    os.close(descriptor)
+    return serve(options)
 
 
-_OPTIONS: Final = (
-    click.option(
-        "--metrics", type=address_and_port, default="off", show_default=True, metavar="HOST:PORT",
-        help="A second address that serves only /metrics, /healthz, /livez and /readyz, for scrapers and probes on the"
-        " network. `off`: none.",
-    ),
-    click.option(
-        "--access-log", metavar="PATH", default=None, callback=_path,
-        help="The file for one JSON line per exchange; `-`: standard output (the default), `off`: none. SIGHUP reopens"
-        " the file.",
-    ),
-    click.option(
-        "--log-level", type=click.Choice(("debug", "info", "warning", "error")), default="info", show_default=True,
-        help="The level of the diagnostics on standard error.",
-    ),
-    click.option(
-        "--log-format", type=click.Choice(("text", "json")), default="text", show_default=True,
-        help="The form of the diagnostics: text, or one JSON object per line for log collectors.",
-    ),
-    click.option(
-        "--drain-timeout", "drain_timeout_s", type=seconds(MAX_DRAIN_S), default=10.0, show_default=True,
-        metavar="SECONDS",
-        help="How long in-flight exchanges and tunnels may take after SIGTERM; a second signal ends them at once.",
-    ),
-    click.option(
-        "--max-memory", type=memory_size(LEAST_MEMORY), default=None, metavar="SIZE",
-        help="Resident memory of each worker, such as 512Mi: near it, connections are not kept alive, and requests get"
-        " 503. Default: its part of the cgroup's limit, if there is one; 0: no limit.",
-    ),
-    click.option(
-        "--workers", type=whole_number(1, MAX_WORKERS), default=1, show_default=True, metavar="N",
-        help=f"Worker processes, each on one core, at most {MAX_WORKERS}; they share the listening sockets. With 1 this"
-        " process serves itself.",
-    ),
-)  # fmt: skip
-
-
-def serving_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options of a process that serves, named as the fields of RunOptions."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+def main(descriptor: int) -> None:
+    """The new program; `descriptor` is of the options."""
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    with open(descriptor, "rb") as file:
+        options: RunOptions = loads(file.read(), _KNOWN, "part of options")
+    with suppress(OSError):  # what `ps` and `top` show
+        Path("/proc/self/comm").write_text("egressproxy")
+    sys.exit(serve(options))
 
 
 def serve(options: RunOptions, started: Started | None = None) -> int:
@@ -95,6 +78,8 @@ def serve(options: RunOptions, started: Started | None = None) -> int:
     try:
         return app.run(options, first, started)
     except ConfigError as error:
+        from egressproxy.cli.problems import show_problems
+
         show_problems(error.problems, sys.stderr)
         return 1
     finally:

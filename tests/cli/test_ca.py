@@ -10,7 +10,7 @@ from time import time
 from click.testing import CliRunner, Result
 from cryptography import x509
 
-from egressproxy.cli import main
+from egressproxy.cli.main import main
 from egressproxy.config.compile.certificates import read_key_pair
 from egressproxy.model.secret import SecretBytes
 from egressproxy.protocols.tls.minting import SigningCa

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from egressproxy.cli import main
+from egressproxy.cli.main import main
 from egressproxy.config.compile.interface import Compiled
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.ir.gateway import ConfigIR, ListenerIR, ListenerProtocol

@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 from click.testing import CliRunner, Result
 
-from egressproxy.cli import main
+from egressproxy.cli.main import main
 from tests.support import manifests as m
 from tests.support.net import free_port
 

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from egressproxy.cli import main
+from egressproxy.cli.main import main
 from tests.support import manifests as m
 from tests.support.dns import Rule
 from tests.support.name_server import NameServer

@@ -11,8 +11,8 @@ from time import time
 import pytest
 from click.testing import CliRunner, Result
 
-from egressproxy.cli import main
 from egressproxy.cli.client_settings import ClientSettings, Login, Proxy
+from egressproxy.cli.main import main
 from egressproxy.protocols.tls.minting import new_ca
 
 #: A value that each shell has to quote.

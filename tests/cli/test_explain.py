@@ -9,8 +9,9 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
-from egressproxy.cli import explanation, main
+from egressproxy.cli import explanation
 from egressproxy.cli.explanation import _amount
+from egressproxy.cli.main import main
 from tests.support import manifests as m
 from tests.support.net import free_port
 

@@ -5,7 +5,7 @@ import json
 import yaml
 from click.testing import CliRunner
 
-from egressproxy.cli import main
+from egressproxy.cli.main import main
 from egressproxy.filters.builtin import BUILTIN
 
 

@@ -12,7 +12,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from egressproxy.admin.server import AdminServer
-from egressproxy.cli import main
+from egressproxy.cli.main import main
 from egressproxy.config.reading.load import load_text
 from tests.admin.kit import Holder, admin_server, entry
 from tests.admin.test_server import State

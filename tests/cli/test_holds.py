@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from egressproxy.cli import holds, main
+from egressproxy.cli import holds
+from egressproxy.cli.main import main
 
 HOLD = {
     "id": "5e1f0b6c2d3a4f58", "identity": "-", "client": "10.0.0.9:5000", "method": "POST",

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from egressproxy import __version__
-from egressproxy.cli import main
+from egressproxy.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 MINIMAL = str(ROOT / "config" / "minimal.yaml")
@@ -116,7 +116,7 @@ def loaded_by(arguments: list[str], unwanted: list[str]) -> list[str]:
     """Which of these modules a verb has loaded in the end."""
     program = (
         "import sys\n"
-        "from egressproxy.cli import main\n"
+        "from egressproxy.cli.main import main\n"
         "try:\n"
         f"    main.main({arguments!r}, standalone_mode=False)\n"
         "except SystemExit:\n"

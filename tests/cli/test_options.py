@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from egressproxy.cli import main
+from egressproxy.cli.main import main
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@ import re
 
 from click.testing import CliRunner
 
-from egressproxy.cli import main
+from egressproxy.cli.main import main
 
 
 def printed(*arguments):

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from egressproxy import app
-from egressproxy.cli import main
+from egressproxy.cli.main import main
 from egressproxy.config.reading.problems import ConfigError, Problem
 from egressproxy.model.secret import SecretBytes
 from egressproxy.processes.loader.process import LoaderProcess

@@ -5,7 +5,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from egressproxy.cli import main
+from egressproxy.cli.main import main
 from egressproxy.config.resources.kinds import KINDS
 
 

@@ -10,7 +10,7 @@ import yaml
 from click.testing import CliRunner, Result
 
 from egressproxy import app
-from egressproxy.cli import main
+from egressproxy.cli.main import main
 from egressproxy.model.secret import SecretBytes, SecretSource
 from egressproxy.run_options import RunOptions
 from tests.support.mounted import mount

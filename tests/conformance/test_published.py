@@ -23,7 +23,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from egressproxy.cli import main
+from egressproxy.cli.main import main
 from tests.conformance.published import FORMS, HOST, INJECTOR, Form, clear, second
 from tests.support import manifests as m
 from tests.support.http2 import Http2Server

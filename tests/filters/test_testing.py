@@ -6,7 +6,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from egressproxy.cli import main
+from egressproxy.cli.main import main
 from egressproxy.errors import Reason
 from egressproxy.filters import Authority, CallerIdentity, Phase, Rejected
 from egressproxy.filters.testing import FilterBuildError, FilterHarness, exchange, response
