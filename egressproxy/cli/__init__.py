@@ -1,4 +1,4 @@
-"""The command line. `main` has the verbs; `serving` begins the process that serves, and imports nothing of the parser."""
+"""The command line. `main` has the verbs. `serving` begins the process that serves, without the parser."""
 
 #: What the root of click's contexts has where the command line is the whole program.
 PROGRAM = "egressproxy"
