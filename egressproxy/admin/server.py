@@ -118,6 +118,7 @@ class AdminServer:
         self._make_api = api if full else None
         self._api: AdminApi | None = None
         self._making = asyncio.Lock()
+        self._has_ended_watches = False
         self._questions = Questions(state, access or WriteAccess(None), self._address)
         self._handlers: dict[tuple[str, str], _Handler] = {
             ("GET", "/healthz"): self._health,
@@ -146,6 +147,7 @@ class AdminServer:
             self._api.changed()
 
     def end_watches(self) -> None:
+        self._has_ended_watches = True
         if self._api is not None:
             self._api.end_watches()
 
@@ -233,6 +235,8 @@ class AdminServer:
         async with self._making:
             if self._api is None and self._make_api is not None:
                 self._api = await self._make_api(self)
+                if self._has_ended_watches:
+                    self._api.end_watches()
         return self._api
 
     async def _health(self, _request: web.BaseRequest) -> web.StreamResponse:

@@ -22,6 +22,8 @@ from egressproxy.run_options import FilterListener, RunOptions
 if TYPE_CHECKING:
     from egressproxy.app import Started
 
+#: Its memory and descriptors are closed to others of the same user before it imports the rest.
+_CLOSED: Final = "from egressproxy.net.process import close_memory; close_memory()"
 _KNOWN: Final = classes((FilterListener, Path, RunOptions, SecretBytes, SecretSource))
 
 
@@ -34,16 +36,16 @@ def begin(options: RunOptions) -> int:
 
     if click.get_current_context().find_root().obj != PROGRAM:
         return serve(options)
-    descriptor = memory_file("egressproxy-options")  # it may hold a key: no argument, variable or file has it
-    with suppress(OSError):
-        os.write(descriptor, dumps(options))
-        os.set_inheritable(descriptor, True)
-        sys.stdout.flush()
-        sys.stderr.flush()
+    with suppress(OSError), open(memory_file("egressproxy-options"), "r+b", 0) as file:
+        file.write(dumps(options))  # which may hold a key: no argument, variable or named file has it
+        os.set_inheritable(file.fileno(), True)
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:  # it was closed by the one that started this
+                stream.flush()
         # What was typed is behind it, for `ps` and `pgrep` alone.
-        command = child_command(f"from egressproxy.cli.serving import main; main({descriptor})")
+        program = f"{_CLOSED}; from egressproxy.cli.serving import main; main({file.fileno()})"
+        command = child_command(program)
         os.execv(command[0], [*command, "egressproxy", *sys.argv[1:]])  # noqa: S606 (this program)
-    os.close(descriptor)
     return serve(options)
 
 

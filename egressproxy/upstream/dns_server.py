@@ -195,8 +195,8 @@ class DnsConnection(asyncio.Protocol):
 
     def is_stalled(self, now: float) -> bool:
         """Whether a question waits for longer than the server is usually silent."""
-        oldest = next(iter(self._waiting if self._transport is None else self._calls.values()), None)
-        return oldest is not None and now - max(self._heard, oldest.began) > STALLED_S
+        oldest = (next(iter(calls), None) for calls in (self._waiting, self._calls.values()))
+        return any(call is not None and now - max(self._heard, call.began) > STALLED_S for call in oldest)
 
     def ask(self, question: DnsQuestion) -> asyncio.Future[tuple[bytes, int]]:
         """A future of the answer. It raises NoAnswer. Cancelling it takes the question back."""
@@ -329,8 +329,7 @@ class ServerConnections:
 
     def _choose(self, now: float) -> DnsConnection:
         """A connection for one more question: the fullest with room, so that the others become idle; or a new one."""
-        depth = max(1, min([self._depth, *(each.takes for each in self.connections)]))
-        free = [each for each in self.connections if each.has_room(depth, now)]
+        free = [each for each in self.connections if each.has_room(max(1, min(self._depth, each.takes)), now)]
         if free:
             return max(free, key=lambda each: each.asked)
         if len(self.connections) < self._kind.max_connections:

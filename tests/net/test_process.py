@@ -170,7 +170,7 @@ def test_a_heap_of_small_objects_comes_to_lie_in_huge_pages_and_hardly_grows():
     taken, huge, more = map(int, ran.stdout.split())
     if not taken:
         pytest.skip("this kernel collapses nothing: no MADV_COLLAPSE, or huge pages are switched off")
-    assert huge >= 4 * MIB
+    assert huge >= 2 * MIB  # one page: memory that others use comes in no larger pieces
     assert more < 8 * MIB
 
 

@@ -226,7 +226,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             replies = self._reader.feed(data)
-        except ValueError as error:
+        except (ValueError, TypeError) as error:  # a map or set of RESP3 whose keys are lists is a TypeError of hiredis
             self.end(str(error))
             return
         for reply in replies:

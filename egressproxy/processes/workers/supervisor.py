@@ -20,6 +20,7 @@ from typing import Final
 
 from egressproxy.errors import NotAnswered
 from egressproxy.filters.shared_counters import SharedCounters
+from egressproxy.model.admin_requests import MAX_PAGE, HoldPage
 from egressproxy.model.kill_switch import KillChange, KilledIdentities
 from egressproxy.model.own_names import new_pseudonym
 from egressproxy.model.secret import SecretBytes
@@ -310,7 +311,16 @@ class Supervisor(Fleet):
         return [answer for answer in answers if isinstance(answer, bytes)]
 
     def _asked_by(self, handle: Handle, number: int, question: Question) -> None:
-        task = asyncio.create_task(self._answer_worker(handle, number, question))
+        """A worker may ask what waits in all workers of one client, and nothing else. It reads the bytes of strangers:
+        by what it sends, nothing may be approved, restored or purged elsewhere.
+        """
+        match question:
+            case Question("holds", (None, HoldPage(identity=str(identity)))):
+                allowed = Question("holds", (None, HoldPage(MAX_PAGE, identity=identity)))
+            case _:
+                log.error("worker %d asks for what workers may not ask for; it gets no answer", handle.number)
+                return
+        task = asyncio.create_task(self._answer_worker(handle, number, allowed))
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)
 

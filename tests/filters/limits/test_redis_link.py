@@ -26,6 +26,7 @@ def test_replies_are_the_same_wherever_they_are_cut(cuts):
         b"$1100000\r\n" + b"a" * 1_100_000,
         b"*99999\r\n",
         b">1\r\n:1\r\n",
+        b"%1\r\n*0\r\n+a\r\n",
         b"*1\r\n*4294967295\r\n",
     ],
 )
