@@ -189,6 +189,10 @@ class DnsConnection(asyncio.Protocol):
         """How many questions at once go out without waiting, as far as it is known."""
         return self.max_questions
 
+    @property
+    def is_opening(self) -> bool:
+        return self._transport is None
+
     def has_room(self, most: int, now: float) -> bool:
         """Whether one more question, of `most` at once, goes out at once, and may be answered."""
         return self.asked < most and not self.is_stalled(now)
@@ -329,7 +333,13 @@ class ServerConnections:
 
     def _choose(self, now: float) -> DnsConnection:
         """A connection for one more question: the fullest with room, so that the others become idle; or a new one."""
-        free = [each for each in self.connections if each.has_room(max(1, min(self._depth, each.takes)), now)]
+        # One that is being opened does not know yet what the server takes: no more than the least that is known.
+        least = min((each.takes for each in self.connections), default=self._depth)
+        free = [
+            each
+            for each in self.connections
+            if each.has_room(max(1, min(self._depth, least if each.is_opening else each.takes)), now)
+        ]
         if free:
             return max(free, key=lambda each: each.asked)
         if len(self.connections) < self._kind.max_connections:

@@ -12,7 +12,7 @@ import random
 import re
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import hiredis
 
@@ -192,7 +192,7 @@ class ReplyReader:
         self._pending += len(data)
         self._reader.feed(data)
         replies: list[Reply] = []
-        while (reply := self._reader.gets()) is not _INCOMPLETE:
+        while (reply := self._next()) is not _INCOMPLETE:
             if type(reply) not in _KINDS:
                 raise ValueError("this is no reply of RESP2")
             replies.append(reply)
@@ -200,6 +200,12 @@ class ReplyReader:
         if self._pending > MAX_REPLY:
             raise ValueError("a reply is too long")
         return replies
+
+    def _next(self) -> Any:
+        try:
+            return self._reader.gets()
+        except TypeError:  # of hiredis, for a map of RESP3 whose keys are lists
+            raise ValueError("this is no reply of RESP2") from None
 
 
 class _Connection(asyncio.Protocol):
@@ -226,7 +232,7 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             replies = self._reader.feed(data)
-        except (ValueError, TypeError) as error:  # a map or set of RESP3 whose keys are lists is a TypeError of hiredis
+        except ValueError as error:
             self.end(str(error))
             return
         for reply in replies:
