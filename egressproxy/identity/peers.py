@@ -67,8 +67,8 @@ class CertificateTable:
             self._known[client.kind, _value(client)] = identity
 
     def find(self, certificate: Mapping[str, Any]) -> CallerIdentity | None:
-        """Who shows this certificate, which was verified (as `ssl.SSLObject.getpeercert` gives it). None: nobody that
-        is known, or several are.
+        """The identity in a verified client certificate, as `ssl.SSLObject.getpeercert` gives it. None if no rule
+        matches it, or if several do.
         """
         subject = tuple(
             sorted(

@@ -1,7 +1,7 @@
 """Tokens: signed JWTs (JWS, compact), verified with the keys of the issuers that are trusted.
 
-The issuer that the token names has to be one of them, and its keys alone verify it; `aud` has to name one of the
-audiences; `exp` has to be there. Sources: RFC 7519 (JWT), RFC 7515 (JWS), RFC 8725 (best practices), RFC 9068 (access
+A token is believed if a trusted issuer's keys verify its signature, `iss` names that issuer, `aud` names one of the
+audiences, and `exp` is present. Sources: RFC 7519 (JWT), RFC 7515 (JWS), RFC 8725 (best practices), RFC 9068 (access
 tokens), Kubernetes, Configure Service Accounts for Pods (the subject of a service account's token).
 """
 
@@ -57,9 +57,9 @@ class TokenVerifier:
         self._skew_s = skew_s
 
     def verify(self, token: bytes, keys: Mapping[str, KeySet], now: float) -> Believed:
-        """Who this token says that the client is, and until when it may be believed. `now`: seconds since 1970.
+        """The identity in this token, and when the token expires. `now` and the expiry are seconds since 1970.
 
-        `keys` has those of each issuer. Raises CredentialRefused.
+        `keys` maps each issuer to its keys. Raises CredentialRefused.
         """
         try:
             return self._verify(token.decode("ascii"), keys, now)

@@ -10,6 +10,7 @@ Sources: RFC 7766 (TCP), RFC 7858 and RFC 8310 (TLS).
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -157,7 +158,7 @@ class Call:
     body: bytearray = field(default_factory=bytearray)
 
 
-class DnsConnection(asyncio.Protocol):
+class DnsConnection(asyncio.Protocol, ABC):
     """One connection. It takes questions while it is being opened."""
 
     #: Connections to one server, and questions on one of them before another is opened.
@@ -262,13 +263,13 @@ class DnsConnection(asyncio.Protocol):
         """The connection is open: send what waits."""
         self._send_waiting()
 
+    @abstractmethod
     def _send_waiting(self) -> None:
         """Send questions, as many as the server takes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _forget(self, call: Call) -> None:
         """A question that was sent has its answer, has failed or was given up."""
-        raise NotImplementedError
 
     def _done(self, call: Call) -> None:
         was_sent = self._calls.pop(call.number, None) is not None
