@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
@@ -93,11 +94,11 @@ def resident(pid: int) -> int:
 def test_a_burst_that_takes_all_memory_is_refused_and_the_gateway_serves_again(tmp_path: Path, gives_back: bool):
     """Also where malloc keeps what is free for good (`gives_back` false)."""
     limit = 144 * MIB
-    (tmp_path / "sitecustomize.py").write_text("import egressproxy.net.process as m\nm._TRIM = None\n")
-    keeps = {
-        "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(tmp_path), os.environ.get("PYTHONPATH", "")))),
-    }
+    keeps = tmp_path / "keeps.py"  # a program that calls the command line as a function keeps its process
+    keeps.write_text(
+        "import sys\nimport egressproxy.net.process as m\nfrom egressproxy.cli.main import main\n"
+        "m._TRIM = None\nmain.main(sys.argv[2:])\n"
+    )
     long = b"".join(b"X-%d: %s\r\n" % (number, os.urandom(500).hex().encode()) for number in range(60))
 
     async def burst() -> None:
@@ -105,7 +106,8 @@ def test_a_burst_that_takes_all_memory_is_refused_and_the_gateway_serves_again(t
             port = free_port()
             gateway = GatewayProcess(
                 tmp_path / "gw", forwards(port, origin.port), arguments=["--max-memory", str(limit)],
-                environment={} if gives_back else keeps,
+                environment={} if gives_back else {"MALLOC_TRIM_THRESHOLD_": str(1 << 40)},
+                within=[] if gives_back else [sys.executable, str(keeps)],
             )  # fmt: skip
             with gateway:
                 most, answers = 0, Counter[str]()

@@ -95,7 +95,7 @@ class ServiceSpec(OpenModel):
 
 
 class Service(_Core, kind="Service"):
-    spec: ServiceSpec = ServiceSpec()
+    spec: ServiceSpec = ServiceSpec.model_construct()
 
 
 class PodIp(OpenModel):
@@ -116,7 +116,7 @@ class PodStatus(OpenModel):
 class Pod(_Core, kind="Pod"):
     """For identity alone: which service account has which address. Its status is input, unlike that of other kinds."""
 
-    spec: PodSpec = PodSpec()
+    spec: PodSpec = PodSpec.model_construct()
     status: PodStatus | None = None
 
 
@@ -138,7 +138,7 @@ class EndpointHints(OpenModel):
 
 class Endpoint(OpenModel):
     addresses: Annotated[tuple[str, ...], Field(min_length=1, max_length=100)]
-    conditions: EndpointConditions = EndpointConditions()
+    conditions: EndpointConditions = EndpointConditions.model_construct()
     hostname: str | None = None
     zone: str | None = None
     hints: EndpointHints | None = None

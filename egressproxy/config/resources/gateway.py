@@ -65,7 +65,7 @@ class RouteGroupKind(Model):
 class AllowedRoutes(Model):
     """`kinds` empty: those that the listener's protocol carries."""
 
-    namespaces: RouteNamespaces = RouteNamespaces()
+    namespaces: RouteNamespaces = RouteNamespaces.model_construct()
     """From where routes may attach."""
     kinds: Annotated[tuple[RouteGroupKind, ...], Field(max_length=8)] = ()
     """Which kinds of routes may attach. Left out: those that the protocol carries."""
@@ -99,7 +99,7 @@ class Listener(Model):
     """What clients speak."""
     tls: ListenerTls | None = None
     """TLS of the listener."""
-    allowed_routes: AllowedRoutes = AllowedRoutes()
+    allowed_routes: AllowedRoutes = AllowedRoutes.model_construct()
     """Which routes may attach."""
 
     def model_post_init(self, context: Any) -> None:
@@ -208,7 +208,7 @@ class ListenerNamespaces(RouteNamespaces):
 class AllowedListeners(Model):
     """From where ListenerSets may attach; by default from nowhere."""
 
-    namespaces: ListenerNamespaces = ListenerNamespaces()
+    namespaces: ListenerNamespaces = ListenerNamespaces.model_construct()
     """From where ListenerSets may attach."""
 
 
@@ -239,7 +239,7 @@ class GatewaySpec(ListenersSpec):
     """Addresses to bind. Default: those of the process."""
     infrastructure: GatewayInfrastructure | None = None
     """Settings of what is made for the Gateway."""
-    allowed_listeners: AllowedListeners = AllowedListeners()
+    allowed_listeners: AllowedListeners = AllowedListeners.model_construct()
     """From where ListenerSets may attach."""
     tls: GatewayTls | None = None
     """TLS of all listeners, and with all backends."""

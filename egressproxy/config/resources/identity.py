@@ -122,7 +122,7 @@ class TokenIssuer(Model):
     """CAs (key ca.crt) of which one has signed the certificate of that URL. Default: those of the system."""
     service_accounts: Bool = False
     """The tokens are those of Kubernetes service accounts: their subject says namespace and service account."""
-    claim_mappings: ClaimMappings = ClaimMappings()
+    claim_mappings: ClaimMappings = ClaimMappings.model_construct()
     """Which claims say what, for issuers other than Kubernetes."""
     trust_domain: TrustDomain | None = None
     """The trust domain of the namespaces in these tokens. One that is not the gateway's own (the first of

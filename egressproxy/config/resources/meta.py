@@ -26,7 +26,10 @@ Spot = tuple[int, int, int, int]
 
 
 class Model(BaseModel):
-    """Base of everything in a manifest. Rules between fields stand in `model_post_init`, which raises RefusedValue."""
+    """Base of everything in a manifest. Rules between fields stand in `model_post_init`, which raises RefusedValue.
+
+    A default that is itself a model comes from `model_construct`, for which no schema has to be built at import.
+    """
 
     model_config = ConfigDict(
         extra="forbid",

@@ -75,7 +75,7 @@ class ForceLocal(Model):
 class PreferLocal(Model):
     min_endpoints_threshold: Positive = 1
     """With fewer endpoints in all, zones make no difference."""
-    force: ForceLocal = ForceLocal()
+    force: ForceLocal = ForceLocal.model_construct()
     """How many endpoints the zone needs."""
 
 

@@ -67,7 +67,7 @@ class HeadersMatch(Model):
 class HttpMatch(HeadersMatch):
     """All of it has to hold."""
 
-    path: PathMatch = PathMatch()
+    path: PathMatch = PathMatch.model_construct()
     """What the path has to be."""
     query_params: Annotated[tuple[QueryParamMatch, ...], Field(max_length=16)] = ()
     """Query parameters that the request has to have, all of them."""

@@ -123,7 +123,7 @@ class RouteRule(Model):
 class HttpRule(RouteRule):
     """A rule without matches matches PathPrefix `/`."""
 
-    matches: HttpMatches = (HttpMatch(),)
+    matches: HttpMatches = (HttpMatch.model_construct(),)
     """Requests that the rule is for: one of these has to hold."""
     filters: HttpFilters = ()
     """What is done to requests and answers."""
@@ -156,7 +156,7 @@ def _replaces_prefix(entry: HttpFilter) -> bool:
 class GrpcRule(RouteRule):
     """A rule without matches matches every gRPC request."""
 
-    matches: GrpcMatches = (GrpcMatch(),)
+    matches: GrpcMatches = (GrpcMatch.model_construct(),)
     """Requests that the rule is for: one of these has to hold."""
     filters: GrpcFilters = ()
     """What is done to requests and answers."""
@@ -179,7 +179,7 @@ class StreamRule(RouteRule):
 class HttpRouteSpec(CommonRouteSpec):
     hostnames: Annotated[tuple[Hostname, ...], Field(max_length=16)] = ()
     """Names that requests ask for, exact or as *.suffix. Left out: those of the listener."""
-    rules: Annotated[tuple[HttpRule, ...], Field(min_length=1, max_length=16)] = (HttpRule(),)
+    rules: Annotated[tuple[HttpRule, ...], Field(min_length=1, max_length=16)] = (HttpRule.model_construct(),)
     """What becomes of requests."""
 
 

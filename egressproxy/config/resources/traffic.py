@@ -56,7 +56,7 @@ class Retries(Model):
     """Attempts after the first; 100 at most."""
     codes: tuple[Annotated[int, Field(strict=True, ge=400, le=599)], ...] = ()
     """Statuses of a backend that are tried again. Connections that fail are without being named."""
-    retry_on: RetryOn = RetryOn()
+    retry_on: RetryOn = RetryOn.model_construct()
     """What else is tried again."""
     backoff: Duration | None = None
     """Pause before the first retry; it doubles with each."""
@@ -106,15 +106,15 @@ class Http2(Model):
 class Traffic(Model):
     priority: Priority | None = None
     """Which requests go first where the gateway is overloaded. Default: Normal."""
-    timeouts: TrafficTimeouts = TrafficTimeouts()
+    timeouts: TrafficTimeouts = TrafficTimeouts.model_construct()
     """How long things may take."""
     retries: Retries | None = None
     """What is tried again, for requests whose rule has no `retry` of its own."""
     hedging: Hedging | None = None
     """Requests that take long are sent to a second endpoint, too, and the first good answer is passed on."""
-    connections: Connections = Connections()
+    connections: Connections = Connections.model_construct()
     """How long connections to backends are kept."""
-    http2: Http2 = Http2()
+    http2: Http2 = Http2.model_construct()
     """What clients of HTTP/2 may do."""
     circuit_breaker: CircuitBreaker | None = None
     """How much one endpoint of a backend is asked for at the same time."""
