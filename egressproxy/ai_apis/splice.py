@@ -29,62 +29,73 @@ def spliced(text: str, changes: Mapping[Path, Any]) -> str:
         for step in path:
             node = node.setdefault(step, {})
         node[_END] = dumps(value).decode()
-    pieces: list[str] = []
-    done = 0
+    splice = _Splice(text)
+    splice.walk(_skip(text, 0), tree)
+    return splice.result()
 
-    def replace(begin: int, end: int, new: str) -> None:
-        nonlocal done
-        pieces.append(text[done:begin])
-        pieces.append(new)
-        done = end
 
-    def walk(at: int, node: dict[Any, Any]) -> int:
+class _Splice:
+    """One text on its way. An object, since functions within a function that call each other keep all that they see
+    until garbage is collected.
+    """
+
+    __slots__ = ("_done", "_pieces", "_text")
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._pieces: list[str] = []
+        self._done = 0
+
+    def result(self) -> str:
+        return "".join((*self._pieces, self._text[self._done :]))
+
+    def walk(self, at: int, node: dict[Any, Any]) -> int:
+        """Replace what `node` says in the value that begins there; returns where it ends."""
         if _END in node:
-            _, end = _value_at(text, at)
-            replace(at, end, node[_END])
+            _, end = _value_at(self._text, at)
+            self._replace(at, end, node[_END])
             return int(end)
-        mark = text[at : at + 1]
+        mark = self._text[at : at + 1]
         if mark == "{":
-            return members(at, node)
+            return self._members(at, node)
         if mark == "[":
-            return elements(at, node)
+            return self._elements(at, node)
         raise Unreadable("a value cannot be replaced: it is inside of what is no object and no array")
 
-    def members(at: int, node: dict[Any, Any]) -> int:
+    def _replace(self, begin: int, end: int, new: str) -> None:
+        self._pieces += (self._text[self._done : begin], new)
+        self._done = end
+
+    def _members(self, at: int, node: dict[Any, Any]) -> int:
+        text = self._text
         left = dict(node)
         at = _skip(text, at + 1)
         is_empty = text[at : at + 1] == "}"
         while text[at : at + 1] != "}":
             key, at = _value_at(text, at)
-            at = _skip(text, _skip(text, at) + 1)
-            inner = left.pop(key, None)
-            at = _value_at(text, at)[1] if inner is None else walk(at, inner)
-            at = _skip(text, at)
-            if text[at : at + 1] == ",":
-                at = _skip(text, at + 1)
+            at = self._past(_skip(text, _skip(text, at) + 1), left.pop(key, None))
         if left:
             added = ",".join(f"{dumps(key).decode()}:{_built(inner)}" for key, inner in left.items())
-            replace(at, at, added if is_empty else f",{added}")
+            self._replace(at, at, added if is_empty else f",{added}")
         return at + 1
 
-    def elements(at: int, node: dict[Any, Any]) -> int:
+    def _elements(self, at: int, node: dict[Any, Any]) -> int:
+        text = self._text
         left = dict(node)
         at = _skip(text, at + 1)
         index = 0
         while text[at : at + 1] != "]":
-            inner = left.pop(index, None)
-            at = _value_at(text, at)[1] if inner is None else walk(at, inner)
-            at = _skip(text, at)
-            if text[at : at + 1] == ",":
-                at = _skip(text, at + 1)
+            at = self._past(at, left.pop(index, None))
             index += 1
         if left:
             raise Unreadable("a value cannot be replaced: its array has no such element")
         return at + 1
 
-    walk(_skip(text, 0), tree)
-    pieces.append(text[done:])
-    return "".join(pieces)
+    def _past(self, at: int, inner: dict[Any, Any] | None) -> int:
+        """Where the next member or element begins, or the end, behind the value that begins there."""
+        text = self._text
+        at = _skip(text, _value_at(text, at)[1] if inner is None else self.walk(at, inner))
+        return _skip(text, at + 1) if text[at : at + 1] == "," else at
 
 
 def spliced_text(source: bytes, before: str, after: str) -> bytes | None:

@@ -5,6 +5,7 @@ Slotted and mutable; created by the conductor, handed to every filter, observed 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any, Final, NamedTuple
 
 from egressproxy.errors import Reason
@@ -163,6 +164,17 @@ class BackendOrigin(NamedTuple):
     port: int
     is_secure: bool
     names: tuple[str, ...] = ()
+
+
+class CircularNote:
+    """A note that leads to something which leads back to it: no count of references would ever free either."""
+
+    __slots__ = ()
+
+    def release(self) -> None:
+        """Break the circle. Called once, when the exchange is over."""
+        raise NotImplementedError
+
 
 
 class Exchange:
@@ -342,6 +354,16 @@ class Exchange:
         if self.notes is None:
             self.notes = {}
         self.notes[key] = value
+
+    def forget_notes(self, kept: Collection[str] = ()) -> None:
+        """The exchange is over, however it has ended: nothing that was kept for it stays, also where it leads back.
+
+        `kept`: keys of notes that another exchange has, too, which goes on.
+        """
+        for key, note in (self.notes or {}).items():
+            if isinstance(note, CircularNote) and key not in kept:
+                note.release()
+        self.notes = None
 
     def exclude_backend(self, name: str) -> None:
         """Do not send this request to the backend "namespace/name", whatever its rule, its Failover and retries say.

@@ -32,7 +32,7 @@ from egressproxy.filters.content.presidio import Presidio
 from egressproxy.filters.content.spans import Replace, Scanner, Span, SpanStream, apart, replaced
 from egressproxy.filters.content.text_editor import Chained, TextEditor
 from egressproxy.filters.content.written_json import WrittenJson
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import CircularNote, Exchange
 
 #: Bytes of a body, and characters of one text, that are looked at in one go: ten milliseconds at the very worst.
 _STEP: Final = 8 * 1024
@@ -44,7 +44,7 @@ _READ_REQUESTS: Final = frozenset((BodyKind.JSON, BodyKind.LINES, BodyKind.TEXT,
 _WHOLE_ANSWERS: Final = frozenset((BodyKind.JSON, BodyKind.UNKNOWN))
 
 
-class _State:
+class _State(CircularNote):
     """One exchange; on a Backend one attempt, which `is_sent` once its head is. `editor` is that of the answer's body,
     once it has begun.
     """
@@ -57,6 +57,9 @@ class _State:
         self.editor: StreamEditor | TextEditor | None = None
         self.is_sent = False
         self.x = x
+
+    def release(self) -> None:
+        self.editor = None  # it asks this state what to do with each text
 
     def replace(self, entity: str, value: str) -> str:
         """What stands for a value of the request."""

@@ -35,7 +35,7 @@ from egressproxy.filters.content.text_editor import TextEditor
 from egressproxy.filters.content.written_json import WrittenJson, strings_of
 from egressproxy.filters.settings import FilterConfig, Within
 from egressproxy.ir.policy import FieldFault
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import CircularNote, Exchange
 
 _NAME: Final = r"^[A-Z][A-Z0-9_]{0,31}$"
 _OWN_RULES: Final = (*ENTITIES, "max-length", "max-bytes", "content-type", "tool-call")
@@ -93,7 +93,7 @@ class ResponsePolicyConfig(FilterConfig):
         check_names([each.name for each in self.deny], _OWN_RULES)
 
 
-class _WatchedAnswer:
+class _WatchedAnswer(CircularNote):
     """What is known of the answer of one exchange."""
 
     __slots__ = (
@@ -116,6 +116,9 @@ class _WatchedAnswer:
         self.is_cut = False  # nothing more is said
         self.is_over = False  # its end has been written
         self.reported: set[str] = set()
+
+    def release(self) -> None:
+        self.editor = self.reader = None  # they tell this object of each channel
 
     def function(self, channel: Channel) -> _Watched:
         """What looks at a channel."""

@@ -221,12 +221,15 @@ async def gathered(upstream: Upstream, client: ReadingClient, limit: int) -> byt
     if body is None:
         gathering = _Gathering(client, limit)
         upstream.send_response_body_to(gathering)
-        while not (gathering.is_whole or gathering.is_too_long):
-            if upstream.error is not None:
-                raise upstream.error
-            await PAUSE
-        if not gathering.is_too_long:
-            return gathering.parts.joined()
+        try:
+            while not (gathering.is_whole or gathering.is_too_long):
+                if upstream.error is not None:
+                    raise upstream.error
+                await PAUSE
+            if not gathering.is_too_long:
+                return gathering.parts.joined()
+        finally:
+            gathering.parts = Pieces()
     elif len(body) <= limit:
         return body
     message = f"the backend's answer is longer than the {limit} bytes that are translated"

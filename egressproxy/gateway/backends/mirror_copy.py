@@ -217,6 +217,7 @@ class Copy(UpstreamCaller):
             self._mirror.connector.network.copies.give_back(self._client)
             self._mirror.series.mirror(result)
             finish(self._mirror.chain.complete, self._x)
+            self._x.forget_notes()
 
     async def _reach(self) -> None:
         x, mirror = self._x, self._mirror

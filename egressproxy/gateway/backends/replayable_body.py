@@ -175,9 +175,11 @@ class ReplayableBody:
             if start is not None:
                 self._source = start(self)
             self.resume_reading()
-            while not self._is_whole and self._bytes <= limit:
-                await PAUSE
-            self._collecting = None
+            try:
+                while not self._is_whole and self._bytes <= limit:
+                    await PAUSE
+            finally:  # the client may have left: nothing here leads to it then
+                self._collecting = None
             self.pause_reading()
         if self._bytes > limit:
             message = f"the request body is longer than the {limit} bytes that are read to be changed"
@@ -214,6 +216,7 @@ class ReplayableBody:
         self.has_begun = True
         self.whole_at = monotonic()
         self._trailers = trailers
+        self._source = None
         if self._target is not None:
             self._target.end_body(b"" if self._drops_trailers else trailers)
         elif self._collecting is not None:

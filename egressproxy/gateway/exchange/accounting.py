@@ -101,6 +101,8 @@ class Accounting:
         x.ended_at = monotonic()
         x.series.observe(x)
         self.access_log.record(x)
+        if x.notes is not None:
+            x.forget_notes()
         self.recent.append(
             (
                 x.started_wall, x.method, x.scheme, x.authority, x.path[:MAX_PATH], x.gateway, x.listener, x.identity,

@@ -21,6 +21,23 @@ from egressproxy.net.pieces import Pieces
 SHORT_BODY: Final = 64 * 1024
 
 
+class _Nobody:
+    """Stands on either side of a filter whose exchange is over."""
+
+    __slots__ = ()
+
+    def send_body(self, data: bytes) -> None: ...
+
+    def end_body(self, trailers: bytes) -> None: ...
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None: ...
+
+
+_NOBODY: Final = _Nobody()
+
+
 class BodyFilter:
     """A sink that filters and hands on; for the sink it is the source.
 
@@ -113,6 +130,11 @@ class BodyFilter:
         if self._task is not None:
             self._task.cancel()
             self._task = None
+
+    def release(self) -> None:
+        """Cancel, and forget those on either side: they know this one, too, and none would ever be freed."""
+        self.cancel()
+        self._sink = self._source = _NOBODY
 
     def _take(self, data: bytes, trailers: bytes | None) -> None:
         if self.is_over:

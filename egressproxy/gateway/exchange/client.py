@@ -224,7 +224,7 @@ class Client(ExchangeClock, Protocol):
         before, resources.leg_filter = resources.leg_filter, own
         resources.request_filter = resources.request_filter or own  # `Accounting.account` looks at that one alone
         if before is not None:
-            before.cancel()  # of the attempt before
+            before.release()  # of the attempt before
         if body is not None:
             body.send_to(own, sink)
         elif chain is None:

@@ -191,6 +191,7 @@ class HedgedCall:
         if own.notes is not None:
             before = x.notes or {}
             finish([each for each in attempt.backend.chain.complete if each.mark not in before], own)
+            own.forget_notes(before)
         x.attempts += own.attempts
         x.note_denials(*(x.would_deny or ()), *(own.would_deny or ()))
         if not attempt.is_first:
@@ -230,6 +231,7 @@ class HedgedCall:
         x.note_denials(*(x.would_deny or ()), *(own.would_deny or ()))
         if own.notes is not None:
             x.notes = {**(x.notes or {}), **own.notes}
+            own.notes = None
         held = attempt.resources
         resources.backend = attempt.backend
         if held.upstream is not None:

@@ -74,12 +74,12 @@ class HeldResources(HeldConnection):
         self.on_complete = call if before is None else partial(_both, before, call)
 
     def end_filters(self) -> None:
-        """Cancel the body filters that are at work."""
+        """Release the body filters, whether they are at work or have ended."""
         filters = self.request_filter, self.leg_filter, self.response_filter
         self.request_filter = self.leg_filter = self.response_filter = self.request_chain = None
         for body_filter in filters:
             if body_filter is not None:
-                body_filter.cancel()
+                body_filter.release()
 
 
 def _both(first: Callable[[], None], second: Callable[[], None]) -> None:
