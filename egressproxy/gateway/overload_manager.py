@@ -1,8 +1,9 @@
 """OverloadManager: looks at the memory of the process, and does what its state asks for.
 
-The wheel of timers wakes it, and only where the memory has a limit. What each state does: `OverloadState`. What is
-in progress is counted in every state but the normal one, so that it is known whose it is; where `--max-requests` says
-how much there may be, it is counted always. Source of the idea and of most names: Envoy, overload manager.
+The wheel of timers wakes it: ten times a second where the memory has a limit, else for growth alone. What each state
+does: `OverloadState`. What is in progress is counted in every state but the normal one, so that it is known whose it
+is; where `--max-requests` says how much there may be, it is counted always. Source of the idea and of most names:
+Envoy, overload manager.
 """
 
 from __future__ import annotations
@@ -41,6 +42,9 @@ GIVE_BACK_SHARE = 0.05
 GIVE_BACK_TIMES = 3
 #: Meanwhile what is in circles is collected no more often than this, in seconds: that looks at every object.
 COLLECT_S = 30.0
+#: Circles are looked for, too, where the process has grown by so many bytes; and so often it is asked, in seconds.
+GROWN_BYTES = 64 * 1024 * 1024
+GROWTH_S = 10.0
 #: What Events say of it.
 DONE = {
     OverloadState.NO_KEEPALIVE: "connections end with their response",
@@ -89,9 +93,11 @@ class OverloadManager:
         self.gate = RequestGate(limits.requests)
         self._accounting.gate = self.gate if limits.requests else None
         self.pressure = MemoryPressure(limits.memory_bytes)
-        self._memory = ResidentMemory() if read_memory is None and limits.memory_bytes else None
-        self._read = self._memory.read if self._memory is not None else read_memory
+        self._memory = ResidentMemory() if read_memory is None else None
+        self._read = read_memory or self._memory.read  # type: ignore[union-attr]  # one of them is there
         self._deadline = Deadline(self._wheel, self.look)
+        self._growth = Deadline(self._wheel, self._look_for_growth)
+        self._resident = 0  # at the last collection, or less
         conductor.clients.states = self._states
         metrics = self._accounting.metrics
         metrics.shed = self.gate.shed
@@ -110,18 +116,21 @@ class OverloadManager:
 
     def start(self) -> None:
         """Look from now on: the first configuration is in service."""
-        if self._read is not None and self._limits.memory_bytes and not self.pressure.kept:
+        if self._limits.memory_bytes and not self.pressure.kept:
             self.look()
+        if not self._resident:
+            self._resident = self._read()
+            self._growth.set(self._wheel.now + GROWTH_S)
 
     def stop(self) -> None:
         self._deadline.close()
+        self._growth.close()
         if self._memory is not None:
             self._memory.close()
             self._memory = None
 
     def look(self) -> None:
         """At the memory, ten times a second."""
-        assert self._read is not None
         now, before, resident = self._wheel.now, self.pressure.state, self._read()
         state = self.pressure.observe(resident, self.gate.active + self._conductor.clients.total, now)
         if state is not before:
@@ -144,6 +153,16 @@ class OverloadManager:
                 _size(self._limits.memory_bytes),
             )
         self._deadline.set(now)  # at the next tick
+
+    def _look_for_growth(self) -> None:
+        """The collector counts objects, and a body is one, however long. So what has grown is collected by its size."""
+        resident = self._read()
+        if resident > self._resident + GROWN_BYTES:
+            self._give_back(collects=True)
+            self._resident = self._read()
+        else:
+            self._resident = min(self._resident, resident)
+        self._growth.set(self._wheel.now + GROWTH_S)
 
     def _changed(self, before: OverloadState, state: OverloadState, resident: int) -> None:
         conductor, gate = self._conductor, self.gate

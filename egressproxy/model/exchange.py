@@ -176,7 +176,6 @@ class CircularNote:
         raise NotImplementedError
 
 
-
 class Exchange:
     """What filters may rely on: everything up to `notes`. The rest is bookkeeping of the conductor and telemetry.
 

@@ -9,7 +9,7 @@ import pytest
 from h2.errors import ErrorCodes
 
 from egressproxy.gateway.overload.memory_pressure import CALM_S, OverloadState
-from egressproxy.gateway.overload_manager import CLOSED_AT_ONCE, COLLECT_S, GIVE_BACK_TIMES, OverloadManager
+from egressproxy.gateway.overload_manager import CLOSED_AT_ONCE, COLLECT_S, GIVE_BACK_TIMES, GROWTH_S, OverloadManager
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.model.process_limits import ProcessLimits
 from tests.gateway.backends.test_mirror import mirror, results
@@ -90,6 +90,16 @@ def shed(talk: Conversation) -> str:
     assert fields["Retry-After"] in ("1", "2", "3")
     talk.no_dial()
     return error["message"]
+
+
+# --- growth ------------------------------------------------------------------------------------------------------
+def test_what_has_grown_is_collected_by_its_size_also_without_a_limit(press: Callable[..., Pressed]):
+    pressed = press(memory=0)
+    grown = [(30, 0), (90, 0), (95, 1), (150, 1), (100, 1), (165, 2)]
+    for used, collected in grown:
+        pressed.used = used
+        pressed.talk.after(GROWTH_S + 0.2)
+        assert (used, pressed.collected) == (used, collected)
 
 
 # --- keep-alive --------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""The body of an exchange that is cut, at whatever step and by whichever end, is freed without the garbage collector."""
+"""The body of an exchange that is cut, at whatever step and by whoever, is freed without the garbage collector."""
 
 from __future__ import annotations
 
