@@ -85,23 +85,6 @@ def api_of_host(host: str) -> Api | None:
     return None
 
 
-def error_body(
-    api: Api,
-    status: int,
-    message: str,
-    field: str | None = None,
-    code: str | None = None,
-    about: Mapping[str, object] | None = None,
-) -> bytes:
-    """The body of an error with this status in the shape of `api`: JSON, for `content-type: application/json`.
-
-    `field` is the field of the request that is at fault, and `code` the reason in one word. Anthropic's and Amazon's
-    shapes have no place of their own for them: there the message has to name it. `about` is what else is told, in
-    members that SDKs show and do not look at.
-    """
-    return dumps(error_object(api, status, message, field, code, about))
-
-
 def error_object(
     api: Api,
     status: int,
@@ -110,7 +93,12 @@ def error_object(
     code: str | None = None,
     about: Mapping[str, object] | None = None,
 ) -> dict[str, Any]:
-    """What `error_body` writes, as an object: events of streams have it, too."""
+    """An error with this status in the shape of `api`: a body of type application/json, or what an event of a stream has.
+
+    `field` is the field of the request that is at fault, and `code` the reason in one word. Anthropic's and Amazon's
+    shapes have no place of their own for them: there the message has to name it. `about` is what else is told, in
+    members that SDKs show and do not look at.
+    """
     more = dict(about) if about is not None else {}
     if api in _BEDROCK:
         return {"message": message, **more}

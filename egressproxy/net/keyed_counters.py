@@ -58,21 +58,8 @@ class KeyedCounters:
     """
 
     __slots__ = (
-        "__weakref__",
-        "_base",
-        "_bytes",
-        "_crowded",
-        "_known",
-        "_mask",
-        "_secret",
-        "cells",
-        "keys",
-        "limit",
-        "lock",
-        "mine",
-        "numbers",
-        "owners",
-        "remembers",
+        "__weakref__", "_base", "_bytes", "_crowded", "_known", "_mask", "_secret", "cells", "keys", "limit", "lock",
+        "mine", "numbers", "owners", "remembers",
     )  # fmt: skip
 
     def __init__(

@@ -125,7 +125,8 @@ def bind_unix(at: UnixSocket) -> socket.socket:
 
     Until its owner and its mode are set nobody may connect. Raises OSError.
     """
-    owner, group = _number(at.owner, _user), _number(at.group, _group)
+    owner = _number(at.owner, lambda name: pwd.getpwnam(name).pw_uid)
+    group = _number(at.group, lambda name: grp.getgrnam(name).gr_gid)
     _remove_stale(at.path)
     sock = UnixListeningSocket()
     try:
@@ -202,14 +203,6 @@ def _number(name: str, find: Callable[[str], int]) -> int:
         return find(name)
     except KeyError:
         raise OSError(errno.EINVAL, f"this system does not know {name}, the owner or group of the socket") from None
-
-
-def _user(name: str) -> int:
-    return pwd.getpwnam(name).pw_uid
-
-
-def _group(name: str) -> int:
-    return grp.getgrnam(name).gr_gid
 
 
 def _is_served(path: str) -> bool:

@@ -189,15 +189,8 @@ def child_command(statements: str) -> list[str]:
     It is this interpreter, which finds modules where this process does. The environment, the working directory and the
     user's own folders change nothing of that (-I, -S). Tracebacks name lines and no columns, which saves a megabyte.
     """
-    return [
-        sys.executable,
-        "-I",
-        "-S",
-        "-X",
-        "no_debug_ranges",
-        "-c",
-        f"import sys; sys.path[:] = {[*sys.path, _ROOT]!r}; {statements}",
-    ]
+    program = f"import sys; sys.path[:] = {[*sys.path, _ROOT]!r}; {statements}"
+    return [sys.executable, "-I", "-S", "-X", "no_debug_ranges", "-c", program]
 
 
 def ending(status: int) -> str:

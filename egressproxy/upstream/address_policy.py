@@ -24,7 +24,7 @@ from egressproxy.ir.backend import EndpointAddress
 from egressproxy.ir.policy import AddressAllowance, AddressesIR
 from egressproxy.model.addresses import METADATA, Resolved, aliases
 from egressproxy.model.authority import Authority, IPAddress
-from egressproxy.upstream.closed_places import Closing, closed_by, names_closed_by
+from egressproxy.upstream.closed_places import Closing, closed_by
 from egressproxy.upstream.own_sockets import NO_SOCKETS, OwnSockets
 
 
@@ -142,8 +142,7 @@ class AddressPolicy:
 
     def __init__(self, spec: AddressesIR, own: OwnSockets = NO_SOCKETS) -> None:
         self._allow = spec.allow
-        self._closed, self._reported = closed_by(spec)
-        self._closed_names, self._reported_names = names_closed_by(spec)
+        self._closed, self._reported, self._closed_names, self._reported_names = closed_by(spec)
         #: Whether mode Report lets denied ranges or names pass; otherwise `would_deny` need not be called.
         self.reports = any(each.reports for each in spec.deny) or any(each.reports for each in spec.denied_names)
         self._rule = "-" if spec.policy == "-" else f"EgressPolicy {spec.policy}"

@@ -79,19 +79,6 @@ class ClosedRanges:
         return None
 
 
-#: Many backends have the same rules, and the lists may be long.
-_RANGES: WeakKeyDictionary[AddressesIR, tuple[ClosedRanges, ClosedRanges]] = WeakKeyDictionary()
-
-
-def closed_by(spec: AddressesIR) -> tuple[ClosedRanges, ClosedRanges]:
-    """The ranges that these rules close, and those that they only report. Equal rules share them."""
-    found = _RANGES.get(spec)
-    if found is None:
-        closed = ClosedRanges((denial for denial in spec.deny if not denial.reports), spec.only)
-        found = _RANGES[spec] = closed, ClosedRanges(denial for denial in spec.deny if denial.reports)
-    return found
-
-
 class _Table(Generic[T]):
     """Values of networks, by prefix length and leading bits."""
 
@@ -158,13 +145,19 @@ class ClosedNames:
 
 
 #: Many backends have the same rules, and the lists may be long.
-_NAMES: WeakKeyDictionary[AddressesIR, tuple[ClosedNames, ClosedNames]] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[AddressesIR, tuple[ClosedRanges, ClosedRanges, ClosedNames, ClosedNames]] = (
+    WeakKeyDictionary()
+)
 
 
-def names_closed_by(spec: AddressesIR) -> tuple[ClosedNames, ClosedNames]:
-    """The names that these rules close, and those that they only report. Equal rules share them."""
-    found = _NAMES.get(spec)
+def closed_by(spec: AddressesIR) -> tuple[ClosedRanges, ClosedRanges, ClosedNames, ClosedNames]:
+    """The ranges that these rules close and only report, and the names of both kinds. Equal rules share them."""
+    found = _KNOWN.get(spec)
     if found is None:
-        closed = ClosedNames(denial for denial in spec.denied_names if not denial.reports)
-        found = _NAMES[spec] = closed, ClosedNames(denial for denial in spec.denied_names if denial.reports)
+        found = _KNOWN[spec] = (
+            ClosedRanges((denial for denial in spec.deny if not denial.reports), spec.only),
+            ClosedRanges(denial for denial in spec.deny if denial.reports),
+            ClosedNames(denial for denial in spec.denied_names if not denial.reports),
+            ClosedNames(denial for denial in spec.denied_names if denial.reports),
+        )
     return found

@@ -255,7 +255,7 @@ class FieldEncoder:
 
     def __init__(self) -> None:
         self.header_table_size = 0  # h2 tells what the peer would take
-        self._has_begun = False
+        self.has_begun = False  # a block was sent: the peer knows about our table
 
     def encode(self, headers: Iterable[tuple[bytes, bytes]], huffman: bool = True) -> bytes:
         """The block of these fields. The first one says that our table is empty, and stays so."""
@@ -264,16 +264,11 @@ class FieldEncoder:
             else encoded(name, value)
             for name, value in headers
         ])  # fmt: skip
-        return block if self._has_begun else self.begun(block)
-
-    @property
-    def has_begun(self) -> bool:
-        """A block was sent: the peer knows about our table."""
-        return self._has_begun
+        return block if self.has_begun else self.begun(block)
 
     def begun(self, block: bytes) -> bytes:
         """The first block, with what is said of our table before it."""
-        self._has_begun = True
+        self.has_begun = True
         return b"\x20" + block
 
 

@@ -63,13 +63,6 @@ class StreamTransport(asyncio.Transport):
         protocol, self._protocol = self._protocol, asyncio.Protocol()
         protocol.connection_lost(error)
 
-    def write_gate(self, *, is_full: bool) -> None:
-        """The stream has more than enough to send, or room again."""
-        if is_full:
-            self._protocol.pause_writing()
-        else:
-            self._protocol.resume_writing()
-
     # --- asyncio.Transport -----------------------------------------------------------------------------------------
     def write(self, data: Any) -> None:
         if data and not self._is_closing:
@@ -135,7 +128,7 @@ class _Gate:
         self._transport = transport
 
     def pause_reading(self) -> None:
-        self._transport.write_gate(is_full=True)
+        self._transport._protocol.pause_writing()
 
     def resume_reading(self) -> None:
-        self._transport.write_gate(is_full=False)
+        self._transport._protocol.resume_writing()

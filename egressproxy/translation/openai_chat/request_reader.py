@@ -9,9 +9,11 @@ from typing import Any, Final
 
 from egressproxy.translation.content import (
     EFFORTS,
+    function_of,
     image_at,
     leave_out_cache_options,
     metadata_of,
+    output_format_of,
     service_tier_of,
     text_or_parts,
 )
@@ -19,7 +21,6 @@ from egressproxy.translation.conversation import (
     ContentPart,
     Conversation,
     Effort,
-    OutputFormat,
     RefusalText,
     Role,
     Text,
@@ -66,7 +67,7 @@ def read_request(value: Any) -> Conversation:
         has_parallel_calls=body.flag("parallel_tool_calls"),
         effort=None if effort is None else Effort(effort),
         verbosity=body.word("verbosity", ("low", "medium", "high")),
-        output_format=_output_format(body.object("response_format")),
+        output_format=output_format_of(body.object("response_format"), "json_schema"),
         is_stream=body.flag("stream") or False,
         wants_usage=_wants_usage(options),
         user=body.text("user"),
@@ -186,13 +187,7 @@ def _tool_call(call: JsonObject) -> ToolCall:
 def _tool(tool: JsonObject) -> Tool:
     tool.word("type", ("function",))
     function = tool.needed("function", tool.object("function"))
-    read = Tool(
-        function.needed_text("name"),
-        function.text("description"),
-        function.plain_object("parameters"),
-        function.flag("strict"),
-        function.path,
-    )
+    read = function_of(function)
     function.end()
     tool.end()
     return read
@@ -212,20 +207,4 @@ def _tool_choice(body: JsonObject) -> ToolChoice | None:
     read = ToolChoice("named", function.needed_text("name"))
     function.end()
     choice.end()
-    return read
-
-
-def _output_format(value: JsonObject | None) -> OutputFormat | None:
-    if value is None:
-        return None
-    kind = value.word("type", ("text", "json_object", "json_schema"))
-    read = None if kind == "text" else OutputFormat()
-    if kind == "json_schema":
-        inner = value.needed("json_schema", value.object("json_schema"))
-        schema = inner.needed("schema", inner.plain_object("schema"))
-        read = OutputFormat(schema, inner.needed_text("name"), inner.text("description"), inner.flag("strict"))
-        inner.end()
-    elif kind is None:
-        value.refuse("type", "is missing")
-    value.end()
     return read

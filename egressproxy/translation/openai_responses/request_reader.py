@@ -9,9 +9,11 @@ from typing import Any, Final
 
 from egressproxy.translation.content import (
     EFFORTS,
+    function_of,
     image_at,
     leave_out_cache_options,
     metadata_of,
+    output_format_of,
     service_tier_of,
     text_or_parts,
 )
@@ -49,8 +51,9 @@ _STATUSES: Final = ("completed", "incomplete", "in_progress")
 def read_request(value: Any) -> Conversation:
     """What this request asks for. Raises Untranslatable."""
     body = JsonObject(value)
-    instructions = body.text("instructions")
-    system = () if instructions is None else (_system(instructions),)
+    system: tuple[Turn, ...] = ()
+    if (instructions := body.text("instructions")) is not None:
+        system = (Turn(Role.SYSTEM, (Text(instructions, "instructions"),), "instructions"),)
     verbosity, output_format = _text_config(body.object("text"))
     conversation = Conversation(
         model=body.needed_text("model"),
@@ -89,10 +92,6 @@ def read_request(value: Any) -> Conversation:
     return conversation
 
 
-def _system(instructions: str) -> Turn:
-    return Turn(Role.SYSTEM, (Text(instructions, "instructions"),), "instructions")
-
-
 def _effort(reasoning: JsonObject | None) -> Effort | None:
     if reasoning is None:
         return None
@@ -109,17 +108,9 @@ def _text_config(config: JsonObject | None) -> tuple[str | None, OutputFormat | 
     if config is None:
         return None, None
     verbosity = config.word("verbosity", ("low", "medium", "high"))
-    output = config.object("format")
-    read = None
-    if output is not None:
-        kind = output.needed("type", output.word("type", ("text", "json_object", "json_schema")))
-        read = None if kind == "text" else OutputFormat()
-        if kind == "json_schema":
-            schema = output.needed("schema", output.plain_object("schema"))
-            read = OutputFormat(schema, output.needed_text("name"), output.text("description"), output.flag("strict"))
-        output.end()
+    output_format = output_format_of(config.object("format"))
     config.end()
-    return verbosity, read
+    return verbosity, output_format
 
 
 def _turns(value: Any) -> list[Turn]:
@@ -196,13 +187,7 @@ def _part(part: JsonObject, kinds: tuple[str, ...]) -> ContentPart:
 def _tool(tool: JsonObject) -> Tool:
     if tool.text("type") != "function":
         tool.refuse("type", "cannot be translated: only functions of the client are")
-    read = Tool(
-        tool.needed_text("name"),
-        tool.text("description"),
-        tool.plain_object("parameters"),
-        tool.flag("strict"),
-        tool.path,
-    )
+    read = function_of(tool)
     tool.only("allowed_callers", ["direct"])
     tool.only("async", False)
     tool.only("defer_loading", False)
