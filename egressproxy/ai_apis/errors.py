@@ -93,7 +93,7 @@ def error_object(
     code: str | None = None,
     about: Mapping[str, object] | None = None,
 ) -> dict[str, Any]:
-    """An error with this status in the shape of `api`: a body of type application/json, or what an event of a stream has.
+    """An error with this status in the shape of `api`: a body of type application/json, or what an event has of it.
 
     `field` is the field of the request that is at fault, and `code` the reason in one word. Anthropic's and Amazon's
     shapes have no place of their own for them: there the message has to name it. `about` is what else is told, in

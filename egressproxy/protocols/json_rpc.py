@@ -108,8 +108,7 @@ class _Walk:
 
     def over(self, at: int, names: tuple[str, ...], found: dict[str, Any], params: dict[str, Any] | None) -> int:
         """Walk over the object at `at`: keep the members with these names, and of `params` the name. Returns its end.
-
-        Raises ValueError where the text ends, is no JSON or too long, RecursionError where it nests too deep.
+        Raises ValueError (cut off, no JSON, too long), RecursionError.
         """
         text = self.text
         at = _skip(text, at + 1)

@@ -92,8 +92,7 @@ def check_request(http: HttpAttributes, source: Address, destination: Address) -
 
 
 def check_answer(data: bytes) -> CheckAnswer:
-    """Read a CheckResponse. Raises WireError, also for an answer that says neither yes nor no, or both, or asks for
-    what we do not do.
+    """Read a CheckResponse. Raises WireError, also for neither yes nor no, for both, and for what we do not do.
     """
     answer = parsed(_CHECK_RESPONSE, data)
     has_status, is_ok, is_denied = map(answer.HasField, ("status", "ok_response", "denied_response"))

@@ -98,8 +98,7 @@ class GrpcMessageReader:
         return not self._buffer
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The messages that are whole with this piece. Raises MessageTooLong as soon as the length is known, and
-        ValueError for a compressed message, which nobody has offered to read.
+        """The messages that are whole now. Raises MessageTooLong by the length alone, ValueError for a compressed one.
         """
         buffer = self._buffer
         buffer += data

@@ -89,9 +89,8 @@ class RequestReader(MessageReader[Hop]):
         return self._state is _HEAD and self._at < len(self._buffer)
 
     def next(self) -> RequestHead | bytes | EndOfMessage | None:
-        """The next event, or None: feed more.
-
-        Raises BadRequest, or LimitExceeded (413, 414, 431), both with `close` set; and again on every further call.
+        """The next event, or None: feed more. Raises BadRequest, or LimitExceeded (413, 414, 431), both with `close`
+        set; and again on every further call.
         """
         try:
             if self._state is _HEAD:
@@ -167,9 +166,7 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
         self._eof: bool | None = None  # how the upstream ended: cleanly, or not
 
     def expect(self, method: bytes) -> None:
-        """Announce the response to a request with this method, before any of it is fed.
-
-        The method decides whether a body follows (RFC 9112 section 6.3).
+        """Announce the response to this method, which decides whether a body follows, before it is fed (RFC 9112 6.3).
         """
         if self._state is _BROKEN:
             return
@@ -214,9 +211,7 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
         return event
 
     def has_begun_body(self) -> bool:
-        """Behind a final head: whether the buffer holds a byte of the body, or its end.
-
-        Raises UpstreamFault where the upstream has ended before, or has sent no chunk.
+        """Behind a final head: whether a byte of the body, or its end, is here. Raises UpstreamFault if it cannot come.
         """
         has_begun = self._at < len(self._buffer) or (self._state is _UNTIL_CLOSE and bool(self._eof))
         if self._chunks is not None:

@@ -118,9 +118,7 @@ class HeadGrammar(Generic[H]):
         return hop
 
     def section(self, buffer: bytes, start: int, place: int) -> tuple[FieldSection, int] | None:
-        """The section that begins at `start`, with the CRLF behind the start line, and where it ends. None where it is
-        not finished or breaks a rule: look twice.
-        """
+        """The section that begins with the CRLF at `start`, and where it ends. None: unfinished, or against a rule."""
         known = self._at_places[place]
         text = known.text
         if buffer.startswith(text, start):

@@ -144,9 +144,8 @@ class MessageReader(Generic[H]):
             self._state = _UNTIL_CLOSE
 
     def take_whole_body(self, limit: int = -1) -> bytes | None:
-        """The body that a length announced, if the buffer holds it and nothing else: no end follows. Else None.
-
-        None, too, where it is longer than `limit` bytes; -1: any length.
+        """The body that a length announced, if the buffer holds it alone: no end follows. Else None, and where it is
+        longer than `limit` bytes (-1: any length).
         """
         buffer, at = self._buffer, self._at
         if self._state is not _LENGTH or len(buffer) - at != self._left or 0 <= limit < self._left:

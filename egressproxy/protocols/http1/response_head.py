@@ -134,9 +134,8 @@ def _login(hop_fields: HopFields) -> bytes:
 
 
 def read_response_head(code: bytes, phrase: bytes, fields: Fields, hop: ResponseHop, method: bytes) -> ResponseHead:
-    """The head from its parts, answering this method. Raises Malformed.
-
-    Content-Length stays among the fields where it describes a body that is not sent (HEAD, 304).
+    """The head from its parts, answering this method. Content-Length stays among the fields where it describes a body
+    that is not sent (HEAD, 304). Raises Malformed.
     """
     status = int(code)
     if hop.login:

@@ -127,9 +127,8 @@ class UpstreamConnection(FlowControl):
         )
 
     def begin(self, driver: Driver, request: RequestHead) -> None:
-        """Start an exchange. The caller then sends the head, and the body through `send_body` and `end_body`.
-
-        A server that refused an upgrade may be behind one that believes in it: no other exchange follows.
+        """Start an exchange; the caller sends head and body. Behind a refused upgrade no other one follows: a server
+        further on may believe in it.
         """
         self.is_idle = False
         self.deadline.at = NEVER
@@ -196,9 +195,7 @@ class UpstreamConnection(FlowControl):
         return head
 
     async def first_byte(self) -> None:
-        """Wait until a byte of the body is here, or its end. Raises UpstreamFault where the response breaks off before.
-
-        What is here is kept for `send_response_body_to`.
+        """Wait for a byte of the body, which is kept, or its end. Raises UpstreamFault where the response breaks off.
         """
         while not self.has_ended:
             if self.error is not None:
@@ -315,9 +312,8 @@ class UpstreamConnection(FlowControl):
             self.driver.resume()
 
     def _look_whether_all_is_read(self, head: ResponseHead) -> None:
-        """Who answers before the body is there, or without having asked for one that was offered, may leave it unread.
-
-        Source: RFC 9110 section 10.1.1, RFC 9112 section 9.3.
+        """Who answers before the body is there, or without having asked for one that was offered, may leave it unread
+        (RFC 9110 section 10.1.1, RFC 9112 section 9.3).
         """
         if head.status == 100:
             self._awaits_continue = False

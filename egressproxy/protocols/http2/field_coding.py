@@ -126,9 +126,8 @@ class FieldDecoder:
         self._memo_left = MEMO_SIZE
 
     def decode(self, data: bytes, raw: bool = True) -> FieldList:
-        """The fields of a block, in order. The list may be that of another call: it must not be changed.
-
-        Raises CompressionError, DenialOfServiceError.
+        """The fields of a block, in order; others may have the same list. Raises CompressionError,
+        DenialOfServiceError.
         """
         known = self._memo.get(data)
         if known is not None:
@@ -273,9 +272,8 @@ class FieldEncoder:
 
 
 class EncodedLines(dict[bytes, bytes]):
-    """The code of a line `Name: value` of HTTP/1; none, b"", where `never` has the (lower-case) name.
-
-    Long and sensitive lines are not remembered.
+    """The code of a line `Name: value`; b"" for names in `never` (lower case). Long and sensitive ones are not
+    remembered.
     """
 
     def __init__(self, never: frozenset[bytes]) -> None:

@@ -68,9 +68,8 @@ class FrameSplitter:
         return len(self._buffer) > 3 and self._buffer[3] in (HEADERS, CONTINUATION) and not self._awaits_preface
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The frames that are whole now. The preface has the type PREFACE.
-
-        Raises FrameError for a frame that is longer than allowed, and where a client's first one is not SETTINGS.
+        """The frames that are whole now, the preface as PREFACE. Raises FrameError for a frame that is too long, and
+        where a client's first one is not SETTINGS.
         """
         if self._buffer:
             self._buffer += data

@@ -132,9 +132,7 @@ _ACCEPT = b"sec-websocket-accept"
 
 
 class Handshake:
-    """That of a WebSocket that a client of HTTP/2 asks for, toward an upstream of HTTP/1: puts a key into the request,
-    and looks for its answer.
-    """
+    """A WebSocket of HTTP/2 toward an upstream of HTTP/1: puts a key into the request, and looks for its answer."""
 
     __slots__ = ("_expected",)
 

@@ -168,9 +168,8 @@ class Http2Upstream(Http2Connection):
         self._awake.append(stream)
 
     def given_up(self, begun_at: float) -> None:
-        """A stream is given up that had begun at this time of the wheel, and has no whole answer.
-
-        Attempts may be short, and each of them in vain: what they have waited adds up until something is heard.
+        """A stream without a whole answer, begun at this time of the wheel, is given up. Such attempts may be short:
+        what they have waited adds up until something is heard.
         """
         if self._heard_before != self.heard_at:
             self._heard_before, self._in_vain_s = self.heard_at, 0.0

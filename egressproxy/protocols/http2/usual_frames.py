@@ -65,9 +65,8 @@ class UsualFrames(H2Connection):
 
     # --- what comes ------------------------------------------------------------------------------------------------
     def new_request(self, flags: int, number: int, frame: bytes) -> tuple[FieldList, bool] | None:
-        """The fields, and whether END_STREAM is here, of a HEADERS frame that begins a stream of a client.
-
-        None: it is something else, and for `hear`. Raises ProtocolError, as that does.
+        """The fields, and whether END_STREAM is here, of a HEADERS frame that begins a client's stream. None: it is
+        something else, for `hear`. Raises ProtocolError, as that does.
         """
         if (
             flags & _SHAPE != END_HEADERS
@@ -95,10 +94,8 @@ class UsualFrames(H2Connection):
         return stream
 
     def new_fields(self, flags: int, number: int, frame: bytes) -> tuple[FieldList, bool, bool] | None:
-        """The fields, whether END_STREAM is here, and whether they are trailers, of a HEADERS frame on a stream
-        that has begun: the head of a response, interim ones too, or trailers.
-
-        None: it is something else, and for `hear`. Raises ProtocolError, as that does.
+        """The fields, whether END_STREAM is here, and whether they are trailers, of a HEADERS frame on a stream that
+        has begun. None: it is something else, for `hear`. Raises ProtocolError, as that does.
         """
         stream = self.streams.get(number)
         if stream is None or flags & _SHAPE != END_HEADERS or self.incoming_buffer._headers_buffer:
@@ -135,9 +132,8 @@ class UsualFrames(H2Connection):
             raise
 
     def new_data(self, flags: int, number: int, frame: bytes) -> tuple[bytes, bool] | None:
-        """The data, and whether END_STREAM is here, of a DATA frame for which there was room on an open stream.
-
-        None: it is something else, and for `hear`.
+        """The data, and whether END_STREAM is here, of DATA with room on an open stream. None: something else, for
+        `hear`.
         """
         stream = self.streams.get(number)
         if stream is None or flags & PADDED or self.incoming_buffer._headers_buffer:

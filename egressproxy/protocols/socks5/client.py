@@ -65,9 +65,8 @@ class SocksClient:
     __slots__ = ("_authority", "_login", "_received", "_via", "_wait")
 
     def __init__(self, authority: Authority, credentials: SecretBytes | None = None, via: bytes = b"") -> None:
-        """`authority` is what the proxy is to connect to; `credentials` is the message
-        with username and password (RFC 1929 section 2); `via` a value of Via (see `messages`), of which the latest
-        gateways are said.
+        """`authority` is the destination; `credentials` the message of RFC 1929 section 2; `via` a value of Via (see
+        `messages`), of which the latest gateways are said.
         """
         self._authority = authority
         self._login = credentials
