@@ -37,9 +37,8 @@ class AuthorityError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """`host` is lower-case ASCII without trailing dot, or the canonical text of an address (IPv6 without brackets).
-
-    `text` is how it is written: `host:port`.
+    """`host` is lower-case ASCII without trailing dot, or an address's canonical text (no brackets); `text` is
+    `host:port`.
     """
 
     host: str
@@ -98,9 +97,8 @@ def parse_host(raw: bytes) -> tuple[str, IPAddress | None]:
 
 @lru_cache(maxsize=4096)
 def parse_authority(raw: bytes, default_port: int | None = None) -> Authority:
-    """Read `host[:port]`. Without a default the port is required (CONNECT, RFC 9110 section 9.3.6).
-
-    Raises AuthorityError for userinfo, an empty host, an empty or out-of-range port, and anything not in the grammar.
+    """Read `host[:port]`; without a default the port is required (CONNECT, RFC 9110 section 9.3.6). Raises
+    AuthorityError for userinfo, an empty host, a bad port, and what is not in the grammar.
     """
     if raw.startswith(b"["):
         end = raw.find(b"]") + 1

@@ -73,9 +73,7 @@ class KillChange:
 
 
 class KilledIdentities:
-    """Those that are killed after so many changes (`revision`); false where nobody is. A service account is there once,
-    in the form that was said last.
-    """
+    """Those killed after so many changes (`revision`); false: nobody. A service account is there once, as said last."""
 
     __slots__ = ("_accounts", "_by_name", "revision")
 

@@ -192,10 +192,8 @@ _BACKSLASH: Final = 0x5C
 
 
 def has_dot_segment(path: bytes) -> bool:
-    """Whether some origin may read a segment of this path (without query) as `.` or `..`.
-
-    Source: RFC 3986 section 5.2.4, and the spellings that origins have been tricked with: `%2e`, `%252e`, `..%2f`,
-    `..;` and backslashes.
+    """Whether some origin may read a segment of this path (without query) as `.` or `..` (RFC 3986 section 5.2.4), in
+    the spellings that have tricked origins: `%2e`, `%252e`, `..%2f`, `..;` and backslashes.
     """
     if path.find(b"/.") < 0 and _PERCENT not in path and _BACKSLASH not in path:
         return False

@@ -27,10 +27,8 @@ class WireError(ValueError):
 
 
 def message_types(package: str, table: Mapping[str, str]) -> dict[str, Any]:
-    """Classes by the names of messages, whose fields are `name=number:type` (`*` behind the number: repeated).
-
-    A type is one of _SCALARS, by default string, or a message of the table. What is set is written, defaults too
-    (proto2).
+    """Classes by the names of messages, whose fields are `name=number:type` (`*` behind the number: repeated). A type
+    is one of _SCALARS, by default string, or a message of the table. Defaults are written, too (proto2).
     """
     file = FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto2")
     for message, fields in table.items():

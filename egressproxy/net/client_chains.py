@@ -23,9 +23,7 @@ _PEM: Final = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE---
 
 
 def is_for_identity(peer: ssl.SSLObject, clients: ClientCertificatesIR) -> bool:
-    """Whether what the client has shown, which was verified, may say who it is. False where that is not known any more:
-    of a session that is resumed, and whose certificate is not remembered.
-    """
+    """Whether the verified certificate may say who the client is; of a resumed session, if it is still remembered."""
     if not clients.identity_ca_pem or not clients.ca_pem:
         return True  # there is one set of CAs, by which it was verified
     return _known_chains(clients).has_verified(peer)

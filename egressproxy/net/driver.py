@@ -137,9 +137,8 @@ class Driver:
 
 
 def driven(work: Callable[[Driver], Coroutine[Any, Any, T]]) -> asyncio.Future[T]:
-    """Run what pauses on a driver of its own, for a task, which cannot pause itself: gives its result, or its error.
-
-    When the future is cancelled, CancelledError is thrown into the work where it waits.
+    """Run what pauses on a driver of its own, for a task, which cannot pause itself: gives its result or error. To
+    cancel the future throws CancelledError into the work where it waits.
     """
     result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
     waiting = [result]  # so that the frame of an error does not hold what holds the error: no cycle

@@ -23,9 +23,8 @@ def opened_anew(descriptor: int) -> int:
 
 
 class FileLock:
-    """A context that one process at a time is in; entering blocks. For the life of the process.
-
-    `descriptor`: of the same `memory_file` in each; it may be closed then.
+    """A context that one process at a time is in, for its whole life; entering blocks. `descriptor`: of the same
+    `memory_file` in each; it may be closed then.
     """
 
     __slots__ = ("_descriptor",)

@@ -105,9 +105,8 @@ class KeyedCounters:
         return made.digest() + bytes((owner,))
 
     def find(self, key: bytes, now: float) -> int:
-        """Where the numbers of a key are, for `cells`: its own entry, a new one, or that of all without room.
-
-        `now`: monotonic seconds.
+        """Where the numbers of a key are, for `cells`: its own entry, a new one, or that of all without room. `now`:
+        monotonic seconds.
         """
         first, second = _PAIR.unpack(key)
         numbers, cells, mask = self.numbers, self.cells, self._mask
@@ -135,10 +134,7 @@ class KeyedCounters:
         return free + 2
 
     def find_text(self, text: bytes, now: float) -> int:
-        """As `find`, for the key of this text: nearly always where it was found before.
-
-        An entry that still has a key is the one that `find` would lead to: a key never has two.
-        """
+        """As `find`, for the key of this text: nearly always where it was before, since a key never has two entries."""
         name = self.limit + text
         known = self._known.get(name)
         if known is not None:

@@ -26,9 +26,8 @@ class ListenerHandler(Handler, Protocol):
 
 
 class ListenerWatch:
-    """Calls the handler's `ready` when a connection waits, each time in a turn of the poller. Raises OSError.
-
-    A loop that does not tell its descriptor wakes every idle process for each connection, and one of them gets it.
+    """Calls the handler's `ready` when a connection waits, in a turn of the poller. Raises OSError. A loop that does
+    not tell its descriptor wakes every idle process for each, and one of them gets it.
     """
 
     __slots__ = ("_fd", "_handler", "_loop", "_next_look")

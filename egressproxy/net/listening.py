@@ -121,9 +121,8 @@ def is_inside(at: UnixSocket, folders: Iterable[Path]) -> bool:
 
 
 def bind_unix(at: UnixSocket) -> socket.socket:
-    """A socket that listens there, and does not block. One that nobody serves any more is replaced.
-
-    Until its owner and its mode are set nobody may connect. Raises OSError.
+    """A listening socket that does not block, in place of one that nobody serves. Nobody may connect before its owner
+    and its mode are set. Raises OSError.
     """
     owner = _number(at.owner, lambda name: pwd.getpwnam(name).pw_uid)
     group = _number(at.group, lambda name: grp.getgrnam(name).gr_gid)
@@ -143,9 +142,7 @@ def bind_unix(at: UnixSocket) -> socket.socket:
 
 
 def accepting_unix(accept: Callable[[], tuple[int, object]]) -> Callable[[], tuple[int, tuple[str, int]]]:
-    """`accept` gives a descriptor; what is returned gives it with who has connected, in place of an address and port:
-    `uid-1000` and the number of the process. Raises OSError.
-    """
+    """`accept`, with `uid-1000` and the number of the process that has connected for a peer. Raises OSError."""
 
     def accept_unix() -> tuple[int, tuple[str, int]]:
         fd, _ = accept()
@@ -163,9 +160,8 @@ def accepting_unix(accept: Callable[[], tuple[int, object]]) -> Callable[[], tup
 
 
 def _remove_stale(path: str) -> None:
-    """Remove the Unix socket at this path where nobody listens on it. Anything else is left alone.
-
-    Raises OSError where the folder cannot be looked into, and where the socket may not be removed.
+    """Remove the Unix socket at this path where nobody listens on it, and nothing else. Raises OSError where that
+    cannot be seen, or done.
     """
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode) or _is_served(path):
@@ -206,10 +202,8 @@ def _number(name: str, find: Callable[[str], int]) -> int:
 
 
 def _is_served(path: str) -> bool:
-    """Whether somebody has this Unix socket, of any kind. Only where the kernel says that nobody does it is stale: to
-    one of another kind it connects nobody (connect(2): EPROTOTYPE).
-
-    Raises OSError where this user may not connect to it, and so cannot know.
+    """Whether somebody has this Unix socket. Only where the kernel says that nobody does it is stale: to one of another
+    kind it connects nobody (connect(2): EPROTOTYPE). Raises OSError where this user may not connect.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.setblocking(False)

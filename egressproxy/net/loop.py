@@ -18,10 +18,7 @@ from egressproxy.net.poller import Poller
 
 @cache
 def why_not_uvloop() -> Exception | None:
-    """None where uvloop can be imported, else what its import raised.
-
-    Any error counts, not ImportError alone: a package may be broken in many ways, and asyncio's loop serves as well.
-    """
+    """What the import of uvloop has raised, whatever it is: a package may be broken in many ways. None: it is there."""
     try:
         import uvloop  # noqa: F401   takes 3 ms: only processes that make a loop import it
     except Exception as error:
@@ -61,9 +58,8 @@ SLICE_S: Final = 0.002
 
 
 async def in_slices(steps: Cooperative[T]) -> T:
-    """Take the steps between turns of the loop, and what blocks in a thread; gives the result.
-
-    Raises what a step raises. A step takes as long as it takes: make them small.
+    """Take the steps between turns of the loop, and what blocks in a thread; gives the result. Raises what a step
+    raises. A step takes as long as it takes: make them small.
     """
     loop = asyncio.get_running_loop()
     until = time.monotonic() + SLICE_S

@@ -35,10 +35,8 @@ class NotRedirected(OSError):
 
 
 def original_destination(sock: Socket) -> Authority:
-    """The address and port that the client of an accepted connection has dialled. Raises NotRedirected.
-
-    The kernel knows it of connections that an nftables rule `redirect` or `dnat` has led here, in this network
-    namespace.
+    """What the client of an accepted connection has dialled, as the kernel knows it of rules `redirect` and `dnat` of
+    nftables in this network namespace. Raises NotRedirected.
     """
     own = sock.getsockname()
     is_ipv6 = sock.family == socket.AF_INET6

@@ -21,9 +21,8 @@ class PipeError(Exception):
 
 
 class Pipe:
-    """Empty between two calls of `take`, each of which is followed by one of `give` or by `close`; `is_empty` says so.
-
-    `capacity`: how many bytes it is to hold at most; the kernel may allow less (fs.pipe-user-pages-soft).
+    """Empty between two calls of `take`, each of which `give` or `close` follows; `is_empty` says so. `capacity`: bytes
+    at most; the kernel may allow less (fs.pipe-user-pages-soft).
     """
 
     __slots__ = ("_inside", "_reading", "_writing", "capacity")
@@ -39,9 +38,7 @@ class Pipe:
             self.capacity = 65_536  # pipe(7): what most pipes hold
 
     def take(self, fd: int) -> int:
-        """How many bytes came out of this socket; 0 at its end. Raises OSError, as recv(2) does, with EINVAL where
-        this kernel cannot splice.
-        """
+        """How many bytes came out of this socket; 0 at its end. OSError as of recv(2); EINVAL: it cannot be spliced."""
         size = self._inside = os.splice(fd, self._writing, self.capacity, flags=_FLAGS)
         return size
 

@@ -78,10 +78,8 @@ class Deadline(Timer):
 
 
 class TimerWheel:
-    """The wheel. `start()` once on the loop; `advance(now)` is the pure heart of it, for tests.
-
-    `now` is monotonic seconds, refreshed at every tick. `watch` is told, at the end of every tick, how many seconds
-    late it began and how many it took.
+    """`start()` once on the loop; `advance(now)` is its pure heart, for tests. `now` is monotonic seconds, as of the
+    last tick. `watch` is told at the end of each how many seconds late it began and how many it took.
     """
 
     def __init__(self) -> None:

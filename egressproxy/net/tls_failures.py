@@ -250,9 +250,8 @@ def _certificate_words(code: int, chain: list[tuple[bytes, dict[str, Any]]]) -> 
 
 
 def _chain(peer: ssl.SSLObject | None) -> list[tuple[bytes, dict[str, Any]]]:
-    """What was presented: each certificate as DER and as the ssl module describes it, the leaf first.
-
-    The ssl module tells nobody before the handshake is done (`getpeercert`); what it stands on does.
+    """What was presented: each certificate as DER and as the ssl module describes it, the leaf first. Before the
+    handshake is done only what that module stands on tells it.
     """
     inner: Any = getattr(peer, "_sslobj", None)
     found: list[tuple[bytes, dict[str, Any]]] = []

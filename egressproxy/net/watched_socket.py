@@ -31,10 +31,8 @@ def break_off(sock: Socket) -> None:
 
 
 class WatchedSocket(ABC):
-    """A socket that does not block.
-
-    `unsent`: the bytes that the kernel did not take, or None; never empty. `watched`: the mask that the poller has, or
-    NOT_WATCHED.
+    """A socket that does not block. `unsent`: bytes that the kernel did not take, or None; never empty. `watched`: the
+    mask that the poller has, or NOT_WATCHED.
     """
 
     __slots__ = ()  # subclasses have slots for these: asyncio's Transport allows only one base with some

@@ -197,9 +197,8 @@ class AddressPolicy:
             raise self._denied(host, (address,), port)
 
     def check_local_parent(self, host: str, port: int) -> None:
-        """Check a name that a parent on this machine would resolve, possibly to the admin address.
-
-        Raises Denied(Reason.ADDRESS_DENIED) if the port is that of the admin address, for any name.
+        """Check a name that a parent on this machine would resolve. Raises Denied(Reason.ADDRESS_DENIED) if the port is
+        that of the admin address, for any name.
         """
         if self._own.has_admin_port(port):
             raise Denied(

@@ -28,9 +28,8 @@ _MAPPED = IPv6Network("::ffff:0:0/96")
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """Why an address is closed. `kind` names no address, and may be shown to a client; `detail` is for the log.
-
-    `entry` is the denied range or name, by which denials are counted; "-" for an address outside `only`.
+    """Why an address is closed. `kind` names none, and may be shown to a client; `detail` is for the log. Denials are
+    counted by `entry`, the denied range or name; "-": outside `only`.
     """
 
     policy: str

@@ -37,9 +37,8 @@ class NameFailure:
     detail: str = ""
 
     def fault(self, host: str) -> UpstreamFault:
-        """The error for this name (503, 504 after a timeout), which is safe to retry.
-
-        A new one each time: an exception that is raised twice collects the tracebacks of both.
+        """The error for this name (503, 504 after a timeout), which is safe to retry; a new one each time: raised
+        twice, it would collect tracebacks.
         """
         status = 504 if self.reason is Reason.DNS_TIMEOUT else 503
         message = f'the name "{host}" {RESULTS[self.reason][1]}'

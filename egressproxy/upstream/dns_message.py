@@ -103,9 +103,8 @@ class DnsQuestion:
 
 
 def encode_name(host: str) -> bytes:
-    """The wire form of an absolute name, label by label: nothing in it is an escape. `host` has no trailing dot.
-
-    Raises ValueError for what DNS cannot carry. Source: RFC 1035 section 3.1.
+    """The wire form of an absolute name, without trailing dot; nothing in it is an escape. Raises ValueError for what
+    DNS cannot carry (RFC 1035 section 3.1).
     """
     labels = host.encode("ascii").split(b".")
     name = b"".join(bytes((len(label),)) + label for label in labels if len(label) < 64) + b"\0"

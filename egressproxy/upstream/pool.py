@@ -54,9 +54,8 @@ class Claim(Generic[C]):
 
 
 class Pool(Generic[C]):
-    """`open` counts connections that are busy, idle or being opened; `limit` bounds it. `waiting` is the queue.
-
-    `kept` holds the idle connections while clients are counted; only claims get them.
+    """`open` counts connections that are busy, idle or being opened, up to `limit`. `waiting` is the queue. `kept` has
+    the idle ones while clients are counted; only claims get them.
     """
 
     __slots__ = (
@@ -149,9 +148,8 @@ class Pool(Generic[C]):
             self._holders[connection] = client
 
     def wait(self, claim: Claim[C], loop: asyncio.AbstractEventLoop) -> asyncio.Future[C | None]:
-        """Wait in the queue: the future gives a connection, or None for the right to open one (already counted).
-
-        Raises LimitExceeded (503) if the queue is full, or full of this client.
+        """Wait in the queue: the future gives a connection, or None for the right to open one (already counted). Raises
+        LimitExceeded (503) if the queue is full, or full of this client.
         """
         if not self.waiting.add(claim.client, claim):
             message = f"too many requests are waiting for {self.place}"

@@ -410,9 +410,7 @@ class Resolver:
         return DnsAnswer((), min(answer.ttl_s for answer in answers))
 
     def _order(self, addresses: Sequence[IPAddress]) -> tuple[IPAddress, ...]:
-        """The preferred family first; else they alternate, IPv6 first where this machine has a route for it (RFC 8305
-        section 4).
-        """
+        """The preferred family first; else alternating, IPv6 first if it has a route (RFC 8305 section 4)."""
         family = self._spec.family
         v4 = [a for a in addresses if a.version == 4 and family is not Family.IPV6]
         v6 = [a for a in addresses if a.version == 6 and family is not Family.IPV4]

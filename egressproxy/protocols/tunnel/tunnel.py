@@ -98,9 +98,7 @@ E = TypeVar("E", bound=TunnelEnd)
 
 
 class Tunnel(Timer, Generic[E]):
-    """`reason` is OK, or why the tunnel was cut; `error` what the guard refused with. A timer of its own: others wait
-    less.
-    """
+    """Its own timer. `reason` is OK, or why the tunnel was cut; `error` what the guard refused with."""
 
     __slots__ = (
         "_state", "client", "early", "error", "guard", "guard_s", "holds_upstream", "idle_s", "is_kept_alive",
