@@ -78,10 +78,8 @@ _SAFE: Final = "-._~@"
 
 
 class Operation(NamedTuple):
-    """What the path of a request says.
-
-    `model` is "" where the body names it. `is_stream` is None where the body says it. `path_model` is where the model
-    stands in the path, as (begin, end); (0, 0) where it does not.
+    """What a path says: `model` ("": the body names it), `is_stream` (None: the body says it), and where in the path
+    the model stands, as (begin, end); (0, 0): nowhere.
     """
 
     api: Api

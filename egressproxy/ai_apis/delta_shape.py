@@ -23,10 +23,7 @@ _MARK: Final = "mark of an event's text"
 
 
 class DeltaShape:
-    """The bytes before and behind the text of an event that has one piece of one text, ends nothing and tells no usage.
-
-    Padding is left out of both.
-    """
+    """The bytes around the text, without padding, of an event with one piece of one text, no end and no usage."""
 
     __slots__ = ("_after", "_around", "_before", "_is_padded")
 

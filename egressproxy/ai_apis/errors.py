@@ -123,10 +123,7 @@ def error_fields(api: Api, status: int) -> tuple[tuple[bytes, bytes], ...]:
 def error_in_stream(
     api: Api, media_type: bytes, status: int, message: str, code: str, about: Mapping[str, object] | None = None
 ) -> bytes:
-    """An event that ends a stream of this type (`media_type`) with an error; b"" where a stream has no form for one.
-
-    Stands behind a whole event.
-    """
+    """An error that ends a stream of this `media_type` behind a whole event; b"" where a stream has no form for one."""
     if media_type == b"application/vnd.amazon.eventstream":
         # These are the exceptions that a stream may have; others of the service come before it begins.
         type_ = {400: "validationException", 429: "throttlingException", 503: "serviceUnavailableException"}

@@ -32,9 +32,8 @@ class Frame(NamedTuple):
 
 
 class BrokenStream(Unreadable):
-    """The framing is broken, or an event is too long: nothing more of the stream can be read.
-
-    `frames`: the events that had ended before that. `rest`: the bytes behind them, as they came.
+    """The framing is broken, or an event too long: no more can be read. `frames`: the events that had ended before
+    that. `rest`: the bytes behind them, as they came.
     """
 
     def __init__(self, message: str, frames: list[Frame], rest: bytes) -> None:

@@ -88,9 +88,8 @@ def spliced(text: str, changes: Mapping[Path, Any]) -> str:
 
 
 def spliced_text(source: bytes, before: str, after: str) -> bytes | None:
-    """This JSON with one of its strings replaced, which says `before`, at a tenth of the price of `spliced`.
-
-    None where it cannot be told at a glance which one that is: it may be written in another way, or stand there twice.
+    """This JSON with its string `before` replaced, at a tenth of the price of `spliced`. None where it is not seen at a
+    glance which one that is: it may be written in another way, or stand there twice.
     """
     # Without these two escapes there is one way to write a string: the one place that says it is the place.
     if b"\\u" in source or b"\\/" in source:

@@ -36,10 +36,8 @@ class TextKind(str, Enum):
 
 
 class Found(NamedTuple):
-    """A text and where it is.
-
-    `inner` is not () where the value at `path` is a string of JSON (arguments of calls are): the text is at `inner`
-    inside of that. `is_signed`: the provider has signed it (thinking of Anthropic), and refuses it where it is changed.
+    """A text and its `path`. `inner`, if not (), leads on within the string of JSON there (arguments of calls).
+    `is_signed`: the provider has signed it (thinking of Anthropic), and refuses it where it is changed.
     """
 
     path: Path

@@ -114,9 +114,8 @@ def answer_offline(
     config: Sequence[ConfigSource], bind: tuple[str, ...], pairs: Pairs, read: Callable[[Pairs], Q],
     answer: Callable[[Snapshot, Q], Awaitable[dict[str, Any]]],
 ) -> dict[str, Any]:  # fmt: skip
-    """What `answer` says of this configuration to the question that `read` finds in these parameters.
-
-    Exits with 2 if it cannot be served. Raises click.UsageError for a question that is none.
+    """What `answer` says of this configuration to the question that `read` finds in these parameters. Exits with 2 if
+    it cannot be served. Raises click.UsageError for a question that is none.
     """
     import asyncio
 

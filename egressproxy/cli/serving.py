@@ -28,9 +28,7 @@ _KNOWN: Final = classes((FilterListener, Path, RunOptions, SecretBytes, SecretSo
 
 
 def begin(options: RunOptions) -> int:
-    """Serve until a signal, in a new program where one can take the place of this; returns the exit status.
-
-    A program that calls the command line as a function (a test) keeps its process.
+    """Serve until a signal, in a new program unless the command line is called as a function (a test); the exit status.
     """
     import click
 
@@ -60,9 +58,7 @@ def main(descriptor: int) -> None:
 
 
 def serve(options: RunOptions, started: Started | None = None) -> int:
-    """Serve until a signal; returns the exit status. What is wrong with the configuration is shown.
-
-    `started`: see `app.run`.
+    """Serve until a signal; the exit status. What is wrong with the configuration is shown. `started`: see `app.run`.
     """
     if options.log_format == "json":
         from egressproxy.telemetry.json_lines import take_over

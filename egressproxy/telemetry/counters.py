@@ -59,9 +59,7 @@ class Durations:
 
 
 class CallCounts:
-    """Calls that the gateway makes itself. `asked` counts by (who asks, backend, result): a route and the results of
-    `gateway/ext_authz`, or a filter and those of `gateway/backends/calls`.
-    """
+    """Calls of the gateway itself; `asked` by who asks (a route, a filter), backend, and the result as they call it."""
 
     __slots__ = ("asked", "durations")
 

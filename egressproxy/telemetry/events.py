@@ -38,9 +38,8 @@ _GroupKey = tuple[InvolvedObject, InvolvedObject | None, str, str]
 
 @dataclass(slots=True, eq=False)
 class Event:
-    """One series. `number` tells it apart for the life of the process; `notice` has everything else.
-
-    `message` is that by which further notices of its group find it, or COMBINED for the rest of them.
+    """One series, with a `number` for the life of the process. Further notices of its group find it by `message`, or
+    COMBINED for the rest of them.
     """
 
     number: int
@@ -51,9 +50,8 @@ class Event:
 
 
 class Events:
-    """The Events of a gateway with all its workers. Belongs to the event loop; `clock` gives seconds since the epoch.
-
-    The notices of `metrics` are taken `wait_s` seconds after the first one, then `on_change` is called.
+    """The Events of a gateway with all its workers, on its event loop; `clock` gives seconds since the epoch.
+    `metrics`' notices are taken `wait_s` seconds after the first one, then `on_change` is called.
     """
 
     def __init__(

@@ -45,9 +45,8 @@ class Exposition:
         workers: Iterable[ProcessFigures] = (),
         validities: Iterable[Validity] = (),
     ) -> tuple[bytes, str]:
-        """The text and its content type, in the format that `accept` (the scraper's Accept field) prefers.
-
-        `validities` are those of the certificates in service.
+        """The text and its content type, as `accept` (the scraper's Accept field) prefers. `validities`: certificates
+        in service.
         """
         encode, content_type = choose_encoder(accept)
         families = [

@@ -122,9 +122,8 @@ class FilterCounter:
 
 
 class LabelledCounter:
-    """A number that grows, with labels that are known.
-
-    `count` is what has come since the last scrape, which adds it up; on the request path `count += 1` does.
+    """A number that grows, with known labels: `count += 1` on the request path; each scrape takes what has come since
+    the last.
     """
 
     __slots__ = ("__weakref__", "_family", "_key", "count")

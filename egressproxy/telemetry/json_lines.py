@@ -44,9 +44,8 @@ class JsonFormatter(logging.Formatter):
 
 
 class JsonStream(io.TextIOBase):
-    """A replacement of standard error: each line that is written becomes an object with the level `warning`.
-
-    `turn` is entered around each write where several processes write; otherwise OF_THREADS.
+    """In place of standard error: each written line becomes an object with the level `warning`. `turn` is entered
+    around each write where several processes write; otherwise OF_THREADS.
     """
 
     def __init__(self, stream: TextIO, origin: str = "", turn: AbstractContextManager[object] | None = None) -> None:

@@ -139,9 +139,7 @@ class Series:
         self.failovers = _with_one(self.failovers, outcome)
 
     def hedge(self, outcome: str) -> None:
-        """Another attempt, beside the first, has ended or was not sent: "won", "cancelled", "failed", "over_budget" or
-        "circuit_open".
-        """
+        """An attempt beside the first: "won", "cancelled", "failed", "over_budget" or "circuit_open"."""
         self.hedges = _with_one(self.hedges, outcome)
 
     def mirror(self, result: str) -> None:

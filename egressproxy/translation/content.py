@@ -14,9 +14,8 @@ _DATA_URL = re.compile(r"data:([a-zA-Z0-9.+-]{1,40}/[a-zA-Z0-9.+-]{1,80});base64
 
 
 def text_or_parts(value: Any, where: str, read: Callable[[JsonObject], ContentPart]) -> list[ContentPart]:
-    """Content as all three APIs write it: a string, or an array of parts, each of which is `read`. `where` is its path.
-
-    Raises Untranslatable.
+    """Content in all three APIs: a string, or an array of parts, each `read`; `where` is its path. Raises
+    Untranslatable.
     """
     if type(value) is str:
         return [Text(value, where)]
