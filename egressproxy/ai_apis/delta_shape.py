@@ -1,7 +1,5 @@
-"""DeltaShape: an event of a stream that differs from an earlier one in its piece of text alone, told by its bytes.
-
-Nearly all events of a stream say the same but for that piece. One was read as JSON; what follows is compared with the
-bytes around its text.
+"""DeltaShape: an event of a stream that differs from an earlier one, which was read as JSON, in its piece of text
+alone: told by the bytes around that.
 """
 
 from __future__ import annotations

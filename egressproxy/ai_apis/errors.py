@@ -1,8 +1,6 @@
-"""Errors in the shape of each API, so that a provider's own SDK raises the right exception and shows the message.
-
-Sources: the error objects of OpenAI's and Anthropic's OpenAPI descriptions; google.rpc.Status as JSON (AIP-193); the
-exceptions of Bedrock's runtime (2023-09-30), AWS REST JSON protocol. The SDKs choose the class by the status, and
-botocore by `x-amzn-errortype`.
+"""Errors in the shape of each API, so that a provider's own SDK raises the right exception and shows the message: the
+SDKs choose the class by the status, botocore by `x-amzn-errortype`. Sources: OpenAI's and Anthropic's OpenAPI;
+google.rpc.Status as JSON (AIP-193); Bedrock's runtime (2023-09-30), AWS REST JSON protocol.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""What several filters of one exchange look at: parsed once, by whoever asks first.
-
-A body is known by its bytes object. A filter that changes it hands on what `JsonMessage.body` returns, and the next one
-gets the same view.
+"""What several filters of one exchange look at: parsed once, by whoever asks first. A body is known by its bytes
+object: what `JsonMessage.body` returns has the same view for the next filter.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""StreamEvent: what one event of a streamed answer says: pieces of texts by channel, texts that are whole, and ends.
-
-As with whole messages, the APIs are told by the shape of their JSON. What an event holds beside what is known of it is
-taken for text of its own: nothing passes unseen because it is new.
+"""StreamEvent: what one event of a streamed answer says: pieces of texts by channel, whole texts, and ends. APIs are
+told by the shape of their JSON; what is not known of an event is text of its own: nothing new passes unseen.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""JSON as translation reads and writes it.
-
-Requests are read strictly: where two readers could understand different things, nothing is understood. A duplicate key
-is one value to a filter and another to a provider (RFC 8259 section 4), NaN is no JSON, a number that no double holds
-becomes infinity, and half of a surrogate pair cannot be written as UTF-8.
+"""JSON as translation reads and writes it. What two readers could understand differently is refused: duplicate keys
+(RFC 8259 section 4), NaN, numbers that no double holds, half a surrogate pair.
 """
 
 from __future__ import annotations

@@ -1,8 +1,5 @@
-"""Each piece of text in a message of an AI provider, found by what its JSON looks like.
-
-The walk knows the APIs by their shapes and not by the path of the request, and what it does not know it takes for text:
-a field that is new, or that another API has, is not passed over. Left out are names of models, tools, types and ids,
-and binary data (images, audio, files in base64), which no reader of text can look into.
+"""Each piece of text in a message of an AI provider, found by the shape of its JSON: what is not known is taken for
+text. Left out are names of models, tools, types and ids, and binary data (images, audio, files in base64).
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""TokenUsage: how many tokens a request took, as each API tells it, in one form.
-
-Sources: OpenAI CompletionUsage and ResponseUsage, Anthropic Usage, Gemini UsageMetadata, Bedrock TokenUsage.
+"""TokenUsage: how many tokens a request took, as each API tells it, in one form. Sources: OpenAI CompletionUsage and
+ResponseUsage, Anthropic Usage, Gemini UsageMetadata, Bedrock TokenUsage.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""The command line. One file per verb, imported when the verb is used; a verb imports what it needs when it runs.
-
-Exit statuses: 0 done, 1 the configuration or the start is bad, 2 wrong usage.
+"""The command line: one file per verb, imported when it is used. Exit statuses: 0 done, 1 the configuration or the
+start is bad, 2 wrong usage.
 """
 
 from __future__ import annotations

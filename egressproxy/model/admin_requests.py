@@ -1,6 +1,5 @@
-"""What requests to the admin address ask for: which answers a cache forgets, and what a person says of held requests.
-
-Values: the admin API reads them, workers carry them out.
+"""What requests to the admin address ask for, read by the admin API and carried out by workers: which answers a cache
+forgets, and what a person says of held requests.
 """
 
 from __future__ import annotations

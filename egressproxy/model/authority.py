@@ -1,7 +1,5 @@
-"""Authority: host and port, read once by one strict ASCII grammar.
-
-The same value is used to match, to log, to resolve, to send as SNI and to dial. Text that is not in the grammar is
-refused, never repaired: no IDNA, no percent-decoding, no octal or short IPv4 forms, no zone ids.
+"""Authority: host and port, read once by one strict ASCII grammar, for matching, logs, resolving, SNI and the dial.
+Anything else is refused, never repaired: no IDNA, no percent-decoding, no octal or short IPv4 forms, no zone ids.
 Sources: RFC 3986 section 3.2.2, RFC 1123 section 2.1, RFC 6761, RFC 9110 section 4.2.
 """
 

@@ -1,6 +1,5 @@
-"""Certificates as values: how long one or a revocation list may be used, what is to be said of it; and minted ones.
-
-Certificates are parsed by the process that reads the configuration; the processes that serve have only these figures.
+"""Certificates as values: how long one or a revocation list may be used, what is to be said of it; and minted ones. The
+process that reads the configuration parses them; those that serve have only these figures.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Exchange: one request and its response, or one tunnel, from first byte to log line.
-
-Slotted and mutable; created by the conductor, handed to every filter, observed once by metrics and the access log.
+"""Exchange: one request and its response, or one tunnel, from first byte to log line: created by the conductor, handed
+to every filter, observed once by metrics and the access log.
 """
 
 from __future__ import annotations
@@ -399,8 +398,7 @@ _ATTEMPTS: Final = "attempts"
 
 
 class AttemptTrail:
-    """Who was asked, how each attempt ended, and after how long. `is_shown`: the client is told, in X-Egress-Attempts.
-    """
+    """Who was asked, how each attempt ended, and after how long. `is_shown`: the client is told, in X-Egress-Attempts."""
 
     __slots__ = ("_attempts", "is_shown")
 

@@ -1,6 +1,5 @@
-"""LocalResponse: a response that a filter or the gateway itself makes, in place of the backend's.
-
-A filter's own code makes it, and may give what is no tuple: so it is interpreted in every build.
+"""LocalResponse: what a filter or the gateway itself answers in place of the backend. A filter's own code makes it, and
+may give what is no tuple: so it is interpreted in every build.
 """
 
 from __future__ import annotations

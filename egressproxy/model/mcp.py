@@ -1,7 +1,4 @@
-"""The Model Context Protocol, as far as the gateway knows it: its revisions and its fields.
-
-Source: modelcontextprotocol.io, Versioning; Transports, Streamable HTTP.
-"""
+"""The Model Context Protocol's revisions and fields (modelcontextprotocol.io, Versioning; Transports, Streamable HTTP)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""Values as bytes, between processes of ours: one pickler, and one unpickler that makes nothing but named classes.
-
-The bytes may hold secrets: they go through inherited pipes alone, never into a file, a log or a message.
+"""Values as bytes between processes of ours; the unpickler makes nothing but named classes. They may hold secrets: they
+go through inherited pipes alone, never into a file, a log or a message.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Messages of protocol buffers: their types from short tables, in place of generated code, and a strict reading.
-
-Import it only where such a message is needed: protobuf takes 5 MiB and a tenth of a second.
+"""Messages of protocol buffers: types from short tables, in place of generated code, and a strict reading. Import it
+only where such a message is needed: protobuf takes 5 MiB and a tenth of a second.
 """
 
 from __future__ import annotations

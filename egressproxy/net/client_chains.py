@@ -1,8 +1,6 @@
-"""Which client certificates were signed by the CAs of `identity.certificate.caCertificateRefs`, where the listener lets
-in those of other CAs, too: the chain that OpenSSL has verified tells it.
-
-A session that is resumed has the certificate and no chain, so what was found of a certificate is remembered, for as
-long as its settings are equal: a session is resumed under these alone.
+"""Which client certificates were signed by the CAs of `identity.certificate.caCertificateRefs` where others are let in,
+too: the chain that OpenSSL has verified tells it, which a resumed session has not. So it is remembered, for as long as
+the settings are equal, under which alone a session is resumed.
 """
 
 from __future__ import annotations

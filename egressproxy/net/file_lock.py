@@ -1,8 +1,6 @@
-"""FileLock: which of several processes may do something now.
-
-A lock of a file in memory that all of them have; it goes with a process that is killed. An flock belongs to an opening
-of the file, so each opens it anew; unlike a record lock it is never refused because of a deadlock that other threads of
-these processes only seem to have. Source: flock(2), fcntl(2).
+"""FileLock: which of several processes may do something now: a lock of a file in memory, which goes with a process that
+is killed. An flock belongs to an opening of the file, so each opens it anew; it is never refused for a deadlock that
+only seems to be, as a record lock is. Source: flock(2), fcntl(2).
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""ListenerWatch: a listening socket that several processes watch, of which a connection wakes one.
-
-epoll(7) wakes one of those that wait with EPOLLEXCLUSIVE, but only where a process waits on that very descriptor. The
-poller's is nested in the loop's, and would wake every idle process: a third dearer for each connection where four are
-idle. So the loop watches a listening socket itself, and its entry is then replaced by one that is exclusive.
+"""ListenerWatch: a listening socket that several processes watch, of which a connection wakes one. EPOLLEXCLUSIVE does
+that only on the very descriptor for which a process waits (epoll(7)), not on the nested one of a poller: so the loop
+watches the socket, and its entry is replaced by an exclusive one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""The event loop of a process, and the poller on it.
-
-The loop is uvloop's, or asyncio's own where uvloop cannot be imported. Timers, tasks, DNS and the admin server use it
-as anywhere. The sockets of the data path are on the epoll descriptor of a `Poller`, which the loop watches as one
-reader. Long work is done in slices so short that traffic does not feel them.
+"""The event loop of a process (uvloop's, or asyncio's where that cannot be imported), and the poller on it. The sockets
+of the data path are on the poller's epoll descriptor, which the loop watches as one reader. Long work is done in slices
+so short that traffic does not feel them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Where a connection was meant for that the kernel has redirected to us, and whose it is.
-
-Sources: linux/netfilter_ipv4.h and linux/netfilter_ipv6/ip6_tables.h (SO_ORIGINAL_DST), sock_diag(7).
+"""Where a connection was meant for that the kernel has redirected to us, and whose it is. Sources:
+linux/netfilter_ipv4.h, linux/netfilter_ipv6/ip6_tables.h (SO_ORIGINAL_DST), sock_diag(7).
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Pipe: bytes from one socket to another that never leave the kernel.
-
-For long transfers, of which a copy through our memory costs more than half. One pipe serves all, since it is empty
-again after each step: what the taker does not take is read out of it. A pipe in which something could be left behind
-by an error is closed, so that no byte can reach another's connection. Source: splice(2), pipe(7).
+"""Pipe: bytes from one socket to another that never leave the kernel, for long transfers. One serves all, since it is
+empty again after each step: what the taker does not take is read out of it, and after an error it is closed, so that no
+byte can reach another's connection. Source: splice(2), pipe(7).
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""The secrets of TLS connections in a file, with which Wireshark reads recorded traffic: for debugging, by an explicit
-option alone. `SSLKEYLOGFILE` in the environment does nothing here.
-
-Format: NSS key log (RFC 9850), one line for each secret, as OpenSSL writes it.
+"""The secrets of TLS connections in a file for Wireshark: for debugging, by an explicit option alone (`SSLKEYLOGFILE`
+does nothing here). Format: NSS key log (RFC 9850), one line for each secret, as OpenSSL writes it.
 """
 
 from __future__ import annotations

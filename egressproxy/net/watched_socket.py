@@ -1,6 +1,5 @@
-"""WatchedSocket: a socket, what the poller watches it for, and the bytes that the kernel has not taken yet.
-
-The base of whatever moves bytes on the poller: a transport (net/sockets) and the ends of a tunnel (protocols/tunnel).
+"""WatchedSocket: a socket, what the poller watches it for, and what the kernel has not taken yet: the base of
+transports (net/sockets) and of the ends of a tunnel (protocols/tunnel).
 """
 
 from __future__ import annotations

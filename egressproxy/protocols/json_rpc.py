@@ -1,7 +1,5 @@
-"""JSON-RPC 2.0, as far as the first bytes of a body tell it: methods, the names of tools, and the id to answer to.
-
-A body may be longer than what is looked at. Then what stands behind is not known: the walk goes member by member, and
-keeps what it has seen whole. Sources: JSON-RPC 2.0; Model Context Protocol, tools/call; RFC 8259.
+"""JSON-RPC 2.0, as far as the first bytes of a body tell it (what stands behind them is not known): methods, the names
+of tools, and the id to answer to. Sources: JSON-RPC 2.0; Model Context Protocol, tools/call; RFC 8259.
 """
 
 from __future__ import annotations

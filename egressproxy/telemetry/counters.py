@@ -1,7 +1,5 @@
-"""What is counted beside exchanges, by labels: plain numbers of one process, which `metrics` reads at a scrape.
-
-Names of routes and backends come and go over the life of a process, and clients and configurations choose others, so
-there is a bound on each of them.
+"""What is counted beside exchanges, by labels: plain numbers of one process, which `metrics` reads at a scrape. Each is
+bounded: clients choose names, and those of routes and backends come and go over the life of a process.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Events: notices, collapsed as Kubernetes collapses its Events, bounded in number and age, and logged.
-
-One reason at one object is one Event with a count while it keeps happening; after a silence it is a new Event. Messages
-are told apart up to a bound, then counted together. Nothing here is on the request path.
-Source: client-go tools/record (EventCorrelator), events.k8s.io/v1 EventSeries.
+"""Events: notices, collapsed as Kubernetes collapses its Events, bounded in number and age, and logged; not on the
+request path. What recurs at one object counts as one Event until it was silent for a while. Messages are told apart up
+to a bound. Source: client-go tools/record (EventCorrelator), events.k8s.io/v1 EventSeries.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Exposition: the response to a scrape. Renders the counts of this process and its workers as text.
-
-It takes about 5 µs a sample: with many series, render in a thread.
-"""
+"""Exposition: the response to a scrape. With many series render it in a thread: a sample takes about 5 µs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
-"""Diagnostics as JSON: one object per line for everything that is written to standard error.
-
-`time` (RFC 3339, UTC), `level`, `logger` and `message` are always present; `process` where several write; `error`
-and `traceback` of an exception; and what a message is about: `object`, `file`, `line` and others (a record's `fields`).
+"""Diagnostics as JSON, one object per line: `time` (RFC 3339, UTC), `level`, `logger`, `message`; `process` where
+several write; `error` and `traceback` of an exception; and what it is about: `object`, `file`, `line` and others (a
+record's `fields`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Series: what is counted of exchanges, plain integers on the request path.
-
-Label values come from the configuration and from closed enums, never from a client. A number may be read in another
-thread while the loop counts.
+"""Series: what is counted of exchanges, plain integers that other threads may read while the loop counts. Label values
+come from the configuration and from closed enums, never from a client.
 """
 
 from __future__ import annotations

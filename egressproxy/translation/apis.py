@@ -1,6 +1,5 @@
-"""Which of the APIs that are translated a path is of, where each is served, and which header fields are of one only.
-
-Sources: the OpenAPI descriptions of OpenAI and Anthropic, as their SDKs carry them.
+"""Which of the translated APIs a path is of, where each is served, and which header fields are of one only. Sources:
+the OpenAPI descriptions of OpenAI and Anthropic, as their SDKs carry them.
 """
 
 from __future__ import annotations

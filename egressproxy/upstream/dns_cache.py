@@ -1,6 +1,5 @@
-"""DnsCache: what is known of names, bounded in number and in memory; and the errors for clients. Pure.
-
-Sources: RFC 2308 (negative answers), RFC 8767 (stale answers), RFC 9520 (failures).
+"""DnsCache: what is known of names, bounded in number and memory; and the errors for clients. Pure. Sources: RFC 2308
+(negative answers), RFC 8767 (stale answers), RFC 9520 (failures).
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""OwnSockets: where this gateway listens, so that no client reaches the gateway through itself.
-
-`AddressPolicy` compares every address that is dialled for traffic with it: backends of every kind, parents, mirrors,
-authorization servers. The gateway dials TCP only, so that a Unix socket of its own is out of its reach.
+"""OwnSockets: where this gateway listens, so that no client reaches the gateway through itself: `AddressPolicy`
+compares every address that is dialled for traffic (over TCP alone) with it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""What a gRPC call looks like on HTTP/2: heads, messages out of the pieces of a body, and how it ended. Pure.
-
-Source: grpc.io, gRPC over HTTP2.
-"""
+"""A gRPC call on HTTP/2: heads, messages out of the pieces of a body, its end. Pure. Source: grpc.io, gRPC over HTTP2."""
 
 from __future__ import annotations
 
@@ -98,8 +95,7 @@ class GrpcMessageReader:
         return not self._buffer
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The messages that are whole now. Raises MessageTooLong by the length alone, ValueError for a compressed one.
-        """
+        """The messages that are whole now. Raises MessageTooLong by the length alone, ValueError for a compressed one."""
         buffer = self._buffer
         buffer += data
         found = []

@@ -1,5 +1,4 @@
 """The status of a gRPC call: what other signs of failure mean, how it is written and read; and its deadline. Pure.
-
 Sources: grpc.io, gRPC over HTTP2; Status codes and their use in gRPC; HTTP to gRPC Status Code Mapping.
 """
 
@@ -116,8 +115,7 @@ def parsed_status(block: bytes) -> int:
 
 
 def failure_status(block: bytes) -> int:
-    """The HTTP status that says the same of a server as this grpc-status; 200: no failure of the server, or no status.
-    """
+    """The HTTP status that says the same of a server as this grpc-status; 200: no failure of the server, or no status."""
     return _FAILURES.get(parsed_status(block), 200)
 
 

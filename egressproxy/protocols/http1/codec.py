@@ -166,8 +166,7 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
         self._eof: bool | None = None  # how the upstream ended: cleanly, or not
 
     def expect(self, method: bytes) -> None:
-        """Announce the response to this method, which decides whether a body follows, before it is fed (RFC 9112 6.3).
-        """
+        """Announce the response to this method, which decides whether a body follows, before it is fed (RFC 9112 6.3)."""
         if self._state is _BROKEN:
             return
         if self._at < len(self._buffer) or self._state is not _IDLE:
@@ -211,8 +210,7 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
         return event
 
     def has_begun_body(self) -> bool:
-        """Behind a final head: whether a byte of the body, or its end, is here. Raises UpstreamFault if it cannot come.
-        """
+        """Behind a final head: whether a byte of the body, or its end, is here. Raises UpstreamFault if it cannot come."""
         has_begun = self._at < len(self._buffer) or (self._state is _UNTIL_CLOSE and bool(self._eof))
         if self._chunks is not None:
             try:

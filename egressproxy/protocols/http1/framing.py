@@ -1,7 +1,5 @@
-"""What both directions of HTTP/1.1 share: limits, the grammar of a field section, Connection options, body lengths.
-
-Everything here is a pure function or a value, and must never repeat the peer's bytes in a message.
-Sources: RFC 9110 sections 5 and 7.6.1, RFC 9112 sections 2.2, 5, 6 and 7.
+"""What both directions of HTTP/1.1 share: limits, field sections, Connection options, body lengths. Pure; never repeats
+the peer's bytes in a message. Sources: RFC 9110 sections 5 and 7.6.1, RFC 9112 sections 2.2, 5, 6 and 7.
 """
 
 from __future__ import annotations
@@ -162,8 +160,7 @@ def without_fields(block: bytes, names: Collection[bytes]) -> bytes:
 
 
 def read_content_length(value: bytes) -> int:
-    """The length that a Content-Length states. Raises Malformed unless it is 1*DIGIT, up to MAX_LENGTH (RFC 9110 8.6).
-    """
+    """The length that a Content-Length states. Raises Malformed unless it is 1*DIGIT, up to MAX_LENGTH (RFC 9110 8.6)."""
     # bytes.isdigit is ASCII only, unlike str.isdigit; the length check keeps int() from chewing on 60 KB of digits
     if not value.isdigit():
         raise Malformed(Reason.BAD_FRAMING, "Content-Length is not a number")

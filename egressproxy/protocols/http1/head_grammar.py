@@ -1,7 +1,5 @@
-"""HeadGrammar: what heads of one direction look like, under the limits of one listener or of backends.
-
-All readers with these limits share it. It also holds the sections of fields that were read last, one for each reader: a
-peer mostly says the same again, and bytes that are the same need no second look.
+"""HeadGrammar: what heads of one direction look like, under the limits of one listener or of backends. All readers with
+these limits share it, and the sections that each has read last: mostly a peer says the same again.
 """
 
 from __future__ import annotations

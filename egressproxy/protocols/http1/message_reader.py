@@ -1,8 +1,4 @@
-"""MessageReader: what the readers of requests and of responses share: the buffer, and the way to heads and bodies.
-
-It finds the end of a head, takes the head apart by its grammar, and gives the pieces of a body. What these mean is for
-the readers in `codec`.
-"""
+"""MessageReader: what the readers of requests and of responses share. What it reads means is for those in `codec`."""
 
 from __future__ import annotations
 

@@ -195,8 +195,7 @@ class UpstreamConnection(FlowControl):
         return head
 
     async def first_byte(self) -> None:
-        """Wait for a byte of the body, which is kept, or its end. Raises UpstreamFault where the response breaks off.
-        """
+        """Wait for a byte of the body, which is kept, or its end. Raises UpstreamFault where the response breaks off."""
         while not self.has_ended:
             if self.error is not None:
                 raise self.error

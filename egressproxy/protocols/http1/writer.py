@@ -1,6 +1,5 @@
-"""Writer: heads to bytes. Framing, Host, Via and Connection are always generated here, never copied.
-
-Sources: RFC 9112 sections 3 to 7, RFC 9110 sections 6.6.1 (Date) and 7.6.3 (Via).
+"""Writer: heads to bytes. Framing, Host, Via and Connection are always generated here, never copied. Sources: RFC 9112
+sections 3 to 7, RFC 9110 sections 6.6.1 (Date) and 7.6.3 (Via).
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""DownstreamHttp2: a client's HTTP/2 connection, on which the handler is told of requests, each a DownstreamStream.
-
-Sources: RFC 9113 sections 5.1.2 and 6.8.
-"""
+"""DownstreamHttp2: a client's connection; each request on it is a DownstreamStream (RFC 9113 sections 5.1.2 and 6.8)."""
 
 from __future__ import annotations
 

@@ -1,7 +1,5 @@
-"""HPACK for h2: a decoder that remembers whole blocks and counts fields, and an encoder without a table.
-
-A client mostly sends the same block again, or one that differs in few fields. Nothing is ever put into the encoder's
-table, so that no credential stays there, and a field costs one look-up. Sources: RFC 7541, RFC 9113 section 4.3.
+"""HPACK for h2 (RFC 7541, RFC 9113 section 4.3): a decoder that counts fields and remembers whole blocks, of which
+clients mostly send the same again; and an encoder that puts nothing into a table, so that no credential stays there.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""Splits what comes on an HTTP/2 connection into whole frames, so that one of them can be looked at before h2 is.
-
-h2 takes a GOAWAY as the end of everything, while the streams that it spares go on (RFC 9113 section 6.8).
+"""Splits what comes on an HTTP/2 connection into whole frames, so that one can be looked at before h2 is: h2 takes a
+GOAWAY as the end of everything, while the streams that it spares go on (RFC 9113 section 6.8).
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""StreamTransport: a stream of HTTP/2 as a transport, for tunnels, and for HTTP/1 inside one.
-
-DATA is what is read and written, END_STREAM the end of a direction, and a reset an end that is no clean one.
-Source: RFC 9113 section 8.5.
+"""StreamTransport: a stream of HTTP/2 as a transport, for tunnels, and for HTTP/1 inside one. END_STREAM is the end of
+a direction, and a reset an end that is no clean one (RFC 9113 section 8.5).
 """
 
 from __future__ import annotations

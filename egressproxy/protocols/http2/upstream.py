@@ -1,9 +1,6 @@
-"""Http2Upstream: an HTTP/2 connection to a backend, and the places on it for exchanges.
-
-A GOAWAY lets those streams go on that it spares; the others may be asked elsewhere, as may those that were refused
-unseen. Sources: RFC 9113 sections 5.1.1, 6.5, 6.7 and 6.8.
-
-A connection takes exchanges; is leaving (what has begun ends, nothing begins); or is lost.
+"""Http2Upstream: an HTTP/2 connection to a backend, which takes exchanges, is leaving (nothing begins), or is lost.
+Streams that a GOAWAY does not spare, or that were refused unseen, may be asked elsewhere. Sources: RFC 9113 sections
+5.1.1, 6.5, 6.7 and 6.8.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""UpstreamStream: one exchange on an HTTP/2 connection to a backend.
-
-It has what `UpstreamConnection` has for whoever calls an upstream. How it ends concerns no other: one that is given up
-is reset, and a response that breaks a rule fails alone. Sources: RFC 9113 sections 5.4, 8.1 and 8.7, RFC 8441.
+"""UpstreamStream: one exchange on an HTTP/2 connection to a backend. It has what `UpstreamConnection` has; how it ends
+concerns no other stream. Sources: RFC 9113 sections 5.4, 8.1 and 8.7, RFC 8441.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""The frames of ordinary exchanges, written and read without h2's objects: the same states and windows are left behind.
-
-h2 makes three objects and some thirty calls for each frame. Whatever is not ordinary is h2's: padding, priority,
-CONTINUATION that comes, and everything that breaks a rule.
+"""The frames of ordinary exchanges without h2's objects, of which it makes three for each: the same states and windows
+are left behind. What is not ordinary is h2's: padding, priority, CONTINUATION that comes, whatever breaks a rule.
 """
 
 from __future__ import annotations

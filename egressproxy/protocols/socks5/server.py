@@ -1,8 +1,5 @@
-"""What a SOCKS5 proxy reads and says until it knows what its client asks for. Pure: bytes in, bytes out.
-
-CONNECT alone is served. Clients may say everything at once, without waiting for answers: what comes behind the request
-is for its destination.
-Sources: RFC 1928 (SOCKS5), RFC 1929 (username and password).
+"""What a SOCKS5 proxy that serves CONNECT alone reads and says until it knows the destination, for which all is that
+comes behind the request. Pure. Sources: RFC 1928 (SOCKS5), RFC 1929 (username and password).
 """
 
 from __future__ import annotations

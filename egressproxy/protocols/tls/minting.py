@@ -1,7 +1,6 @@
-"""Minting: a CA with its key, and the certificates that it signs for the names of tunnels that are opened.
-
-Pure: PEM in, PEM out. Whoever mints for many decides when, and where: a signature takes about 0.1 ms.
-Sources: RFC 5280 section 4.2 (extensions), CA/Browser Forum Baseline Requirements section 7.1 (their values).
+"""Minting: a CA with its key, and the certificates that it signs for the names of opened tunnels, 0.1 ms each. Pure:
+PEM in and out. Sources: RFC 5280 section 4.2, CA/Browser Forum Baseline Requirements section 7.1 (extensions, their
+values).
 """
 
 from __future__ import annotations

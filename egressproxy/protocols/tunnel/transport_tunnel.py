@@ -1,7 +1,4 @@
-"""TransportTunnel: two transports joined, of which one at least is more than a socket: TLS that ends with us.
-
-Between two plain sockets `protocols/tunnel/socket_tunnel` costs less.
-"""
+"""TransportTunnel: two transports joined. Between two plain sockets `protocols/tunnel/socket_tunnel` costs less."""
 
 from __future__ import annotations
 

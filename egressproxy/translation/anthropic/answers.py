@@ -1,7 +1,4 @@
-"""Anthropic's message, read and written.
-
-Source: Message of Anthropic's SDK.
-"""
+"""Anthropic's message, read and written (Message of Anthropic's SDK)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""A conversation, written as a request for a message.
-
-Source: MessageCreateParams of Anthropic's SDK, and `temperature` and `top_p` of the version 2023-06-01 of its API.
+"""A conversation, written as a request for a message. Source: MessageCreateParams of Anthropic's SDK, and `temperature`
+and `top_p` of the version 2023-06-01 of its API.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A chat completion, read and written.
-
-Source: ChatCompletion of OpenAI's SDK.
-"""
+"""A chat completion, read and written (ChatCompletion of OpenAI's SDK)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""A request for a chat completion, read as a conversation.
-
-Source: CompletionCreateParams of OpenAI's SDK. What is left out and what is refused stands in docs/translation.md.
+"""A request for a chat completion (CompletionCreateParams of OpenAI's SDK), read as a conversation. What is left out
+and what is refused stands in docs/translation.md.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A conversation, written as a request for a chat completion.
-
-Source: CompletionCreateParams of OpenAI's SDK.
-"""
+"""A conversation, written as a request for a chat completion (CompletionCreateParams of OpenAI's SDK)."""
 
 from __future__ import annotations
 

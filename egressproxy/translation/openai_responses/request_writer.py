@@ -1,6 +1,5 @@
-"""A conversation, written as a request for a response. It is not stored at OpenAI, as in the other APIs nothing is.
-
-Source: ResponseCreateParams of OpenAI's SDK.
+"""A conversation, written as a request for a response (ResponseCreateParams of OpenAI's SDK). It is not stored at
+OpenAI, as in the other APIs nothing is.
 """
 
 from __future__ import annotations
