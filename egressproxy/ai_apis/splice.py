@@ -18,10 +18,8 @@ _END: Final = object()
 
 
 def spliced(text: str, changes: Mapping[Path, Any]) -> str:
-    """This JSON text with other values at these paths. A member that is not there is added at the end of its object.
-
-    `text` must have been read before: it is an object or array with one meaning. Raises Unreadable where a path leads
-    through a value that is neither, or to an element that is not there.
+    """This JSON text, read before and of one meaning, with other values at these paths. A missing member is added at
+    the end of its object. Raises Unreadable where a path leads through a scalar, or to an element that is not there.
     """
     tree: dict[Any, Any] = {}
     for path, value in changes.items():

@@ -26,7 +26,7 @@ _KNOWN: Final = classes((FilterListener, Path, RunOptions, SecretBytes, SecretSo
 
 
 def begin(options: RunOptions) -> int:
-    """Serve until a signal, in a new program unless the command line is called as a function (a test); the exit status."""
+    """Serve until a signal, in a new program unless the command line was called as a function (tests); the exit status."""
     import click
 
     if click.get_current_context().find_root().obj != PROGRAM:
@@ -55,7 +55,7 @@ def main(descriptor: int) -> None:
 
 
 def serve(options: RunOptions, started: Started | None = None) -> int:
-    """Serve until a signal; the exit status. What is wrong with the configuration is shown. `started`: see `app.run`."""
+    """Serve until a signal; the exit status. A wrong configuration is shown. `started`: see `app.run`."""
     if options.log_format == "json":
         from egressproxy.telemetry.json_lines import take_over
 

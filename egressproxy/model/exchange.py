@@ -334,10 +334,9 @@ class Exchange:
         self.notes[key] = value
 
     def exclude_backend(self, name: str) -> None:
-        """Do not send this request to the backend "namespace/name", whatever its rule, its Failover and retries say.
-
-        In request-headers, and in request-body of a filter that gets the body whole. Where every backend is excluded
-        the request is denied (403). Raises RuntimeError once a backend is chosen.
+        """Do not send this request to the backend "namespace/name", whatever its rule, Failover and retries say;
+        without any left it is denied (403). In request-headers, or request-body with the whole body: RuntimeError once
+        one is chosen.
         """
         self._choice().excluded.add(name)
 
@@ -398,7 +397,7 @@ _ATTEMPTS: Final = "attempts"
 
 
 class AttemptTrail:
-    """Who was asked, how each attempt ended, and after how long. `is_shown`: the client is told, in X-Egress-Attempts."""
+    """Who was asked, how each attempt ended, and when. `is_shown`: the client is told, in X-Egress-Attempts."""
 
     __slots__ = ("_attempts", "is_shown")
 

@@ -141,5 +141,5 @@ class Fields:
 
 
 def media_type(fields: Fields) -> bytes:
-    """The type of a body (RFC 9110 section 8.3.1), lower case, without parameters; b"" if none. Of several the first."""
+    """The type of a body (RFC 9110 section 8.3.1), lower case, no parameters; b"" if none. Of several the first."""
     return (fields.get(b"content-type") or b"").partition(b";")[0].strip().lower()

@@ -1,4 +1,4 @@
-"""The Model Context Protocol's revisions and fields (modelcontextprotocol.io, Versioning; Transports, Streamable HTTP)."""
+"""The Model Context Protocol: revisions and fields (modelcontextprotocol.io, Versioning; Transports, Streamable HTTP)."""
 
 from __future__ import annotations
 

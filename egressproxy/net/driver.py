@@ -22,10 +22,8 @@ log = logging.getLogger("egressproxy.net")
 
 
 class Pause:
-    """Awaited, it waits until `Driver.resume` is called. Always in a loop: `while not done: await PAUSE`.
-
-    A call of `resume` carries nothing and may be spurious; what happened stands in the state that the loop looks at.
-    That is why a call that comes while the coroutine runs can be dropped: it looks at the state before it pauses.
+    """Awaited, it waits until `Driver.resume` is called. Always in a loop: `while not done: await PAUSE`, since a call
+    carries nothing and may be spurious, and one that comes while the coroutine runs is dropped.
     """
 
     __slots__ = ()

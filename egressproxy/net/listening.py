@@ -43,10 +43,8 @@ class BindError(Exception):
 
 def bind(address: str, port: int, *, unread_ms: int = 0) -> socket.socket:
     """A listening socket that does not block, of an IP address and a port, or of a Unix socket (`unix://…`), which has
-    no port. Raises OSError.
-
-    `unread_ms`, where it is not 0: the kernel ends a connection whose peer takes nothing for that long
-    (TCP_USER_TIMEOUT, tcp(7)).
+    no port. After `unread_ms`, if not 0, the kernel ends connections whose peer takes nothing (TCP_USER_TIMEOUT,
+    tcp(7)). Raises OSError.
     """
     if is_unix(address):
         return bind_unix(parse_unix_socket(address))

@@ -56,10 +56,8 @@ def original_destination(sock: Socket) -> Authority:
 
 
 def owner_of(local: tuple[str, int], remote: tuple[str, int]) -> int | None:
-    """The user (uid) of the socket of this machine that is bound to `local` and connected to `remote`, both as address
-    and port; None where there is none, and so it is another machine's, or of another network namespace.
-
-    Raises NotRedirected where the kernel cannot be asked. A kernel without inet_diag says that there is none.
+    """The user (uid) of this machine's socket that is bound to `local` and connected to `remote` (address, port); None
+    for a socket of elsewhere (or a kernel without inet_diag). Raises NotRedirected where the kernel cannot be asked.
     """
     family = socket.AF_INET6 if ":" in local[0] else socket.AF_INET
     source, destination = (socket.inet_pton(family, each[0].partition("%")[0]) for each in (local, remote))

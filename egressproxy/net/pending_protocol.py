@@ -1,4 +1,4 @@
-"""PendingProtocol: that of a transport until it has another, which gets what has arrived (one read), or an early end."""
+"""PendingProtocol: that of a transport until it has another, which gets what came (one read), or an early end."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
 
     # --- writing -----------------------------------------------------------------------------------------------------
     def write(self, data: Any) -> None:
-        """Send what the kernel takes at once, queue the rest; nothing once it closes. RuntimeError behind `write_eof`."""
+        """Send what the kernel takes, queue the rest; nothing once it closes. RuntimeError behind `write_eof`."""
         if not data or self._state not in _WRITES:
             self._refuse_after_end(data)
             return

@@ -138,10 +138,9 @@ def tls_fault(
     expected: TlsExpectation | None = None,
     peer: ssl.SSLObject | None = None,
 ) -> UpstreamFault:
-    """Translate an error of a TLS connection to an upstream: TLS_TIMEOUT 504, TLS_CERTIFICATE or TLS_PROTOCOL 502.
-
-    `retry`: RetrySafety.SAFE where the handshake failed, as nothing of the request was sent; never for a certificate.
-    `peer`: the connection, as far as it came; what the upstream presented is told in `detail`, as is what OpenSSL said.
+    """Translate an error of a TLS connection to an upstream: TLS_TIMEOUT 504, TLS_CERTIFICATE or TLS_PROTOCOL 502. Safe
+    to retry where the handshake failed (but for a certificate). `peer`: the connection as far as it came; `detail`
+    tells what it presented, and what OpenSSL said.
     """
     who = expected.who if expected is not None else "the upstream"
     remedy = ""

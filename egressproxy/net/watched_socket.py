@@ -88,10 +88,9 @@ class WatchedSocket(ABC):
             self.poller.leave(self.sock.fileno())
 
     def look_away(self, events: int, *, is_at_end: bool) -> None:
-        """Something is to be read that is not wanted now. `is_at_end`: the peer's end was read already.
-
-        ENDED is reported again and again while the socket is watched: it is watched no more, and what it stands for is
-        found by the next read, or when the other side has ended, too. Behind the peer's end only a reset can follow.
+        """Something is to be read that is not wanted now; `is_at_end`: the peer's end was read already, behind which
+        only a reset can follow. ENDED is reported while the socket is watched: so it is not, and the next read finds
+        the end.
         """
         if not events & ENDED:
             self.watch()

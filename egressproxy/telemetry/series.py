@@ -62,10 +62,8 @@ def decided_by(series: Series | None) -> tuple[str, str]:
 
 
 class Series:
-    """The counters of one label set. The conductor calls `observe` exactly once per exchange or tunnel, at its end.
-
-    The conductor raises and lowers `tunnels_active`; `attempt` counts `attempts`. Most of thousands of routes are never
-    used, so the dictionaries are made when there is something to count.
+    """The counters of one label set; dictionaries are made when there is something to count. The conductor calls
+    `observe` exactly once per exchange or tunnel, at its end, and keeps `tunnels_active`; `attempt` counts `attempts`.
     """
 
     __slots__ = (

@@ -65,10 +65,8 @@ class TranslatedRequest:
 def translate_request(
     body: bytes, source: Api, target: Api, model: str | None = None, default_max_tokens: int = DEFAULT_MAX_TOKENS
 ) -> TranslatedRequest:
-    """The same request in another API, for `model` if that is given and else for the model that the client named.
-
-    `default_max_tokens` is the limit of the answer that a request to Anthropic has when the client names none.
-    Raises Untranslatable: the body is no JSON, or has a field that one of the two APIs does not know.
+    """The same request in another API, for `model` or else the client's. `default_max_tokens` is Anthropic's limit when
+    the client names none. Raises Untranslatable: no JSON, or a field that one of the two APIs does not know.
     """
     try:
         value = loads_strictly(body)

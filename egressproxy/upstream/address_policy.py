@@ -156,10 +156,8 @@ class AddressPolicy:
 
     def check(self, host: str, addresses: Sequence[IPAddress], port: int) -> tuple[IPAddress, ...]:
         """The addresses that may be dialled for this host (a name in lower case, or an address as text) and port, in
-        their order.
-
-        Raises Denied(Reason.ADDRESS_DENIED) if none is left, or if they are `Resolved` through a denied name; the
-        message never holds an address or a name that DNS gave.
+        their order. Raises Denied(Reason.ADDRESS_DENIED) if none is left, or if they are `Resolved` through a denied
+        name; its message has no address or name that DNS gave.
         """
         latest = self._latest.get(host)
         if latest is not None and latest[0] is addresses and latest[1] == port:

@@ -103,7 +103,7 @@ def parse_server(text: str, transport: str = "udp") -> Server:
 
 
 async def open_connection(server: Server, tls: BackendTlsIR, protocol: asyncio.Protocol) -> None:
-    """Connect this protocol to the server, with TLS verified under `tls` if it has that. Raises OSError, DnsTlsFailure."""
+    """Connect this protocol to the server, with verified TLS if `tls` is given. Raises OSError, DnsTlsFailure."""
     loop = asyncio.get_running_loop()
     if server.transport not in _ALPN:
         await loop.create_connection(lambda: protocol, server.host, server.port)

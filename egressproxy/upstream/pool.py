@@ -273,10 +273,8 @@ class Pool(Generic[C]):
 
 
 class TenantPool(Pool[C]):
-    """A pool whose connections serve the exchanges of one tenant each, from their first to their last. Who else asks
-    for a connection opens one. Where there is no room for it, an idle one of another tenant is closed.
-
-    Idle connections go to claims alone, since these say whose they are: `idle` and `kept` are always empty.
+    """A pool whose connections serve one tenant each, to their last exchange. For another one is opened, if need be in
+    place of an idle one. Idle ones go to claims alone, which say whose they are: `idle` and `kept` are always empty.
     """
 
     __slots__ = ("_idle", "_idle_of", "_tenants")

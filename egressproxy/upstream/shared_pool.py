@@ -100,7 +100,7 @@ class SharedPool(Generic[S]):
         return given
 
     def leave(self, claim: Claim[S]) -> S | None:
-        """Remove a claim whose exchange has ended. Returns a place that it has been given, to be given back; or None."""
+        """Remove a claim whose exchange has ended. Returns a place that it was given, to be given back; or None."""
         given, claim.given = claim.given, None
         if self.waiting.remove(claim.client, claim) or given is None or not given.done() or given.cancelled():
             return None

@@ -115,7 +115,7 @@ def parsed_status(block: bytes) -> int:
 
 
 def failure_status(block: bytes) -> int:
-    """The HTTP status that says the same of a server as this grpc-status; 200: no failure of the server, or no status."""
+    """The HTTP status that says the same of a server as this grpc-status; 200: no failure of it, or no status."""
     return _FAILURES.get(parsed_status(block), 200)
 
 

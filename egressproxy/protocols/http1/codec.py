@@ -166,7 +166,7 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
         self._eof: bool | None = None  # how the upstream ended: cleanly, or not
 
     def expect(self, method: bytes) -> None:
-        """Announce the response to this method, which decides whether a body follows, before it is fed (RFC 9112 6.3)."""
+        """Announce the response to this method, which decides whether a body follows (RFC 9112 section 6.3)."""
         if self._state is _BROKEN:
             return
         if self._at < len(self._buffer) or self._state is not _IDLE:
@@ -183,10 +183,9 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
             self._eof = clean
 
     def next(self) -> ResponseHead | bytes | EndOfMessage | None:
-        """The next event, or None: feed more (or the message is over).
-
-        Raises UpstreamFault, and again on every further call: BAD_RESPONSE for what breaks a rule, UPSTREAM_INCOMPLETE
-        for an end in the middle, UPSTREAM_CLOSED (retry: if reused) for an end before anything came.
+        """The next event, or None: feed more (or the message is over). Raises UpstreamFault, and again on every further
+        call: BAD_RESPONSE (a broken rule), UPSTREAM_INCOMPLETE, UPSTREAM_CLOSED (an end before anything; retry: if
+        reused).
         """
         event: ResponseHead | bytes | EndOfMessage | None = None
         try:
@@ -210,7 +209,7 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
         return event
 
     def has_begun_body(self) -> bool:
-        """Behind a final head: whether a byte of the body, or its end, is here. Raises UpstreamFault if it cannot come."""
+        """Behind a final head: whether a byte of the body, or its end, is here. Raises UpstreamFault if none can come."""
         has_begun = self._at < len(self._buffer) or (self._state is _UNTIL_CLOSE and bool(self._eof))
         if self._chunks is not None:
             try:

@@ -251,7 +251,7 @@ class DownstreamConnection(FlowControl):
         self.send(TUNNEL_ESTABLISHED)
 
     def finish(self, *, close: bool) -> None:
-        """The exchange is over, its last byte written. The next request follows when its coroutine ends, or we close."""
+        """The exchange is over, its last byte written. The next request follows when its coroutine ends."""
         self.sink = None
         self.feeder = None
         if close or self._state is not _RESPONDING or (self.has_ended and self.is_last):

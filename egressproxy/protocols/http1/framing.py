@@ -160,7 +160,7 @@ def without_fields(block: bytes, names: Collection[bytes]) -> bytes:
 
 
 def read_content_length(value: bytes) -> int:
-    """The length that a Content-Length states. Raises Malformed unless it is 1*DIGIT, up to MAX_LENGTH (RFC 9110 8.6)."""
+    """The length that a Content-Length states. Raises Malformed unless 1*DIGIT, up to MAX_LENGTH (RFC 9110 8.6)."""
     # bytes.isdigit is ASCII only, unlike str.isdigit; the length check keeps int() from chewing on 60 KB of digits
     if not value.isdigit():
         raise Malformed(Reason.BAD_FRAMING, "Content-Length is not a number")

@@ -28,10 +28,8 @@ H = TypeVar("H")  # Hop or ResponseHop
 
 
 class FieldSection:
-    """The fields of a head, checked and taken apart.
-
-    `text` is all that came, from the end of the start line to the end of the head; `block` is what of it goes on, and
-    `hop_fields` is the rest. `cut_lines` is for `Fields`, once the same has come a second time.
+    """The fields of a head: `text` is all that came, from the end of the start line to the end of the head; `block` is
+    what of it goes on, `hop_fields` the rest. `cut_lines` is for `Fields`, once the same has come a second time.
     """
 
     __slots__ = ("block", "cut_lines", "hop_fields", "text")

@@ -195,7 +195,7 @@ class UpstreamConnection(FlowControl):
         return head
 
     async def first_byte(self) -> None:
-        """Wait for a byte of the body, which is kept, or its end. Raises UpstreamFault where the response breaks off."""
+        """Wait for a byte of the body, which is kept, or its end. Raises UpstreamFault where it breaks off."""
         while not self.has_ended:
             if self.error is not None:
                 raise self.error
@@ -322,10 +322,9 @@ class UpstreamConnection(FlowControl):
             self.is_last = True
 
     def _fault_of(self, error: Exception) -> GatewayError | None:
-        """What an error of the transport means; None where it depends on what was read before.
-
-        With TLS 1.3 the server judges our certificate after our Finished: its alert comes this late, or is lost in a
-        reset. Source: RFC 8446 section 4.4.4 and appendix E.1.
+        """What an error of the transport means; None where it depends on what was read before. A TLS 1.3 server judges
+        our certificate after our Finished: its alert comes this late, or not at all (RFC 8446 section 4.4.4, appendix
+        E.1).
         """
         if isinstance(error, ssl.SSLError):
             return tls_fault(error, expected=self.transport.get_extra_info(TLS_EXPECTATION))

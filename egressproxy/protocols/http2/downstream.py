@@ -1,4 +1,4 @@
-"""DownstreamHttp2: a client's connection; each request on it is a DownstreamStream (RFC 9113 sections 5.1.2 and 6.8)."""
+"""DownstreamHttp2: a client's connection, each request a DownstreamStream (RFC 9113 sections 5.1.2 and 6.8)."""
 
 from __future__ import annotations
 

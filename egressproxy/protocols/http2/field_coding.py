@@ -45,10 +45,8 @@ _STEPS = _Steps()
 
 
 def huffman_decoded(text: bytes) -> bytes:
-    """What the Huffman code says (RFC 7541 section 5.2). Raises HPACKDecodingError.
-
-    A byte at a time: hpack's own decoder takes four bits, and looks at flags for each. What a byte means behind others
-    is worked out from hpack's table when it first comes.
+    """What the Huffman code says (RFC 7541 section 5.2), a byte at a time; what one means behind others is worked out
+    from hpack's table when it first comes. Raises HPACKDecodingError.
     """
     steps = _STEPS
     symbols: list[bytes] = []
@@ -109,10 +107,8 @@ class CompressionError(ProtocolError):
 
 
 class FieldDecoder:
-    """In the place of hpack's Decoder; one for each connection.
-
-    `max_header_list_size` counts names, values and 32 bytes for each field. A list that is longer, or has more than
-    `max_fields`, ends the connection with ENHANCE_YOUR_CALM: callers bound single messages, below that.
+    """In the place of hpack's Decoder; one for each connection. A list beyond `max_header_list_size` (names, values, 32
+    bytes for each field) or `max_fields` ends the connection with ENHANCE_YOUR_CALM; callers bound messages below that.
     """
 
     def __init__(self, max_fields: int, max_list_size: int) -> None:
