@@ -26,7 +26,7 @@ _KNOWN: Final = classes((FilterListener, Path, RunOptions, SecretBytes, SecretSo
 
 
 def begin(options: RunOptions) -> int:
-    """Serve until a signal, in a new program unless the command line was called as a function (tests); the exit status."""
+    """Serve until a signal, in a new program unless the command line was called as a function; the exit status."""
     import click
 
     if click.get_current_context().find_root().obj != PROGRAM:

@@ -104,7 +104,7 @@ class SeenValues:
         self._forgotten = 0  # nothing of this second and those before is believed
 
     def take(self, time: int, mac: bytes, now: float) -> None:
-        """Remember this MAC of that second (since 1970). Raises NotVerified if it was shown before, or may have been."""
+        """Remember this MAC of that second (since 1970). Raises NotVerified if it may have been shown before."""
         if time <= self._forgotten:
             raise NotVerified("forgotten", "it is older than the values that this gateway remembers")
         of_second = self._by_second.get(time)

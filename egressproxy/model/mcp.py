@@ -1,4 +1,4 @@
-"""The Model Context Protocol: revisions and fields (modelcontextprotocol.io, Versioning; Transports, Streamable HTTP)."""
+"""MCP's revisions and fields (modelcontextprotocol.io, Versioning; Transports, Streamable HTTP)."""
 
 from __future__ import annotations
 

@@ -209,7 +209,7 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
         return event
 
     def has_begun_body(self) -> bool:
-        """Behind a final head: whether a byte of the body, or its end, is here. Raises UpstreamFault if none can come."""
+        """Behind a final head: whether a byte of the body, or its end, is here. Raises UpstreamFault if not to come."""
         has_begun = self._at < len(self._buffer) or (self._state is _UNTIL_CLOSE and bool(self._eof))
         if self._chunks is not None:
             try:
