@@ -129,9 +129,7 @@ class ImagePart(NamedTuple):
 
 
 class OfferedTool(NamedTuple):
-    """A tool that the model may call; one of the provider itself has its type for a name. `path`: its element of an
-    array.
-    """
+    """A tool that the model may call; a provider's own has its type for a name. `path`: its element of an array."""
 
     name: str
     path: Path

@@ -27,9 +27,8 @@ _OF_PURGE: Final = ("route", "path", "identity", "all")
 
 @dataclass(frozen=True, slots=True)
 class CachePurge:
-    """The answers for which all of these hold; "" does not choose. `route` is `namespace/name`, `path` a prefix of the
-    client's path (no query, any percent-encoding), `identity` is `namespace/service account`, `-/-` for clients without
-    one.
+    """The answers for which all of these hold; "" does not choose. `route` is `namespace/name`, `path` a prefix (no
+    query, any percent-encoding), `identity` is `namespace/service account`, `-/-` for clients without one.
     """
 
     route: str = ""

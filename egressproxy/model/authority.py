@@ -35,9 +35,7 @@ class AuthorityError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """`host` is lower-case ASCII without trailing dot, or an address's canonical text (no brackets); `text` is
-    `host:port`.
-    """
+    """`host`: lower-case ASCII, no trailing dot, or an address's canonical text (no brackets); `text`: `host:port`."""
 
     host: str
     port: int

@@ -334,9 +334,8 @@ class Exchange:
         self.notes[key] = value
 
     def exclude_backend(self, name: str) -> None:
-        """Do not send this request to the backend "namespace/name", whatever its rule, Failover and retries say;
-        without any left it is denied (403). In request-headers, or request-body with the whole body: RuntimeError once
-        one is chosen.
+        """Do not send this request to the backend "namespace/name", whatever rule, Failover and retries say; denied
+        (403) if none is left. In request-headers, or request-body with the whole body: RuntimeError once one is chosen.
         """
         self._choice().excluded.add(name)
 

@@ -22,9 +22,7 @@ VALUE: Final = re.compile(rb"(?:[\x21-\x7e\x80-\xff](?:[\t \x21-\x7e\x80-\xff]*[
 
 @lru_cache(maxsize=2048)
 def finder(name: bytes) -> re.Pattern[bytes]:
-    """The pattern of a field by its (lower-case) name; group 1 is its value without surrounding blanks, which cost one
-    pass more at the most.
-    """
+    """The pattern of a field by its lower-case name; group 1 is its value, without the blanks around it."""
     value = rb"[ \t]*+([^\r]*[^\r \t]|)"
     return re.compile(rb"\r\n%s:%s" % (re.escape(name), value), re.IGNORECASE)
 

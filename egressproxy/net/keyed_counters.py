@@ -105,9 +105,7 @@ class KeyedCounters:
         return made.digest() + bytes((owner,))
 
     def find(self, key: bytes, now: float) -> int:
-        """Where the numbers of a key are, for `cells`: its own entry, a new one, or that of all without room. `now`:
-        monotonic seconds.
-        """
+        """Where a key's numbers are, for `cells`: its entry, a new one, or the shared one. `now`: monotonic seconds."""
         first, second = _PAIR.unpack(key)
         numbers, cells, mask = self.numbers, self.cells, self._mask
         at: int = first * _CELLS & mask

@@ -158,9 +158,7 @@ def accepting_unix(accept: Callable[[], tuple[int, object]]) -> Callable[[], tup
 
 
 def _remove_stale(path: str) -> None:
-    """Remove the Unix socket at this path where nobody listens on it, and nothing else. Raises OSError where that
-    cannot be seen, or done.
-    """
+    """Remove the Unix socket at this path if nobody listens on it. Raises OSError where that cannot be told or done."""
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode) or _is_served(path):
             return

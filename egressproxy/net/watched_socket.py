@@ -88,9 +88,8 @@ class WatchedSocket(ABC):
             self.poller.leave(self.sock.fileno())
 
     def look_away(self, events: int, *, is_at_end: bool) -> None:
-        """Something is to be read that is not wanted now; `is_at_end`: the peer's end was read already, behind which
-        only a reset can follow. ENDED is reported while the socket is watched: so it is not, and the next read finds
-        the end.
+        """Something is to be read that is not wanted now; `is_at_end`: the peer's end was read, behind which only a
+        reset can follow. ENDED is reported while the socket is watched: so it is not, and the next read finds the end.
         """
         if not events & ENDED:
             self.watch()

@@ -168,9 +168,8 @@ class LoopLag:
         self._worst_s = 0.0
 
     def tick(self, late_s: float, took_s: float) -> None:
-        """Count one tick that came `late_s` seconds late and took `took_s`, and the ticks that it replaced: so the
-        share of late ticks is that of time. `took_s` only counts for the worst delay, which every probe meets, and few
-        clients.
+        """Count one tick that came `late_s` seconds late and took `took_s`, and those that it replaced: so the share of
+        late ticks is that of time. `took_s` only counts for the worst delay, which every probe meets, and few clients.
         """
         self._worst_s = max(self._worst_s, late_s + took_s)
         if late_s > LAG_BUCKETS_S[-1]:  # the process was stopped, perhaps for hours

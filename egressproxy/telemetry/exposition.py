@@ -42,9 +42,7 @@ class Exposition:
         workers: Iterable[ProcessFigures] = (),
         validities: Iterable[Validity] = (),
     ) -> tuple[bytes, str]:
-        """The text and its content type, as `accept` (the scraper's Accept field) prefers. `validities`: certificates
-        in service.
-        """
+        """The text and its content type, as the scraper's `accept` prefers. `validities`: certificates in service."""
         encode, content_type = choose_encoder(accept)
         families = [
             *_traffic(counts), *_families(counts), *_workers(workers), _certificates(validities), self._build(),

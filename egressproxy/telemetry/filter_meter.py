@@ -120,9 +120,7 @@ class FilterCounter:
 
 
 class LabelledCounter:
-    """A number that grows, with known labels: `count += 1` on the request path; each scrape takes what has come since
-    the last.
-    """
+    """A number that grows, with known labels: `count += 1` on the request path. A scrape takes what has come."""
 
     __slots__ = ("__weakref__", "_family", "_key", "count")
 

@@ -90,9 +90,7 @@ class _Room:
 
 
 class Metrics:
-    """All counters of this process, and the `notices` for Events. Sources are registered once, and called on the event
-    loop at every scrape.
-    """
+    """All counters of this process, and the `notices`. Sources are called on the event loop at every scrape."""
 
     def __init__(self, version: str) -> None:
         self.version = version

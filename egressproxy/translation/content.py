@@ -6,7 +6,16 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from egressproxy.translation.conversation import ContentPart, Effort, Image, OutputFormat, Text, Tool, ToolResult
+from egressproxy.translation.conversation import (
+    ContentPart,
+    Effort,
+    Image,
+    OutputFormat,
+    Text,
+    Tool,
+    ToolChoice,
+    ToolResult,
+)
 from egressproxy.translation.errors import Untranslatable
 from egressproxy.translation.json_object import JsonObject, objects
 
@@ -14,9 +23,7 @@ _DATA_URL = re.compile(r"data:([a-zA-Z0-9.+-]{1,40}/[a-zA-Z0-9.+-]{1,80});base64
 
 
 def text_or_parts(value: Any, where: str, read: Callable[[JsonObject], ContentPart]) -> list[ContentPart]:
-    """Content in all three APIs: a string, or an array of parts, each `read`; `where` is its path. Raises
-    Untranslatable.
-    """
+    """Content in all three APIs: a string, or an array of parts, each `read`; `where`: its path. Untranslatable."""
     if type(value) is str:
         return [Text(value, where)]
     if type(value) is not list:
@@ -84,6 +91,21 @@ def function_of(described: JsonObject) -> Tool:
     """A function, in the fields that OpenAI's APIs have for one. Raises Untranslatable."""
     name, description = described.needed_text("name"), described.text("description")
     return Tool(name, description, described.plain_object("parameters"), described.flag("strict"), described.path)
+
+
+def tool_choice_of(body: JsonObject, named: Callable[[JsonObject], str]) -> ToolChoice | None:
+    """Which tool the model has to call; `named` reads the name of one. Raises Untranslatable."""
+    value = body.any("tool_choice")
+    if value is None:
+        return None
+    if type(value) is str:
+        if value not in ("auto", "none", "required"):
+            body.refuse("tool_choice", f"cannot be translated: {value[:80]!r} is none of auto, none, required")
+        return ToolChoice(value)
+    choice = JsonObject(value, "tool_choice")
+    read = ToolChoice("named", named(choice))
+    choice.end()
+    return read
 
 
 def output_format_of(output: JsonObject | None, schema_in: str = "") -> OutputFormat | None:

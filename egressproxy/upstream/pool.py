@@ -163,9 +163,7 @@ class Pool(Generic[C]):
         return None
 
     def leave(self, claim: Claim[C]) -> C | None:
-        """Remove a claim whose exchange has ended. Returns a connection that it was given meanwhile, which the caller
-        releases; or None.
-        """
+        """Remove a claim whose exchange has ended. Returns a connection that it was given meanwhile, to be released."""
         given, claim.given = claim.given, None
         if self.waiting.remove(claim.client, claim):
             self._end_counting()

@@ -89,9 +89,7 @@ class RequestReader(MessageReader[Hop]):
         return self._state is _HEAD and self._at < len(self._buffer)
 
     def next(self) -> RequestHead | bytes | EndOfMessage | None:
-        """The next event, or None: feed more. Raises BadRequest, or LimitExceeded (413, 414, 431), both with `close`
-        set; and again on every further call.
-        """
+        """The next event, or None: feed more. Raises BadRequest, LimitExceeded (413, 414, 431), now and afterwards."""
         try:
             if self._state is _HEAD:
                 buffer = self._buffer
@@ -183,9 +181,8 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
             self._eof = clean
 
     def next(self) -> ResponseHead | bytes | EndOfMessage | None:
-        """The next event, or None: feed more (or the message is over). Raises UpstreamFault, and again on every further
-        call: BAD_RESPONSE (a broken rule), UPSTREAM_INCOMPLETE, UPSTREAM_CLOSED (an end before anything; retry: if
-        reused).
+        """The next event, or None: feed more (or the message is over). Raises UpstreamFault, now and on further calls:
+        BAD_RESPONSE (a broken rule), UPSTREAM_INCOMPLETE, UPSTREAM_CLOSED (an end before anything; retry: if reused).
         """
         event: ResponseHead | bytes | EndOfMessage | None = None
         try:

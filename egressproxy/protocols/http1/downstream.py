@@ -224,9 +224,8 @@ class DownstreamConnection(FlowControl):
     def send_response(
         self, head: ResponseHead, request: RequestHead, pseudonym: bytes, body: bytes | None, *, close: bool
     ) -> None:
-        """The final head of a response to `request`, and its body; None: that follows, by `send_body`.
-
-        `pseudonym` is our name in Via. `close`: no other response follows on this connection.
+        """The final head of a response to `request`, and its body; None: that follows, by `send_body`. `pseudonym` is
+        our name in Via. `close`: no other response follows on this connection.
         """
         status, http_1_0 = head.status, request.http_1_0
         has_body = status != 204 and status != 304 and request.method != b"HEAD"

@@ -55,9 +55,7 @@ class HeadLimits:
 
 
 class Malformed(Exception):
-    """A message breaks a rule; the readers make a GatewayError of it. `status` is for a client; the message is fixed
-    text.
-    """
+    """A broken rule, of which the readers make a GatewayError. `status` is for a client; the message is fixed text."""
 
     def __init__(self, reason: Reason, message: str, status: int = 400) -> None:
         super().__init__(message)

@@ -322,9 +322,8 @@ class UpstreamConnection(FlowControl):
             self.is_last = True
 
     def _fault_of(self, error: Exception) -> GatewayError | None:
-        """What an error of the transport means; None where it depends on what was read before. A TLS 1.3 server judges
-        our certificate after our Finished: its alert comes this late, or not at all (RFC 8446 section 4.4.4, appendix
-        E.1).
+        """What an error of the transport means; None where that depends on what was read. A TLS 1.3 server judges our
+        certificate after our Finished: its alert comes this late, or never (RFC 8446 section 4.4.4, appendix E.1).
         """
         if isinstance(error, ssl.SSLError):
             return tls_fault(error, expected=self.transport.get_extra_info(TLS_EXPECTATION))

@@ -263,9 +263,7 @@ class Http2Connection(SendingSide):
         return True
 
     def _take_prioritized(self, frame: bytes) -> bool:
-        """HEADERS with a priority, as many clients send: as without. A stream that depends on itself is reset (RFC 7540
-        section 5.3.1).
-        """
+        """HEADERS with a priority: as without. A stream that depends on itself is reset (RFC 7540 section 5.3.1)."""
         if len(frame) < HEADER_SIZE + 5:
             return False
         number, plain = stream_of(frame), without_priority(frame)

@@ -120,9 +120,7 @@ class FieldDecoder:
         self._memo_left = MEMO_SIZE
 
     def decode(self, data: bytes, raw: bool = True) -> FieldList:
-        """The fields of a block, in order; others may have the same list. Raises CompressionError,
-        DenialOfServiceError.
-        """
+        """A block's fields, in order, perhaps in a shared list. Raises CompressionError, DenialOfServiceError."""
         known = self._memo.get(data)
         if known is not None:
             return known
@@ -266,9 +264,7 @@ class FieldEncoder:
 
 
 class EncodedLines(dict[bytes, bytes]):
-    """The code of a line `Name: value`; b"" for names in `never` (lower case). Long and sensitive ones are not
-    remembered.
-    """
+    """The code of a line `Name: value`; b"" for names in `never` (lower case). Long and sensitive ones are not kept."""
 
     def __init__(self, never: frozenset[bytes]) -> None:
         super().__init__()

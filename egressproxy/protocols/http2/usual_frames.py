@@ -130,9 +130,7 @@ class UsualFrames(H2Connection):
             raise
 
     def new_data(self, flags: int, number: int, frame: bytes) -> tuple[bytes, bool] | None:
-        """The data, and whether END_STREAM is here, of DATA with room on an open stream. None: something else, for
-        `hear`.
-        """
+        """The data, and whether it ends the stream, of DATA with room on an open one. None: for `hear`."""
         stream = self.streams.get(number)
         if stream is None or flags & PADDED or self.incoming_buffer._headers_buffer:
             return None

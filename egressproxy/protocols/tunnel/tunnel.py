@@ -276,9 +276,7 @@ class Tunnel(Timer, Generic[E]):
             self.cut(self.reason)
 
     def _keep_alive(self) -> None:
-        """After a minute the kernel looks whether the peers are there: earlier, its six calls would be a tenth of the
-        cost.
-        """
+        """After a minute the kernel probes the peers: earlier, its six calls would be a tenth of the cost."""
         if self.is_kept_alive:
             return
         self.is_kept_alive = True

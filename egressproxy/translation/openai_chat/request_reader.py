@@ -15,6 +15,7 @@ from egressproxy.translation.content import (
     output_format_of,
     service_tier_of,
     text_or_parts,
+    tool_choice_of,
 )
 from egressproxy.translation.conversation import (
     ContentPart,
@@ -25,7 +26,6 @@ from egressproxy.translation.conversation import (
     Text,
     Tool,
     ToolCall,
-    ToolChoice,
     ToolResult,
     Turn,
 )
@@ -62,7 +62,7 @@ def read_request(value: Any) -> Conversation:
         top_p=body.number("top_p", 0, 1),
         stop=_stop(body),
         tools=tuple(_tool(tool) for tool in objects(body.array("tools"), "tools")),
-        tool_choice=_tool_choice(body),
+        tool_choice=tool_choice_of(body, _chosen_name),
         has_parallel_calls=body.flag("parallel_tool_calls"),
         effort=None if effort is None else Effort(effort),
         verbosity=body.word("verbosity", ("low", "medium", "high")),
@@ -192,18 +192,9 @@ def _tool(tool: JsonObject) -> Tool:
     return read
 
 
-def _tool_choice(body: JsonObject) -> ToolChoice | None:
-    value = body.any("tool_choice")
-    if value is None:
-        return None
-    if type(value) is str:
-        if value not in ("auto", "none", "required"):
-            body.refuse("tool_choice", f"cannot be translated: {value[:80]!r} is none of auto, none, required")
-        return ToolChoice(value)
-    choice = JsonObject(value, "tool_choice")
+def _chosen_name(choice: JsonObject) -> str:
     choice.word("type", ("function",))
     function = choice.needed("function", choice.object("function"))
-    read = ToolChoice("named", function.needed_text("name"))
+    name = function.needed_text("name")
     function.end()
-    choice.end()
-    return read
+    return name

@@ -15,6 +15,7 @@ from egressproxy.translation.content import (
     output_format_of,
     service_tier_of,
     text_or_parts,
+    tool_choice_of,
 )
 from egressproxy.translation.conversation import (
     ContentPart,
@@ -27,7 +28,6 @@ from egressproxy.translation.conversation import (
     Text,
     Tool,
     ToolCall,
-    ToolChoice,
     ToolResult,
     Turn,
 )
@@ -61,7 +61,7 @@ def read_request(value: Any) -> Conversation:
         temperature=body.number("temperature", 0, 2),
         top_p=body.number("top_p", 0, 1),
         tools=tuple(_tool(tool) for tool in objects(body.array("tools"), "tools")),
-        tool_choice=_tool_choice(body),
+        tool_choice=tool_choice_of(body, _chosen_name),
         has_parallel_calls=body.flag("parallel_tool_calls"),
         effort=_effort(body.object("reasoning")),
         verbosity=verbosity,
@@ -195,17 +195,7 @@ def _tool(tool: JsonObject) -> Tool:
     return read
 
 
-def _tool_choice(body: JsonObject) -> ToolChoice | None:
-    value = body.any("tool_choice")
-    if value is None:
-        return None
-    if type(value) is str:
-        if value not in ("auto", "none", "required"):
-            body.refuse("tool_choice", f"cannot be translated: {value[:80]!r} is none of auto, none, required")
-        return ToolChoice(value)
-    choice = JsonObject(value, "tool_choice")
+def _chosen_name(choice: JsonObject) -> str:
     if choice.text("type") != "function":
         choice.refuse("type", "cannot be translated: only functions of the client are")
-    read = ToolChoice("named", choice.needed_text("name"))
-    choice.end()
-    return read
+    return choice.needed_text("name")
