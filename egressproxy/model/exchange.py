@@ -396,7 +396,7 @@ _ATTEMPTS: Final = "attempts"
 
 
 class AttemptTrail:
-    """Who was asked, how each attempt ended, and when. `is_shown`: the client is told, in X-Egress-Attempts."""
+    """Who was asked, how each attempt ended, how long it took. `is_shown`: the client is told (X-Egress-Attempts)."""
 
     __slots__ = ("_attempts", "is_shown")
 

@@ -74,10 +74,14 @@ class ProtocolConfiguration:
 class ProcessingRequest:
     """A message to the processor.
 
-    Attributes: part: what it holds. fields: headers (with pseudo-headers, names in lower case) or trailers. body: a
-    piece, or the whole. end_of_stream: of headers: there is no body and there are no trailers; of a body: its end, and
-    no trailers. attributes: by the name of the filter that says them. metadata: metadata_context.filter_metadata, by
-    namespace.
+    Attributes:
+        part: what it holds.
+        fields: the headers (with pseudo-headers, names in lower case) or the trailers.
+        body: a piece of a body, or the whole.
+        end_of_stream: of headers: there is no body and there are no trailers. Of a body: this is the end of it, and
+            there are no trailers.
+        attributes: by the name of the filter that says them.
+        metadata: metadata_context.filter_metadata, by namespace.
     """
 
     part: MessagePart

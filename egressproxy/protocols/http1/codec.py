@@ -89,7 +89,7 @@ class RequestReader(MessageReader[Hop]):
         return self._state is _HEAD and self._at < len(self._buffer)
 
     def next(self) -> RequestHead | bytes | EndOfMessage | None:
-        """The next event, or None: feed more. Raises BadRequest, LimitExceeded (413, 414, 431), now and afterwards."""
+        """The next event, or None: feed more. Raises BadRequest, LimitExceeded (413, 414, 431), always with `close`."""
         try:
             if self._state is _HEAD:
                 buffer = self._buffer

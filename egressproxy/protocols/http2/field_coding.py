@@ -120,7 +120,7 @@ class FieldDecoder:
         self._memo_left = MEMO_SIZE
 
     def decode(self, data: bytes, raw: bool = True) -> FieldList:
-        """A block's fields, in order, perhaps in a shared list. Raises CompressionError, DenialOfServiceError."""
+        """A block's fields, in a list that must not be changed. Raises CompressionError, DenialOfServiceError."""
         known = self._memo.get(data)
         if known is not None:
             return known
