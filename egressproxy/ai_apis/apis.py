@@ -1,7 +1,6 @@
-"""Api: which API of an AI provider a request is of, told by its path, and the model that some of them name there.
-
-Sources: the OpenAPI descriptions of OpenAI and Anthropic, as their SDKs carry them; the discovery document of Gemini
-(v1beta) and Vertex AI (v1); the service model of Amazon Bedrock's runtime (2023-09-30).
+"""Api: which API of an AI provider a request is of, told by its path, and the model that some name there. Sources: the
+OpenAPI descriptions in the SDKs of OpenAI and Anthropic; the discovery document of Gemini (v1beta) and Vertex AI (v1);
+the service model of Amazon Bedrock's runtime (2023-09-30).
 """
 
 from __future__ import annotations
@@ -78,10 +77,8 @@ _SAFE: Final = "-._~@"
 
 
 class Operation(NamedTuple):
-    """What the path of a request says.
-
-    `model` is "" where the body names it. `is_stream` is None where the body says it. `path_model` is where the model
-    stands in the path, as (begin, end); (0, 0) where it does not.
+    """What a path says: `model` ("": the body names it), `is_stream` (None: the body says it), and where in the path
+    the model stands, as (begin, end); (0, 0): nowhere.
     """
 
     api: Api

@@ -1,8 +1,6 @@
-"""AwsFraming: Amazon's binary event streams (`application/vnd.amazon.eventstream`), read, checked, and written again.
-
-A message is its length, that of its headers, a checksum of both, headers, payload, and a checksum of all (CRC-32, big
-endian). Bedrock's `chunk` events hold the event of the model's own API in base64: it is the payload here.
-Source: Smithy, Amazon Event Stream specification.
+"""AwsFraming: Amazon's binary event streams (`application/vnd.amazon.eventstream`), read, checked, and written again. A
+message: its length, that of its headers, the CRC-32 of both, headers, payload, the CRC-32 of all (big endian).
+Bedrock's `chunk` has the model's own event in base64: our payload. Source: Smithy, Amazon Event Stream specification.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""DeltaShape: an event of a stream that differs from an earlier one in its piece of text alone, told by its bytes.
-
-Nearly all events of a stream say the same but for that piece. One was read as JSON; what follows is compared with the
-bytes around its text.
+"""DeltaShape: an event of a stream that differs from an earlier one, which was read as JSON, in its piece of text
+alone: told by the bytes around that.
 """
 
 from __future__ import annotations
@@ -23,10 +21,7 @@ _MARK: Final = "mark of an event's text"
 
 
 class DeltaShape:
-    """The bytes before and behind the text of an event that has one piece of one text, ends nothing and tells no usage.
-
-    Padding is left out of both.
-    """
+    """The bytes around the text, without padding, of an event with one piece of one text, no end and no usage."""
 
     __slots__ = ("_after", "_around", "_before", "_is_padded")
 

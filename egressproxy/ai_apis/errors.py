@@ -1,8 +1,6 @@
-"""Errors in the shape of each API, so that a provider's own SDK raises the right exception and shows the message.
-
-Sources: the error objects of OpenAI's and Anthropic's OpenAPI descriptions; google.rpc.Status as JSON (AIP-193); the
-exceptions of Bedrock's runtime (2023-09-30), AWS REST JSON protocol. The SDKs choose the class by the status, and
-botocore by `x-amzn-errortype`.
+"""Errors in the shape of each API, so that a provider's own SDK raises the right exception and shows the message: the
+SDKs choose the class by the status, botocore by `x-amzn-errortype`. Sources: OpenAI's and Anthropic's OpenAPI;
+google.rpc.Status as JSON (AIP-193); Bedrock's runtime (2023-09-30), AWS REST JSON protocol.
 """
 
 from __future__ import annotations
@@ -85,23 +83,6 @@ def api_of_host(host: str) -> Api | None:
     return None
 
 
-def error_body(
-    api: Api,
-    status: int,
-    message: str,
-    field: str | None = None,
-    code: str | None = None,
-    about: Mapping[str, object] | None = None,
-) -> bytes:
-    """The body of an error with this status in the shape of `api`: JSON, for `content-type: application/json`.
-
-    `field` is the field of the request that is at fault, and `code` the reason in one word. Anthropic's and Amazon's
-    shapes have no place of their own for them: there the message has to name it. `about` is what else is told, in
-    members that SDKs show and do not look at.
-    """
-    return dumps(error_object(api, status, message, field, code, about))
-
-
 def error_object(
     api: Api,
     status: int,
@@ -110,7 +91,12 @@ def error_object(
     code: str | None = None,
     about: Mapping[str, object] | None = None,
 ) -> dict[str, Any]:
-    """What `error_body` writes, as an object: events of streams have it, too."""
+    """An error with this status in the shape of `api`: a body of type application/json, or what an event has of it.
+
+    `field` is the field of the request that is at fault, and `code` the reason in one word. Anthropic's and Amazon's
+    shapes have no place of their own for them: there the message has to name it. `about` is what else is told, in
+    members that SDKs show and do not look at.
+    """
     more = dict(about) if about is not None else {}
     if api in _BEDROCK:
         return {"message": message, **more}
@@ -135,10 +121,7 @@ def error_fields(api: Api, status: int) -> tuple[tuple[bytes, bytes], ...]:
 def error_in_stream(
     api: Api, media_type: bytes, status: int, message: str, code: str, about: Mapping[str, object] | None = None
 ) -> bytes:
-    """An event that ends a stream of this type (`media_type`) with an error; b"" where a stream has no form for one.
-
-    Stands behind a whole event.
-    """
+    """An error that ends a stream of this `media_type` behind a whole event; b"" where a stream has no form for one."""
     if media_type == b"application/vnd.amazon.eventstream":
         # These are the exceptions that a stream may have; others of the service come before it begins.
         type_ = {400: "validationException", 429: "throttlingException", 503: "serviceUnavailableException"}

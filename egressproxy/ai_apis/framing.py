@@ -1,7 +1,6 @@
 """Framing: a stream cut into its events, with the bytes of each as they came; and how events are written again.
-
-Server-sent events, and the array of JSON that Gemini streams without `alt=sse`. Amazon's binary events are in
-`aws_event_stream`. Nothing is longer than MAX_EVENT_BYTES. Sources: HTML, section 9.2 (server-sent events); RFC 8259.
+Server-sent events, and Gemini's array of JSON without `alt=sse`; Amazon's are in `aws_event_stream`. No event is beyond
+MAX_EVENT_BYTES. Sources: HTML, section 9.2 (server-sent events); RFC 8259.
 """
 
 from __future__ import annotations
@@ -32,9 +31,8 @@ class Frame(NamedTuple):
 
 
 class BrokenStream(Unreadable):
-    """The framing is broken, or an event is too long: nothing more of the stream can be read.
-
-    `frames`: the events that had ended before that. `rest`: the bytes behind them, as they came.
+    """The framing is broken, or an event too long: no more can be read. `frames`: the events that had ended before
+    that. `rest`: the bytes behind them, as they came.
     """
 
     def __init__(self, message: str, frames: list[Frame], rest: bytes) -> None:

@@ -28,9 +28,8 @@ _CALL_KEYS: Final = frozenset(("functionCall", "function_call", "toolUse"))
 
 
 class CalledTool(NamedTuple):
-    """A call of a tool that the model, or a client of MCP, makes.
-
-    `arguments` is what they say, parsed; a string where they are no JSON. `path` leads to the object that has the name.
+    """A call of a tool, of a model or a client of MCP. `arguments` is parsed; a string where they are no JSON. `path`
+    leads to the object that has the name.
     """
 
     name: str

@@ -129,10 +129,7 @@ class ImagePart(NamedTuple):
 
 
 class OfferedTool(NamedTuple):
-    """A tool that the request lets the model call; a tool of the provider itself has its type for a name.
-
-    `path` leads to its element in the array that offers it.
-    """
+    """A tool that the model may call; a provider's own has its type for a name. `path`: its element of an array."""
 
     name: str
     path: Path
@@ -166,10 +163,8 @@ class AiRequest(JsonMessage):
 
     @classmethod
     def read(cls, body: bytes, operation: Operation | None = None) -> AiRequest:
-        """A view of this body.
-
-        Raises Unreadable for what is no object of JSON, or may mean different things to two readers: a name that stands
-        twice, or in another case, which some servers take for the same.
+        """A view of this body. Raises Unreadable for no object, or one with two meanings: a name that stands twice, or
+        in another case, which some servers take for the same.
         """
         value = loads_strictly(body) if len(body) <= AT_ONCE else cls.parse(body)
         if type(value) is not dict:
@@ -208,9 +203,8 @@ class AiRequest(JsonMessage):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Every name for a model that the request has: a server may read the path, and another one the body, or what it
-        may ask instead (`models` of OpenRouter, `fallbacks` of LiteLLM). `models/`, with which Gemini's bodies begin a
-        name, is left out.
+        """Every name for a model: a server may read the path, and another the body, or what it may ask instead
+        (`models` of OpenRouter, `fallbacks` of LiteLLM). Without Gemini's `models/`.
         """
         in_path = self.operation.model if self.operation is not None else ""
         names: list[Any] = [in_path, self.value.get("model")]
@@ -245,9 +239,8 @@ class AiRequest(JsonMessage):
 
     @property
     def max_output_tokens(self) -> int | None:
-        """The limit of the answer, in tokens; the largest where several are written. None where none is.
-
-        What is no whole number, and what some servers read as one all the same (`"9000"`), is a limit without bound.
+        """The largest limit of the answer, in tokens; None where none is. What is no whole number is without bound:
+        some servers read it as one all the same (`"9000"`).
         """
         said = self._said(_LIMITS)
         return max(map(_whole, said)) if said else None
@@ -324,10 +317,7 @@ class AiRequest(JsonMessage):
 
     # --- tokens ----------------------------------------------------------------------------------------------------
     def estimated_input_tokens(self) -> int:
-        """About how many tokens the request has: its texts, with what is told of tools, its messages and its images.
-
-        See `estimated_tokens` for how far off that is.
-        """
+        """About how many tokens texts, tools, messages and images have (`estimated_tokens` says how far off it is)."""
         plain = plain_chat(self.value)
         if plain is not None:
             return plain[0]

@@ -1,7 +1,5 @@
-"""What several filters of one exchange look at: parsed once, by whoever asks first.
-
-A body is known by its bytes object. A filter that changes it hands on what `JsonMessage.body` returns, and the next one
-gets the same view.
+"""What several filters of one exchange look at: parsed once, by whoever asks first. A body is known by its bytes
+object: what `JsonMessage.body` returns has the same view for the next filter.
 """
 
 from __future__ import annotations
@@ -47,10 +45,7 @@ def request_view(x: Exchange, body: bytes) -> AiRequest:
 
 
 def ask_for_model(x: Exchange, view: AiRequest, model: str) -> None:
-    """Have the request of this exchange name another model, in its path and in its body.
-
-    Raises Unreadable where the path names the model in a spelling that is not rewritten.
-    """
+    """Name another model in path and body. Raises Unreadable for one in the path whose spelling is not rewritten."""
     if view.operation is not None and view.operation.model:
         now = operation_of(x.request.path)  # a filter may have changed the path
         if now is None or now.model != view.operation.model or now.path_model == (0, 0):
@@ -72,10 +67,7 @@ def answer_view(x: Exchange, body: bytes) -> AiAnswer:
 
 
 def said_in_answer(x: Exchange, body: bytes) -> Any:
-    """What this body of an answer says, for one that only reads it: as `loads` has it, or the view that is there.
-
-    Raises Unreadable.
-    """
+    """What this body says, for a mere reader: as `loads` has it, or the view that is there. Raises Unreadable."""
     view = x.notes.get(_VIEW) if x.notes is not None else None
     return view.value if view is not None and view.source is body and not view.is_changed else loads(body)
 

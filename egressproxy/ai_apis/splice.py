@@ -18,10 +18,8 @@ _END: Final = object()
 
 
 def spliced(text: str, changes: Mapping[Path, Any]) -> str:
-    """This JSON text with other values at these paths. A member that is not there is added at the end of its object.
-
-    `text` must have been read before: it is an object or array with one meaning. Raises Unreadable where a path leads
-    through a value that is neither, or to an element that is not there.
+    """This JSON text, read before and of one meaning, with other values at these paths. A missing member is added at
+    the end of its object. Raises Unreadable where a path leads through a scalar, or to an element that is not there.
     """
     tree: dict[Any, Any] = {}
     for path, value in changes.items():
@@ -99,9 +97,8 @@ class _Splice:
 
 
 def spliced_text(source: bytes, before: str, after: str) -> bytes | None:
-    """This JSON with one of its strings replaced, which says `before`, at a tenth of the price of `spliced`.
-
-    None where it cannot be told at a glance which one that is: it may be written in another way, or stand there twice.
+    """This JSON with its string `before` replaced, at a tenth of the price of `spliced`. None where it is not seen at a
+    glance which one that is: it may be written in another way, or stand there twice.
     """
     # Without these two escapes there is one way to write a string: the one place that says it is the place.
     if b"\\u" in source or b"\\/" in source:

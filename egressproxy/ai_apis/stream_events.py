@@ -1,7 +1,5 @@
-"""StreamEvent: what one event of a streamed answer says: pieces of texts by channel, texts that are whole, and ends.
-
-As with whole messages, the APIs are told by the shape of their JSON. What an event holds beside what is known of it is
-taken for text of its own: nothing passes unseen because it is new.
+"""StreamEvent: what one event of a streamed answer says: pieces of texts by channel, whole texts, and ends. APIs are
+told by the shape of their JSON; what is not known of an event is text of its own: nothing new passes unseen.
 """
 
 from __future__ import annotations
@@ -312,7 +310,7 @@ def _responses(value: dict[str, Any], type_: str, event: StreamEvent) -> None:
     for told in _found(value, ()):
         found = told
         if found.inner:  # arguments were told in pieces as the text that they are
-            holder, _ = _holder(value, found.path)
+            holder = _holder(value, found.path)
             found = found._replace(inner=(), text=holder[found.path[-1]])
             if event.wholes and event.wholes[-1].found.path == found.path:
                 continue
@@ -331,7 +329,7 @@ def _channel_of(value: dict[str, Any], found: Found) -> Channel | None:
             content = _number(index)
         elif name == "summary":
             summary = _number(index)
-    holder, _ = _holder(value, path)
+    holder = _holder(value, path)
     type_ = in_object(holder, "type")
     name = _TEXT_OF_TYPE.get(type_, "") if type(type_) is str else ""
     if not name or _RESPONSE_TEXTS[name][1] != path[-1]:
@@ -397,7 +395,7 @@ def _plain(value: dict[str, Any], event: StreamEvent) -> bool:
             for found in _found(value, ()):
                 if found.path != path and found.path[-1] not in _PLAIN_ENDS:
                     event.wholes.append(WholeText(found))
-            holder, _ = _holder(value, path)
+            holder = _holder(value, path)
             if any(holder.get(name) or value.get(name) for name in _PLAIN_ENDS):
                 event.ends.append(("plain",))
             return True
@@ -419,8 +417,8 @@ def _found(value: Any, path: Path) -> Iterator[Found]:
         yield found._replace(path=(*path, *found.path))
 
 
-def _holder(value: Any, path: Path) -> tuple[Any, Any]:
+def _holder(value: Any, path: Path) -> Any:
     """The object or array that has what stands at this path."""
     for step in path[:-1]:
         value = value[step]
-    return value, path[-1]
+    return value

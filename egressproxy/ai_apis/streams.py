@@ -57,9 +57,8 @@ class TextFunction(Protocol):
 
 
 def framing_of(media_type: bytes, operation: Operation | None = None) -> Framing | None:
-    """How a stream of this type (in lower case, without parameters) is framed; None where it is no stream.
-
-    `operation`: what was asked for; Gemini answers with an array of JSON where it is not asked for events.
+    """How a stream of this type (lower case, no parameters) is framed; None: no stream. Gemini's answer to an
+    `operation` that asks for no events is an array of JSON.
     """
     if media_type == b"text/event-stream":
         return SseFraming()
@@ -71,10 +70,8 @@ def framing_of(media_type: bytes, operation: Operation | None = None) -> Framing
 
 
 class StreamReader:
-    """Tells the events of a stream.
-
-    Raises Unreadable where the framing is broken, an event is too long, or looks like JSON that cannot be read here.
-    One that `is_lenient` passes over such an event, and tells nothing more of a stream whose framing is broken.
+    """Tells the events of a stream. Raises Unreadable where the framing is broken, an event is too long, or looks like
+    JSON that cannot be read; one that `is_lenient` passes over it, and tells no more of a broken stream.
     """
 
     __slots__ = ("_framing", "_is_lenient")

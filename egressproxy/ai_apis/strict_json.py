@@ -1,8 +1,5 @@
-"""JSON as translation reads and writes it.
-
-Requests are read strictly: where two readers could understand different things, nothing is understood. A duplicate key
-is one value to a filter and another to a provider (RFC 8259 section 4), NaN is no JSON, a number that no double holds
-becomes infinity, and half of a surrogate pair cannot be written as UTF-8.
+"""JSON as translation reads and writes it. What two readers could understand differently is refused: duplicate keys
+(RFC 8259 section 4), NaN, numbers that no double holds, half a surrogate pair.
 """
 
 from __future__ import annotations
@@ -26,9 +23,7 @@ _COUNTED: Final = b'{[,"'
 def has_too_many_parts(
     text: bytes, parts: int = MAX_PARTS, commas: int = MAX_COMMAS, strings: int = MAX_STRINGS
 ) -> bool:
-    """Whether this JSON has more objects and arrays than `parts`, or more commas or strings than those. What stands
-    inside of strings does not count.
-    """
+    """Whether this JSON has more objects and arrays, commas or strings than these, outside of strings."""
     if len(text) - len(text.translate(None, _COUNTED)) <= min(parts, commas, strings):  # one look for all of them
         return False
     if text.count(b"{") + text.count(b"[") <= parts and text.count(b'"') <= strings and text.count(b",") <= commas:
@@ -71,9 +66,8 @@ class Unreadable(ValueError):
 
 
 def dumps(value: Any) -> bytes:
-    """This value as JSON in UTF-8, without spaces. Half a surrogate pair, which only streams have, stays an escape.
-
-    Raises Unreadable for an infinite number, which is what a provider's `1e999` becomes, and for too many levels.
+    """This value as JSON in UTF-8, without spaces; half a surrogate pair, of streams alone, stays an escape. Raises
+    Unreadable for an infinite number (a provider's `1e999`), and for too many levels.
     """
     try:
         return _encode(value).encode()
@@ -176,10 +170,7 @@ def _number(digits: str) -> float:
 
 
 def _has_many_openers(text: bytes) -> bool:
-    """Whether a long text has more braces and brackets than MAX_DEPTH; some may be those of strings.
-
-    Where there are few of them, to look for the next one is 50 times as quick as to count.
-    """
+    """Whether braces and brackets are more than MAX_DEPTH, in strings, too: few are quicker found than counted."""
     many = 0
     for opener in (b"{", b"["):
         at = text.find(opener)

@@ -1,8 +1,5 @@
-"""Each piece of text in a message of an AI provider, found by what its JSON looks like.
-
-The walk knows the APIs by their shapes and not by the path of the request, and what it does not know it takes for text:
-a field that is new, or that another API has, is not passed over. Left out are names of models, tools, types and ids,
-and binary data (images, audio, files in base64), which no reader of text can look into.
+"""Each piece of text in a message of an AI provider, found by the shape of its JSON: what is not known is taken for
+text. Left out are names of models, tools, types and ids, and binary data (images, audio, files in base64).
 """
 
 from __future__ import annotations
@@ -36,10 +33,8 @@ class TextKind(str, Enum):
 
 
 class Found(NamedTuple):
-    """A text and where it is.
-
-    `inner` is not () where the value at `path` is a string of JSON (arguments of calls are): the text is at `inner`
-    inside of that. `is_signed`: the provider has signed it (thinking of Anthropic), and refuses it where it is changed.
+    """A text and its `path`. `inner`, if not (), leads on within the string of JSON there (arguments of calls).
+    `is_signed`: the provider has signed it (thinking of Anthropic), and refuses it where it is changed.
     """
 
     path: Path

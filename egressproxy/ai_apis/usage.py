@@ -1,6 +1,5 @@
-"""TokenUsage: how many tokens a request took, as each API tells it, in one form.
-
-Sources: OpenAI CompletionUsage and ResponseUsage, Anthropic Usage, Gemini UsageMetadata, Bedrock TokenUsage.
+"""TokenUsage: how many tokens a request took, as each API tells it, in one form. Sources: OpenAI CompletionUsage and
+ResponseUsage, Anthropic Usage, Gemini UsageMetadata, Bedrock TokenUsage.
 """
 
 from __future__ import annotations
@@ -12,10 +11,8 @@ _MOST: Final = 10**12
 
 
 class TokenUsage(NamedTuple):
-    """Numbers of tokens.
-
-    `input_tokens` are all of the request: `cached_tokens` (read from a cache) and `cache_write_tokens` are among them.
-    `output_tokens` are all of the answer: `reasoning_tokens` are among them.
+    """`input_tokens` are all of the request: `cached_tokens` (read from a cache) and `cache_write_tokens` are among
+    them. `output_tokens` are all of the answer, with `reasoning_tokens`.
     """
 
     input_tokens: int = 0
@@ -52,10 +49,7 @@ def usage_of(value: Any) -> TokenUsage | None:
 
 
 def merged(before: TokenUsage | None, after: TokenUsage | None) -> TokenUsage | None:
-    """What two events of a stream tell together: Anthropic's first one tells the input, its last one the output.
-
-    Each number is the larger one: those of later events are totals.
-    """
+    """The larger numbers of two events of a stream: the first of Anthropic tells the input, its last one the output."""
     if before is None or after is None:
         return after or before
     return TokenUsage(

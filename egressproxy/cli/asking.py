@@ -37,10 +37,8 @@ def ask(
     token: str = "",
     near: Callable[[], str] | None = None,
 ) -> dict[str, Any]:
-    """The JSON body of one response. `token` is that of `--api-token-file`, "" for none.
-
-    Exits the process: with 2 if there is no response, or the request is refused; with `not_found` for a 404, after the
-    lines that `near` gives; with 1 for a 409, which says that the request was not carried out.
+    """The JSON body of one response. `token` is that of `--api-token-file`, "" for none. Exits with 2 without a
+    response, or if refused; with `not_found` for a 404, after the lines of `near`; with 1 for a 409 (not carried out).
     """
     with _answer(admin, path, pairs, method, accept, ASK_S, {404: not_found, 409: 1}, token, near) as answer:
         body: dict[str, Any] = json.loads(answer.read())
@@ -114,9 +112,8 @@ def answer_offline(
     config: Sequence[ConfigSource], bind: tuple[str, ...], pairs: Pairs, read: Callable[[Pairs], Q],
     answer: Callable[[Snapshot, Q], Awaitable[dict[str, Any]]],
 ) -> dict[str, Any]:  # fmt: skip
-    """What `answer` says of this configuration to the question that `read` finds in these parameters.
-
-    Exits with 2 if it cannot be served. Raises click.UsageError for a question that is none.
+    """What `answer` says of this configuration to the question that `read` finds in these parameters. Exits with 2 if
+    it cannot be served. Raises click.UsageError for a question that is none.
     """
     import asyncio
 

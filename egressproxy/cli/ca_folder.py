@@ -61,10 +61,7 @@ class CaFolder:
         return cls(path, chain, key, trusted)
 
     def rotate(self, *, keeps_old: bool) -> CaFolder:
-        """A new CA in place of this one. `keeps_old`: the old one has signed it, and stays trusted.
-
-        Raises CaProblem where that cannot be, OSError.
-        """
+        """A new CA for this one, which with `keeps_old` signs it and stays trusted. Raises CaProblem, OSError."""
         old = self._root()
         life = old.not_valid_after_utc - old.not_valid_before_utc
         permitted, excluded = self._constraints()

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from egressproxy.cli.asking import ADMIN, ask, token_of
-from egressproxy.cli.options import admin_option, api_token_option, output_option
+from egressproxy.cli.options import asking_options, deciding_options
 from egressproxy.cli.styled_lines import printable
 
 
@@ -27,8 +27,7 @@ def command() -> None:
 
 
 @command.command("show")
-@output_option
-@admin_option("The admin address of the process.")
+@asking_options
 def show(output: str, admin: tuple[str, int] | None) -> None:
     """Print entries, bytes and hits of each cache.
 
@@ -55,9 +54,7 @@ def show(output: str, admin: tuple[str, int] | None) -> None:
     help="Answers for this service account; -/- for clients without an identity.",
 )  # fmt: skip
 @click.option("--all", "everything", is_flag=True, help="Every answer.")
-@api_token_option
-@output_option
-@admin_option("The admin address of the process.")
+@deciding_options
 def purge(
     route: str,
     path: str,

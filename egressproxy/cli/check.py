@@ -101,9 +101,8 @@ def command(
 
 
 def _build_filters(resources: ResourceSet, compiled: Compiled) -> list[Problem]:
-    """The Python filters that cannot be built with the Secrets that they have, and filters that name what this machine
-    has not. Raises ConfigError with every filter
-    whose manifest or file is wrong. Each has the place where it is declared.
+    """The Python filters that cannot be built with their Secrets, and those that name what this machine has not, with
+    their places. Raises ConfigError with every filter whose manifest or file is wrong.
     """
     from egressproxy.ir.gateway import extensions
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 import click
 
 from egressproxy.cli.client_settings import LOCAL, PROVIDERS, Login
+from egressproxy.cli.options import Decorator, together
 
 #: Longer than any token: the file is another.
 _MAX_TOKEN_BYTES: Final = 16_384
@@ -75,7 +75,8 @@ def login_of(token: str, user: str, password: str) -> Login:
     return Login("token", token) if token else Login(user, password)
 
 
-_OPTIONS: Final = (
+#: What CLIENT_OPTIONS names.
+client_options: Decorator = together(
     click.option(
         "--no-proxy", metavar="HOSTS", default=",".join(LOCAL), show_default=True, callback=_hosts,
         help="Hosts that clients reach without the gateway, with commas between them.",
@@ -106,10 +107,3 @@ _OPTIONS: Final = (
 )  # fmt: skip
 #: Their names as parameters.
 CLIENT_OPTIONS: Final = ("no_proxy", "token", "user", "password", "base_urls", "ca")
-
-
-def client_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options that CLIENT_OPTIONS names."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command

@@ -221,9 +221,7 @@ class Rows:
     def __init__(
         self, definitions: Sequence[Mapping[str, Any]], is_wide: bool, has_namespaces: bool, prefix: str
     ) -> None:
-        """`definitions` are the Table's columns; `is_wide` shows those with a priority, too; `prefix` is put before
-        each name.
-        """
+        """`definitions`: the Table's columns, with a priority only if `is_wide`; `prefix` goes before each name."""
         self._shown = [index for index, each in enumerate(definitions) if is_wide or not each["priority"]]
         self._name = next((index for index, each in enumerate(definitions) if each["name"] == "Name"), None)
         self._prefix = prefix

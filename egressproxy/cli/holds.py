@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from egressproxy.cli.asking import ADMIN, ask, token_of
-from egressproxy.cli.options import admin_option, api_token_option, output_option
+from egressproxy.cli.options import deciding_options
 from egressproxy.cli.styled_lines import near_lines, printable
 from egressproxy.model.admin_requests import MAX_PAGE
 
@@ -29,9 +29,7 @@ def command() -> None:
 
 @command.command("list", short_help="Show what waits.")
 @click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True, help="The most that are shown.")
-@api_token_option
-@output_option
-@admin_option("The admin address of the process.")
+@deciding_options
 def list_holds(limit: int, token: Path | None, output: str, admin: tuple[str, int] | None) -> None:
     """Print each request that waits: its id, who asks for what, and how long it has, those first that are denied first.
     Who may not decide sees no query and no body.
@@ -96,9 +94,7 @@ def _content(hold: dict[str, Any]) -> Iterator[str]:
 @click.argument("key", metavar="ID")
 @click.option("--by", metavar="NAME", default="", help="Who approves, for the access log and Events.")
 @click.option("--why", metavar="TEXT", default="", help="Why, for the access log and Events.")
-@api_token_option
-@output_option
-@admin_option("The admin address of the process.")
+@deciding_options
 def approve(key: str, by: str, why: str, token: Path | None, output: str, admin: tuple[str, int] | None) -> None:
     """Let the request with this ID go on: this one alone.
 
@@ -115,9 +111,7 @@ def approve(key: str, by: str, why: str, token: Path | None, output: str, admin:
 @click.argument("key", metavar="ID")
 @click.option("--by", metavar="NAME", default="", help="Who denies, for the access log and Events.")
 @click.option("--why", metavar="TEXT", default="", help="Why, for the access log, Events and the client.")
-@api_token_option
-@output_option
-@admin_option("The admin address of the process.")
+@deciding_options
 def deny(key: str, by: str, why: str, token: Path | None, output: str, admin: tuple[str, int] | None) -> None:
     """Refuse the request with this ID (403).
 

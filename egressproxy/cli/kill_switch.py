@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from egressproxy.cli.asking import ADMIN, ask, token_of
-from egressproxy.cli.options import admin_option, api_token_option, output_option
+from egressproxy.cli.options import asking_options, deciding_options
 from egressproxy.cli.styled_lines import near_lines, printable
 
 
@@ -27,8 +27,7 @@ def command() -> None:
 
 
 @command.command("list", short_help="Show who is out of service.")
-@output_option
-@admin_option("The admin address of the process.")
+@asking_options
 def list_killed(output: str, admin: tuple[str, int] | None) -> None:
     """Print the identities that are out of service, since when, and why.
 
@@ -45,9 +44,7 @@ def list_killed(output: str, admin: tuple[str, int] | None) -> None:
 @command.command("kill", short_help="Put an identity out of service.")
 @click.argument("identity")
 @click.option("--why", metavar="TEXT", default="", help="What `list` shows beside it. Clients are not told.")
-@api_token_option
-@output_option
-@admin_option("The admin address of the process.")
+@deciding_options
 def kill(identity: str, why: str, token: Path | None, output: str, admin: tuple[str, int] | None) -> None:
     """Refuse every request of IDENTITY from now on (403), and cut what is in progress for it, tunnels included.
 
@@ -67,9 +64,7 @@ def kill(identity: str, why: str, token: Path | None, output: str, admin: tuple[
 
 @command.command("restore", short_help="Put an identity back into service.")
 @click.argument("identity")
-@api_token_option
-@output_option
-@admin_option("The admin address of the process.")
+@deciding_options
 def restore(identity: str, token: Path | None, output: str, admin: tuple[str, int] | None) -> None:
     """Let IDENTITY do again what policies allow. A service account may be written in each form that names it.
 

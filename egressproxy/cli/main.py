@@ -1,6 +1,5 @@
-"""The command line. One file per verb, imported when the verb is used; a verb imports what it needs when it runs.
-
-Exit statuses: 0 done, 1 the configuration or the start is bad, 2 wrong usage.
+"""The command line: one file per verb, imported when it is used. Exit statuses: 0 done, 1 the configuration or the
+start is bad, 2 wrong usage.
 """
 
 from __future__ import annotations
@@ -87,10 +86,8 @@ class _Verbs(click.Group):
             formatter.write_dl(tuple(_VERBS.items()))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """The whole program, as the console script calls it.
-
-        A short-lived verb runs without the garbage collector and exits without tearing modules down: both would take a
-        quarter of the CPU time of `check`.
+        """The whole program, as the console script calls it. A short-lived verb runs without the garbage collector and
+        does not tear modules down: both would take a quarter of the CPU time of `check`.
         """
         # Otherwise importing pydantic looks through every installed package for plugins; no verb needs one.
         os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")

@@ -25,22 +25,28 @@ api_token_option: Decorator = click.option(
 )  # fmt: skip
 
 
-def client_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Who the client is: the command gets `identity`, `groups` and `claims`, as /explain and /dns take them."""
-    for option in (
-        click.option(
-            "--claim", "claims", multiple=True, metavar="NAME=VALUE",
-            help="A claim of the client's token; may be given again.",
-        ),
-        click.option(
-            "--group", "groups", multiple=True, metavar="NAME", help="A group of the client; may be given again."
-        ),
-        click.option(
-            "--as", "identity", metavar="NS/SA", default="-/-", help="The namespace and service account of the client."
-        ),
-    ):  # fmt: skip
-        command = option(command)
-    return command
+def together(*options: Decorator) -> Decorator:
+    """These options as one decorator; `--help` shows them in this order."""
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+#: Who the client is: the command gets `identity`, `groups` and `claims`, as /explain and /dns take them.
+client_options: Decorator = together(
+    click.option(
+        "--as", "identity", metavar="NS/SA", default="-/-", help="The namespace and service account of the client."
+    ),
+    click.option("--group", "groups", multiple=True, metavar="NAME", help="A group of the client; may be given again."),
+    click.option(
+        "--claim", "claims", multiple=True, metavar="NAME=VALUE",
+        help="A claim of the client's token; may be given again.",
+    ),
+)  # fmt: skip
 
 
 def client_pairs(identity: str, groups: tuple[str, ...], claims: tuple[str, ...]) -> list[tuple[str, str]]:
@@ -69,6 +75,9 @@ def admin_option(help_text: str, default: str | None = f"{ADMIN[0]}:{ADMIN[1]}")
     )
 
 
+#: For verbs that ask a process, or change something in it.
+asking_options: Decorator = together(output_option, admin_option("The admin address of the process."))
+deciding_options: Decorator = together(api_token_option, asking_options)
 #: For verbs that ask a process, or with --config what one would answer.
 asked_admin_option: Decorator = admin_option(
     f"Ask the process with this admin address. Default without --config: {ADMIN[0]}:{ADMIN[1]}.", default=None

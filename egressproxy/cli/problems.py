@@ -28,9 +28,7 @@ def show_findings(findings: Iterable[Problem], file: IO[str]) -> None:
 
 
 def compiled_or_exit(paths: Sequence[ConfigSource], bind: tuple[str, ...]) -> ConfigIR:
-    """These files, folders and Secrets, compiled. Exits with 2 if they are refused, after printing every problem on
-    standard error.
-    """
+    """These files, folders and Secrets, compiled. If refused, prints the problems on stderr and exits with 2."""
     from egressproxy.config.reading.problems import ConfigError
     from egressproxy.processes.loader.compilation import loaded
 

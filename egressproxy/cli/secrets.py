@@ -59,10 +59,7 @@ def secret_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def secret_sources(
     secret: Sequence[str], secrets: Sequence[Path], secret_env: Sequence[str]
 ) -> tuple[SecretSource, ...]:
-    """The sources that these options name. Raises click.BadParameter.
-
-    Removes the variables from the environment: no child process needs them.
-    """
+    """The sources that these options name. Their variables leave the environment. Raises click.BadParameter."""
     made = [SecretSource(path=folder) for folder in secrets]
     for written in secret:
         namespace, name, key, path = _parts(written, "--secret", _FORM)

@@ -1,7 +1,5 @@
-"""How a process that serves begins: behind the command line, or in a program that has read nothing but its options.
-
-The parser of the command line and its modules would take 4 MB for as long as the gateway runs. So `begin` replaces the
-process: the same process id, descriptors and environment, and a new interpreter, as each worker has one.
+"""How a process that serves begins: as the same process (id, descriptors, environment) with a new interpreter, which
+reads nothing but its options. The command line's modules would take 4 MB for as long as the gateway runs.
 """
 
 from __future__ import annotations
@@ -28,10 +26,7 @@ _KNOWN: Final = classes((FilterListener, Path, RunOptions, SecretBytes, SecretSo
 
 
 def begin(options: RunOptions) -> int:
-    """Serve until a signal, in a new program where one can take the place of this; returns the exit status.
-
-    A program that calls the command line as a function (a test) keeps its process.
-    """
+    """Serve until a signal, in a new program unless the command line was called as a function; the exit status."""
     import click
 
     if click.get_current_context().find_root().obj != PROGRAM:
@@ -60,10 +55,7 @@ def main(descriptor: int) -> None:
 
 
 def serve(options: RunOptions, started: Started | None = None) -> int:
-    """Serve until a signal; returns the exit status. What is wrong with the configuration is shown.
-
-    `started`: see `app.run`.
-    """
+    """Serve until a signal; the exit status. A wrong configuration is shown. `started`: see `app.run`."""
     if options.log_format == "json":
         from egressproxy.telemetry.json_lines import take_over
 

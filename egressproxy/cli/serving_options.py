@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Final
+from typing import Final
 
 import click
 
 from egressproxy.cli.option_values import address_and_port, memory_size, seconds, whole_number
+from egressproxy.cli.options import Decorator, together
 
 #: More than any machine has cores: a typing error must not start ten thousand processes.
 MAX_WORKERS: Final = 256
@@ -23,7 +23,8 @@ def _path(_ctx: click.Context, _param: click.Parameter, value: str | None) -> st
     return None if value == "-" else value
 
 
-_OPTIONS: Final = (
+#: Of a process that serves, named as the fields of RunOptions.
+serving_options: Decorator = together(
     click.option(
         "--metrics", type=address_and_port, default="off", show_default=True, metavar="HOST:PORT",
         help="A second address that serves only /metrics, /healthz, /livez and /readyz, for scrapers and probes on the"
@@ -58,10 +59,3 @@ _OPTIONS: Final = (
         " process serves itself.",
     ),
 )  # fmt: skip
-
-
-def serving_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Adds the options of a process that serves, named as the fields of RunOptions."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command

@@ -34,9 +34,7 @@ _SHOWN: Final = 5
 
 
 def near_lines(word: str, known: Iterable[str], nothing: str, what: str) -> str:
-    """What to show where this word is not known: "WHAT: a, b", the words that are most like it, or the first of all;
-    `nothing` where there is none.
-    """
+    """ "WHAT: a, b": words like this unknown one, or the first of all; `nothing` where there is none."""
     from difflib import get_close_matches  # only here: most verbs do without
 
     by_lower = {each.lower(): each for each in known}

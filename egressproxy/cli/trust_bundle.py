@@ -36,10 +36,7 @@ class TrustProblem(ValueError):
 
 
 def read_ca(path: Path) -> str:
-    """The certificates in a file of PEM, or in the `ca.crt` of a folder: only these, whatever else is in the file.
-
-    Raises TrustProblem.
-    """
+    """The certificates in a file of PEM, or in a folder's `ca.crt`, and nothing else of it. Raises TrustProblem."""
     file = path / "ca.crt" if path.is_dir() else path
     try:
         found = x509.load_pem_x509_certificates(file.read_text("ascii", "replace").encode())

@@ -71,9 +71,8 @@ def free_port() -> int:
 def run_wrapped(
     options: RunOptions, command: Sequence[str], settings: ClientSettings, login: Login, ca: Path | None, listener: str
 ) -> int:
-    """Serve until the command has ended; returns its exit status, or ends with the signal that has ended it.
-
-    `login`: what the command shows the gateway. `ca`, `listener`: as in the options of these names.
+    """Serve until the command has ended; returns its exit status, or ends with its signal. `login`: what it shows the
+    gateway. `ca`, `listener`: as in the options.
     """
     if not shutil.which(command[0]):
         return _not_run(command[0])

@@ -87,10 +87,8 @@ METADATA: Final[frozenset[IPAddress]] = frozenset(
 
 
 class Resolved(tuple[IPAddress, ...]):
-    """Addresses in the order in which they should be tried; a tuple, which is what most readers want.
-
-    `through`: the names on the way to them, in lower case: the name that was asked for where the search list completed
-    it, and the targets of CNAME records.
+    """Addresses in the order in which they should be tried. `through`: the names on the way to them, in lower case: as
+    the search list completed it, and the targets of CNAME records.
     """
 
     through: tuple[str, ...]

@@ -1,6 +1,5 @@
-"""What requests to the admin address ask for: which answers a cache forgets, and what a person says of held requests.
-
-Values: the admin API reads them, workers carry them out.
+"""What requests to the admin address ask for, read by the admin API and carried out by workers: which answers a cache
+forgets, and what a person says of held requests.
 """
 
 from __future__ import annotations
@@ -28,10 +27,8 @@ _OF_PURGE: Final = ("route", "path", "identity", "all")
 
 @dataclass(frozen=True, slots=True)
 class CachePurge:
-    """The answers for which all of these hold; "" does not choose.
-
-    `route` is `namespace/name`, `path` a prefix of the path that clients asked for (without the query, in whatever
-    percent-encoding), `identity` is `namespace/service account`, `-/-` for clients without one.
+    """The answers for which all of these hold; "" does not choose. `route` is `namespace/name`, `path` a prefix (no
+    query, any percent-encoding), `identity` is `namespace/service account`, `-/-` for clients without one.
     """
 
     route: str = ""

@@ -1,7 +1,5 @@
-"""Authority: host and port, read once by one strict ASCII grammar.
-
-The same value is used to match, to log, to resolve, to send as SNI and to dial. Text that is not in the grammar is
-refused, never repaired: no IDNA, no percent-decoding, no octal or short IPv4 forms, no zone ids.
+"""Authority: host and port, read once by one strict ASCII grammar, for matching, logs, resolving, SNI and the dial.
+Anything else is refused, never repaired: no IDNA, no percent-decoding, no octal or short IPv4 forms, no zone ids.
 Sources: RFC 3986 section 3.2.2, RFC 1123 section 2.1, RFC 6761, RFC 9110 section 4.2.
 """
 
@@ -37,10 +35,7 @@ class AuthorityError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """`host` is lower-case ASCII without trailing dot, or the canonical text of an address (IPv6 without brackets).
-
-    `text` is how it is written: `host:port`.
-    """
+    """`host`: lower-case ASCII, no trailing dot, or an address's canonical text (no brackets); `text`: `host:port`."""
 
     host: str
     port: int
@@ -98,9 +93,8 @@ def parse_host(raw: bytes) -> tuple[str, IPAddress | None]:
 
 @lru_cache(maxsize=4096)
 def parse_authority(raw: bytes, default_port: int | None = None) -> Authority:
-    """Read `host[:port]`. Without a default the port is required (CONNECT, RFC 9110 section 9.3.6).
-
-    Raises AuthorityError for userinfo, an empty host, an empty or out-of-range port, and anything not in the grammar.
+    """Read `host[:port]`; without a default the port is required (CONNECT, RFC 9110 section 9.3.6). Raises
+    AuthorityError for userinfo, an empty host, a bad port, and what is not in the grammar.
     """
     if raw.startswith(b"["):
         end = raw.find(b"]") + 1

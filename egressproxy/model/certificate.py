@@ -1,6 +1,5 @@
-"""Certificates as values: how long one or a revocation list may be used, what is to be said of it; and minted ones.
-
-Certificates are parsed by the process that reads the configuration; the processes that serve have only these figures.
+"""Certificates as values: how long one or a revocation list may be used, what is to be said of it; and minted ones. The
+process that reads the configuration parses them; those that serve have only these figures.
 """
 
 from __future__ import annotations
@@ -107,10 +106,7 @@ def _date(seconds: float) -> str:
 
 
 def why_not_a_ca(certificate: x509.Certificate) -> str:
-    """Why clients would believe nothing that this certificate has signed; "" where they would.
-
-    Source: RFC 5280 sections 4.2.1.3 and 4.2.1.9.
-    """
+    """Why clients believe nothing that it has signed; "" where they would (RFC 5280 sections 4.2.1.3 and 4.2.1.9)."""
     from cryptography import x509  # here: the processes that serve have it for interception alone
 
     try:

@@ -1,6 +1,5 @@
-"""Exchange: one request and its response, or one tunnel, from first byte to log line.
-
-Slotted and mutable; created by the conductor, handed to every filter, observed once by metrics and the access log.
+"""Exchange: one request and its response, or one tunnel, from first byte to log line: created by the conductor, handed
+to every filter, observed once by metrics and the access log.
 """
 
 from __future__ import annotations
@@ -14,9 +13,7 @@ from egressproxy.model.message import RequestHead, ResponseHead
 
 
 class BackendChoice:
-    """`excluded` are "namespace/name" of backends that must not get the request; `preferred` is asked first, "" if none
-    is.
-    """
+    """`excluded` are "namespace/name" of backends that must not get the request; `preferred` is asked first, or ""."""
 
     __slots__ = ("excluded", "preferred")
 
@@ -127,9 +124,7 @@ ANONYMOUS: Final = CallerIdentity()
 
 
 def tenant_of(identity: CallerIdentity) -> str:
-    """Whose connections to backends a client uses, where they are not for all: those of its namespace; without one,
-    those of its name; "-" for all that nobody knows.
-    """
+    """Whose connections to backends a client uses: its namespace's; without one, its name's; "-" where nobody knows."""
     return f"namespace {identity.namespace}" if identity.namespace != "-" else identity.name
 
 
@@ -141,10 +136,8 @@ def namespace_in(trust_domain: str, namespace: str, own: str) -> str:
 
 
 def service_account_name(namespace: str, service_account: str) -> str:
-    """The name of a service account, for `CallerIdentity.name`: as Kubernetes has it, and in another trust domain as
-    SPIFFE has it; "-" where a part is not known.
-
-    Sources: Kubernetes, Authenticating, Service account tokens; Istio, SPIFFE ids.
+    """The `CallerIdentity.name` of a service account, "-" where a part is not known. Sources: Kubernetes,
+    Authenticating, Service account tokens; of another trust domain Istio, SPIFFE ids.
     """
     if namespace == "-" or service_account == "-":
         return "-"
@@ -156,8 +149,7 @@ def service_account_name(namespace: str, service_account: str) -> str:
 
 class BackendOrigin(NamedTuple):
     """Who an attempt is made to: `host` (a name or an address) and `port` as configured or named by the client.
-
-    `is_secure`: over TLS. `names` are those of which the certificate has to show one; empty where none is verified.
+    `is_secure`: over TLS, whose certificate has to show one of `names`, if there are any.
     """
 
     host: str
@@ -333,10 +325,8 @@ class Exchange:
             self.would_deny = list(dict.fromkeys((*(self.would_deny or ()), *reasons)))
 
     def note(self, key: str, value: object) -> None:
-        """Keep a value until the end of the exchange; `notes` has it under this key, which names the filter.
-
-        Raises NotesFull for more than MAX_NOTES, and for bytes or text longer than MAX_NOTE_BYTES. What other objects
-        hold is not measured.
+        """Keep a value until the end of the exchange, in `notes` under this key, which names the filter. Raises
+        NotesFull beyond MAX_NOTES, or MAX_NOTE_BYTES of bytes or text; what other objects hold is not measured.
         """
         if isinstance(value, (bytes, str, bytearray)) and len(value) > MAX_NOTE_BYTES:
             raise NotesFull(f"the note {key[:80]!r} is longer than {MAX_NOTE_BYTES}: keep a part of it, or its hash")
@@ -365,10 +355,8 @@ class Exchange:
         self.notes = None
 
     def exclude_backend(self, name: str) -> None:
-        """Do not send this request to the backend "namespace/name", whatever its rule, its Failover and retries say.
-
-        In request-headers, and in request-body of a filter that gets the body whole. Where every backend is excluded
-        the request is denied (403). Raises RuntimeError once a backend is chosen.
+        """Do not send this request to the backend "namespace/name", whatever rule, Failover and retries say; denied
+        (403) if none is left. In request-headers, or request-body with the whole body: RuntimeError once one is chosen.
         """
         self._choice().excluded.add(name)
 
@@ -429,9 +417,7 @@ _ATTEMPTS: Final = "attempts"
 
 
 class AttemptTrail:
-    """Who was asked for one exchange, how each attempt ended, and how long it took. `is_shown`: the client is told of
-    them, in X-Egress-Attempts.
-    """
+    """Who was asked, how each attempt ended, how long it took. `is_shown`: the client is told (X-Egress-Attempts)."""
 
     __slots__ = ("_attempts", "is_shown")
 

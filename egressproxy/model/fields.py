@@ -22,20 +22,15 @@ VALUE: Final = re.compile(rb"(?:[\x21-\x7e\x80-\xff](?:[\t \x21-\x7e\x80-\xff]*[
 
 @lru_cache(maxsize=2048)
 def finder(name: bytes) -> re.Pattern[bytes]:
-    """The pattern that finds a field by its (lower-case) name; group 1 is its value without surrounding blanks.
-
-    Whatever the blanks in it, a value costs one pass, and the blanks behind it another.
-    """
+    """The pattern of a field by its lower-case name; group 1 is its value, without the blanks around it."""
     value = rb"[ \t]*+([^\r]*[^\r \t]|)"
     return re.compile(rb"\r\n%s:%s" % (re.escape(name), value), re.IGNORECASE)
 
 
 @lru_cache(maxsize=1024)
 def every_spelling(names: tuple[str, ...]) -> re.Pattern[bytes]:
-    """For `Fields.cut`: these fields in every case, with "_" for "-", and with either around (CVE-2025-64484).
-
-    Origins behind CGI and WSGI read `X_A` as `X-A` (RFC 3875 section 4.1.18: both are HTTP_X_A), so what sets or
-    removes one field has to take out both.
+    """For `Fields.cut`: these fields in every case, with "_" for "-", and with either around (CVE-2025-64484): origins
+    behind CGI and WSGI read `X_A` as `X-A` (RFC 3875 section 4.1.18), so that both have to go.
     """
     bare = {name.lower().strip("-_").replace("_", "-") for name in names}
     forms = sorted(re.escape(name).replace(r"\-", "[-_]") for name in bare)
@@ -144,8 +139,5 @@ class Fields:
 
 
 def media_type(fields: Fields) -> bytes:
-    """The type of a body, in lower case and without parameters; b"" where nothing says it. Of several lines the first.
-
-    Source: RFC 9110 section 8.3.1.
-    """
+    """The type of a body (RFC 9110 section 8.3.1), lower case, no parameters; b"" if none. Of several the first."""
     return (fields.get(b"content-type") or b"").partition(b";")[0].strip().lower()

@@ -43,9 +43,7 @@ _KEYS: Final = (
 
 
 class NotVerified(Exception):
-    """The value does not say who the client is; the text says why, and never repeats the value. `result` is one of a
-    closed list of words, for metrics.
-    """
+    """Why the value does not say who the client is, without the value. `result`: of a closed list, for metrics."""
 
     def __init__(self, result: str, text: str) -> None:
         super().__init__(text)
@@ -73,9 +71,8 @@ class ForwardedIdentity:
 
 
 def sign(key: SecretBytes, identity: ForwardedIdentity, method: bytes, authority: str, now: float) -> bytes:
-    """The value for a request with this method and authority ("host:port"). `now` is in seconds since 1970.
-
-    Raises TooMuchToTell: to leave groups out could lift what the other gateway denies to them.
+    """The value for a request with this method and authority ("host:port"); `now` in seconds since 1970. Raises
+    TooMuchToTell: to leave groups out could lift what is denied to them.
     """
     claims: dict[str, list[str]] | None = None
     if identity.claims_read is not None:
@@ -107,9 +104,7 @@ class SeenValues:
         self._forgotten = 0  # nothing of this second and those before is believed
 
     def take(self, time: int, mac: bytes, now: float) -> None:
-        """Remember this MAC of that second (since 1970). Raises NotVerified if it is remembered already, or could be
-        one that was forgotten.
-        """
+        """Remember this MAC of that second (since 1970). Raises NotVerified if it may have been shown before."""
         if time <= self._forgotten:
             raise NotVerified("forgotten", "it is older than the values that this gateway remembers")
         of_second = self._by_second.get(time)
@@ -135,10 +130,8 @@ class SeenValues:
 def verify(
     keys: Iterable[SecretBytes], value: bytes, method: bytes, authority: str, now: float, seen: SeenValues
 ) -> ForwardedIdentity:
-    """Who the client is, if one of the keys has signed this value for this method and authority, it is young, and was
-    not `seen` yet; from now on it is. `now` is in seconds since 1970.
-
-    Raises NotVerified.
+    """Who the client is, if one of the keys has signed this value for this method and authority, it is young, and not
+    `seen` yet; now it is. `now` is in seconds since 1970. Raises NotVerified.
     """
     parts = value.split(b".")
     if len(value) > MAX_BYTES or len(parts) != 3 or parts[0] != _VERSION:

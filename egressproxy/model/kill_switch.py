@@ -1,8 +1,6 @@
-"""KilledIdentities: the clients that an operator has put out of service. Values, which the admin API reads and workers
-carry out.
-
-A service account is the same client in each form that names it: as a certificate says it (spiffe://…/ns/NS/sa/NAME, in
-any trust domain) and as Kubernetes does (system:serviceaccount:NS:NAME). One that is killed in one form is in all.
+"""KilledIdentities: the clients that an operator has put out of service, read by the admin API, carried out by workers.
+A service account is one client, as a certificate names it (spiffe://…/ns/NS/sa/NAME, in any trust domain) and as
+Kubernetes does (system:serviceaccount:NS:NAME): killed in one form, it is so in all.
 """
 
 from __future__ import annotations
@@ -73,9 +71,7 @@ class KillChange:
 
 
 class KilledIdentities:
-    """Those that are killed after so many changes (`revision`); false where nobody is. A service account is there once,
-    in the form that was said last.
-    """
+    """Those killed after so many changes (`revision`); false: nobody. A service account is there once, as said last."""
 
     __slots__ = ("_accounts", "_by_name", "revision")
 

@@ -1,6 +1,5 @@
-"""LocalResponse: a response that a filter or the gateway itself makes, in place of the backend's.
-
-A filter's own code makes it, and may give what is no tuple: so it is interpreted in every build.
+"""LocalResponse: what a filter or the gateway itself answers in place of the backend. A filter's own code makes it, and
+may give what is no tuple: so it is interpreted in every build.
 """
 
 from __future__ import annotations
@@ -10,10 +9,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class LocalResponse:
-    """A response that a filter or the gateway itself makes, instead of the backend's.
-
-    `status` from 200 to 599. `fields` are pairs of name and value, without framing (the gateway writes Content-Length);
-    a filter's are checked as `Fields.add` checks them. `phrase` b"": the usual one of this status.
+    """What is answered instead of the backend: `status` from 200 to 599, `fields` without framing (we write
+    Content-Length), a filter's checked as `Fields.add` checks them. `phrase` b"" is the usual one of this status.
     """
 
     status: int

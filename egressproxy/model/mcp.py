@@ -1,7 +1,4 @@
-"""The Model Context Protocol, as far as the gateway knows it: its revisions and its fields.
-
-Source: modelcontextprotocol.io, Versioning; Transports, Streamable HTTP.
-"""
+"""MCP's revisions and fields (modelcontextprotocol.io, Versioning; Transports, Streamable HTTP)."""
 
 from __future__ import annotations
 

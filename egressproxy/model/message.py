@@ -148,25 +148,11 @@ class ResponseHead:
 
     __slots__ = ("body", "connection_close", "fields", "http_1_0", "phrase", "status", "upgrade", "via")
 
-    def __init__(
-        self,
-        status: int,
-        phrase: bytes,
-        fields: Fields,
-        http_1_0: bool = False,
-        body: BodyLength = 0,
-        connection_close: bool = False,
-        upgrade: bytes = b"",
-        via: bytes = b"",
-    ) -> None:
-        self.status = status
-        self.phrase = phrase
-        self.fields = fields
-        self.http_1_0 = http_1_0
-        self.body = body
-        self.connection_close = connection_close
-        self.upgrade = upgrade
-        self.via = via
+    def __init__(self, status: int, phrase: bytes, fields: Fields) -> None:
+        self.status, self.phrase, self.fields = status, phrase, fields
+        self.http_1_0 = self.connection_close = False
+        self.body: BodyLength = 0
+        self.upgrade = self.via = b""
 
     @property
     def is_interim(self) -> bool:
@@ -192,10 +178,8 @@ _BACKSLASH: Final = 0x5C
 
 
 def has_dot_segment(path: bytes) -> bool:
-    """Whether some origin may read a segment of this path (without query) as `.` or `..`.
-
-    Source: RFC 3986 section 5.2.4, and the spellings that origins have been tricked with: `%2e`, `%252e`, `..%2f`,
-    `..;` and backslashes.
+    """Whether some origin may read a segment of this path (without query) as `.` or `..` (RFC 3986 section 5.2.4), in
+    the spellings that have tricked origins: `%2e`, `%252e`, `..%2f`, `..;` and backslashes.
     """
     if path.find(b"/.") < 0 and _PERCENT not in path and _BACKSLASH not in path:
         return False

@@ -10,8 +10,7 @@ OWN_HOST: Final = "egress.internal"
 
 
 def new_pseudonym() -> bytes:
-    """Unique per run: a name that two gateways in a row shared would look like a loop (RFC 9110 section 7.6.3).
-
-    The processes of one run share it: a request that comes back to another of them has gone in a circle all the same.
+    """Unique per run, and shared by its processes: the same name twice in a row, or another process of the run, is a
+    loop (RFC 9110 section 7.6.3).
     """
     return b"egressproxy-" + secrets.token_hex(4).encode()

@@ -1,6 +1,5 @@
-"""Values as bytes, between processes of ours: one pickler, and one unpickler that makes nothing but named classes.
-
-The bytes may hold secrets: they go through inherited pipes alone, never into a file, a log or a message.
+"""Values as bytes between processes of ours; the unpickler makes nothing but named classes. They may hold secrets: they
+go through inherited pipes alone, never into a file, a log or a message.
 """
 
 from __future__ import annotations
@@ -32,9 +31,8 @@ _NO_CLASS: Final = classes(())
 
 
 class Pickler(pickle.Pickler):
-    """Dataclasses by their fields (a frozen one would be written with their names, and read slowly); enums by their
-    values, addresses and paths by their text (what Python itself writes differs between its versions); secrets
-    revealed.
+    """Dataclasses by their fields (read faster than by their names), enums by value, addresses and paths by text
+    (Python's own form differs between versions), secrets revealed.
     """
 
     def reducer_override(self, value: Any) -> Any:

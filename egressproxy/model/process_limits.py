@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ProcessLimits:
-    """`connections` of clients, `requests` in progress (tunnels count, too), and bytes of resident memory. 0: no limit.
-
-    `connections` None: as many as the file descriptors allow.
+    """`connections` of clients (None: by the file descriptors), `requests` in progress, tunnels included, and bytes of
+    resident memory. 0: no limit.
     """
 
     connections: int | None = None

@@ -1,6 +1,5 @@
-"""Messages of protocol buffers: their types from short tables, in place of generated code, and a strict reading.
-
-Import it only where such a message is needed: protobuf takes 5 MiB and a tenth of a second.
+"""Messages of protocol buffers: types from short tables, in place of generated code, and a strict reading. Import it
+only where such a message is needed: protobuf takes 5 MiB and a tenth of a second.
 """
 
 from __future__ import annotations
@@ -27,10 +26,8 @@ class WireError(ValueError):
 
 
 def message_types(package: str, table: Mapping[str, str]) -> dict[str, Any]:
-    """Classes by the names of messages, whose fields are `name=number:type` (`*` behind the number: repeated).
-
-    A type is one of _SCALARS, by default string, or a message of the table. What is set is written, defaults too
-    (proto2).
+    """Classes by the names of messages, whose fields are `name=number:type` (`*` behind the number: repeated). A type
+    is one of _SCALARS, by default string, or a message of the table. Defaults are written, too (proto2).
     """
     file = FileDescriptorProto(name=f"{package}.proto", package=package, syntax="proto2")
     for message, fields in table.items():

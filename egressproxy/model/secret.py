@@ -1,8 +1,6 @@
-"""Secret: bytes that never show themselves.
-
-`repr`, `str`, formatting and pickling give no hint of the value; equality is by content, so that values that hold a
-secret can be compared when a configuration is reloaded. SecretSource says where secrets are that no manifest holds: an
-operator names these when the process is started; no manifest can, and nothing that is written through the API.
+"""Secret: bytes of which `repr`, `str`, formatting and pickling give no hint; equality is by content, for reloads.
+SecretSource says where secrets are that no manifest holds. An operator names these at the start of the process; no
+manifest can, and nothing that is written through the API.
 """
 
 from __future__ import annotations

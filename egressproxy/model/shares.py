@@ -29,11 +29,8 @@ def client_of(x: Exchange) -> str:
 
 
 def identity_of(x: Exchange) -> str:
-    """Whose limits this exchange counts for.
-
-    A service account, by whatever it was shown: else a client with a token and a certificate would have every limit
-    twice. Of another client the name (`CallerIdentity.name`), and of one that is not known the address (an IPv6 /64
-    counts as one).
+    """Whose limits this exchange counts for: a service account, by whatever it was shown (a token beside a certificate
+    must not double them); else `CallerIdentity.name`; else the address (an IPv6 /64 is one).
     """
     identity = x.identity
     if identity.service_account != "-" != identity.namespace:  # an account has its name in its namespace alone

@@ -1,7 +1,5 @@
-"""Which files were written through the admin API: those below a folder with a mark in it.
-
-The mark lies in the folder itself, so that every process and every command knows it, whether it was told --state-dir
-or not. A write through the API cannot remove it: the names of its files never begin with a dot.
+"""Which files were written through the admin API: those below a folder with a mark in it, which every process knows,
+told of --state-dir or not. No write through the API removes it: its files never begin with a dot.
 """
 
 from __future__ import annotations

@@ -1,7 +1,5 @@
-"""Cooperative: long work as a generator that yields wherever other work may run.
-
-It yields None, or a function that may block (reads files, runs a user's code): call that before going on, best in
-another thread. Its return value is the result.
+"""Cooperative: long work as a generator that returns its result, and yields wherever other work may run: None, or a
+function that may block (reads files, runs a user's code). Call that before going on, best in another thread.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""UnixSocket: where HTTP is listened for on a Unix socket, as a Gateway writes it.
-
-`unix:///run/egressproxy/agents.sock?mode=0660&owner=agents&group=agents`: the path, and whose the socket is. What is
-left out: mode 0600, and the owner and group of the process.
+"""UnixSocket: where HTTP is listened for, as a Gateway writes it:
+`unix:///run/egressproxy/agents.sock?mode=0660&owner=agents&group=agents`. Default: 0600, and the owner and group of the
+process.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Which client certificates were signed by the CAs of `identity.certificate.caCertificateRefs`, where the listener lets
-in those of other CAs, too: the chain that OpenSSL has verified tells it.
-
-A session that is resumed has the certificate and no chain, so what was found of a certificate is remembered, for as
-long as its settings are equal: a session is resumed under these alone.
+"""Which client certificates were signed by the CAs of `identity.certificate.caCertificateRefs` where others are let in,
+too: the chain that OpenSSL has verified tells it, which a resumed session has not. So it is remembered, for as long as
+the settings are equal, under which alone a session is resumed.
 """
 
 from __future__ import annotations
@@ -23,9 +21,7 @@ _PEM: Final = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE---
 
 
 def is_for_identity(peer: ssl.SSLObject, clients: ClientCertificatesIR) -> bool:
-    """Whether what the client has shown, which was verified, may say who it is. False where that is not known any more:
-    of a session that is resumed, and whose certificate is not remembered.
-    """
+    """Whether the verified certificate may say who the client is; of a resumed session, if it is still remembered."""
     if not clients.identity_ca_pem or not clients.ca_pem:
         return True  # there is one set of CAs, by which it was verified
     return _known_chains(clients).has_verified(peer)

@@ -22,10 +22,8 @@ log = logging.getLogger("egressproxy.net")
 
 
 class Pause:
-    """Awaited, it waits until `Driver.resume` is called. Always in a loop: `while not done: await PAUSE`.
-
-    A call of `resume` carries nothing and may be spurious; what happened stands in the state that the loop looks at.
-    That is why a call that comes while the coroutine runs can be dropped: it looks at the state before it pauses.
+    """Awaited, it waits until `Driver.resume` is called. Always in a loop: `while not done: await PAUSE`, since a call
+    carries nothing and may be spurious, and one that comes while the coroutine runs is dropped.
     """
 
     __slots__ = ()
@@ -137,9 +135,8 @@ class Driver:
 
 
 def driven(work: Callable[[Driver], Coroutine[Any, Any, T]]) -> asyncio.Future[T]:
-    """Run what pauses on a driver of its own, for a task, which cannot pause itself: gives its result, or its error.
-
-    When the future is cancelled, CancelledError is thrown into the work where it waits.
+    """Run what pauses on a driver of its own, for a task, which cannot pause itself: gives its result or error. To
+    cancel the future throws CancelledError into the work where it waits.
     """
     result: asyncio.Future[T] = asyncio.get_running_loop().create_future()
     waiting = [result]  # so that the frame of an error does not hold what holds the error: no cycle

@@ -1,8 +1,6 @@
-"""FileLock: which of several processes may do something now.
-
-A lock of a file in memory that all of them have; it goes with a process that is killed. An flock belongs to an opening
-of the file, so each opens it anew; unlike a record lock it is never refused because of a deadlock that other threads of
-these processes only seem to have. Source: flock(2), fcntl(2).
+"""FileLock: which of several processes may do something now: a lock of a file in memory, which goes with a process that
+is killed. An flock belongs to an opening of the file, so each opens it anew; it is never refused for a deadlock that
+only seems to be, as a record lock is. Source: flock(2), fcntl(2).
 """
 
 from __future__ import annotations
@@ -23,9 +21,8 @@ def opened_anew(descriptor: int) -> int:
 
 
 class FileLock:
-    """A context that one process at a time is in; entering blocks. For the life of the process.
-
-    `descriptor`: of the same `memory_file` in each; it may be closed then.
+    """A context that one process at a time is in, for its whole life; entering blocks. `descriptor`: of the same
+    `memory_file` in each; it may be closed then.
     """
 
     __slots__ = ("_descriptor",)

@@ -24,9 +24,8 @@ COPY_LIMIT: Final = 16 * 1024
 
 
 def reset(transport: asyncio.Transport) -> None:
-    """Break a connection off: TCP's RST in place of its FIN, which would make what was sent look whole.
-
-    A body that lasts until the close, and a tunnel, have no other sign of an early end (RFC 9112 section 8).
+    """Break a connection off: RST in place of FIN, the only sign that a body until the close, or a tunnel, is not whole
+    (RFC 9112 section 8).
     """
     sock = None if transport.is_closing() else transport.get_extra_info("socket")
     if sock is not None:

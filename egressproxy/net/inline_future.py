@@ -1,7 +1,5 @@
-"""InlineFuture: a future that resumes its waiter where the result is set, not in a later turn of the loop.
-
-Only callbacks of the poller set results, so that no caller is surprised by it. A coroutine on a Driver may await it,
-and so may a task.
+"""InlineFuture: a future that resumes its waiter (on a Driver or a task) where the result is set, not in a later turn
+of the loop. Only callbacks of the poller set results, so that no caller is surprised by it.
 """
 
 from __future__ import annotations

@@ -58,21 +58,8 @@ class KeyedCounters:
     """
 
     __slots__ = (
-        "__weakref__",
-        "_base",
-        "_bytes",
-        "_crowded",
-        "_known",
-        "_mask",
-        "_secret",
-        "cells",
-        "keys",
-        "limit",
-        "lock",
-        "mine",
-        "numbers",
-        "owners",
-        "remembers",
+        "__weakref__", "_base", "_bytes", "_crowded", "_known", "_mask", "_secret", "cells", "keys", "limit", "lock",
+        "mine", "numbers", "owners", "remembers",
     )  # fmt: skip
 
     def __init__(
@@ -118,10 +105,7 @@ class KeyedCounters:
         return made.digest() + bytes((owner,))
 
     def find(self, key: bytes, now: float) -> int:
-        """Where the numbers of a key are, for `cells`: its own entry, a new one, or that of all without room.
-
-        `now`: monotonic seconds.
-        """
+        """Where a key's numbers are, for `cells`: its entry, a new one, or the shared one. `now`: monotonic seconds."""
         first, second = _PAIR.unpack(key)
         numbers, cells, mask = self.numbers, self.cells, self._mask
         at: int = first * _CELLS & mask
@@ -148,10 +132,7 @@ class KeyedCounters:
         return free + 2
 
     def find_text(self, text: bytes, now: float) -> int:
-        """As `find`, for the key of this text: nearly always where it was found before.
-
-        An entry that still has a key is the one that `find` would lead to: a key never has two.
-        """
+        """As `find`, for the key of this text: nearly always where it was before, since a key never has two entries."""
         name = self.limit + text
         known = self._known.get(name)
         if known is not None:

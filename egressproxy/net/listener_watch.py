@@ -1,8 +1,6 @@
-"""ListenerWatch: a listening socket that several processes watch, of which a connection wakes one.
-
-epoll(7) wakes one of those that wait with EPOLLEXCLUSIVE, but only where a process waits on that very descriptor. The
-poller's is nested in the loop's, and would wake every idle process: a third dearer for each connection where four are
-idle. So the loop watches a listening socket itself, and its entry is then replaced by one that is exclusive.
+"""ListenerWatch: a listening socket that several processes watch, of which a connection wakes one. EPOLLEXCLUSIVE does
+that only on the very descriptor for which a process waits (epoll(7)), not on the nested one of a poller: so the loop
+watches the socket, and its entry is replaced by an exclusive one.
 """
 
 from __future__ import annotations
@@ -26,9 +24,8 @@ class ListenerHandler(Handler, Protocol):
 
 
 class ListenerWatch:
-    """Calls the handler's `ready` when a connection waits, each time in a turn of the poller. Raises OSError.
-
-    A loop that does not tell its descriptor wakes every idle process for each connection, and one of them gets it.
+    """Calls the handler's `ready` when a connection waits, in a turn of the poller. Raises OSError. A loop that does
+    not tell its descriptor wakes every idle process for each, and one of them gets it.
     """
 
     __slots__ = ("_fd", "_handler", "_loop", "_next_look")

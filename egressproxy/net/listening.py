@@ -43,10 +43,8 @@ class BindError(Exception):
 
 def bind(address: str, port: int, *, unread_ms: int = 0) -> socket.socket:
     """A listening socket that does not block, of an IP address and a port, or of a Unix socket (`unix://…`), which has
-    no port. Raises OSError.
-
-    `unread_ms`, where it is not 0: the kernel ends a connection whose peer takes nothing for that long
-    (TCP_USER_TIMEOUT, tcp(7)).
+    no port. After `unread_ms`, if not 0, the kernel ends connections whose peer takes nothing (TCP_USER_TIMEOUT,
+    tcp(7)). Raises OSError.
     """
     if is_unix(address):
         return bind_unix(parse_unix_socket(address))
@@ -121,11 +119,11 @@ def is_inside(at: UnixSocket, folders: Iterable[Path]) -> bool:
 
 
 def bind_unix(at: UnixSocket) -> socket.socket:
-    """A socket that listens there, and does not block. One that nobody serves any more is replaced.
-
-    Until its owner and its mode are set nobody may connect. Raises OSError.
+    """A listening socket that does not block, in place of one that nobody serves. Nobody may connect before its owner
+    and its mode are set. Raises OSError.
     """
-    owner, group = _number(at.owner, _user), _number(at.group, _group)
+    owner = _number(at.owner, lambda name: pwd.getpwnam(name).pw_uid)
+    group = _number(at.group, lambda name: grp.getgrnam(name).gr_gid)
     _remove_stale(at.path)
     sock = UnixListeningSocket()
     try:
@@ -142,9 +140,7 @@ def bind_unix(at: UnixSocket) -> socket.socket:
 
 
 def accepting_unix(accept: Callable[[], tuple[int, object]]) -> Callable[[], tuple[int, tuple[str, int]]]:
-    """`accept` gives a descriptor; what is returned gives it with who has connected, in place of an address and port:
-    `uid-1000` and the number of the process. Raises OSError.
-    """
+    """`accept`, with `uid-1000` and the number of the process that has connected for a peer. Raises OSError."""
 
     def accept_unix() -> tuple[int, tuple[str, int]]:
         fd, _ = accept()
@@ -162,10 +158,7 @@ def accepting_unix(accept: Callable[[], tuple[int, object]]) -> Callable[[], tup
 
 
 def _remove_stale(path: str) -> None:
-    """Remove the Unix socket at this path where nobody listens on it. Anything else is left alone.
-
-    Raises OSError where the folder cannot be looked into, and where the socket may not be removed.
-    """
+    """Remove the Unix socket at this path if nobody listens on it. Raises OSError where that cannot be told or done."""
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode) or _is_served(path):
             return
@@ -204,19 +197,9 @@ def _number(name: str, find: Callable[[str], int]) -> int:
         raise OSError(errno.EINVAL, f"this system does not know {name}, the owner or group of the socket") from None
 
 
-def _user(name: str) -> int:
-    return pwd.getpwnam(name).pw_uid
-
-
-def _group(name: str) -> int:
-    return grp.getgrnam(name).gr_gid
-
-
 def _is_served(path: str) -> bool:
-    """Whether somebody has this Unix socket, of any kind. Only where the kernel says that nobody does it is stale: to
-    one of another kind it connects nobody (connect(2): EPROTOTYPE).
-
-    Raises OSError where this user may not connect to it, and so cannot know.
+    """Whether somebody has this Unix socket. Only where the kernel says that nobody does it is stale: to one of another
+    kind it connects nobody (connect(2): EPROTOTYPE). Raises OSError where this user may not connect.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.setblocking(False)

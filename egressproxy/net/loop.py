@@ -1,8 +1,6 @@
-"""The event loop of a process, and the poller on it.
-
-The loop is uvloop's, or asyncio's own where uvloop cannot be imported. Timers, tasks, DNS and the admin server use it
-as anywhere. The sockets of the data path are on the epoll descriptor of a `Poller`, which the loop watches as one
-reader. Long work is done in slices so short that traffic does not feel them.
+"""The event loop of a process (uvloop's, or asyncio's where that cannot be imported), and the poller on it. The sockets
+of the data path are on the poller's epoll descriptor, which the loop watches as one reader. Long work is done in slices
+so short that traffic does not feel them.
 """
 
 from __future__ import annotations
@@ -18,10 +16,7 @@ from egressproxy.net.poller import Poller
 
 @cache
 def why_not_uvloop() -> Exception | None:
-    """None where uvloop can be imported, else what its import raised.
-
-    Any error counts, not ImportError alone: a package may be broken in many ways, and asyncio's loop serves as well.
-    """
+    """What the import of uvloop has raised, whatever it is: a package may be broken in many ways. None: it is there."""
     try:
         import uvloop  # noqa: F401   takes 3 ms: only processes that make a loop import it
     except Exception as error:
@@ -61,9 +56,8 @@ SLICE_S: Final = 0.002
 
 
 async def in_slices(steps: Cooperative[T]) -> T:
-    """Take the steps between turns of the loop, and what blocks in a thread; gives the result.
-
-    Raises what a step raises. A step takes as long as it takes: make them small.
+    """Take the steps between turns of the loop, and what blocks in a thread; gives the result. Raises what a step
+    raises. A step takes as long as it takes: make them small.
     """
     loop = asyncio.get_running_loop()
     until = time.monotonic() + SLICE_S

@@ -1,6 +1,5 @@
-"""Where a connection was meant for that the kernel has redirected to us, and whose it is.
-
-Sources: linux/netfilter_ipv4.h and linux/netfilter_ipv6/ip6_tables.h (SO_ORIGINAL_DST), sock_diag(7).
+"""Where a connection was meant for that the kernel has redirected to us, and whose it is. Sources:
+linux/netfilter_ipv4.h, linux/netfilter_ipv6/ip6_tables.h (SO_ORIGINAL_DST), sock_diag(7).
 """
 
 from __future__ import annotations
@@ -35,10 +34,8 @@ class NotRedirected(OSError):
 
 
 def original_destination(sock: Socket) -> Authority:
-    """The address and port that the client of an accepted connection has dialled. Raises NotRedirected.
-
-    The kernel knows it of connections that an nftables rule `redirect` or `dnat` has led here, in this network
-    namespace.
+    """What the client of an accepted connection has dialled, as the kernel knows it of rules `redirect` and `dnat` of
+    nftables in this network namespace. Raises NotRedirected.
     """
     own = sock.getsockname()
     is_ipv6 = sock.family == socket.AF_INET6
@@ -59,10 +56,8 @@ def original_destination(sock: Socket) -> Authority:
 
 
 def owner_of(local: tuple[str, int], remote: tuple[str, int]) -> int | None:
-    """The user (uid) of the socket of this machine that is bound to `local` and connected to `remote`, both as address
-    and port; None where there is none, and so it is another machine's, or of another network namespace.
-
-    Raises NotRedirected where the kernel cannot be asked. A kernel without inet_diag says that there is none.
+    """The user (uid) of this machine's socket that is bound to `local` and connected to `remote` (address, port); None
+    for a socket of elsewhere (or a kernel without inet_diag). Raises NotRedirected where the kernel cannot be asked.
     """
     family = socket.AF_INET6 if ":" in local[0] else socket.AF_INET
     source, destination = (socket.inet_pton(family, each[0].partition("%")[0]) for each in (local, remote))

@@ -1,7 +1,4 @@
-"""PendingProtocol: the protocol of a transport between its opening and the protocol that will use it.
-
-Keeps what arrives meanwhile (one read at most: reading is paused then) and an early end, and hands both over.
-"""
+"""PendingProtocol: that of a transport until it has another, which gets what came (one read), or an early end."""
 
 from __future__ import annotations
 

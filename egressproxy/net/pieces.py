@@ -1,7 +1,5 @@
-"""Pieces: bytes that are kept for a while, in the pieces in which they came, but for small ones, which are joined.
-
-A piece takes some fifty bytes more than it holds. A peer that sends two at a time would have us keep thirty times as
-much as any bound on bytes says.
+"""Pieces: bytes that are kept for a while, in the pieces in which they came, but for small ones, which are joined: a
+piece takes some fifty bytes more than it holds, and a peer may send two at a time.
 """
 
 from __future__ import annotations

@@ -68,9 +68,8 @@ class Poller:
 
     # --- descriptors ---------------------------------------------------------------------------------------------
     def watch(self, fd: int, events: int, handler: Handler) -> None:
-        """Call the handler's `ready` for these events of a descriptor, a mask of epoll(7), from now on.
-
-        Raises OSError (ENOMEM, ENOSPC: fs.epoll.max_user_watches).
+        """Call the handler's `ready` for these events (epoll(7)) of a descriptor from now on. Raises OSError (ENOMEM,
+        ENOSPC: fs.epoll.max_user_watches).
         """
         self._register(fd, events)
         handlers = self._handlers
@@ -121,9 +120,8 @@ class Poller:
         self._loop.call_soon(self._end_turn)
 
     def _serve(self) -> None:
-        """Serve what is ready. The loop calls it when the epoll descriptor is readable, until nothing is ready.
-
-        Raises SystemExit and KeyboardInterrupt of a handler, when the turn has been ended.
+        """Serve what is ready, when the loop finds the epoll descriptor readable. Raises SystemExit and
+        KeyboardInterrupt of a handler at the end of the turn.
         """
         handlers = self._handlers
         for _ in range(ROUNDS):

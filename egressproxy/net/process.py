@@ -22,10 +22,7 @@ LEAST_BYTES: Final = 128 << 20
 
 
 class ResidentMemory:
-    """Reads how many bytes of this process are resident. A call takes two microseconds: the file stays open.
-
-    Source: proc_pid_statm(5), field `resident`.
-    """
+    """Reads how many bytes of this process are resident, in two microseconds. Source: proc_pid_statm(5), `resident`."""
 
     __slots__ = ("_fd",)
 
@@ -72,10 +69,8 @@ def memory_for_each(workers: int, root: Path = Path("/")) -> int:
 
 
 def cgroup_limit(root: Path = Path("/")) -> int:
-    """Bytes that the cgroup of this process may have: the lowest limit of it and those above it. 0: no limit.
-
-    `root` is where `proc` and `sys` are. Sources: cgroups(7); the kernel's cgroup-v2.rst (memory.max) and
-    cgroup-v1/memory.rst (memory.limit_in_bytes).
+    """Bytes that the cgroup of this process and those above it allow; 0: no limit. `root` is where `proc` and `sys`
+    are. Sources: cgroups(7); cgroup-v2.rst (memory.max), cgroup-v1/memory.rst (memory.limit_in_bytes) of the kernel.
     """
     found = [limit for path in _limit_files(root) if (limit := _read_limit(path))]
     total = os.sysconf("SC_PHYS_PAGES") * _PAGE_BYTES
@@ -189,15 +184,8 @@ def child_command(statements: str) -> list[str]:
     It is this interpreter, which finds modules where this process does. The environment, the working directory and the
     user's own folders change nothing of that (-I, -S). Tracebacks name lines and no columns, which saves a megabyte.
     """
-    return [
-        sys.executable,
-        "-I",
-        "-S",
-        "-X",
-        "no_debug_ranges",
-        "-c",
-        f"import sys; sys.path[:] = {[*sys.path, _ROOT]!r}; {statements}",
-    ]
+    program = f"import sys; sys.path[:] = {[*sys.path, _ROOT]!r}; {statements}"
+    return [sys.executable, "-I", "-S", "-X", "no_debug_ranges", "-c", program]
 
 
 def ending(status: int) -> str:

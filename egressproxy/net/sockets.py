@@ -220,10 +220,7 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
 
     # --- writing -----------------------------------------------------------------------------------------------------
     def write(self, data: Any) -> None:
-        """Send what the kernel takes at once, queue the rest. Ignored once the transport is closing.
-
-        Raises RuntimeError behind `write_eof`.
-        """
+        """Send what the kernel takes, queue the rest; nothing once it closes. RuntimeError behind `write_eof`."""
         if not data or self._state not in _WRITES:
             self._refuse_after_end(data)
             return
@@ -368,9 +365,7 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
         self._peer = peer
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """`socket`, `peername` and `sockname`; once the connection is gone, of these only a `peername` that was known
-        before.
-        """
+        """`socket`, `peername` and `sockname`; of a connection that is gone only a `peername` known before."""
         is_gone = self._state is _GONE
         if name == "peername":
             if self._peer is None and not is_gone:

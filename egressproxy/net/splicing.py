@@ -1,8 +1,6 @@
-"""Pipe: bytes from one socket to another that never leave the kernel.
-
-For long transfers, of which a copy through our memory costs more than half. One pipe serves all, since it is empty
-again after each step: what the taker does not take is read out of it. A pipe in which something could be left behind
-by an error is closed, so that no byte can reach another's connection. Source: splice(2), pipe(7).
+"""Pipe: bytes from one socket to another that never leave the kernel, for long transfers. One serves all, since it is
+empty again after each step: what the taker does not take is read out of it, and after an error it is closed, so that no
+byte can reach another's connection. Source: splice(2), pipe(7).
 """
 
 from __future__ import annotations
@@ -21,9 +19,8 @@ class PipeError(Exception):
 
 
 class Pipe:
-    """Empty between two calls of `take`, each of which is followed by one of `give` or by `close`; `is_empty` says so.
-
-    `capacity`: how many bytes it is to hold at most; the kernel may allow less (fs.pipe-user-pages-soft).
+    """Empty between two calls of `take`, each of which `give` or `close` follows; `is_empty` says so. `capacity`: bytes
+    at most; the kernel may allow less (fs.pipe-user-pages-soft).
     """
 
     __slots__ = ("_inside", "_reading", "_writing", "capacity")
@@ -39,9 +36,7 @@ class Pipe:
             self.capacity = 65_536  # pipe(7): what most pipes hold
 
     def take(self, fd: int) -> int:
-        """How many bytes came out of this socket; 0 at its end. Raises OSError, as recv(2) does, with EINVAL where
-        this kernel cannot splice.
-        """
+        """How many bytes came out of this socket; 0 at its end. OSError as of recv(2); EINVAL: it cannot be spliced."""
         size = self._inside = os.splice(fd, self._writing, self.capacity, flags=_FLAGS)
         return size
 

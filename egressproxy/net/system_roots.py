@@ -1,7 +1,5 @@
-"""The system's CA certificates: where OpenSSL finds them, whether they have changed, and which are in force.
-
-They are the file and the folder that OpenSSL was built with, or SSL_CERT_FILE and SSL_CERT_DIR. Nothing is read here:
-a TLS context does that when it is made, and the mark says when a new one is due.
+"""The system's CA certificates (OpenSSL's file and folder, or SSL_CERT_FILE and SSL_CERT_DIR): whether they have
+changed. Nothing is read here: a TLS context does that, and the mark says when a new one is due.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""Deadlines on one shared coarse wheel.
-
-A connection owns one `Deadline` for its whole life and moves it as its phases change. Moving it to a later time is an
-attribute assignment: the wheel looks again when the old time comes. One loop timer ticks for everybody; resolution is
-100 ms, and a deadline never fires early. (call_later + cancel costs 1.2 µs a time, this 0.1 µs.)
+"""Deadlines on one shared coarse wheel, which one timer of the loop turns each 100 ms; none fires early. A connection
+owns one `Deadline` and moves it. To a later time that is an attribute assignment: the wheel looks again when the old
+time comes (call_later + cancel costs 1.2 µs a time, this 0.1 µs).
 """
 
 from __future__ import annotations
@@ -78,10 +76,8 @@ class Deadline(Timer):
 
 
 class TimerWheel:
-    """The wheel. `start()` once on the loop; `advance(now)` is the pure heart of it, for tests.
-
-    `now` is monotonic seconds, refreshed at every tick. `watch` is told, at the end of every tick, how many seconds
-    late it began and how many it took.
+    """`start()` once on the loop; `advance(now)` is its pure heart, for tests. `now` is monotonic seconds, as of the
+    last tick. `watch` is told at the end of each how many seconds late it began and how many it took.
     """
 
     def __init__(self) -> None:

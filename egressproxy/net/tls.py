@@ -209,10 +209,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
 
     # --- transport of the protocol above -------------------------------------------------------------------------
     def write(self, data: Any) -> None:
-        """Encrypt and send. Ignored behind `write_eof`, and once the stream is closing, as asyncio's transports do.
-
-        Raises RuntimeError before the protocol above has been told of its connection.
-        """
+        """Encrypt and send; nothing behind `write_eof` or once it is closing. RuntimeError before it is joined."""
         if not data or self._state not in _WRITES:
             if self._state in _IS_EARLY:
                 raise RuntimeError("write before the TLS handshake is done")

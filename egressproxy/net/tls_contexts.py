@@ -62,10 +62,7 @@ class ClientTls:
 
 
 def client_tls(spec: BackendTlsIR, host: str, alpn: tuple[str, ...] = HTTP_1_1) -> ClientTls:
-    """How to connect to `host` (a name, or an address as text) by this spec.
-
-    Raises ssl.SSLError or ValueError if certificates, keys or lists in the spec cannot be read.
-    """
+    """How to connect to `host` (a name, or an address as text) by this spec. Raises as `client_context`."""
 
     def verify(peer: ssl.SSLObject) -> None:
         if spec.names and not spec.insecure_skip_verify:
@@ -77,9 +74,8 @@ def client_tls(spec: BackendTlsIR, host: str, alpn: tuple[str, ...] = HTTP_1_1) 
 
 
 def client_context(spec: BackendTlsIR, alpn: tuple[str, ...] = HTTP_1_1) -> ssl.SSLContext:
-    """The context for connections to upstreams. `names` and `pins` of the spec are for `ClientTls.verify`.
-
-    Raises ssl.SSLError or ValueError if certificates, keys or lists in the spec cannot be read.
+    """The context for connections to upstreams; `names` and `pins` are for `ClientTls.verify`. Raises ssl.SSLError or
+    ValueError if certificates, keys or lists in the spec cannot be read.
     """
     if spec.min_version not in _VERSIONS:
         raise ValueError(f"minVersion {spec.min_version!r}: has to be one of {', '.join(_VERSIONS)}")
@@ -233,9 +229,8 @@ def has_said_hello(peer: ssl.SSLObject) -> bool:
 
 
 def verified_certificate(peer: ssl.SSLObject) -> bytes | None:
-    """The certificate (DER) that a client of a `server_context` has shown, and that was verified.
-
-    None where it was not asked for one or has shown none, and where any would do: nothing can be concluded from that.
+    """The certificate (DER) that a client of a `server_context` has shown. None where there is none, or any would do:
+    nothing can be concluded from that.
     """
     return peer.getpeercert(binary_form=True) if _is_verified(peer) else None
 
@@ -374,9 +369,8 @@ def _matches_dns(wanted: str, presented: str) -> bool:
 
 
 def check_pins(peer: ssl.SSLObject, pins: tuple[str, ...]) -> None:
-    """The key of the peer's own certificate has to be one of these: "sha256/" and base64 of the SPKI's digest.
-
-    Raises ssl.SSLCertVerificationError.
+    """The key of the peer's certificate has to be one of these: "sha256/" and base64 of the SPKI's digest. Raises
+    ssl.SSLCertVerificationError.
     """
     from cryptography import x509  # here: pins are rare, and it costs a worker 10 MB
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat

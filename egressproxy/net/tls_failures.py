@@ -138,10 +138,9 @@ def tls_fault(
     expected: TlsExpectation | None = None,
     peer: ssl.SSLObject | None = None,
 ) -> UpstreamFault:
-    """Translate an error of a TLS connection to an upstream: TLS_TIMEOUT 504, TLS_CERTIFICATE or TLS_PROTOCOL 502.
-
-    `retry`: RetrySafety.SAFE where the handshake failed, as nothing of the request was sent; never for a certificate.
-    `peer`: the connection, as far as it came; what the upstream presented is told in `detail`, as is what OpenSSL said.
+    """Translate an error of a TLS connection to an upstream: TLS_TIMEOUT 504, TLS_CERTIFICATE or TLS_PROTOCOL 502. Safe
+    to retry where the handshake failed (but for a certificate). `peer`: the connection as far as it came; `detail`
+    tells what it presented, and what OpenSSL said.
     """
     who = expected.who if expected is not None else "the upstream"
     remedy = ""
@@ -250,9 +249,8 @@ def _certificate_words(code: int, chain: list[tuple[bytes, dict[str, Any]]]) -> 
 
 
 def _chain(peer: ssl.SSLObject | None) -> list[tuple[bytes, dict[str, Any]]]:
-    """What was presented: each certificate as DER and as the ssl module describes it, the leaf first.
-
-    The ssl module tells nobody before the handshake is done (`getpeercert`); what it stands on does.
+    """What was presented: each certificate as DER and as the ssl module describes it, the leaf first. Before the
+    handshake is done only what that module stands on tells it.
     """
     inner: Any = getattr(peer, "_sslobj", None)
     found: list[tuple[bytes, dict[str, Any]]] = []

@@ -1,7 +1,5 @@
-"""The secrets of TLS connections in a file, with which Wireshark reads recorded traffic: for debugging, by an explicit
-option alone. `SSLKEYLOGFILE` in the environment does nothing here.
-
-Format: NSS key log (RFC 9850), one line for each secret, as OpenSSL writes it.
+"""The secrets of TLS connections in a file for Wireshark: for debugging, by an explicit option alone (`SSLKEYLOGFILE`
+does nothing here). Format: NSS key log (RFC 9850), one line for each secret, as OpenSSL writes it.
 """
 
 from __future__ import annotations
@@ -19,9 +17,8 @@ _path = ""
 
 
 def open_key_log(file: Path) -> int:
-    """A descriptor that appends to this file, which is made where it is not there.
-
-    Raises OSError; ValueError for what is no regular file of ours, or one that others may read.
+    """A descriptor that appends to this file, new or not. Raises OSError; ValueError for what is no regular file of
+    ours, or one that others may read.
     """
     descriptor = os.open(file, _FLAGS, 0o600)
     found = os.fstat(descriptor)
@@ -39,9 +36,8 @@ def open_key_log(file: Path) -> int:
 
 
 def start_key_log(file: Path) -> None:
-    """From here on the secrets of every TLS connection of this process go there. Raises as `open_key_log`.
-
-    The descriptor stays open: contexts write into the file that was checked, whatever has its name later.
+    """From here on the secrets of all TLS connections go there. Raises as `open_key_log`. The descriptor stays open:
+    contexts write into the file that was checked, whatever has its name later.
     """
     global _path
     descriptor = open_key_log(file)

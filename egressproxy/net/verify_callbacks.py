@@ -32,9 +32,7 @@ _ACCEPT = VerifyCallback(_accept)
 
 @lru_cache(maxsize=1)
 def openssl_library() -> ctypes.CDLL | None:
-    """The OpenSSL of the ssl module, with types for `SSL_CTX_set_verify`; None where it is not a library of its own, or
-    this is not CPython.
-    """
+    """The ssl module's OpenSSL, with types for `SSL_CTX_set_verify`; None: no library of its own, or no CPython."""
     import _ssl
 
     path = getattr(_ssl, "__file__", None)
@@ -61,9 +59,7 @@ def can_take_any_certificate() -> bool:
 
 
 def take_any_certificate(context: ssl.SSLContext) -> None:
-    """Ask the clients of this context for a certificate, and let everybody in. Raises ValueError where that cannot be
-    done.
-    """
+    """Ask this context's clients for a certificate, and let everybody in. Raises ValueError where it cannot be."""
     library = openssl_library()
     if library is None:
         raise ValueError("the OpenSSL of this Python cannot ask for a certificate without verifying it")

@@ -1,6 +1,5 @@
-"""WatchedSocket: a socket, what the poller watches it for, and the bytes that the kernel has not taken yet.
-
-The base of whatever moves bytes on the poller: a transport (net/sockets) and the ends of a tunnel (protocols/tunnel).
+"""WatchedSocket: a socket, what the poller watches it for, and what the kernel has not taken yet: the base of
+transports (net/sockets) and of the ends of a tunnel (protocols/tunnel).
 """
 
 from __future__ import annotations
@@ -31,10 +30,8 @@ def break_off(sock: Socket) -> None:
 
 
 class WatchedSocket(ABC):
-    """A socket that does not block.
-
-    `unsent`: the bytes that the kernel did not take, or None; never empty. `watched`: the mask that the poller has, or
-    NOT_WATCHED.
+    """A socket that does not block. `unsent`: bytes that the kernel did not take, or None; never empty. `watched`: the
+    mask that the poller has, or NOT_WATCHED.
     """
 
     __slots__ = ()  # subclasses have slots for these: asyncio's Transport allows only one base with some
@@ -91,10 +88,8 @@ class WatchedSocket(ABC):
             self.poller.leave(self.sock.fileno())
 
     def look_away(self, events: int, *, is_at_end: bool) -> None:
-        """Something is to be read that is not wanted now. `is_at_end`: the peer's end was read already.
-
-        ENDED is reported again and again while the socket is watched: it is watched no more, and what it stands for is
-        found by the next read, or when the other side has ended, too. Behind the peer's end only a reset can follow.
+        """Something is to be read that is not wanted now; `is_at_end`: the peer's end was read, behind which only a
+        reset can follow. ENDED is reported while the socket is watched: so it is not, and the next read finds the end.
         """
         if not events & ENDED:
             self.watch()

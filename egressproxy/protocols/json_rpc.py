@@ -1,7 +1,5 @@
-"""JSON-RPC 2.0, as far as the first bytes of a body tell it: methods, the names of tools, and the id to answer to.
-
-A body may be longer than what is looked at. Then what stands behind is not known: the walk goes member by member, and
-keeps what it has seen whole. Sources: JSON-RPC 2.0; Model Context Protocol, tools/call; RFC 8259.
+"""JSON-RPC 2.0, as far as the first bytes of a body tell it (what stands behind them is not known): methods, the names
+of tools, and the id to answer to. Sources: JSON-RPC 2.0; Model Context Protocol, tools/call; RFC 8259.
 """
 
 from __future__ import annotations
@@ -108,8 +106,7 @@ class _Walk:
 
     def over(self, at: int, names: tuple[str, ...], found: dict[str, Any], params: dict[str, Any] | None) -> int:
         """Walk over the object at `at`: keep the members with these names, and of `params` the name. Returns its end.
-
-        Raises ValueError where the text ends, is no JSON or too long, RecursionError where it nests too deep.
+        Raises ValueError (cut off, no JSON, too long), RecursionError.
         """
         text = self.text
         at = _skip(text, at + 1)

@@ -1,6 +1,5 @@
-"""The PROXY protocol, versions 1 and 2: a load balancer says in front of a connection whose it is.
-
-Bytes in, values out. Source: HAProxy, proxy-protocol.txt (The PROXY protocol, Versions 1 & 2), sections 2.1 and 2.2.
+"""The PROXY protocol: a load balancer says in front of a connection whose it is. Bytes in, values out. Source: HAProxy,
+proxy-protocol.txt (The PROXY protocol, Versions 1 & 2), sections 2.1 and 2.2.
 """
 
 from __future__ import annotations

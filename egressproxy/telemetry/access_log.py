@@ -237,9 +237,8 @@ class AccessLog:
         return True
 
     def _plain(self, x: Exchange) -> str:
-        """The line of an exchange that ended well: its times, the part shared by many lines, and its own values.
-
-        Nothing is formatted by a rule (`:.3f`): compiled code joins texts and numbers, and looks up anything else.
+        """The line of an exchange that ended well: its times, the part shared by many lines, and its own values. No
+        format rules (`:.3f`): compiled code joins texts and numbers, and looks up anything else.
         """
         millisecond = int((x.started_wall or time.time()) * 1000)
         if millisecond != self._millisecond:

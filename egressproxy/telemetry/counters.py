@@ -1,7 +1,5 @@
-"""What is counted beside exchanges, by labels: plain numbers of one process, which `metrics` reads at a scrape.
-
-Names of routes and backends come and go over the life of a process, and clients and configurations choose others, so
-there is a bound on each of them.
+"""What is counted beside exchanges, by labels: plain numbers of one process, which `metrics` reads at a scrape. Each is
+bounded: clients choose names, and those of routes and backends come and go over the life of a process.
 """
 
 from __future__ import annotations
@@ -59,9 +57,7 @@ class Durations:
 
 
 class CallCounts:
-    """Calls that the gateway makes itself. `asked` counts by (who asks, backend, result): a route and the results of
-    `gateway/ext_authz`, or a filter and those of `gateway/backends/calls`.
-    """
+    """Calls of the gateway itself; `asked` by who asks (a route, a filter), backend, and the result as they call it."""
 
     __slots__ = ("asked", "durations")
 
@@ -172,10 +168,8 @@ class LoopLag:
         self._worst_s = 0.0
 
     def tick(self, late_s: float, took_s: float) -> None:
-        """Count one tick that came `late_s` seconds late and took `took_s`, and the ticks that it replaced.
-
-        With the replaced ones, the share of late ticks is the share of time in which the loop was late. The time of the
-        tick itself (many deadlines at once) only counts for the worst delay: every probe waits for it, few clients do.
+        """Count one tick that came `late_s` seconds late and took `took_s`, and those that it replaced: so the share of
+        late ticks is that of time. `took_s` only counts for the worst delay, which every probe meets, and few clients.
         """
         self._worst_s = max(self._worst_s, late_s + took_s)
         if late_s > LAG_BUCKETS_S[-1]:  # the process was stopped, perhaps for hours

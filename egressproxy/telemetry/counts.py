@@ -30,9 +30,8 @@ class MetricKind(str, Enum):
 
 @dataclass(slots=True)
 class MetricFamily:
-    """All numbers of one metric, by their labels.
-
-    Of a histogram `values` are sums. Its `buckets` have one more entry than `bounds`, which are upper bounds.
+    """All numbers of one metric, by their labels. Of a histogram `values` are sums; `buckets` has one entry more than
+    `bounds`, the upper ones.
     """
 
     kind: MetricKind
@@ -80,9 +79,8 @@ class MetricFamily:
 
 @dataclass(slots=True)
 class Counts:
-    """Everything that was counted so far, by one process or added up by several. It can be pickled.
-
-    The result of `Metrics.gather` holds the live series; they are safe to read from any thread.
+    """Everything that was counted so far, by one process or several; for pickles. Those of `Metrics.gather` have the
+    live series, which any thread may read.
     """
 
     series: dict[Labels, Series] = field(default_factory=dict)
@@ -129,9 +127,8 @@ class ProcessFigures:
 
 
 def process_figures(worker: int, pid: int) -> ProcessFigures:
-    """The figures of a running process. Raises OSError if there is no such process.
-
-    Source: proc_pid_stat(5), fields utime (14), stime (15) and rss (24), after the name in brackets.
+    """The figures of a running process. Raises OSError without one. Source: proc_pid_stat(5), fields utime (14), stime
+    (15) and rss (24), after the name in brackets.
     """
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     ticks = int(fields[11]) + int(fields[12])

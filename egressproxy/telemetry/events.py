@@ -1,8 +1,6 @@
-"""Events: notices, collapsed as Kubernetes collapses its Events, bounded in number and age, and logged.
-
-One reason at one object is one Event with a count while it keeps happening; after a silence it is a new Event. Messages
-are told apart up to a bound, then counted together. Nothing here is on the request path.
-Source: client-go tools/record (EventCorrelator), events.k8s.io/v1 EventSeries.
+"""Events: notices, collapsed as Kubernetes collapses its Events, bounded in number and age, and logged; not on the
+request path. What recurs at one object counts as one Event until it was silent for a while. Messages are told apart up
+to a bound. Source: client-go tools/record (EventCorrelator), events.k8s.io/v1 EventSeries.
 """
 
 from __future__ import annotations
@@ -38,9 +36,8 @@ _GroupKey = tuple[InvolvedObject, InvolvedObject | None, str, str]
 
 @dataclass(slots=True, eq=False)
 class Event:
-    """One series. `number` tells it apart for the life of the process; `notice` has everything else.
-
-    `message` is that by which further notices of its group find it, or COMBINED for the rest of them.
+    """One series, with a `number` for the life of the process. Further notices of its group find it by `message`, or
+    COMBINED for the rest of them.
     """
 
     number: int
@@ -51,9 +48,8 @@ class Event:
 
 
 class Events:
-    """The Events of a gateway with all its workers. Belongs to the event loop; `clock` gives seconds since the epoch.
-
-    The notices of `metrics` are taken `wait_s` seconds after the first one, then `on_change` is called.
+    """The Events of a gateway with all its workers, on its event loop; `clock` gives seconds since the epoch.
+    `metrics`' notices are taken `wait_s` seconds after the first one, then `on_change` is called.
     """
 
     def __init__(

@@ -1,7 +1,4 @@
-"""Exposition: the response to a scrape. Renders the counts of this process and its workers as text.
-
-It takes about 5 µs a sample: with many series, render in a thread.
-"""
+"""Exposition: the response to a scrape. With many series render it in a thread: a sample takes about 5 µs."""
 
 from __future__ import annotations
 
@@ -45,10 +42,7 @@ class Exposition:
         workers: Iterable[ProcessFigures] = (),
         validities: Iterable[Validity] = (),
     ) -> tuple[bytes, str]:
-        """The text and its content type, in the format that `accept` (the scraper's Accept field) prefers.
-
-        `validities` are those of the certificates in service.
-        """
+        """The text and its content type, as the scraper's `accept` prefers. `validities`: certificates in service."""
         encode, content_type = choose_encoder(accept)
         families = [
             *_traffic(counts), *_families(counts), *_workers(workers), _certificates(validities), self._build(),

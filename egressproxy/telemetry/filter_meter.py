@@ -1,8 +1,6 @@
 """FilterMeter: the counters, gauges and histograms that a filter keeps of its own, and what a scrape reads of them.
-
-A metric of one name is shared by all filters that ask for it in the same form; the first label, `filter`, is the name
-of the extension. Labels of filters may come from requests, so that each metric has a bound on its label sets: what has
-no room is counted under OVERFLOW.
+Filters that ask for a metric in the same form share it; its first label, `filter`, is the extension's name. Label sets,
+which requests may choose, are bounded: what has no room is counted under OVERFLOW.
 """
 
 from __future__ import annotations
@@ -122,10 +120,7 @@ class FilterCounter:
 
 
 class LabelledCounter:
-    """A number that grows, with labels that are known.
-
-    `count` is what has come since the last scrape, which adds it up; on the request path `count += 1` does.
-    """
+    """A number that grows, with known labels: `count += 1` on the request path. A scrape takes what has come."""
 
     __slots__ = ("__weakref__", "_family", "_key", "count")
 

@@ -1,7 +1,6 @@
-"""Diagnostics as JSON: one object per line for everything that is written to standard error.
-
-`time` (RFC 3339, UTC), `level`, `logger` and `message` are always present; `process` where several write; `error`
-and `traceback` of an exception; and what a message is about: `object`, `file`, `line` and others (a record's `fields`).
+"""Diagnostics as JSON, one object per line: `time` (RFC 3339, UTC), `level`, `logger`, `message`; `process` where
+several write; `error` and `traceback` of an exception; and what it is about: `object`, `file`, `line` and others (a
+record's `fields`).
 """
 
 from __future__ import annotations
@@ -44,9 +43,8 @@ class JsonFormatter(logging.Formatter):
 
 
 class JsonStream(io.TextIOBase):
-    """A replacement of standard error: each line that is written becomes an object with the level `warning`.
-
-    `turn` is entered around each write where several processes write; otherwise OF_THREADS.
+    """In place of standard error: each written line becomes an object with the level `warning`. `turn` is entered
+    around each write where several processes write; otherwise OF_THREADS.
     """
 
     def __init__(self, stream: TextIO, origin: str = "", turn: AbstractContextManager[object] | None = None) -> None:

@@ -19,10 +19,9 @@ WARN_INTERVAL_S: Final = 60.0
 
 
 class LogWriter:
-    """Writes to `target`: None or "-" is standard output, an int a file descriptor, else a path.
-
-    `turn` is entered around each write, for processes that share a target. At most `max_waiting_bytes` wait for a slow
-    reader. Raises OSError where the path cannot be opened. `close` comes last.
+    """Writes to `target`: None or "-" is standard output, an int a descriptor, else a path (or OSError). `turn` is
+    entered around each write, for processes that share it. At most `max_waiting_bytes` wait for a slow reader. `close`
+    comes last.
     """
 
     __slots__ = (

@@ -90,10 +90,7 @@ class _Room:
 
 
 class Metrics:
-    """All counters of this process, and the notices for Events (`notices`).
-
-    Sources are callables that are registered once. Every scrape calls them on the event loop.
-    """
+    """All counters of this process, and the `notices`. Sources are called on the event loop at every scrape."""
 
     def __init__(self, version: str) -> None:
         self.version = version
@@ -146,10 +143,7 @@ class Metrics:
         *,
         is_denied: bool = False,
     ) -> Series:
-        """Get or create: the same labels give the same object for the life of the process.
-
-        `is_denied`: the entry is one that denies.
-        """
+        """The one series of these labels, for the life of the process. `is_denied`: the entry is one that denies."""
         key = (gateway, route, backend, namespace, service_account, policy, entry)
         found = self._series.get(key)
         if found is not None:
@@ -206,10 +200,7 @@ class Metrics:
         self._reloaded("success", True)
 
     def reload_failed(self, result: str = "failure") -> None:
-        """The configuration was refused; the one in service and its generation stay.
-
-        `result` is "failure", or "guarded": it would allow what was recently denied.
-        """
+        """The configuration was refused: `result` "failure", or "guarded" (it would allow what was recently denied)."""
         self._reloaded(result, False)
 
     def _reloaded(self, result: str, success: bool) -> None:

@@ -69,10 +69,8 @@ class EventType:
 
 
 class InvolvedObject(NamedTuple):
-    """An object: its kind and name. `namespace` is "" for a cluster-scoped kind.
-
-    Where our group has the same kind, the kind of another group is followed by its group:
-    "Backend.gateway.networking.k8s.io".
+    """An object: kind and name; `namespace` "" for a cluster-scoped kind. Where our group has the kind, that of another
+    one has its group behind it: "Backend.gateway.networking.k8s.io".
     """
 
     kind: str
@@ -97,9 +95,8 @@ class InvolvedObject(NamedTuple):
 
 @dataclass(slots=True)
 class Notice:
-    """What happened at one object, and how often since the last take. Times are seconds since the epoch.
-
-    `is_combined`: several messages of this reason at this object are counted together; `message` is one of them.
+    """What happened at one object, and how often since the last take; times in seconds since the epoch. `is_combined`:
+    `message` is one of several of this reason that are counted together.
     """
 
     severity: str
@@ -174,10 +171,7 @@ class Notices:
     def refused(
         self, series: Series, error: GatewayError | Refusal, route_kind: str = "", client: CallerIdentity = ANONYMOUS
     ) -> None:
-        """Policy, a limit or a filter denied an exchange, or the gateway failed.
-
-        `series` is where the exchange is counted, `route_kind` the kind of its route, "" where it has none.
-        """
+        """An exchange was denied, or the gateway failed. `series` counts it, `route_kind` is "" without a route."""
         key = (series.labels[:3], error.reason.value, error.rule)  # not by the entry that allowed it
         message = error.message if error.is_quotable else ""
         who = (client.namespace, client.service_account, client.name)
@@ -186,10 +180,7 @@ class Notices:
             self._begin(key, known_by, _refusal(series.labels, error, message, route_kind, client))
 
     def failed(self, filter_: FilterStats, how: str, *, is_open: bool) -> None:
-        """A filter failed; `how` is one of our words or the type of its error.
-
-        `is_open`: the exchange went on without the filter.
-        """
+        """A filter failed; `how`: a word of ours, or the error's type. `is_open`: the exchange went on without it."""
         key = (filter_, how, "open" if is_open else "")
         if not self._is_counted(key, "") and (source := InvolvedObject.read(filter_.source)) is not None:
             self._begin(key, "", _failure(source, filter_, how, is_open=is_open))

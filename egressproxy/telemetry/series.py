@@ -1,7 +1,5 @@
-"""Series: what is counted of exchanges, plain integers on the request path.
-
-Label values come from the configuration and from closed enums, never from a client. A number may be read in another
-thread while the loop counts.
+"""Series: what is counted of exchanges, plain integers that other threads may read while the loop counts. Label values
+come from the configuration and from closed enums, never from a client.
 """
 
 from __future__ import annotations
@@ -64,10 +62,8 @@ def decided_by(series: Series | None) -> tuple[str, str]:
 
 
 class Series:
-    """The counters of one label set. The conductor calls `observe` exactly once per exchange or tunnel, at its end.
-
-    The conductor raises and lowers `tunnels_active`; `attempt` counts `attempts`. Most of thousands of routes are never
-    used, so the dictionaries are made when there is something to count.
+    """The counters of one label set; dictionaries are made when there is something to count. The conductor calls
+    `observe` exactly once per exchange or tunnel, at its end, and keeps `tunnels_active`; `attempt` counts `attempts`.
     """
 
     __slots__ = (
@@ -139,9 +135,7 @@ class Series:
         self.failovers = _with_one(self.failovers, outcome)
 
     def hedge(self, outcome: str) -> None:
-        """Another attempt, beside the first, has ended or was not sent: "won", "cancelled", "failed", "over_budget" or
-        "circuit_open".
-        """
+        """An attempt beside the first: "won", "cancelled", "failed", "over_budget" or "circuit_open"."""
         self.hedges = _with_one(self.hedges, outcome)
 
     def mirror(self, result: str) -> None:

@@ -1,6 +1,5 @@
-"""Which of the APIs that are translated a path is of, where each is served, and which header fields are of one only.
-
-Sources: the OpenAPI descriptions of OpenAI and Anthropic, as their SDKs carry them.
+"""Which of the translated APIs a path is of, where each is served, and which header fields are of one only. Sources:
+the OpenAPI descriptions of OpenAI and Anthropic, as their SDKs carry them.
 """
 
 from __future__ import annotations
@@ -43,19 +42,15 @@ _OF_THE_BODY = re.compile(
 
 
 def api_of(path: bytes) -> Api | None:
-    """The API that a POST to this path speaks, by its last segments; None if it is none of them.
-
-    Any prefix may stand before, and a query behind. `/v1/messages/count_tokens` and `/v1/responses/ID` are others.
+    """The API that a POST to this path speaks, by its last segments, whatever stands before; None: none of them.
+    `/v1/messages/count_tokens` and `/v1/responses/ID` are others.
     """
     end = _END.search(path.partition(b"?")[0])
     return None if end is None else _API_OF_END[end[0]]
 
 
 def belongs_to_one_api(name: bytes) -> bool:
-    """Whether this field, of a request or an answer, must not cross to a client or provider of another API.
-
-    Credentials are among them: a key for one provider never reaches the other.
-    """
+    """Whether this field must not cross to a client or provider of another API, as credentials must not."""
     return _OF_ONE_API.match(name) is not None
 
 

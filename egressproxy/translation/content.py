@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from egressproxy.translation.conversation import ContentPart, Effort, Image, Text, ToolResult
+from egressproxy.translation.conversation import (
+    ContentPart,
+    Effort,
+    Image,
+    OutputFormat,
+    Text,
+    Tool,
+    ToolChoice,
+    ToolResult,
+)
 from egressproxy.translation.errors import Untranslatable
 from egressproxy.translation.json_object import JsonObject, objects
 
@@ -14,10 +23,7 @@ _DATA_URL = re.compile(r"data:([a-zA-Z0-9.+-]{1,40}/[a-zA-Z0-9.+-]{1,80});base64
 
 
 def text_or_parts(value: Any, where: str, read: Callable[[JsonObject], ContentPart]) -> list[ContentPart]:
-    """Content as all three APIs write it: a string, or an array of parts, each of which is `read`. `where` is its path.
-
-    Raises Untranslatable.
-    """
+    """Content in all three APIs: a string, or an array of parts, each `read`; `where`: its path. Untranslatable."""
     if type(value) is str:
         return [Text(value, where)]
     if type(value) is not list:
@@ -79,6 +85,53 @@ def metadata_of(body: JsonObject) -> dict[str, str] | None:
         if type(one) is not str:
             body.refuse(f"metadata.{name[:80]}", "must be a string")
     return value or None
+
+
+def function_of(described: JsonObject) -> Tool:
+    """A function, in the fields that OpenAI's APIs have for one. Raises Untranslatable."""
+    name, description = described.needed_text("name"), described.text("description")
+    return Tool(name, description, described.plain_object("parameters"), described.flag("strict"), described.path)
+
+
+def tool_choice_of(body: JsonObject, named: Callable[[JsonObject], str]) -> ToolChoice | None:
+    """Which tool the model has to call; `named` reads the name of one. Raises Untranslatable."""
+    value = body.any("tool_choice")
+    if value is None:
+        return None
+    if type(value) is str:
+        if value not in ("auto", "none", "required"):
+            body.refuse("tool_choice", f"cannot be translated: {value[:80]!r} is none of auto, none, required")
+        return ToolChoice(value)
+    choice = JsonObject(value, "tool_choice")
+    read = ToolChoice("named", named(choice))
+    choice.end()
+    return read
+
+
+def output_format_of(output: JsonObject | None, schema_in: str = "") -> OutputFormat | None:
+    """What the answer has to be; None: text. `schema_in`: the member that has the schema. Raises Untranslatable."""
+    if output is None:
+        return None
+    kind = output.needed("type", output.word("type", ("text", "json_object", "json_schema")))
+    read = None if kind == "text" else OutputFormat()
+    if kind == "json_schema":
+        inner = output.needed(schema_in, output.object(schema_in)) if schema_in else output
+        schema = inner.needed("schema", inner.plain_object("schema"))
+        read = OutputFormat(schema, inner.needed_text("name"), inner.text("description"), inner.flag("strict"))
+        inner.end()
+    output.end()
+    return read
+
+
+def schema_fields(output: OutputFormat) -> dict[str, Any]:
+    """A JSON schema for answers, in the fields that OpenAI's APIs have for one."""
+    named = {"name": output.name or "answer", "schema": output.schema}
+    return said({**named, "description": output.description, "strict": output.is_strict})
+
+
+def said(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that are not None: where the client has said nothing, the default of the other API holds."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 def service_tier_of(body: JsonObject) -> str | None:

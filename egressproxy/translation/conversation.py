@@ -1,7 +1,5 @@
-"""The neutral form: a conversation, the answer to it, and the events of a stream, in the words of no provider.
-
-What holds text of the client or the model is never shown by `repr`. `where` is the path of a value in the client's
-JSON: a writer that cannot say the value refuses it by that name.
+"""The neutral form: a conversation, its answer, and the events of a stream. `repr` shows no text of client or model.
+`where` is a value's path in the client's JSON, by which a writer that cannot say it refuses it.
 """
 
 from __future__ import annotations

@@ -6,10 +6,8 @@ from egressproxy.ai_apis.strict_json import Unreadable, loads
 
 
 class Untranslatable(Exception):
-    """A request that cannot be said in the other API; it is answered with 400, in the client's form.
-
-    `field` is the path of the field in the client's JSON (`messages[2].content[0].file`), or empty where the whole body
-    is meant; `why` is the rest of the sentence.
+    """A request that the other API cannot say: 400, in the client's form. `field` is the path in its JSON
+    (`messages[2].content[0].file`), or empty for the whole body; `why` is the rest of the sentence.
     """
 
     def __init__(self, field: str, why: str) -> None:

@@ -1,7 +1,4 @@
-"""EventStream: server-sent events out of bytes that are cut anywhere, in bounded memory; and how events are written.
-
-Source: HTML, section 9.2 (server-sent events).
-"""
+"""EventStream: server-sent events (HTML, section 9.2) in bounded memory, read from bytes cut anywhere, and written."""
 
 from __future__ import annotations
 

@@ -11,10 +11,8 @@ T = TypeVar("T")
 
 
 class JsonObject:
-    """Takes the fields that a reader knows; `end` refuses the others by name.
-
-    A field whose value is null is a field that is not there: all three APIs mean the same by it. Every method raises
-    `Untranslatable` with the path of the field.
+    """Takes the fields that a reader knows; `end` refuses the others. A field that is null is not there, in all three
+    APIs. Every method raises `Untranslatable` with the path of the field.
     """
 
     __slots__ = ("_left", "path")

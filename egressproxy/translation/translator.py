@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from egressproxy.ai_apis.apis import Api
-from egressproxy.ai_apis.errors import error_body
+from egressproxy.ai_apis.errors import error_object
 from egressproxy.ai_apis.strict_json import Unreadable, dumps, loads, loads_strictly
 from egressproxy.translation.anthropic import answers as anthropic_answers
 from egressproxy.translation.anthropic import request_reader as anthropic_reader
@@ -65,10 +65,8 @@ class TranslatedRequest:
 def translate_request(
     body: bytes, source: Api, target: Api, model: str | None = None, default_max_tokens: int = DEFAULT_MAX_TOKENS
 ) -> TranslatedRequest:
-    """The same request in another API, for `model` if that is given and else for the model that the client named.
-
-    `default_max_tokens` is the limit of the answer that a request to Anthropic has when the client names none.
-    Raises Untranslatable: the body is no JSON, or has a field that one of the two APIs does not know.
+    """The same request in another API, for `model` or else the client's. `default_max_tokens` is Anthropic's limit when
+    the client names none. Raises Untranslatable: no JSON, or a field that one of the two APIs does not know.
     """
     try:
         value = loads_strictly(body)
@@ -118,7 +116,7 @@ class ResponseTranslator:
             message, code = error_in(body)
             told = message or f"the backend answered {status} without a message"
             are_alike = Api.ANTHROPIC not in (client, self._request.target)
-            return status, error_body(client, status, told, code=code if are_alike else None)
+            return status, dumps(error_object(client, status, told, code=code if are_alike else None))
         try:
             if self._request.is_stream:
                 raise BadAnswer("it is no stream, which the client has asked for")
@@ -127,7 +125,7 @@ class ResponseTranslator:
                 raise BadAnswer("it is not an object")
             return status, dumps(self._answer(_ANSWER_READERS[self._request.target](value)))
         except (BadAnswer, Unreadable) as error:
-            return 502, error_body(client, 502, f"the backend's answer cannot be translated: {error}")
+            return 502, dumps(error_object(client, 502, f"the backend's answer cannot be translated: {error}"))
 
     def _answer(self, answer: ModelAnswer) -> dict[str, Any]:
         if self._request.source is Api.ANTHROPIC:

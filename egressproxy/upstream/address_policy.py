@@ -24,7 +24,7 @@ from egressproxy.ir.backend import EndpointAddress
 from egressproxy.ir.policy import AddressAllowance, AddressesIR
 from egressproxy.model.addresses import METADATA, Resolved, aliases
 from egressproxy.model.authority import Authority, IPAddress
-from egressproxy.upstream.closed_places import Closing, closed_by, names_closed_by
+from egressproxy.upstream.closed_places import Closing, closed_by
 from egressproxy.upstream.own_sockets import NO_SOCKETS, OwnSockets
 
 
@@ -142,8 +142,7 @@ class AddressPolicy:
 
     def __init__(self, spec: AddressesIR, own: OwnSockets = NO_SOCKETS) -> None:
         self._allow = spec.allow
-        self._closed, self._reported = closed_by(spec)
-        self._closed_names, self._reported_names = names_closed_by(spec)
+        self._closed, self._reported, self._closed_names, self._reported_names = closed_by(spec)
         #: Whether mode Report lets denied ranges or names pass; otherwise `would_deny` need not be called.
         self.reports = any(each.reports for each in spec.deny) or any(each.reports for each in spec.denied_names)
         self._rule = "-" if spec.policy == "-" else f"EgressPolicy {spec.policy}"
@@ -157,10 +156,8 @@ class AddressPolicy:
 
     def check(self, host: str, addresses: Sequence[IPAddress], port: int) -> tuple[IPAddress, ...]:
         """The addresses that may be dialled for this host (a name in lower case, or an address as text) and port, in
-        their order.
-
-        Raises Denied(Reason.ADDRESS_DENIED) if none is left, or if they are `Resolved` through a denied name; the
-        message never holds an address or a name that DNS gave.
+        their order. Raises Denied(Reason.ADDRESS_DENIED) if none is left, or if they are `Resolved` through a denied
+        name; its message has no address or name that DNS gave.
         """
         latest = self._latest.get(host)
         if latest is not None and latest[0] is addresses and latest[1] == port:
@@ -198,9 +195,8 @@ class AddressPolicy:
             raise self._denied(host, (address,), port)
 
     def check_local_parent(self, host: str, port: int) -> None:
-        """Check a name that a parent on this machine would resolve, possibly to the admin address.
-
-        Raises Denied(Reason.ADDRESS_DENIED) if the port is that of the admin address, for any name.
+        """Check a name that a parent on this machine would resolve. Raises Denied(Reason.ADDRESS_DENIED) if the port is
+        that of the admin address, for any name.
         """
         if self._own.has_admin_port(port):
             raise Denied(

@@ -179,10 +179,8 @@ class Balancer(Generic[T]):
         self._weigh(now)
 
     def _in_zone(self, usable: tuple[Member[T], ...]) -> tuple[Member[T], ...]:
-        """Those for the zone of this process, where there are any; else all.
-
-        Hints hold where every endpoint has one, as in kube-proxy (EndpointSlice `hints.forZones`); otherwise, with
-        `zoneAware`, the zones of the endpoints.
+        """Those for the zone of this process, if there are any; else all. Hints count where every endpoint has one, as
+        in kube-proxy (EndpointSlice `hints.forZones`); otherwise, with `zoneAware`, the zones of the endpoints.
         """
         zone, spec = self._zone, self._spec.load_balancer
         if zone and not self.is_panicking:

@@ -28,9 +28,8 @@ _MAPPED = IPv6Network("::ffff:0:0/96")
 
 @dataclass(frozen=True, slots=True)
 class Closing:
-    """Why an address is closed. `kind` names no address, and may be shown to a client; `detail` is for the log.
-
-    `entry` is the denied range or name, by which denials are counted; "-" for an address outside `only`.
+    """Why an address is closed. `kind` names none, and may be shown to a client; `detail` is for the log. Denials are
+    counted by `entry`, the denied range or name; "-": outside `only`.
     """
 
     policy: str
@@ -77,19 +76,6 @@ class ClosedRanges:
                 remedy = "add its range to addresses.only of that policy"
                 return Closing(bound.policy, where, remedy, f"not in addresses.only of EgressPolicy {bound.policy}")
         return None
-
-
-#: Many backends have the same rules, and the lists may be long.
-_RANGES: WeakKeyDictionary[AddressesIR, tuple[ClosedRanges, ClosedRanges]] = WeakKeyDictionary()
-
-
-def closed_by(spec: AddressesIR) -> tuple[ClosedRanges, ClosedRanges]:
-    """The ranges that these rules close, and those that they only report. Equal rules share them."""
-    found = _RANGES.get(spec)
-    if found is None:
-        closed = ClosedRanges((denial for denial in spec.deny if not denial.reports), spec.only)
-        found = _RANGES[spec] = closed, ClosedRanges(denial for denial in spec.deny if denial.reports)
-    return found
 
 
 class _Table(Generic[T]):
@@ -158,13 +144,19 @@ class ClosedNames:
 
 
 #: Many backends have the same rules, and the lists may be long.
-_NAMES: WeakKeyDictionary[AddressesIR, tuple[ClosedNames, ClosedNames]] = WeakKeyDictionary()
+_KNOWN: WeakKeyDictionary[AddressesIR, tuple[ClosedRanges, ClosedRanges, ClosedNames, ClosedNames]] = (
+    WeakKeyDictionary()
+)
 
 
-def names_closed_by(spec: AddressesIR) -> tuple[ClosedNames, ClosedNames]:
-    """The names that these rules close, and those that they only report. Equal rules share them."""
-    found = _NAMES.get(spec)
+def closed_by(spec: AddressesIR) -> tuple[ClosedRanges, ClosedRanges, ClosedNames, ClosedNames]:
+    """The ranges that these rules close and only report, and the names of both kinds. Equal rules share them."""
+    found = _KNOWN.get(spec)
     if found is None:
-        closed = ClosedNames(denial for denial in spec.denied_names if not denial.reports)
-        found = _NAMES[spec] = closed, ClosedNames(denial for denial in spec.denied_names if denial.reports)
+        found = _KNOWN[spec] = (
+            ClosedRanges((denial for denial in spec.deny if not denial.reports), spec.only),
+            ClosedRanges(denial for denial in spec.deny if denial.reports),
+            ClosedNames(denial for denial in spec.denied_names if not denial.reports),
+            ClosedNames(denial for denial in spec.denied_names if denial.reports),
+        )
     return found

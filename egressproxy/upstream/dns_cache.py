@@ -1,6 +1,5 @@
-"""DnsCache: what is known of names, bounded in number and in memory; and the errors for clients. Pure.
-
-Sources: RFC 2308 (negative answers), RFC 8767 (stale answers), RFC 9520 (failures).
+"""DnsCache: what is known of names, bounded in number and memory; and the errors for clients. Pure. Sources: RFC 2308
+(negative answers), RFC 8767 (stale answers), RFC 9520 (failures).
 """
 
 from __future__ import annotations
@@ -37,9 +36,8 @@ class NameFailure:
     detail: str = ""
 
     def fault(self, host: str) -> UpstreamFault:
-        """The error for this name (503, 504 after a timeout), which is safe to retry.
-
-        A new one each time: an exception that is raised twice collects the tracebacks of both.
+        """The error for this name (503, 504 after a timeout), which is safe to retry; a new one each time: raised
+        twice, it would collect tracebacks.
         """
         status = 504 if self.reason is Reason.DNS_TIMEOUT else 503
         message = f'the name "{host}" {RESULTS[self.reason][1]}'

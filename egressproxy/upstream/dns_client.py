@@ -53,9 +53,7 @@ SYSTEM_TRUST = BackendTlsIR()
 
 
 class DnsFailure(Exception):
-    """No usable answer. `reason` is DNS_SERVFAIL, DNS_TIMEOUT, DNS_NOT_AUTHENTIC or DNS_ERROR; the text is for the
-    log.
-    """
+    """No usable answer: DNS_SERVFAIL, DNS_TIMEOUT, DNS_NOT_AUTHENTIC or DNS_ERROR. The text is for the log."""
 
     def __init__(self, reason: Reason, detail: str) -> None:
         super().__init__(detail)
@@ -198,9 +196,7 @@ def give_up(tasks: Iterable[asyncio.Task[DnsAnswer]]) -> None:
 
 
 async def _over_udp(server: Server, question: DnsQuestion) -> bytes | None:
-    """The answer; None where too many datagrams came to say which of them it is. The socket is connected: the kernel
-    drops what others send.
-    """
+    """The answer; None after too many datagrams that are none (from elsewhere the kernel takes none)."""
     loop = asyncio.get_running_loop()
     family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sock:

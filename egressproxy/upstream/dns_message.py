@@ -103,9 +103,8 @@ class DnsQuestion:
 
 
 def encode_name(host: str) -> bytes:
-    """The wire form of an absolute name, label by label: nothing in it is an escape. `host` has no trailing dot.
-
-    Raises ValueError for what DNS cannot carry. Source: RFC 1035 section 3.1.
+    """The wire form of an absolute name, without trailing dot; nothing in it is an escape. Raises ValueError for what
+    DNS cannot carry (RFC 1035 section 3.1).
     """
     labels = host.encode("ascii").split(b".")
     name = b"".join(bytes((len(label),)) + label for label in labels if len(label) < 64) + b"\0"
@@ -149,13 +148,11 @@ def is_truncated(wire: bytes) -> bool:
 
 
 def read(wire: bytes, question: DnsQuestion) -> tuple[int, DnsAnswer]:
-    """Follow the CNAME records from the asked name to its addresses; every other record is passed over.
+    """Follow the CNAME records from the asked name to its addresses (none where the chain leads to none). Gives the
+    code with its extension (RFC 6891 section 6.1.3), and the answer, which says nothing with any code but NOERROR and
+    NXDOMAIN.
 
-    The code with its extension (RFC 6891 section 6.1.3), and the answer, which says nothing with any code but NOERROR
-    and NXDOMAIN.
-
-    Raises BadReply for what is malformed or beyond the bounds, and for a chain that is a loop or too long. A chain
-    that leads to no address means that there is none: the servers that we ask resolve completely.
+    Raises BadReply for what is malformed or beyond the bounds, and for a chain that is a loop or too long.
     """
     if len(wire) > MAX_REPLY_BYTES:
         raise BadReply(f"{len(wire)} bytes: more than {MAX_REPLY_BYTES} are not read")

@@ -73,10 +73,8 @@ class Server:
 
 
 def parse_server(text: str, transport: str = "udp") -> Server:
-    """Read `ip`, `ip:port`, `[ip6]:port`, `tls://ip[:port][#name]` or `https://ip[:port][/path][#name]`; `transport`
-    holds where no scheme is written, and /dns-query where no path is.
-
-    Raises ValueError that says what is wrong.
+    """Read `ip`, `ip:port`, `[ip6]:port`, `tls://ip[:port][#name]` or `https://ip[:port][/path][#name]`; without a
+    scheme `transport` holds, without a path /dns-query. Raises ValueError that says what is wrong.
     """
     rest, name, path = text, "", ""
     if "://" in rest:
@@ -105,10 +103,7 @@ def parse_server(text: str, transport: str = "udp") -> Server:
 
 
 async def open_connection(server: Server, tls: BackendTlsIR, protocol: asyncio.Protocol) -> None:
-    """Connect this protocol to the server: with TLS that is verified under `tls` where its transport has it.
-
-    Raises OSError, or DnsTlsFailure.
-    """
+    """Connect this protocol to the server, with verified TLS if `tls` is given. Raises OSError, DnsTlsFailure."""
     loop = asyncio.get_running_loop()
     if server.transport not in _ALPN:
         await loop.create_connection(lambda: protocol, server.host, server.port)
@@ -144,10 +139,8 @@ async def open_connection(server: Server, tls: BackendTlsIR, protocol: asyncio.P
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One question on a connection. `answer` is the server's message, and for how many seconds a cache on the way has
-    had it. `began` is on the loop's clock; `number` is the id or the stream of the question.
-
-    `age_s` and `body` are what came over HTTP so far.
+    """One question on a connection. `answer` is the message, and for how many seconds a cache has had it; `began` is on
+    the loop's clock; `number` the id or the stream; `age_s` and `body` are what came over HTTP so far.
     """
 
     question: DnsQuestion

@@ -1,8 +1,5 @@
-"""DNS over TCP or TLS: one connection to a server, with many questions on it at once.
-
-Hand-made: dnspython's streams carry one question at a time, and are opened for each unless the caller keeps them.
-
-A server that ends connections with questions on them is given so many at once as it has answered.
+"""DNS over TCP or TLS: one connection to a server, with many questions on it at once (dnspython's streams carry one at
+a time): as many as it has answered, once it has ended a connection with questions on it.
 
 Sources: RFC 7766 section 6.2 (reuse, pipelining, idle connections, answers in any order), RFC 7858 section 3.4.
 """

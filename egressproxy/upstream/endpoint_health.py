@@ -63,9 +63,8 @@ _TEXTS = {
 
 
 class HealthRegistry:
-    """The health of every endpoint in use: it outlives a reload that leaves the endpoint and its settings alone.
-
-    `version` counts the changes of any endpoint. `tell` is called with the endpoint and the reason.
+    """The health of every endpoint in use, over reloads that leave it and its settings alone. `version` counts all
+    changes; `tell` gets the endpoint and the reason.
     """
 
     __slots__ = ("_known", "_tell", "version")
@@ -79,9 +78,8 @@ class HealthRegistry:
         self, scope: object, backend: str, owner: BackendIR, address: str, outliers: OutlierDetectionIR | None,
         check: HealthCheckIR | None, now: float,
     ) -> EndpointHealth:  # fmt: skip
-        """The health of this address ("host:port") in this scope: the known one, or a new one.
-
-        `scope` is hashable: what has to be equal for two users to share it. `backend` is what metrics call the `owner`.
+        """The known or new health of this address ("host:port"). `scope` is hashable: users of equal ones share it.
+        `backend` is what metrics call the `owner`.
         """
         found = self._known.get((scope, address))
         if found is None:

@@ -200,10 +200,7 @@ class Lookups:
         self.turns = Turns()
 
     def start(self, host: str, client: str, now: float) -> Lookup | None:
-        """Begin to look up this name for this client, or have it wait for its turn; None if the queue is full.
-
-        `now` in monotonic seconds.
-        """
+        """Begin to look up this name for this client, or have it wait; None: the queue is full. `now`: monotonic s."""
         lookup = Lookup(host, client, now)
         if self.turns.begin(lookup):
             self._begin(lookup)

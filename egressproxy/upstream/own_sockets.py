@@ -1,7 +1,5 @@
-"""OwnSockets: where this gateway listens, so that no client reaches the gateway through itself.
-
-`AddressPolicy` compares every address that is dialled for traffic with it: backends of every kind, parents, mirrors,
-authorization servers. The gateway dials TCP only, so that a Unix socket of its own is out of its reach.
+"""OwnSockets: where this gateway listens, so that no client reaches the gateway through itself: `AddressPolicy`
+compares every address that is dialled for traffic (over TCP alone) with it.
 """
 
 from __future__ import annotations
@@ -17,10 +15,8 @@ Socket = tuple[IPAddress, int]
 
 
 class OwnSockets:
-    """`listeners` serve traffic; `admin` are the admin and metrics addresses. All as (address, port).
-
-    Addresses are compared as values, each with its `aliases`. A socket on 0.0.0.0 or :: is at every address of the
-    machine, of both families; `is_local` is asked each time, since these addresses change.
+    """`listeners` serve traffic; `admin` are the admin and metrics addresses. All as (address, port), compared as
+    values with their `aliases`; 0.0.0.0 or :: is every address of the machine, for which `is_local` is asked each time.
     """
 
     __slots__ = ("_admin", "_is_local", "_listeners", "everywhere")

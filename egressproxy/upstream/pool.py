@@ -54,9 +54,8 @@ class Claim(Generic[C]):
 
 
 class Pool(Generic[C]):
-    """`open` counts connections that are busy, idle or being opened; `limit` bounds it. `waiting` is the queue.
-
-    `kept` holds the idle connections while clients are counted; only claims get them.
+    """`open` counts connections that are busy, idle or being opened, up to `limit`. `waiting` is the queue. `kept` has
+    the idle ones while clients are counted; only claims get them.
     """
 
     __slots__ = (
@@ -149,9 +148,8 @@ class Pool(Generic[C]):
             self._holders[connection] = client
 
     def wait(self, claim: Claim[C], loop: asyncio.AbstractEventLoop) -> asyncio.Future[C | None]:
-        """Wait in the queue: the future gives a connection, or None for the right to open one (already counted).
-
-        Raises LimitExceeded (503) if the queue is full, or full of this client.
+        """Wait in the queue: the future gives a connection, or None for the right to open one (already counted). Raises
+        LimitExceeded (503) if the queue is full, or full of this client.
         """
         if not self.waiting.add(claim.client, claim):
             message = f"too many requests are waiting for {self.place}"
@@ -165,9 +163,7 @@ class Pool(Generic[C]):
         return None
 
     def leave(self, claim: Claim[C]) -> C | None:
-        """Remove a claim whose exchange has ended. Returns a connection that it was given meanwhile, which the caller
-        releases; or None.
-        """
+        """Remove a claim whose exchange has ended. Returns a connection that it was given meanwhile, to be released."""
         given, claim.given = claim.given, None
         if self.waiting.remove(claim.client, claim):
             self._end_counting()
@@ -275,10 +271,8 @@ class Pool(Generic[C]):
 
 
 class TenantPool(Pool[C]):
-    """A pool whose connections serve the exchanges of one tenant each, from their first to their last. Who else asks
-    for a connection opens one. Where there is no room for it, an idle one of another tenant is closed.
-
-    Idle connections go to claims alone, since these say whose they are: `idle` and `kept` are always empty.
+    """A pool whose connections serve one tenant each, to their last exchange. For another one is opened, if need be in
+    place of an idle one. Idle ones go to claims alone, which say whose they are: `idle` and `kept` are always empty.
     """
 
     __slots__ = ("_idle", "_idle_of", "_tenants")

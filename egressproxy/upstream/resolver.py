@@ -48,8 +48,8 @@ MAX_PREFETCHES = 100  # lookups in progress beyond which nothing is prefetched
 AAAA_GRACE_S = 0.25  # IPv4 addresses wait so long for the IPv6 ones (RFC 8305 section 3 says 50 ms)
 PREFERRED_GRACE_S = 1.0  # where IPv6 is preferred
 MAX_ASKED_EACH = 64  # questions for one explanation
-_KINDS = ((A, Family.IPV4), (AAAA, Family.IPV6))
-_ONLY = (Family.IPV4, Family.IPV6)
+#: What is asked for where addresses of one family alone are wanted.
+_KINDS_OF = {Family.IPV4: (A,), Family.IPV6: (AAAA,)}
 
 _LOOPBACK: tuple[IPAddress, ...] = (IPv4Address("127.0.0.1"), IPv6Address("::1"))
 #: RFC 6761 sections 6.3 and 6.4, and RFC 7686 section 2: never asked of a DNS server.
@@ -103,6 +103,7 @@ class Resolver:
             self._new_names = NameBudget(spec.new_names, spec.new_names_window_s, tables, spec.servers)
         self._asked_of_parent: dict[str, None] = {}  # names that are not new, the oldest first
         self._timeout_s = spec.timeout_s or DnsIR().timeout_s
+        self._kinds = _KINDS_OF.get(spec.family, (A, AAAA))
         self._grace_s = PREFERRED_GRACE_S if spec.family is Family.IPV6_PREFERRED else AAAA_GRACE_S
         self._lookups = Lookups(self._run, self._too_late, self._timeout_s)
         self._waiting = Shares(sys.maxsize, sys.maxsize)
@@ -328,13 +329,7 @@ class Resolver:
     async def ask_each_server(self, host: str) -> list[ServerAnswer]:
         """Ask every server for both families as far as the policy wants them, past the cache; for explanations."""
         servers, names = self._servers_for(host)
-        questions = [
-            (server, name, kind)
-            for server in servers
-            for name in names
-            for kind, family in _KINDS
-            if self._spec.family not in _ONLY or self._spec.family is family
-        ]
+        questions = [(server, name, kind) for server in servers for name in names for kind in self._kinds]
         return list(await asyncio.gather(*(self._ask_server(*question) for question in questions[:MAX_ASKED_EACH])))
 
     async def _ask_server(self, server: Server, name: str, kind: int) -> ServerAnswer:
@@ -379,8 +374,7 @@ class Resolver:
             kind: loop.create_task(
                 self._client.ask(servers, name, kind, timeout_s, must_be_authentic=self._spec.dnssec is Dnssec.REQUIRE)
             )
-            for kind, family in _KINDS
-            if self._spec.family not in _ONLY or self._spec.family is family
+            for kind in self._kinds
         }
         try:
             first = tasks.get(A)
@@ -416,9 +410,7 @@ class Resolver:
         return DnsAnswer((), min(answer.ttl_s for answer in answers))
 
     def _order(self, addresses: Sequence[IPAddress]) -> tuple[IPAddress, ...]:
-        """The preferred family first; else they alternate, IPv6 first where this machine has a route for it (RFC 8305
-        section 4).
-        """
+        """The preferred family first; else alternating, IPv6 first if it has a route (RFC 8305 section 4)."""
         family = self._spec.family
         v4 = [a for a in addresses if a.version == 4 and family is not Family.IPV6]
         v6 = [a for a in addresses if a.version == 6 and family is not Family.IPV4]

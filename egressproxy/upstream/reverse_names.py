@@ -44,9 +44,7 @@ _TOO_MANY = AddressNames((), Reason.DNS_ERROR, "too many names are being looked 
 
 
 class ReverseNames:
-    """Asks for names of addresses. `ask` puts one question to the servers, for the PTR records of a name; it raises
-    DnsFailure.
-    """
+    """Asks for names of addresses. `ask` asks the servers for PTR records of a name; it raises DnsFailure."""
 
     __slots__ = ("_ask", "_known", "_lookups", "_max_ttl_s", "_min_ttl_s")
 
@@ -109,9 +107,8 @@ class ReverseNames:
 
 
 def agrees(names: Iterable[str], host: str, through: Sequence[str] = ()) -> bool:
-    """Whether one of these names of an address is the host that led there, or one on the way; or is below one of them.
-
-    All in lower case, without trailing dot.
+    """Whether one of an address's names is the host that led there, or a name on the way, or below one. In lower case,
+    without trailing dot.
     """
     wanted = [name for name in (host, *through) if name]  # below the root is everything
     return any(name == each or name.endswith(f".{each}") for name in names for each in wanted)

@@ -89,7 +89,6 @@ class SharedPool(Generic[S]):
 
     def wait(self, claim: Claim[S], loop: asyncio.AbstractEventLoop) -> asyncio.Future[S | None]:
         """Wait in the queue: the future gives a place, or None for the right to open a connection (already counted).
-
         Raises LimitExceeded (503) if the queue is full, or full of this client.
         """
         if not self.waiting.add(claim.client, claim):
@@ -101,9 +100,7 @@ class SharedPool(Generic[S]):
         return given
 
     def leave(self, claim: Claim[S]) -> S | None:
-        """Remove a claim whose exchange has ended. Returns a place that it was given meanwhile, for the caller to give
-        back; or None.
-        """
+        """Remove a claim whose exchange has ended. Returns a place that it was given, to be given back; or None."""
         given, claim.given = claim.given, None
         if self.waiting.remove(claim.client, claim) or given is None or not given.done() or given.cancelled():
             return None
@@ -196,9 +193,7 @@ class SharedPool(Generic[S]):
         return held.total + self.opening < self.limit and held.of(client) < self.share
 
     def _needs_another(self, wanted: int) -> bool:
-        """Whether those that are being opened, or have not said how many they carry, are too few for so many, besides
-        whoever opens them.
-        """
+        """Whether the connections that are opened, or new, are too few for so many, besides whoever opens them."""
         if self.opening + len(self.connections) >= self.max_connections:
             return False
         known = [connection.most for connection in self.connections if not connection.is_new]

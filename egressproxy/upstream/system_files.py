@@ -1,6 +1,5 @@
 """What the machine itself says of names: hosts(5), resolv.conf(5), and whether there is a way to the IPv6 internet.
-
-Read again when it has changed, looked at every few seconds at the most.
+Looked at every few seconds at the most, read again when it has changed.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ import pytest
 
 from egressproxy.ai_apis.apis import Api
 from egressproxy.ai_apis.aws_event_stream import AwsFraming
-from egressproxy.ai_apis.errors import api_of_host, error_body, error_fields, error_in_stream
+from egressproxy.ai_apis.errors import api_of_host, error_fields, error_in_stream, error_object
 from egressproxy.ai_apis.framing import SseFraming
 
 
@@ -26,7 +26,7 @@ def test_an_error_has_the_word_of_its_api_for_a_status(
     about = {"reason": "quota", "request_id": "r"}
 
     def said(api: Api) -> dict[str, object]:
-        body: dict[str, object] = json.loads(error_body(api, status, "so", code="quota", about=about))
+        body: dict[str, object] = error_object(api, status, "so", code="quota", about=about)
         return body
 
     assert said(Api.OPENAI_CHAT) == {

@@ -14,7 +14,8 @@ from typing import Any, get_type_hints
 import pytest
 
 from egressproxy.ai_apis.apis import Api
-from egressproxy.ai_apis.errors import error_body
+from egressproxy.ai_apis.errors import error_object
+from egressproxy.ai_apis.strict_json import dumps
 from egressproxy.translation.apis import DEFAULT_PATHS, api_of
 from egressproxy.translation.errors import Untranslatable
 from egressproxy.translation.translator import ResponseTranslator, translate_request
@@ -85,7 +86,7 @@ class Provider:
         try:
             asked = translate_request(request.read(), source, self.target)
         except Untranslatable as error:
-            body = error_body(source, 400, str(error), error.field)
+            body = dumps(error_object(source, 400, str(error), error.field))
             return httpx.Response(400, content=body, headers={"content-type": "application/json"})
         self.asked.append(json.loads(asked.body))
         check_request(self.target, self.asked[-1])
@@ -297,7 +298,7 @@ def _calls(source: Api, provider: Provider, **more: Any) -> Callable[[], Any]:
 )
 def test_errors_are_those_of_the_sdk(source: Api, target: Api, status: int, name: str):
     provider = Provider(target)
-    provider.answer = status, error_body(target, status, "so it is")
+    provider.answer = status, dumps(error_object(target, status, "so it is"))
     sdk = anthropic if source is ANTHROPIC else openai
     with pytest.raises(getattr(sdk, name), match="so it is"):
         _calls(source, provider)()

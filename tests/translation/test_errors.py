@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from egressproxy.ai_apis.apis import Api
-from egressproxy.ai_apis.errors import error_body
+from egressproxy.ai_apis.errors import error_object
+from egressproxy.ai_apis.strict_json import dumps
 from egressproxy.translation.apis import DEFAULT_PATHS
 from egressproxy.translation.errors import Untranslatable, error_in
 from tests.translation.examples import ANTHROPIC, CHAT, RESPONSES
@@ -27,10 +26,10 @@ from tests.translation.examples import ANTHROPIC, CHAT, RESPONSES
 )
 def test_an_error_has_the_shape_and_the_word_of_its_api(status: int, openai: str, anthropic: str):
     for api in (CHAT, RESPONSES):
-        assert json.loads(error_body(api, status, "so", "tools[0].type")) == {
+        assert error_object(api, status, "so", "tools[0].type") == {
             "error": {"message": "so", "type": openai, "param": "tools[0].type", "code": None}
         }
-    assert json.loads(error_body(ANTHROPIC, status, "so")) == {
+    assert error_object(ANTHROPIC, status, "so") == {
         "type": "error",
         "error": {"type": anthropic, "message": "so"},
     }
@@ -38,7 +37,7 @@ def test_an_error_has_the_shape_and_the_word_of_its_api(status: int, openai: str
 
 @pytest.mark.parametrize("api", DEFAULT_PATHS)
 def test_an_error_is_read_as_it_is_written(api: Api):
-    assert error_in(error_body(api, 400, "so", code="c")) == ("so", None if api is ANTHROPIC else "c")
+    assert error_in(dumps(error_object(api, 400, "so", code="c"))) == ("so", None if api is ANTHROPIC else "c")
 
 
 def test_what_cannot_be_translated_says_the_field_and_why():

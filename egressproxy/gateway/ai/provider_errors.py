@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from egressproxy.ai_apis.apis import Api, operation_of
-from egressproxy.ai_apis.errors import api_of_host, error_body, error_fields, error_in_stream
+from egressproxy.ai_apis.errors import api_of_host, error_fields, error_in_stream, error_object
+from egressproxy.ai_apis.strict_json import dumps
 from egressproxy.errors import GatewayError
 from egressproxy.gateway.ai.answers import JSON
 from egressproxy.gateway.backends.route_backend import RouteBackend
@@ -44,7 +45,7 @@ class ProviderCall:
 def told_in_shape(api: Api, error: GatewayError, about: dict[str, object], field: str | None = None) -> bytes:
     """The body of this error in the shape of an API, with what else our errors tell (`about`)."""
     more = {name: value for name, value in about.items() if name not in _OWN}
-    return error_body(api, error.status, _said(error), field, error.reason.value, more)
+    return dumps(error_object(api, error.status, _said(error), field, error.reason.value, more))
 
 
 def provider_call(x: Exchange, backends: Sequence[RouteBackend]) -> ProviderCall | None:

@@ -1,7 +1,6 @@
-"""What Envoy and an external processor say to each other, as values: ProcessingRequest and ProcessingResponse. Pure.
-
-Sources: Envoy API v3, service/ext_proc/v3/external_processor.proto, extensions/filters/http/ext_proc/v3/
-processing_mode.proto, config/core/v3/base.proto.
+"""What Envoy and an external processor say to each other, as values. Pure. Sources: Envoy API v3,
+service/ext_proc/v3/external_processor.proto, extensions/filters/http/ext_proc/v3/processing_mode.proto,
+config/core/v3/base.proto.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
-"""The messages of envoy.service.ext_proc.v3.ExternalProcessor/Process as bytes, for both ends. Pure.
-
-Import it only where external processing is configured: see `model/protobuf`.
-
-Sources: as `messages` beside; google/protobuf/struct.proto and duration.proto.
+"""The messages of envoy.service.ext_proc.v3.ExternalProcessor/Process as bytes, for both ends. Pure. Import it only
+where external processing is configured: see `model/protobuf`. Sources: as `messages`; google/protobuf/struct.proto and
+duration.proto.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
-"""The messages of envoy.service.auth.v3.Authorization/Check: a question about a request, and what was decided.
-
-Sources: Envoy API v3, service/auth/v3/external_auth.proto and attribute_context.proto, config/core/v3/base.proto and
-address.proto, google/rpc/status.proto.
+"""The messages of envoy.service.auth.v3.Authorization/Check: a question about a request, and what was decided. Sources:
+Envoy API v3, service/auth/v3/{external_auth,attribute_context}.proto, config/core/v3/{base,address}.proto,
+google/rpc/status.proto.
 """
 
 from __future__ import annotations
@@ -92,9 +91,7 @@ def check_request(http: HttpAttributes, source: Address, destination: Address) -
 
 
 def check_answer(data: bytes) -> CheckAnswer:
-    """Read a CheckResponse. Raises WireError, also for an answer that says neither yes nor no, or both, or asks for
-    what we do not do.
-    """
+    """Read a CheckResponse. Raises WireError, also for neither yes nor no, for both, and for what we do not do."""
     answer = parsed(_CHECK_RESPONSE, data)
     has_status, is_ok, is_denied = map(answer.HasField, ("status", "ok_response", "denied_response"))
     if answer.error_response:

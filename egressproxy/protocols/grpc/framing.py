@@ -1,7 +1,4 @@
-"""What a gRPC call looks like on HTTP/2: heads, messages out of the pieces of a body, and how it ended. Pure.
-
-Source: grpc.io, gRPC over HTTP2.
-"""
+"""A gRPC call on HTTP/2: heads, messages out of a body's pieces, its end. Pure. Source: grpc.io, gRPC over HTTP2."""
 
 from __future__ import annotations
 
@@ -37,10 +34,8 @@ def reply(
     status: int, head: Iterable[tuple[bytes, bytes]], data: bytes, trailers: Iterable[tuple[bytes, bytes]]
 ) -> bytes:
     """The message of a call that is over: status and fields of its head, its data with the prefix, and its trailers
-    (none if the head was all, Trailers-Only).
-
-    Raises UpstreamFault if the call failed, or if this is no answer of gRPC: RESPONSE_TIMEOUT (504) or BAD_RESPONSE
-    (503 where the service is not available).
+    (none for Trailers-Only). Raises UpstreamFault if the call failed, or if this is no answer of gRPC: RESPONSE_TIMEOUT
+    (504) or BAD_RESPONSE (503 where the service is not available).
     """
     check_head(status, head)
     check_end({**dict(head), **dict(trailers)})
@@ -98,9 +93,7 @@ class GrpcMessageReader:
         return not self._buffer
 
     def feed(self, data: bytes) -> list[bytes]:
-        """The messages that are whole with this piece. Raises MessageTooLong as soon as the length is known, and
-        ValueError for a compressed message, which nobody has offered to read.
-        """
+        """The messages that are whole. Raises MessageTooLong by the length alone, ValueError for a compressed one."""
         buffer = self._buffer
         buffer += data
         found = []

@@ -1,7 +1,5 @@
-"""grpc.health.v1.Health/Check: its two messages, each with one field. Pure.
-
-Written and read by hand, since protobuf takes memory and these are two bytes and a string.
-Source: gRPC health checking protocol (grpc/health/v1/health.proto).
+"""The two messages of grpc.health.v1.Health/Check. Written and read by hand, since protobuf takes memory and these are
+two bytes and a string. Pure. Source: gRPC health checking protocol (grpc/health/v1/health.proto).
 """
 
 from __future__ import annotations

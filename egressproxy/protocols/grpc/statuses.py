@@ -1,5 +1,4 @@
 """The status of a gRPC call: what other signs of failure mean, how it is written and read; and its deadline. Pure.
-
 Sources: grpc.io, gRPC over HTTP2; Status codes and their use in gRPC; HTTP to gRPC Status Code Mapping.
 """
 
@@ -116,9 +115,7 @@ def parsed_status(block: bytes) -> int:
 
 
 def failure_status(block: bytes) -> int:
-    """The HTTP status that says of a server what the grpc-status among these fields does; 200 where that is no failure
-    of the server, or is not there.
-    """
+    """The HTTP status that says the same of a server as this grpc-status; 200: no failure of it, or no status."""
     return _FAILURES.get(parsed_status(block), 200)
 
 
@@ -147,10 +144,7 @@ def encoded_message(text: str) -> bytes:
 
 
 def parsed_timeout(value: bytes) -> float:
-    """The seconds of a grpc-timeout: at most 8 digits and a unit. Raises MalformedTimeout.
-
-    0 is a deadline that has passed: grpc-go writes it.
-    """
+    """The seconds of a grpc-timeout: at most 8 digits and a unit; 0 has passed (grpc-go). Raises MalformedTimeout."""
     found = _TIMEOUT.fullmatch(value)
     if found is None:
         raise MalformedTimeout("grpc-timeout is at most 8 digits and one of H, M, S, m, u and n")

@@ -122,10 +122,9 @@ class ChunkedDecoder:
         return made
 
     def decode(self, buffer: bytes | bytearray, at: int) -> tuple[bytes | EndOfMessage | None, int]:
-        """What `buffer` holds from offset `at` on: all its data in one piece, or the end, or None; and the new offset.
-
-        What is not consumed has to be given again, with more behind it. Raises Malformed, but only when the data before
-        the fault has been returned (a flood of tiny chunks apart).
+        """What `buffer` holds from `at` on: all its data in one piece, or the end, or None; and the new offset. What is
+        not consumed has to be given again, with more behind it. Raises Malformed, once data before the fault is
+        returned.
         """
         size = len(buffer)
         if self._part is _SIZE and type(buffer) is bytes:

@@ -35,7 +35,7 @@ from egressproxy.model.fields import Fields
 from egressproxy.model.message import Hop, RequestHead, ResponseHead
 from egressproxy.protocols.http1 import request_head, response_head
 from egressproxy.protocols.http1.chunked import NO_TRAILERS, EndOfMessage
-from egressproxy.protocols.http1.framing import TCHAR, HeadLimits, Malformed
+from egressproxy.protocols.http1.framing import TCHAR, HeadLimits, Malformed, head_fault
 from egressproxy.protocols.http1.head_grammar import FieldSection, HeadGrammar
 from egressproxy.protocols.http1.message_reader import CodecState, MessageReader
 
@@ -89,10 +89,7 @@ class RequestReader(MessageReader[Hop]):
         return self._state is _HEAD and self._at < len(self._buffer)
 
     def next(self) -> RequestHead | bytes | EndOfMessage | None:
-        """The next event, or None: feed more.
-
-        Raises BadRequest, or LimitExceeded (413, 414, 431), both with `close` set; and again on every further call.
-        """
+        """The next event, or None: feed more. Raises BadRequest, LimitExceeded (413, 414, 431), always with `close`."""
         try:
             if self._state is _HEAD:
                 buffer = self._buffer
@@ -107,26 +104,13 @@ class RequestReader(MessageReader[Hop]):
                 method, target, minor, section = parts
                 return self._head(method, target, minor, section)
             if self._fault is None:
-                return self._next_of_body(_HEAD)
+                return self._next_of_body()
         except Malformed as fault:
             kind = LimitExceeded if fault.status in (413, 414, 431) else BadRequest
             self._fault = partial(kind, fault.reason, fault.message, status=fault.status, close=True)
             self._state = _BROKEN
         assert self._fault is not None
         raise self._fault()
-
-    def take_whole_body(self, limit: int = -1) -> bytes | None:
-        """The body that a length announced, if the buffer holds it and nothing else: no end follows. Else None.
-
-        None, too, where it is longer than `limit` bytes; -1: any length.
-        """
-        buffer, at = self._buffer, self._at
-        if self._state is not _LENGTH or len(buffer) - at != self._left or 0 <= limit < self._left:
-            return None
-        self._state = _HEAD
-        self._left = self._at = self._scanned = 0
-        self._buffer = b""
-        return bytes(buffer[at:])
 
     def _head(self, method: bytes, target: bytes, minor: bytes, section: FieldSection) -> RequestHead:
         hop = self._hop_of(section.hop_fields, minor)
@@ -135,7 +119,7 @@ class RequestReader(MessageReader[Hop]):
         self._empty_lines = 0
         self._is_line_checked = False
         if hop.body:
-            self._begin_body(hop.body, hop.named, _HEAD)
+            self._begin_body(hop.body, hop.named)
         return head
 
     def _skip_empty_lines(self) -> None:
@@ -144,7 +128,7 @@ class RequestReader(MessageReader[Hop]):
             self._empty_lines += 1
 
     def _head_fault(self, head: bytes) -> Malformed:
-        return request_head.request_head_fault(head, self._grammar.limits)
+        return head_fault(head, self._grammar.limits, request_head.REQUEST_LINE, request_head.request_line_fault)
 
     def _check_start(self, buffer: bytes | bytearray, at: int) -> Reason:
         if not self._is_line_checked:
@@ -180,10 +164,7 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
         self._eof: bool | None = None  # how the upstream ended: cleanly, or not
 
     def expect(self, method: bytes) -> None:
-        """Announce the response to a request with this method, before any of it is fed.
-
-        The method decides whether a body follows (RFC 9112 section 6.3).
-        """
+        """Announce the response to this method, which decides whether a body follows (RFC 9112 section 6.3)."""
         if self._state is _BROKEN:
             return
         if self._at < len(self._buffer) or self._state is not _IDLE:
@@ -200,10 +181,8 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
             self._eof = clean
 
     def next(self) -> ResponseHead | bytes | EndOfMessage | None:
-        """The next event, or None: feed more (or the message is over).
-
-        Raises UpstreamFault, and again on every further call: BAD_RESPONSE for what breaks a rule, UPSTREAM_INCOMPLETE
-        for an end in the middle, UPSTREAM_CLOSED (retry: if reused) for an end before anything came.
+        """The next event, or None: feed more (or the message is over). Raises UpstreamFault, now and on further calls:
+        BAD_RESPONSE (a broken rule), UPSTREAM_INCOMPLETE, UPSTREAM_CLOSED (an end before anything; retry: if reused).
         """
         event: ResponseHead | bytes | EndOfMessage | None = None
         try:
@@ -217,7 +196,7 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
             elif self._state is not _BROKEN:
                 if self._state is _IDLE:
                     return None
-                event = self._next_of_body(_IDLE)
+                event = self._next_of_body()
         except Malformed as fault:
             self._break(Reason.BAD_RESPONSE, f"the upstream's response is malformed: {fault.message}")
         if event is None and self._eof is not None and self._fault is None:
@@ -227,10 +206,7 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
         return event
 
     def has_begun_body(self) -> bool:
-        """Behind a final head: whether the buffer holds a byte of the body, or its end.
-
-        Raises UpstreamFault where the upstream has ended before, or has sent no chunk.
-        """
+        """Behind a final head: whether a byte of the body, or its end, is here. Raises UpstreamFault if not to come."""
         has_begun = self._at < len(self._buffer) or (self._state is _UNTIL_CLOSE and bool(self._eof))
         if self._chunks is not None:
             try:
@@ -249,16 +225,6 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
     def needs_more(self) -> bool:
         """Within a body of which nothing is left: `next` gives None until more is fed."""
         return not self._buffer and self._eof is None and (self._state is _CHUNKED or self._left > 0)
-
-    def take_whole_body(self) -> bytes | None:
-        """The body that a length announced, if the buffer holds it and nothing else: no end follows. Else None."""
-        buffer, at = self._buffer, self._at
-        if self._state is not _LENGTH or len(buffer) - at != self._left:
-            return None
-        self._state = _IDLE
-        self._left = self._at = self._scanned = 0
-        self._buffer = b""
-        return bytes(buffer[at:])
 
     def settle_length(self) -> int:
         """The bytes of a chunked body of which the buffer holds all, and nothing behind it, trailers neither: from now
@@ -305,11 +271,11 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
             if self._interim > MAX_INTERIM:
                 raise Malformed(Reason.BAD_RESPONSE, f"more than {MAX_INTERIM} interim responses")
         else:
-            self._begin_body(length, hop.named, _IDLE)
+            self._begin_body(length, hop.named)
         return head
 
     def _head_fault(self, head: bytes) -> Malformed:
-        return response_head.response_head_fault(head, self._grammar.limits)
+        return head_fault(head, self._grammar.limits, response_head.STATUS_LINE, response_head.status_line_fault)
 
     def _check_start(self, buffer: bytes | bytearray, at: int) -> Reason:
         if not _STATUS_LINE_START.startswith(bytes(buffer[at : at + len(_STATUS_LINE_START)])):

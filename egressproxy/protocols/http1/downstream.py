@@ -183,9 +183,7 @@ class DownstreamConnection(FlowControl):
         return self.transport.get_write_buffer_size()
 
     def serve_head(self, head: RequestHead, rest: bytes) -> None:
-        """Begin the exchange of a head that has come in other words than those of HTTP/1; it has no body. `rest` are
-        the bytes behind it.
-        """
+        """Begin the exchange of a head that was not said in HTTP/1 and has no body; `rest` are the bytes behind it."""
         self.reader.feed(rest)
         self._state = _RESPONDING
         self.deadline.at = NEVER  # the exchange has a clock of its own
@@ -226,9 +224,8 @@ class DownstreamConnection(FlowControl):
     def send_response(
         self, head: ResponseHead, request: RequestHead, pseudonym: bytes, body: bytes | None, *, close: bool
     ) -> None:
-        """The final head of a response to `request`, and its body; None: that follows, by `send_body`.
-
-        `pseudonym` is our name in Via. `close`: no other response follows on this connection.
+        """The final head of a response to `request`, and its body; None: that follows, by `send_body`. `pseudonym` is
+        our name in Via. `close`: no other response follows on this connection.
         """
         status, http_1_0 = head.status, request.http_1_0
         has_body = status != 204 and status != 304 and request.method != b"HEAD"
@@ -253,9 +250,7 @@ class DownstreamConnection(FlowControl):
         self.send(TUNNEL_ESTABLISHED)
 
     def finish(self, *, close: bool) -> None:
-        """The exchange is over and its last byte written. The next request follows when its coroutine has ended, or we
-        close.
-        """
+        """The exchange is over, its last byte written. The next request follows when its coroutine ends."""
         self.sink = None
         self.feeder = None
         if close or self._state is not _RESPONDING or (self.has_ended and self.is_last):
@@ -269,10 +264,7 @@ class DownstreamConnection(FlowControl):
             self.resume_reading()
 
     def close(self, *, lingers: bool = True) -> None:
-        """Say no more; let the client read what was said before the connection goes (RFC 9112 section 9.6).
-
-        `lingers` false: nothing was said that it still has to read.
-        """
+        """Say no more; if it `lingers`, the client has something to read before the connection goes (RFC 9112 9.6)."""
         if self._state in _OVER:
             return
         self.flush()

@@ -1,7 +1,5 @@
-"""What both directions of HTTP/1.1 share: limits, the grammar of a field section, Connection options, body lengths.
-
-Everything here is a pure function or a value, and must never repeat the peer's bytes in a message.
-Sources: RFC 9110 sections 5 and 7.6.1, RFC 9112 sections 2.2, 5, 6 and 7.
+"""What both directions of HTTP/1.1 share: limits, field sections, Connection options, body lengths. Pure; never repeats
+the peer's bytes in a message. Sources: RFC 9110 sections 5 and 7.6.1, RFC 9112 sections 2.2, 5, 6 and 7.
 """
 
 from __future__ import annotations
@@ -57,10 +55,7 @@ class HeadLimits:
 
 
 class Malformed(Exception):
-    """A message breaks a rule. The readers turn it into BadRequest, LimitExceeded or UpstreamFault.
-
-    `status` is what a client would be answered; the message is fixed text.
-    """
+    """A broken rule, of which the readers make a GatewayError. `status` is for a client; the message is fixed text."""
 
     def __init__(self, reason: Reason, message: str, status: int = 400) -> None:
         super().__init__(message)
@@ -141,9 +136,8 @@ def joined_by_name(hop_fields: HopFields) -> tuple[dict[bytes, bytes], list[byte
 
 
 def connection_options(value: bytes) -> frozenset[bytes]:
-    """The lower-case options of a Connection value (several lines joined by commas); empty elements are skipped.
-
-    Raises Malformed if an element is no token. Source: RFC 9110 sections 5.6.1 and 7.6.1.
+    """The lower-case options of a Connection value (several lines joined by commas), without empty elements. Raises
+    Malformed if one is no token. Source: RFC 9110 sections 5.6.1 and 7.6.1.
     """
     known = _COMMON_OPTIONS.get(value)
     if known is not None:
@@ -156,20 +150,15 @@ def connection_options(value: bytes) -> frozenset[bytes]:
 
 
 def without_fields(block: bytes, names: Collection[bytes]) -> bytes:
-    """The block without the lines of these (lower-case) names.
-
-    For names that a peer chose: taken apart line by line, because a compiled pattern per request would let a client
-    buy CPU and cache space.
+    """The block without the lines of these (lower-case) names, which a peer chose. No pattern is compiled for them: a
+    client could buy CPU and cache space with it.
     """
     lines = block.split(b"\r\n")
     return b"\r\n".join([line for line in lines if line.partition(b":")[0].lower() not in names])
 
 
 def read_content_length(value: bytes) -> int:
-    """The length that a Content-Length value states.
-
-    Raises Malformed unless it is 1*DIGIT and at most MAX_LENGTH. Source: RFC 9110 section 8.6, RFC 9112 section 6.3.
-    """
+    """The length that a Content-Length states. Raises Malformed unless 1*DIGIT, up to MAX_LENGTH (RFC 9110 8.6)."""
     # bytes.isdigit is ASCII only, unlike str.isdigit; the length check keeps int() from chewing on 60 KB of digits
     if not value.isdigit():
         raise Malformed(Reason.BAD_FRAMING, "Content-Length is not a number")
@@ -179,11 +168,7 @@ def read_content_length(value: bytes) -> int:
 
 
 def read_transfer_encoding(value: bytes) -> int:
-    """CHUNKED, the one coding that is understood.
-
-    Raises Malformed, 501 for another coding, 400 for anything that is no list of codings.
-    Source: RFC 9112 section 6.1.
-    """
+    """CHUNKED. Raises Malformed: 501 for another coding, 400 for what is no list of codings (RFC 9112 section 6.1)."""
     if value.lower() == b"chunked":
         return CHUNKED
     codings = [coding.strip(b" \t") for coding in value.split(b",")]

@@ -1,7 +1,5 @@
-"""HeadGrammar: what heads of one direction look like, under the limits of one listener or of backends.
-
-All readers with these limits share it. It also holds the sections of fields that were read last, one for each reader: a
-peer mostly says the same again, and bytes that are the same need no second look.
+"""HeadGrammar: what heads of one direction look like, under the limits of one listener or of backends. All readers with
+these limits share it, and the sections that each has read last: mostly a peer says the same again.
 """
 
 from __future__ import annotations
@@ -30,10 +28,8 @@ H = TypeVar("H")  # Hop or ResponseHop
 
 
 class FieldSection:
-    """The fields of a head, checked and taken apart.
-
-    `text` is all that came, from the end of the start line to the end of the head; `block` is what of it goes on, and
-    `hop_fields` is the rest. `cut_lines` is for `Fields`, once the same has come a second time.
+    """The fields of a head: `text` is all that came, from the end of the start line to the end of the head; `block` is
+    what of it goes on, `hop_fields` the rest. `cut_lines` is for `Fields`, once the same has come a second time.
     """
 
     __slots__ = ("block", "cut_lines", "hop_fields", "text")
@@ -118,9 +114,7 @@ class HeadGrammar(Generic[H]):
         return hop
 
     def section(self, buffer: bytes, start: int, place: int) -> tuple[FieldSection, int] | None:
-        """The section that begins at `start`, with the CRLF behind the start line, and where it ends. None where it is
-        not finished or breaks a rule: look twice.
-        """
+        """The section that begins with the CRLF at `start`, and where it ends. None: unfinished, or against a rule."""
         known = self._at_places[place]
         text = known.text
         if buffer.startswith(text, start):

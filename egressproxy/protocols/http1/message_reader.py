@@ -1,8 +1,4 @@
-"""MessageReader: what the readers of requests and of responses share: the buffer, and the way to heads and bodies.
-
-It finds the end of a head, takes the head apart by its grammar, and gives the pieces of a body. What these mean is for
-the readers in `codec`.
-"""
+"""MessageReader: what the readers of requests and of responses share. What it reads means is for those in `codec`."""
 
 from __future__ import annotations
 
@@ -45,14 +41,14 @@ class MessageReader(Generic[H]):
     """
 
     __slots__ = (
-        "_at", "_buffer", "_chunks", "_fault", "_grammar", "_hop", "_hop_fields", "_left", "_line", "_line_parts",
-        "_minor", "_most_bytes", "_place", "_scanned", "_state",
+        "_at", "_between", "_buffer", "_chunks", "_fault", "_grammar", "_hop", "_hop_fields", "_left", "_line",
+        "_line_parts", "_minor", "_most_bytes", "_place", "_scanned", "_state",
     )  # fmt: skip
 
     _hop: H
 
     def __init__(self, grammar: HeadGrammar[H], state: CodecState) -> None:
-        self._state = state
+        self._state = self._between = state  # also behind each message
         self._grammar = grammar
         self._place = grammar.new_place()
         self._most_bytes = grammar.limits.max_head_bytes + 4
@@ -130,10 +126,10 @@ class MessageReader(Generic[H]):
         self._at = 0
         self._scanned = 0
 
-    def _begin_body(self, length: BodyLength, named: frozenset[bytes], end: CodecState) -> None:
-        """What follows the head just read; `end` is the state behind a message without body."""
+    def _begin_body(self, length: BodyLength, named: frozenset[bytes]) -> None:
+        """What follows the head just read."""
         if length == 0:
-            self._state = end
+            self._state = self._between
         elif length > 0:
             self._left = length
             self._state = _LENGTH
@@ -143,18 +139,30 @@ class MessageReader(Generic[H]):
         else:
             self._state = _UNTIL_CLOSE
 
-    def _next_of_body(self, end: CodecState) -> bytes | EndOfMessage | None:
+    def take_whole_body(self, limit: int = -1) -> bytes | None:
+        """The body that a length announced, if the buffer holds it alone: no end follows. Else None, and where it is
+        longer than `limit` bytes (-1: any length).
+        """
+        buffer, at = self._buffer, self._at
+        if self._state is not _LENGTH or len(buffer) - at != self._left or 0 <= limit < self._left:
+            return None
+        self._state = self._between
+        self._left = self._at = self._scanned = 0
+        self._buffer = b""
+        return bytes(buffer[at:])
+
+    def _next_of_body(self) -> bytes | EndOfMessage | None:
         """The next event of a body whose length is known, or that is chunked."""
         if self._state is _LENGTH:
             if not self._left:
-                self._state = end
+                self._state = self._between
                 return NO_TRAILERS
             return self._take(self._left)
         assert self._chunks is not None
         event, self._at = self._chunks.decode(self._buffer, self._at)
         if type(event) is EndOfMessage:
             self._chunks = None
-            self._state = end
+            self._state = self._between
             self._scanned = 0
         if self._at == len(self._buffer):
             self._release()

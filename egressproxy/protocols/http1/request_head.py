@@ -27,7 +27,6 @@ from egressproxy.protocols.http1.framing import (
     any_case,
     any_section_pattern,
     connection_options,
-    head_fault,
     joined_by_name,
     plain_section_pattern,
     read_content_length,
@@ -175,11 +174,6 @@ def read_request_head(method: bytes, target: bytes, fields: Fields, hop: Hop, li
     if method == b"OPTIONS" or method == b"TRACE":
         _read_max_forwards(head)
     return head
-
-
-def request_head_fault(head: bytes, limits: HeadLimits) -> Malformed:
-    """Why a complete head does not match its grammar. Runs only for those that do not."""
-    return head_fault(head, limits, REQUEST_LINE, request_line_fault)
 
 
 def request_line_fault(line: bytes, limits: HeadLimits) -> Malformed:

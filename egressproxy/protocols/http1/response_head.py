@@ -25,7 +25,6 @@ from egressproxy.protocols.http1.framing import (
     any_case,
     any_section_pattern,
     connection_options,
-    head_fault,
     joined_by_name,
     plain_section_pattern,
     read_content_length,
@@ -38,7 +37,7 @@ from egressproxy.protocols.http1.head_grammar import Grammars, HeadGrammar
 #: Source text: minor version, status, phrase. The space behind the status may be missing (we send it, section 4).
 _LINE: Final = rb"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([\t\x20-\x7e\x80-\xff]*+))?"
 
-_STATUS_LINE: Final = re.compile(_LINE + rb"\r\n")
+STATUS_LINE: Final = re.compile(_LINE + rb"\r\n")
 
 #: Fields of this hop and of the framing. Proxy-Authenticate goes too: an origin must not make clients send the
 #: credentials that are meant for us. Persistent-Auth says that the connection is now that of the user who has logged in
@@ -78,7 +77,7 @@ def plain_response_section(max_fields: int) -> re.Pattern[bytes]:
 def new_response_grammar(limits: HeadLimits) -> HeadGrammar[ResponseHop]:
     """A grammar of responses that shares nothing."""
     plain, whole = plain_response_section(limits.max_fields), response_section(limits.max_fields)
-    return HeadGrammar(limits, _STATUS_LINE, plain, whole, split_hop_fields, read_hop_fields)
+    return HeadGrammar(limits, STATUS_LINE, plain, whole, split_hop_fields, read_hop_fields)
 
 
 _grammars: Final[Grammars[ResponseHop]] = Grammars(new_response_grammar)
@@ -135,9 +134,8 @@ def _login(hop_fields: HopFields) -> bytes:
 
 
 def read_response_head(code: bytes, phrase: bytes, fields: Fields, hop: ResponseHop, method: bytes) -> ResponseHead:
-    """The head from its parts, answering this method. Raises Malformed.
-
-    Content-Length stays among the fields where it describes a body that is not sent (HEAD, 304).
+    """The head from its parts, answering this method. Content-Length stays among the fields where it describes a body
+    that is not sent (HEAD, 304). Raises Malformed.
     """
     status = int(code)
     if hop.login:
@@ -171,6 +169,6 @@ def read_response_head(code: bytes, phrase: bytes, fields: Fields, hop: Response
     return head
 
 
-def response_head_fault(head: bytes, limits: HeadLimits) -> Malformed:
-    """Why a complete head does not match its grammar. Runs only for those that do not."""
-    return head_fault(head, limits, _STATUS_LINE, lambda *_: Malformed(Reason.BAD_RESPONSE, "malformed status line"))
+def status_line_fault(_line: bytes, _limits: HeadLimits) -> Malformed:
+    """Why this status line is refused."""
+    return Malformed(Reason.BAD_RESPONSE, "malformed status line")

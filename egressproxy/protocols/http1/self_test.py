@@ -107,10 +107,7 @@ _METHODS: Final = (b"GET ", b"\r\nPOST ", b"PUT ", b"CONNECT ")
 
 
 def check_codec(requests: HeadLimits, responses: HeadLimits) -> None:
-    """Read the messages above with readers of these limits, which know nothing yet; it takes less than a millisecond.
-
-    Raises Misread at the first message that is not read as it is meant.
-    """
+    """Read the messages above with new readers of these limits. Raises Misread at the first that is misread."""
     for what, data, meant in _REQUESTS:
         reader = RequestReader(requests, request_head.new_request_grammar(requests))
         reader.feed(data if data.startswith(_METHODS) else _LINE + data)

@@ -127,9 +127,8 @@ class UpstreamConnection(FlowControl):
         )
 
     def begin(self, driver: Driver, request: RequestHead) -> None:
-        """Start an exchange. The caller then sends the head, and the body through `send_body` and `end_body`.
-
-        A server that refused an upgrade may be behind one that believes in it: no other exchange follows.
+        """Start an exchange; the caller sends head and body. Behind a refused upgrade no other one follows: a server
+        further on may believe in it.
         """
         self.is_idle = False
         self.deadline.at = NEVER
@@ -196,10 +195,7 @@ class UpstreamConnection(FlowControl):
         return head
 
     async def first_byte(self) -> None:
-        """Wait until a byte of the body is here, or its end. Raises UpstreamFault where the response breaks off before.
-
-        What is here is kept for `send_response_body_to`.
-        """
+        """Wait for a byte of the body, which is kept, or its end. Raises UpstreamFault where it breaks off."""
         while not self.has_ended:
             if self.error is not None:
                 raise self.error
@@ -315,9 +311,8 @@ class UpstreamConnection(FlowControl):
             self.driver.resume()
 
     def _look_whether_all_is_read(self, head: ResponseHead) -> None:
-        """Who answers before the body is there, or without having asked for one that was offered, may leave it unread.
-
-        Source: RFC 9110 section 10.1.1, RFC 9112 section 9.3.
+        """Who answers before the body is there, or without having asked for one that was offered, may leave it unread
+        (RFC 9110 section 10.1.1, RFC 9112 section 9.3).
         """
         if head.status == 100:
             self._awaits_continue = False
@@ -327,10 +322,8 @@ class UpstreamConnection(FlowControl):
             self.is_last = True
 
     def _fault_of(self, error: Exception) -> GatewayError | None:
-        """What an error of the transport means; None where it depends on what was read before.
-
-        With TLS 1.3 the server judges our certificate after our Finished: its alert comes this late, or is lost in a
-        reset. Source: RFC 8446 section 4.4.4 and appendix E.1.
+        """What an error of the transport means; None where that depends on what was read. A TLS 1.3 server judges our
+        certificate after our Finished: its alert comes this late, or never (RFC 8446 section 4.4.4, appendix E.1).
         """
         if isinstance(error, ssl.SSLError):
             return tls_fault(error, expected=self.transport.get_extra_info(TLS_EXPECTATION))

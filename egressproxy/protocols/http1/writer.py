@@ -1,6 +1,5 @@
-"""Writer: heads to bytes. Framing, Host, Via and Connection are always generated here, never copied.
-
-Sources: RFC 9112 sections 3 to 7, RFC 9110 sections 6.6.1 (Date) and 7.6.3 (Via).
+"""Writer: heads to bytes. Framing, Host, Via and Connection are always generated here, never copied. Sources: RFC 9112
+sections 3 to 7, RFC 9110 sections 6.6.1 (Date) and 7.6.3 (Via).
 """
 
 from __future__ import annotations
@@ -36,9 +35,8 @@ def _own_via(http_1_0: bool, pseudonym: bytes) -> bytes:
 
 
 def request_bytes(head: RequestHead, host: bytes, pseudonym: bytes) -> bytes:
-    """The head as it goes upstream, in origin-form (asterisk for OPTIONS *), always HTTP/1.1.
-
-    `host` is the Host value. The body has to follow in the framing that `head.body` says (a length, or CHUNKED).
+    """The head as it goes upstream, in origin-form, always HTTP/1.1. `host` is the Host value. The body has to follow
+    in the framing that `head.body` says (a length, or CHUNKED).
     """
     tail = via_line(head.via, head.http_1_0, pseudonym) if head.via else _own_via(head.http_1_0, pseudonym)
     method = head.method
@@ -56,10 +54,8 @@ def request_bytes(head: RequestHead, host: bytes, pseudonym: bytes) -> bytes:
 
 
 def response_bytes(head: ResponseHead, pseudonym: bytes, *, close: bool, http_1_0: bool, has_body: bool) -> bytes:
-    """The head as it goes to the client. CHUNKED and UNTIL_CLOSE become chunked for 1.1 clients, close-delimited for
-    1.0.
-
-    `has_body` is false for responses to HEAD and for 204 and 304, which never carry framing of ours.
+    """The head for the client. A body without a length is chunked in 1.1, and ends with the connection in 1.0.
+    `has_body` is false for HEAD, 204 and 304, which never carry framing of ours.
     """
     block = head.fields.block
     tail = via_line(head.via, head.http_1_0, pseudonym) if head.via else _own_via(head.http_1_0, pseudonym)

@@ -1,7 +1,5 @@
-"""What a stream needs of its connection: any stream, a client's, and one to a backend. NO_DEADLINE: that of a client's
-stream which is over.
-
-They stay interpreted: between compiled types no stream could say more narrowly than its base what carries it.
+"""What a stream needs of its connection: any stream, a client's, and one to a backend. They stay interpreted: between
+compiled types no stream could say more narrowly than its base what carries it.
 """
 
 from __future__ import annotations

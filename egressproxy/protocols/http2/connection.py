@@ -247,9 +247,8 @@ class Http2Connection(SendingSide):
             self._take(event)
 
     def _stream_fails(self, kind: int, frame: bytes) -> bool:
-        """Whether a frame is an error of its stream alone, which is reset. h2 would end the connection.
-
-        What comes for a stream that is over is nobody's error: it may have been under way (RFC 9113 section 5.1).
+        """Whether a frame is an error of its stream alone, which is reset; h2 would end the connection. A stream that
+        is over has none: the frame may have been under way (RFC 9113 section 5.1).
         """
         code = stream_fault(kind, frame)
         number = stream_of(frame)
@@ -264,10 +263,7 @@ class Http2Connection(SendingSide):
         return True
 
     def _take_prioritized(self, frame: bytes) -> bool:
-        """HEADERS with a priority: as without. Clients from before RFC 9113 send these with every request.
-
-        A stream that depends on itself is reset (RFC 7540 section 5.3.1).
-        """
+        """HEADERS with a priority: as without. A stream that depends on itself is reset (RFC 7540 section 5.3.1)."""
         if len(frame) < HEADER_SIZE + 5:
             return False
         number, plain = stream_of(frame), without_priority(frame)
@@ -410,10 +406,8 @@ class Http2Connection(SendingSide):
         log.debug("HTTP/2 connection with %s: %s: %s", self.peer_name(), code.name, why)
 
     def close(self, *, lingers: bool = False) -> None:
-        """Say what was to be said, then close, and end what is still under way.
-
-        `lingers`: the peer may be speaking, and what comes is dropped for a moment: unread, it would make the kernel
-        reset the connection, and the peer might never read why it ends.
+        """Say what was to be said, close, and end what is under way. `lingers`: what still comes is dropped for a
+        moment: unread, it would make the kernel reset the connection before the peer has read why it ends.
         """
         if self.is_lost:
             return

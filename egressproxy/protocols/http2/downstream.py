@@ -1,7 +1,4 @@
-"""DownstreamHttp2: a client's HTTP/2 connection, on which the handler is told of requests, each a DownstreamStream.
-
-Sources: RFC 9113 sections 5.1.2 and 6.8.
-"""
+"""DownstreamHttp2: a client's connection, each request a DownstreamStream (RFC 9113 sections 5.1.2 and 6.8)."""
 
 from __future__ import annotations
 
@@ -171,9 +168,8 @@ class DownstreamHttp2(Http2Connection):
 
     # --- the end ---------------------------------------------------------------------------------------------------
     def leave(self, *, gently: bool) -> None:
-        """Take no more streams; those that run go on, and then the connection ends.
-
-        `gently`: streams that the client began before it can have heard of it are served, too (RFC 9113 section 6.8).
+        """Take no more streams, and end behind those that run. `gently`: streams that the client began before it can
+        have heard of it are served, too (RFC 9113 section 6.8).
         """
         if self.is_lost or self._last_served != LAST_STREAM:
             return

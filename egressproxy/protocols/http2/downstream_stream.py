@@ -354,10 +354,8 @@ class DownstreamStream(Http2Stream):
         self._state = _LOST
 
     def finish(self, *, close: bool) -> None:
-        """The exchange is over: what is unsent goes out as the windows allow, and what is unheard is not wanted.
-
-        A body that is still coming is read for a moment, so that the client reads our answer and no reset: curl before
-        8.0, for one, looks for nothing behind one. So does HTTP/1.
+        """The exchange is over: what is unsent goes out as the windows allow, what is unheard is not wanted. A body
+        that still comes is read for a moment, as in HTTP/1: curl before 8.0, for one, reads no answer behind a reset.
         """
         if self._state is _DETACHED or self._state is _LOST:
             return

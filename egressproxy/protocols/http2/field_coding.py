@@ -1,7 +1,5 @@
-"""HPACK for h2: a decoder that remembers whole blocks and counts fields, and an encoder without a table.
-
-A client mostly sends the same block again, or one that differs in few fields. Nothing is ever put into the encoder's
-table, so that no credential stays there, and a field costs one look-up. Sources: RFC 7541, RFC 9113 section 4.3.
+"""HPACK for h2 (RFC 7541, RFC 9113 section 4.3): a decoder that counts fields and remembers whole blocks, of which
+clients mostly send the same again; and an encoder that puts nothing into a table, so that no credential stays there.
 """
 
 from __future__ import annotations
@@ -47,10 +45,8 @@ _STEPS = _Steps()
 
 
 def huffman_decoded(text: bytes) -> bytes:
-    """What the Huffman code says (RFC 7541 section 5.2). Raises HPACKDecodingError.
-
-    A byte at a time: hpack's own decoder takes four bits, and looks at flags for each. What a byte means behind others
-    is worked out from hpack's table when it first comes.
+    """What the Huffman code says (RFC 7541 section 5.2), a byte at a time; what one means behind others is worked out
+    from hpack's table when it first comes. Raises HPACKDecodingError.
     """
     steps = _STEPS
     symbols: list[bytes] = []
@@ -111,10 +107,8 @@ class CompressionError(ProtocolError):
 
 
 class FieldDecoder:
-    """In the place of hpack's Decoder; one for each connection.
-
-    `max_header_list_size` counts names, values and 32 bytes for each field. A list that is longer, or has more than
-    `max_fields`, ends the connection with ENHANCE_YOUR_CALM: callers bound single messages, below that.
+    """In the place of hpack's Decoder; one for each connection. A list beyond `max_header_list_size` (names, values, 32
+    bytes for each field) or `max_fields` ends the connection with ENHANCE_YOUR_CALM; callers bound messages below that.
     """
 
     def __init__(self, max_fields: int, max_list_size: int) -> None:
@@ -126,10 +120,7 @@ class FieldDecoder:
         self._memo_left = MEMO_SIZE
 
     def decode(self, data: bytes, raw: bool = True) -> FieldList:
-        """The fields of a block, in order. The list may be that of another call: it must not be changed.
-
-        Raises CompressionError, DenialOfServiceError.
-        """
+        """A block's fields, in a list that must not be changed. Raises CompressionError, DenialOfServiceError."""
         known = self._memo.get(data)
         if known is not None:
             return known
@@ -255,7 +246,7 @@ class FieldEncoder:
 
     def __init__(self) -> None:
         self.header_table_size = 0  # h2 tells what the peer would take
-        self._has_begun = False
+        self.has_begun = False  # a block was sent: the peer knows about our table
 
     def encode(self, headers: Iterable[tuple[bytes, bytes]], huffman: bool = True) -> bytes:
         """The block of these fields. The first one says that our table is empty, and stays so."""
@@ -264,24 +255,16 @@ class FieldEncoder:
             else encoded(name, value)
             for name, value in headers
         ])  # fmt: skip
-        return block if self._has_begun else self.begun(block)
-
-    @property
-    def has_begun(self) -> bool:
-        """A block was sent: the peer knows about our table."""
-        return self._has_begun
+        return block if self.has_begun else self.begun(block)
 
     def begun(self, block: bytes) -> bytes:
         """The first block, with what is said of our table before it."""
-        self._has_begun = True
+        self.has_begun = True
         return b"\x20" + block
 
 
 class EncodedLines(dict[bytes, bytes]):
-    """The code of a line `Name: value` of HTTP/1; none, b"", where `never` has the (lower-case) name.
-
-    Long and sensitive lines are not remembered.
-    """
+    """The code of a line `Name: value`; b"" for names in `never` (lower case). Long and sensitive ones are not kept."""
 
     def __init__(self, never: frozenset[bytes]) -> None:
         super().__init__()

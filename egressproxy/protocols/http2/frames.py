@@ -1,6 +1,5 @@
-"""Splits what comes on an HTTP/2 connection into whole frames, so that one of them can be looked at before h2 is.
-
-h2 takes a GOAWAY as the end of everything, while the streams that it spares go on (RFC 9113 section 6.8).
+"""Splits what comes on an HTTP/2 connection into whole frames, so that one can be looked at before h2 is: h2 takes a
+GOAWAY as the end of everything, while the streams that it spares go on (RFC 9113 section 6.8).
 """
 
 from __future__ import annotations
@@ -68,9 +67,8 @@ class FrameSplitter:
         return len(self._buffer) > 3 and self._buffer[3] in (HEADERS, CONTINUATION) and not self._awaits_preface
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The frames that are whole now. The preface has the type PREFACE.
-
-        Raises FrameError for a frame that is longer than allowed, and where a client's first one is not SETTINGS.
+        """The frames that are whole now, the preface as PREFACE. Raises FrameError for a frame that is too long, and
+        where a client's first one is not SETTINGS.
         """
         if self._buffer:
             self._buffer += data

@@ -1,7 +1,6 @@
-"""Heads as fields of HTTP/2. Host, framing, Via and Date are always generated here, as in HTTP/1's writer.
-
-Sources: RFC 9113 sections 8.2.2 and 8.3, RFC 9110 sections 6.6.1 (Date), 7.6.3 (Via) and 8.6 (Content-Length); RFC 8441
-section 5, RFC 6455 sections 4.1 and 4.2.2 (WebSocket).
+"""Heads as fields of HTTP/2. Host, framing, Via and Date are always generated here, as in HTTP/1's writer. Sources: RFC
+9113 sections 8.2.2 and 8.3, RFC 9110 sections 6.6.1, 7.6.3 and 8.6; RFC 8441 section 5, RFC 6455 sections 4.1 and
+4.2.2.
 """
 
 from __future__ import annotations
@@ -132,9 +131,7 @@ _ACCEPT = b"sec-websocket-accept"
 
 
 class Handshake:
-    """That of a WebSocket that a client of HTTP/2 asks for, toward an upstream of HTTP/1: puts a key into the request,
-    and looks for its answer.
-    """
+    """A WebSocket of HTTP/2 toward an upstream of HTTP/1: puts a key into the request, and looks for its answer."""
 
     __slots__ = ("_expected",)
 

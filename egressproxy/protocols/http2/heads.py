@@ -37,9 +37,8 @@ _PATH = re.compile(rb'[!"$-\[\]-~]+')
 
 
 def checked_block(fields: FieldList, limits: HeadLimits) -> bytes:
-    """Fields as a block of HTTP/1 (model/fields). Raises Malformed for what is no name or value, and for too many.
-
-    All names are looked at together, then all values: the line feed that joins them is a byte that neither may hold.
+    """Fields as a block of HTTP/1. Raises Malformed for what is no name or value, and for too many. All names are
+    looked at together, then all values: the line feed that joins them is a byte that neither may hold.
     """
     if not fields:
         return b""
@@ -108,10 +107,7 @@ class RequestFieldsReader:
         self._hop_fields: HopFields = ()
 
     def read(self, fields: FieldList, *, has_ended: bool) -> RequestHead:
-        """The head of a request. `has_ended`: END_STREAM came with it. Raises Malformed.
-
-        Fields that the decoder remembers mean what they meant: they are checked once.
-        """
+        """The head of a request; `has_ended`: with END_STREAM. Remembered fields are checked once. Raises Malformed."""
         if type(fields) is not RememberedFields:
             return self._read(fields, has_ended)
         known = fields.meaning
@@ -247,10 +243,7 @@ class _Answer:
 
 
 def read_response_fields(fields: FieldList, limits: HeadLimits, method: bytes, *, has_ended: bool) -> ResponseHead:
-    """The head of a response to this method. Raises Malformed.
-
-    As of requests: fields that the decoder remembers are checked once.
-    """
+    """The head of a response to this method. Remembered fields are checked once, as of requests. Raises Malformed."""
     if type(fields) is not RememberedFields or method in _ANSWERED_OTHERWISE:
         return _read_response(fields, limits, method, has_ended)
     known = fields.meaning

@@ -1,6 +1,5 @@
-"""SendingSide: what an HTTP/2 connection says: heads, bodies as the peer's windows and the transport allow, resets.
-
-Back-pressure: a stream that may not send pauses who feeds it. Source: RFC 9113 sections 5.2, 6.4 and 6.9.
+"""SendingSide: what an HTTP/2 connection says, as the peer's windows and the transport allow. A stream that may not
+send pauses who feeds it (back-pressure). Source: RFC 9113 sections 5.2, 6.4 and 6.9.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ from egressproxy.protocols.http2.frames import FrameError
 
 class Http2Stream:
     __slots__ = (
-        "_given_back", "_is_ending", "_trailers", "_unsent", "_unsent_size", "connection", "feeder", "has_said_all",
-        "is_reading_paused", "is_write_blocked", "number", "octets_in", "octets_out",
+        "_given_back", "_is_ending", "_trailers", "_unsent", "connection", "feeder", "has_said_all",
+        "is_reading_paused", "is_write_blocked", "number", "octets_in", "octets_out", "unsent_size",
     )  # fmt: skip
 
     def __init__(self, connection: StreamCarrier, number: int) -> None:
@@ -32,7 +32,7 @@ class Http2Stream:
         self.octets_out = 0
         self._given_back = 0  # bytes of the window that are given back when reading goes on
         self._unsent: list[bytes] = []
-        self._unsent_size = 0
+        self.unsent_size = 0  # bytes of body that wait for a window
         self._is_ending = False  # END_STREAM goes out behind what is unsent
         self._trailers: bytes | None = None  # in HPACK
 
@@ -59,7 +59,7 @@ class Http2Stream:
         if not self._unsent and not self._is_ending and self.connection.send_at_once(self, data):
             return
         keep(self._unsent, data)
-        self._unsent_size += len(data)
+        self.unsent_size += len(data)
         self.connection.send_waiting(self)
         self._look_whether_blocked()
 
@@ -84,7 +84,7 @@ class Http2Stream:
         self.connection.send_waiting(self)
 
     def _look_whether_blocked(self) -> None:
-        is_blocked = self._unsent_size > HIGH_WATER
+        is_blocked = self.unsent_size > HIGH_WATER
         if is_blocked is not self.is_write_blocked:
             self.is_write_blocked = is_blocked
             if self.feeder is not None:
@@ -101,18 +101,13 @@ class Http2Stream:
             piece = piece[:most]
         else:
             del self._unsent[0]
-        self._unsent_size -= len(piece)
+        self.unsent_size -= len(piece)
         return piece
 
     @property
     def is_ending(self) -> bool:
         """The end was said, whether or not it is on its way."""
         return self._is_ending or self.has_said_all
-
-    @property
-    def unsent_size(self) -> int:
-        """Bytes of body that wait for a window."""
-        return self._unsent_size
 
     # --- reading -------------------------------------------------------------------------------------------------
     def pause_reading(self) -> None:
@@ -169,6 +164,6 @@ class Http2Stream:
     def reset(self, code: ErrorCodes = ErrorCodes.CANCEL) -> None:
         """Give the stream up. What was to be sent goes nowhere."""
         self._unsent.clear()
-        self._unsent_size = 0
+        self.unsent_size = 0
         self._is_ending = False
         self.connection.reset(self, code)

@@ -1,7 +1,5 @@
-"""StreamTransport: a stream of HTTP/2 as a transport, for tunnels, and for HTTP/1 inside one.
-
-DATA is what is read and written, END_STREAM the end of a direction, and a reset an end that is no clean one.
-Source: RFC 9113 section 8.5.
+"""StreamTransport: a stream of HTTP/2 as a transport, for tunnels, and for HTTP/1 inside one. END_STREAM is the end of
+a direction, and a reset an end that is no clean one (RFC 9113 section 8.5).
 """
 
 from __future__ import annotations
@@ -62,13 +60,6 @@ class StreamTransport(asyncio.Transport):
         self._stream.transport_ended()
         protocol, self._protocol = self._protocol, asyncio.Protocol()
         protocol.connection_lost(error)
-
-    def write_gate(self, *, is_full: bool) -> None:
-        """The stream has more than enough to send, or room again."""
-        if is_full:
-            self._protocol.pause_writing()
-        else:
-            self._protocol.resume_writing()
 
     # --- asyncio.Transport -----------------------------------------------------------------------------------------
     def write(self, data: Any) -> None:
@@ -135,7 +126,7 @@ class _Gate:
         self._transport = transport
 
     def pause_reading(self) -> None:
-        self._transport.write_gate(is_full=True)
+        self._transport._protocol.pause_writing()
 
     def resume_reading(self) -> None:
-        self._transport.write_gate(is_full=False)
+        self._transport._protocol.resume_writing()

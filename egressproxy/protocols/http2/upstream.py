@@ -1,9 +1,6 @@
-"""Http2Upstream: an HTTP/2 connection to a backend, and the places on it for exchanges.
-
-A GOAWAY lets those streams go on that it spares; the others may be asked elsewhere, as may those that were refused
-unseen. Sources: RFC 9113 sections 5.1.1, 6.5, 6.7 and 6.8.
-
-A connection takes exchanges; is leaving (what has begun ends, nothing begins); or is lost.
+"""Http2Upstream: an HTTP/2 connection to a backend, which takes exchanges, is leaving (nothing begins), or is lost.
+Streams that a GOAWAY does not spare, or that were refused unseen, may be asked elsewhere. Sources: RFC 9113 sections
+5.1.1, 6.5, 6.7 and 6.8.
 """
 
 from __future__ import annotations
@@ -168,9 +165,8 @@ class Http2Upstream(Http2Connection):
         self._awake.append(stream)
 
     def given_up(self, begun_at: float) -> None:
-        """A stream is given up that had begun at this time of the wheel, and has no whole answer.
-
-        Attempts may be short, and each of them in vain: what they have waited adds up until something is heard.
+        """A stream without a whole answer, begun at this time of the wheel, is given up. Such attempts may be short:
+        what they have waited adds up until something is heard.
         """
         if self._heard_before != self.heard_at:
             self._heard_before, self._in_vain_s = self.heard_at, 0.0

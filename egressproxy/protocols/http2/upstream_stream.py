@@ -1,7 +1,5 @@
-"""UpstreamStream: one exchange on an HTTP/2 connection to a backend.
-
-It has what `UpstreamConnection` has for whoever calls an upstream. How it ends concerns no other: one that is given up
-is reset, and a response that breaks a rule fails alone. Sources: RFC 9113 sections 5.4, 8.1 and 8.7, RFC 8441.
+"""UpstreamStream: one exchange on an HTTP/2 connection to a backend. It has what `UpstreamConnection` has; how it ends
+concerns no other stream. Sources: RFC 9113 sections 5.4, 8.1 and 8.7, RFC 8441.
 """
 
 from __future__ import annotations
@@ -147,10 +145,7 @@ class UpstreamStream(Http2Stream):
         return sum(map(len, self._pieces))
 
     def whole_body(self) -> bytes | None:
-        """The body, if all of it is here and no trailers follow: that ends the response. Else None.
-
-        A head that had no length has one now.
-        """
+        """The body, if all is here and no trailers follow: the response ends, and a head without length gets one."""
         if not self._is_complete or self._response_trailers or self.error is not None:
             return None
         body = b"".join(self._pieces)
@@ -289,9 +284,7 @@ class UpstreamStream(Http2Stream):
         self.connection.wake_later(self)
 
     def was_reset(self, code: int) -> None:
-        """The upstream has given the stream up; after its whole response that is its way to refuse the rest of the
-        request (RFC 9113 section 8.1).
-        """
+        """Behind its whole response a reset is the upstream's way to refuse the rest of the request (RFC 9113 8.1)."""
         if self._is_complete or self._is_given_up:
             return
         if self._is_answered:

@@ -1,7 +1,5 @@
-"""The frames of ordinary exchanges, written and read without h2's objects: the same states and windows are left behind.
-
-h2 makes three objects and some thirty calls for each frame. Whatever is not ordinary is h2's: padding, priority,
-CONTINUATION that comes, and everything that breaks a rule.
+"""The frames of ordinary exchanges without h2's objects, of which it makes three for each: the same states and windows
+are left behind. What is not ordinary is h2's: padding, priority, CONTINUATION that comes, whatever breaks a rule.
 """
 
 from __future__ import annotations
@@ -65,9 +63,8 @@ class UsualFrames(H2Connection):
 
     # --- what comes ------------------------------------------------------------------------------------------------
     def new_request(self, flags: int, number: int, frame: bytes) -> tuple[FieldList, bool] | None:
-        """The fields, and whether END_STREAM is here, of a HEADERS frame that begins a stream of a client.
-
-        None: it is something else, and for `hear`. Raises ProtocolError, as that does.
+        """The fields, and whether END_STREAM is here, of a HEADERS frame that begins a client's stream. None: it is
+        something else, for `hear`. Raises ProtocolError, as that does.
         """
         if (
             flags & _SHAPE != END_HEADERS
@@ -95,10 +92,8 @@ class UsualFrames(H2Connection):
         return stream
 
     def new_fields(self, flags: int, number: int, frame: bytes) -> tuple[FieldList, bool, bool] | None:
-        """The fields, whether END_STREAM is here, and whether they are trailers, of a HEADERS frame on a stream
-        that has begun: the head of a response, interim ones too, or trailers.
-
-        None: it is something else, and for `hear`. Raises ProtocolError, as that does.
+        """The fields, whether END_STREAM is here, and whether they are trailers, of a HEADERS frame on a stream that
+        has begun. None: it is something else, for `hear`. Raises ProtocolError, as that does.
         """
         stream = self.streams.get(number)
         if stream is None or flags & _SHAPE != END_HEADERS or self.incoming_buffer._headers_buffer:
@@ -135,10 +130,7 @@ class UsualFrames(H2Connection):
             raise
 
     def new_data(self, flags: int, number: int, frame: bytes) -> tuple[bytes, bool] | None:
-        """The data, and whether END_STREAM is here, of a DATA frame for which there was room on an open stream.
-
-        None: it is something else, and for `hear`.
-        """
+        """The data, and whether it ends the stream, of DATA with room on an open one. None: for `hear`."""
         stream = self.streams.get(number)
         if stream is None or flags & PADDED or self.incoming_buffer._headers_buffer:
             return None

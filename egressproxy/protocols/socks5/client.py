@@ -1,8 +1,6 @@
-"""What a client of a SOCKS5 proxy says and reads until it is connected. Pure: bytes in, bytes out.
-
-The proxy resolves names. It is asked for CONNECT alone. Whatever the RFCs do not allow is refused, and nothing is read
-ahead of what was asked for: a proxy that answers before it was asked is none.
-Sources: RFC 1928 (SOCKS5), RFC 1929 (username and password).
+"""What a client of a SOCKS5 proxy says and reads until it is connected. Pure. The proxy resolves names. A proxy that
+says what the RFCs do not allow, or answers before it was asked, is none. Sources: RFC 1928 (SOCKS5), RFC 1929 (username
+and password).
 """
 
 from __future__ import annotations
@@ -65,9 +63,8 @@ class SocksClient:
     __slots__ = ("_authority", "_login", "_received", "_via", "_wait")
 
     def __init__(self, authority: Authority, credentials: SecretBytes | None = None, via: bytes = b"") -> None:
-        """`authority` is what the proxy is to connect to; `credentials` is the message
-        with username and password (RFC 1929 section 2); `via` a value of Via (see `messages`), of which the latest
-        gateways are said.
+        """`authority` is the destination; `credentials` the message of RFC 1929 section 2; `via` a value of Via (see
+        `messages`), of which the latest gateways are said.
         """
         self._authority = authority
         self._login = credentials

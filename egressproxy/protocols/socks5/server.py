@@ -1,8 +1,5 @@
-"""What a SOCKS5 proxy reads and says until it knows what its client asks for. Pure: bytes in, bytes out.
-
-CONNECT alone is served. Clients may say everything at once, without waiting for answers: what comes behind the request
-is for its destination.
-Sources: RFC 1928 (SOCKS5), RFC 1929 (username and password).
+"""What a SOCKS5 proxy that serves CONNECT alone reads and says until it knows the destination, for which all is that
+comes behind the request. Pure. Sources: RFC 1928 (SOCKS5), RFC 1929 (username and password).
 """
 
 from __future__ import annotations
@@ -88,11 +85,9 @@ class _Awaited(Enum):
 
 
 class SocksServer:
-    """One negotiation: what each `feed` returns is sent, until there is a `target`.
-
-    `target` is the destination as `host:port`, an IPv6 address in brackets: as a CONNECT of HTTP has it, and not
-    checked. `credentials` is what the client has shown, as a value of Proxy-Authorization (RFC 7617), else b"".
-    `via` is the value of Via that another gateway has said, else b"".
+    """One negotiation: what each `feed` returns is sent, until there is a `target`: `host:port`, an IPv6 address in
+    brackets, not checked. `credentials`: what the client has shown, as a value of Proxy-Authorization (RFC 7617);
+    `via`: the value of Via that another gateway has said; b"" for none.
     """
 
     __slots__ = ("_asks_login", "_may_be_nobody", "_methods", "_received", "_wait", "credentials", "target", "via")

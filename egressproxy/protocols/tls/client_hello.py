@@ -44,8 +44,7 @@ class BadClientHello(ValueError):
 @dataclass(frozen=True, slots=True)
 class ClientHello:
     """What the client offers: `sni` in lower case without trailing dot (None: it named nothing), `versions` as numbers.
-
-    With `has_ech` the server name may be another than `sni` says (it may also be GREASE; the two look alike).
+    With `has_ech` the name may be another than `sni` says (or it is GREASE; the two look alike).
     """
 
     sni: str | None
@@ -55,9 +54,8 @@ class ClientHello:
 
 
 class ClientHelloReader:
-    """Feed it what the client sends until it gives a ClientHello or raises.
-
-    `data` holds every byte that was fed, for forwarding; what follows the hello's last record is in it too.
+    """Feed it until it gives a ClientHello or raises. `data` holds all that was fed, for forwarding, what follows the
+    hello's last record included.
     """
 
     __slots__ = ("_at", "_message", "_records", "data")

@@ -35,9 +35,8 @@ _MAX_TINY_RECORDS = 256
 
 
 class HelloRetry:
-    """`is_over`: the handshake is past every ClientHello, and nothing needs to be looked at any more.
-
-    `held` is what the client has said and may not go on yet: an unfinished record, or an unfinished hello.
+    """`is_over`: the handshake is past every ClientHello, and nothing needs to be looked at any more. `held`: an
+    unfinished record or hello of the client, which may not go on yet.
     """
 
     __slots__ = (
@@ -59,9 +58,8 @@ class HelloRetry:
         self._tiny_records = 0
 
     def from_client(self, data: bytes) -> bytes:
-        """Take what the client said; returns the bytes that may go on to the server; those that were held come first.
-
-        If `second` is set then, the caller judges it before it sends what was returned. Raises BadClientHello.
+        """Take what the client said; returns what may go on to the server, first what was held. If `second` is set
+        then, the caller judges it before it sends that. Raises BadClientHello.
         """
         held = self.held + data if self.held else data
         size = len(held)

@@ -1,7 +1,6 @@
-"""Minting: a CA with its key, and the certificates that it signs for the names of tunnels that are opened.
-
-Pure: PEM in, PEM out. Whoever mints for many decides when, and where: a signature takes about 0.1 ms.
-Sources: RFC 5280 section 4.2 (extensions), CA/Browser Forum Baseline Requirements section 7.1 (their values).
+"""Minting: a CA with its key, and the certificates that it signs for the names of opened tunnels, 0.1 ms each. Pure:
+PEM in and out. Sources: RFC 5280 section 4.2, CA/Browser Forum Baseline Requirements section 7.1 (extensions, their
+values).
 """
 
 from __future__ import annotations
@@ -75,9 +74,8 @@ class SigningCa:
         self._leaf_key_pem = SecretBytes(_key_bytes(self._leaf_key))
 
     def mint(self, name: str, now_s: float) -> Leaf:
-        """A leaf for this DNS name (lower case, without a trailing dot). `now_s`: seconds since the epoch.
-
-        It ends no later than its CA. Raises MintingError where the CA has ended.
+        """A leaf for this DNS name (lower case, no trailing dot), no longer valid than its CA. `now_s`: seconds since
+        the epoch. Raises MintingError where the CA has ended.
         """
         now = datetime.fromtimestamp(now_s, UTC)
         ends = min(now + timedelta(seconds=LEAF_S), self._certificate.not_valid_after_utc)
@@ -128,9 +126,7 @@ def new_ca(
 
 
 def cross_signed(new_pem: str, old_pem: str, old_key: SecretBytes) -> str:
-    """The CA `new_pem`, signed by the one that it follows: clients that trust the old one alone believe the new one's
-    leaves, until the old one ends. PEM.
-
+    """The CA `new_pem`, signed by the one that it follows, for clients that trust that one alone, until it ends; PEM.
     Raises MintingError where the old one may have no CA below it.
     """
     new, old = x509.load_pem_x509_certificate(new_pem.encode()), x509.load_pem_x509_certificate(old_pem.encode())

@@ -1,8 +1,6 @@
-"""SniGuard: what the client says first inside a tunnel has to agree with the authority that policy was asked about.
-
-Otherwise a tunnel to an allowed name would carry a TLS session for another one (domain fronting). Nothing of the
-client's bytes goes on until the guard is content, nor of a second ClientHello, which has to name the same server.
-Sources: RFC 6066 section 3; RFC 8446 section 4.1.2.
+"""SniGuard: what a client says first inside a tunnel agrees with the authority that policy was asked about: else a
+tunnel to an allowed name would carry TLS for another one (domain fronting). Until then nothing goes on, nor of a second
+ClientHello. Sources: RFC 6066 section 3; RFC 8446 section 4.1.2.
 """
 
 from __future__ import annotations

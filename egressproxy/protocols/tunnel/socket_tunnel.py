@@ -98,9 +98,7 @@ class SocketTunnel(Tunnel["SocketEnd"]):
         *,
         client_has_ended: bool,
     ) -> None:
-        """Take both sockets from their transports; `client_rest` is what was read of the client already,
-        `client_has_ended` an end seen already.
-        """
+        """Take both sockets; `client_rest` was read of the client already, `client_has_ended` an end seen already."""
         transport = upstream.transport
         assert isinstance(transport, SocketTransport)
         self.poller = client.poller

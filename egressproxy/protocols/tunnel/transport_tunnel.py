@@ -1,7 +1,4 @@
-"""TransportTunnel: two transports joined, of which one at least is more than a socket: TLS that ends with us.
-
-Between two plain sockets `protocols/tunnel/socket_tunnel` costs less.
-"""
+"""TransportTunnel: two transports joined. Between two plain sockets `protocols/tunnel/socket_tunnel` costs less."""
 
 from __future__ import annotations
 
@@ -22,10 +19,7 @@ _LOST: Final[EndState] = EndState.LOST
 
 
 class TransportTunnel(Tunnel["TransportEnd"]):
-    """Joins a client's and an upstream's transport. `await tunnel.ended()` gives when both are gone.
-
-    `octets_in` came from the client, `octets_out` went to it.
-    """
+    """Joins two transports; `ended` waits for the end. `octets_in` came from the client, `octets_out` went to it."""
 
     __slots__ = ("driver",)
 
@@ -64,9 +58,7 @@ class TransportTunnel(Tunnel["TransportEnd"]):
         *,
         client_has_ended: bool,
     ) -> None:
-        """Take both transports over; the rests are bytes that were read already, `client_has_ended` an end seen
-        already.
-        """
+        """Take both transports; the rests were read already, `client_has_ended` is an end seen already."""
         client.set_protocol(self.client)
         self.client.connection_made(client)
         self.upstream.connection_made(upstream.transport)

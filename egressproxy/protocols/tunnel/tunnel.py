@@ -98,10 +98,7 @@ E = TypeVar("E", bound=TunnelEnd)
 
 
 class Tunnel(Timer, Generic[E]):
-    """`reason` is OK, or why the tunnel was cut; `error` what the guard refused with.
-
-    It is its own timer, since thousands of tunnels may wait for nothing else.
-    """
+    """Its own timer. `reason` is OK, or why the tunnel was cut; `error` what the guard refused with."""
 
     __slots__ = (
         "_state", "client", "early", "error", "guard", "guard_s", "holds_upstream", "idle_s", "is_kept_alive",
@@ -115,11 +112,9 @@ class Tunnel(Timer, Generic[E]):
     def __init__(
         self, wheel: TimerWheel, idle_s: float, guard: SniGuard | None, guard_s: float, *, holds_upstream: bool
     ) -> None:
-        """The ends are set before anything else happens.
-
-        `holds_upstream`: until a ClientHello goes on, the upstream is not heard. `guard_s`: how many seconds a
-        ClientHello may take from its first byte, and from the start where there has to be one; 0: as long as the tunnel
-        may be idle.
+        """The ends are set next. `holds_upstream`: until a ClientHello goes on, the upstream is not heard. `guard_s`:
+        the seconds that a ClientHello may take from its first byte, and from the start where one has to come; 0: as
+        many as the tunnel may be idle.
         """
         super().__init__(wheel)
         self.idle_s = idle_s
@@ -281,10 +276,7 @@ class Tunnel(Timer, Generic[E]):
             self.cut(self.reason)
 
     def _keep_alive(self) -> None:
-        """A tunnel that has lived for a minute: from now on the kernel finds out when a peer has vanished.
-
-        Not at its start: six system calls are a tenth of what a short tunnel costs.
-        """
+        """After a minute the kernel probes the peers: earlier, its six calls would be a tenth of the cost."""
         if self.is_kept_alive:
             return
         self.is_kept_alive = True

@@ -1,7 +1,4 @@
-"""Anthropic's message, read and written.
-
-Source: Message of Anthropic's SDK.
-"""
+"""Anthropic's message, read and written (Message of Anthropic's SDK)."""
 
 from __future__ import annotations
 
@@ -96,9 +93,7 @@ def read_usage(usage: dict[str, Any], before: Usage = _NOTHING) -> Usage:
 
 
 def write_answer(answer: ModelAnswer) -> dict[str, Any]:
-    """The message that says this. Raises BadAnswer if the arguments of a tool call are not an object, or all of them
-    have too many parts.
-    """
+    """The message that says this. Raises BadAnswer for arguments of tools that are no object, or of too many parts."""
     if are_too_many(part.arguments for part in answer.parts if type(part) is ToolCall):
         raise BadAnswer("the arguments of its tool calls have too many parts to be read here")
     blocks: list[dict[str, Any]] = []

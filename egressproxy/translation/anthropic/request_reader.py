@@ -1,7 +1,5 @@
-"""A request for a message, read as a conversation.
-
-Source: MessageCreateParams of Anthropic's SDK, and `temperature`, `top_p` and `top_k` of the version 2023-06-01 of
-its API. What is left out and what is refused stands in docs/translation.md.
+"""A request for a message, read as a conversation (what is left out or refused: docs/translation.md). Source:
+MessageCreateParams of Anthropic's SDK, and `temperature`, `top_p`, `top_k` of its API's version 2023-06-01.
 """
 
 from __future__ import annotations

@@ -1,6 +1,5 @@
-"""A conversation, written as a request for a message.
-
-Source: MessageCreateParams of Anthropic's SDK, and `temperature` and `top_p` of the version 2023-06-01 of its API.
+"""A conversation, written as a request for a message. Source: MessageCreateParams of Anthropic's SDK, and `temperature`
+and `top_p` of the version 2023-06-01 of its API.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from typing import Any, Final
 
 from egressproxy.ai_apis.strict_json import Unreadable, are_too_many, loads_strictly
 from egressproxy.translation.anthropic.request_reader import IMAGE_TYPES
-from egressproxy.translation.content import only_texts
+from egressproxy.translation.content import only_texts, said
 from egressproxy.translation.conversation import (
     ContentPart,
     Conversation,
@@ -50,7 +49,7 @@ def write_request(conversation: Conversation, model: str, default_max_tokens: in
         "service_tier": tier,
         "stream": conversation.is_stream or None,
     }
-    return body | {name: value for name, value in optional.items() if value is not None}
+    return body | said(optional)
 
 
 def _refuse(conversation: Conversation) -> None:
@@ -160,13 +159,9 @@ def _arguments(call: ToolCall) -> dict[str, Any]:
 
 
 def _tool(tool: Tool) -> dict[str, Any]:
-    written: dict[str, Any] = {"name": tool.name}
-    if tool.description is not None:
-        written["description"] = tool.description
-    written["input_schema"] = _NO_PARAMETERS if tool.parameters is None else tool.parameters
-    if tool.is_strict is not None:
-        written["strict"] = tool.is_strict
-    return written
+    schema = _NO_PARAMETERS if tool.parameters is None else tool.parameters
+    written = {"name": tool.name, "description": tool.description, "input_schema": schema, "strict": tool.is_strict}
+    return said(written)
 
 
 def _tool_choice(conversation: Conversation) -> dict[str, Any] | None:

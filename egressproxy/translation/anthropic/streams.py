@@ -1,6 +1,5 @@
-"""The stream of Anthropic's message, read and written.
-
-Source: RawMessageStreamEvent of Anthropic's SDK. A stream is complete with `message_stop`, behind a `stop_reason`.
+"""The stream of Anthropic's message (RawMessageStreamEvent of its SDK), read and written. It is complete with
+`message_stop`, behind a `stop_reason`.
 """
 
 from __future__ import annotations

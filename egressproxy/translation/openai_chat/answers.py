@@ -1,7 +1,4 @@
-"""A chat completion, read and written.
-
-Source: ChatCompletion of OpenAI's SDK.
-"""
+"""A chat completion, read and written (ChatCompletion of OpenAI's SDK)."""
 
 from __future__ import annotations
 
@@ -65,9 +62,8 @@ def read_answer(value: dict[str, Any]) -> ModelAnswer:
 
 
 def stop_of(choice: dict[str, Any], has_calls: bool) -> Stop | None:
-    """Why the model stopped; None if it has not. Raises BadAnswer for a reason that is not known.
-
-    A call of a tool that the request has named ends with `stop`, too; the other APIs have one word for all calls.
+    """Why the model stopped; None if it has not. A call of a tool that the request names ends with `stop`, too, and is
+    a call here. Raises BadAnswer for a reason that is not known.
     """
     reason = text(choice, "finish_reason")
     if not reason:  # some servers write the empty string for none

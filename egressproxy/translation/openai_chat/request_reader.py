@@ -1,6 +1,5 @@
-"""A request for a chat completion, read as a conversation.
-
-Source: CompletionCreateParams of OpenAI's SDK. What is left out and what is refused stands in docs/translation.md.
+"""A request for a chat completion (CompletionCreateParams of OpenAI's SDK), read as a conversation. What is left out
+and what is refused stands in docs/translation.md.
 """
 
 from __future__ import annotations
@@ -9,23 +8,24 @@ from typing import Any, Final
 
 from egressproxy.translation.content import (
     EFFORTS,
+    function_of,
     image_at,
     leave_out_cache_options,
     metadata_of,
+    output_format_of,
     service_tier_of,
     text_or_parts,
+    tool_choice_of,
 )
 from egressproxy.translation.conversation import (
     ContentPart,
     Conversation,
     Effort,
-    OutputFormat,
     RefusalText,
     Role,
     Text,
     Tool,
     ToolCall,
-    ToolChoice,
     ToolResult,
     Turn,
 )
@@ -62,11 +62,11 @@ def read_request(value: Any) -> Conversation:
         top_p=body.number("top_p", 0, 1),
         stop=_stop(body),
         tools=tuple(_tool(tool) for tool in objects(body.array("tools"), "tools")),
-        tool_choice=_tool_choice(body),
+        tool_choice=tool_choice_of(body, _chosen_name),
         has_parallel_calls=body.flag("parallel_tool_calls"),
         effort=None if effort is None else Effort(effort),
         verbosity=body.word("verbosity", ("low", "medium", "high")),
-        output_format=_output_format(body.object("response_format")),
+        output_format=output_format_of(body.object("response_format"), "json_schema"),
         is_stream=body.flag("stream") or False,
         wants_usage=_wants_usage(options),
         user=body.text("user"),
@@ -186,46 +186,15 @@ def _tool_call(call: JsonObject) -> ToolCall:
 def _tool(tool: JsonObject) -> Tool:
     tool.word("type", ("function",))
     function = tool.needed("function", tool.object("function"))
-    read = Tool(
-        function.needed_text("name"),
-        function.text("description"),
-        function.plain_object("parameters"),
-        function.flag("strict"),
-        function.path,
-    )
+    read = function_of(function)
     function.end()
     tool.end()
     return read
 
 
-def _tool_choice(body: JsonObject) -> ToolChoice | None:
-    value = body.any("tool_choice")
-    if value is None:
-        return None
-    if type(value) is str:
-        if value not in ("auto", "none", "required"):
-            body.refuse("tool_choice", f"cannot be translated: {value[:80]!r} is none of auto, none, required")
-        return ToolChoice(value)
-    choice = JsonObject(value, "tool_choice")
+def _chosen_name(choice: JsonObject) -> str:
     choice.word("type", ("function",))
     function = choice.needed("function", choice.object("function"))
-    read = ToolChoice("named", function.needed_text("name"))
+    name = function.needed_text("name")
     function.end()
-    choice.end()
-    return read
-
-
-def _output_format(value: JsonObject | None) -> OutputFormat | None:
-    if value is None:
-        return None
-    kind = value.word("type", ("text", "json_object", "json_schema"))
-    read = None if kind == "text" else OutputFormat()
-    if kind == "json_schema":
-        inner = value.needed("json_schema", value.object("json_schema"))
-        schema = inner.needed("schema", inner.plain_object("schema"))
-        read = OutputFormat(schema, inner.needed_text("name"), inner.text("description"), inner.flag("strict"))
-        inner.end()
-    elif kind is None:
-        value.refuse("type", "is missing")
-    value.end()
-    return read
+    return name

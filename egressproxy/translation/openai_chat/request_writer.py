@@ -1,13 +1,10 @@
-"""A conversation, written as a request for a chat completion.
-
-Source: CompletionCreateParams of OpenAI's SDK.
-"""
+"""A conversation, written as a request for a chat completion (CompletionCreateParams of OpenAI's SDK)."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from egressproxy.translation.content import data_url, only_texts, result_parts
+from egressproxy.translation.content import data_url, only_texts, result_parts, said, schema_fields
 from egressproxy.translation.conversation import (
     ContentPart,
     Conversation,
@@ -53,7 +50,7 @@ def write_request(conversation: Conversation, model: str) -> dict[str, Any]:
         "service_tier": conversation.service_tier,
         "prompt_cache_key": conversation.prompt_cache_key,
     }
-    body |= {name: value for name, value in optional.items() if value is not None}
+    body |= said(optional)
     if conversation.is_stream:  # the usage always: other APIs have it in every stream
         body |= {"stream": True, "stream_options": {"include_usage": True}}
     return body
@@ -74,25 +71,25 @@ def _messages(turns: tuple[Turn, ...]) -> list[dict[str, Any]]:
 
 def _add_user(messages: list[dict[str, Any]], turn: Turn) -> None:
     """Results of tools are messages of their own; what stands between them is one message of the user."""
-    said: list[ContentPart] = []
+    spoken: list[ContentPart] = []
     for part in turn.parts:
         if type(part) is ToolResult:
-            if said:
-                messages.append({"role": "user", "content": _content(said)})
-                said = []
+            if spoken:
+                messages.append({"role": "user", "content": _content(spoken)})
+                spoken = []
             texts = only_texts(result_parts(part), "the result of a tool")
             messages.append({"role": "tool", "tool_call_id": part.call_id, "content": _content(texts) if texts else ""})
         else:
-            said.append(part)
-    if said or not turn.parts:
-        messages.append({"role": "user", "content": _content(said) if said else ""})
+            spoken.append(part)
+    if spoken or not turn.parts:
+        messages.append({"role": "user", "content": _content(spoken) if spoken else ""})
 
 
 def _add_assistant(messages: list[dict[str, Any]], turn: Turn) -> None:
     """A message has text first, then calls of tools. Calls of a turn right behind belong to the same message."""
     before = messages[-1] if messages and messages[-1]["role"] == "assistant" else None
     has_calls = before is not None and "tool_calls" in before
-    said: list[ContentPart] = []
+    spoken: list[ContentPart] = []
     calls: list[dict[str, Any]] = []
     for part in turn.parts:
         if type(part) is ToolCall:
@@ -103,15 +100,15 @@ def _add_assistant(messages: list[dict[str, Any]], turn: Turn) -> None:
         elif calls or has_calls:
             raise Untranslatable(part.where, "cannot be translated: it stands behind a tool call of the same message")
         else:
-            said.append(part)
-    if before is None or said or not calls:
+            spoken.append(part)
+    if before is None or spoken or not calls:
         before = {"role": "assistant"}
         messages.append(before)
-        refused = [part.text for part in said if type(part) is RefusalText]
-        if refused and len(refused) == len(said):
+        refused = [part.text for part in spoken if type(part) is RefusalText]
+        if refused and len(refused) == len(spoken):
             before |= {"content": None, "refusal": "".join(refused)}
         else:
-            before["content"] = _content(said) if said or not calls else None
+            before["content"] = _content(spoken) if spoken or not calls else None
     if calls:
         before.setdefault("tool_calls", []).extend(calls)
 
@@ -136,14 +133,8 @@ def _part(part: ContentPart) -> dict[str, Any]:
 
 
 def _tool(tool: Tool) -> dict[str, Any]:
-    function: dict[str, Any] = {"name": tool.name}
-    if tool.description is not None:
-        function["description"] = tool.description
-    if tool.parameters is not None:
-        function["parameters"] = tool.parameters
-    if tool.is_strict is not None:
-        function["strict"] = tool.is_strict
-    return {"type": "function", "function": function}
+    function = {"name": tool.name, "description": tool.description, "parameters": tool.parameters}
+    return {"type": "function", "function": said({**function, "strict": tool.is_strict})}
 
 
 def _tool_choice(choice: ToolChoice | None) -> Any:
@@ -157,9 +148,4 @@ def _response_format(output: OutputFormat | None) -> dict[str, Any] | None:
         return None
     if output.schema is None:
         return {"type": "json_object"}
-    inner: dict[str, Any] = {"name": output.name or "answer", "schema": output.schema}
-    if output.description is not None:
-        inner["description"] = output.description
-    if output.is_strict is not None:
-        inner["strict"] = output.is_strict
-    return {"type": "json_schema", "json_schema": inner}
+    return {"type": "json_schema", "json_schema": schema_fields(output)}

@@ -1,6 +1,5 @@
-"""The stream of a chat completion, read and written.
-
-Source: ChatCompletionChunk of OpenAI's SDK. A stream is complete with `data: [DONE]`, behind a `finish_reason`.
+"""The stream of a chat completion (ChatCompletionChunk of OpenAI's SDK), read and written. It is complete with `data:
+[DONE]`, behind a `finish_reason`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""OpenAI's response, read and written.
-
-Source: Response of OpenAI's SDK.
-"""
+"""OpenAI's response, read and written (Response of OpenAI's SDK)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
-"""A request for a response, read as a conversation.
-
-Source: ResponseCreateParams of OpenAI's SDK. What is left out and what is refused stands in docs/translation.md.
+"""A request for a response (ResponseCreateParams of OpenAI's SDK), read as a conversation. What is left out and what is
+refused stands in docs/translation.md.
 """
 
 from __future__ import annotations
@@ -9,11 +8,14 @@ from typing import Any, Final
 
 from egressproxy.translation.content import (
     EFFORTS,
+    function_of,
     image_at,
     leave_out_cache_options,
     metadata_of,
+    output_format_of,
     service_tier_of,
     text_or_parts,
+    tool_choice_of,
 )
 from egressproxy.translation.conversation import (
     ContentPart,
@@ -26,7 +28,6 @@ from egressproxy.translation.conversation import (
     Text,
     Tool,
     ToolCall,
-    ToolChoice,
     ToolResult,
     Turn,
 )
@@ -49,8 +50,9 @@ _STATUSES: Final = ("completed", "incomplete", "in_progress")
 def read_request(value: Any) -> Conversation:
     """What this request asks for. Raises Untranslatable."""
     body = JsonObject(value)
-    instructions = body.text("instructions")
-    system = () if instructions is None else (_system(instructions),)
+    system: tuple[Turn, ...] = ()
+    if (instructions := body.text("instructions")) is not None:
+        system = (Turn(Role.SYSTEM, (Text(instructions, "instructions"),), "instructions"),)
     verbosity, output_format = _text_config(body.object("text"))
     conversation = Conversation(
         model=body.needed_text("model"),
@@ -59,7 +61,7 @@ def read_request(value: Any) -> Conversation:
         temperature=body.number("temperature", 0, 2),
         top_p=body.number("top_p", 0, 1),
         tools=tuple(_tool(tool) for tool in objects(body.array("tools"), "tools")),
-        tool_choice=_tool_choice(body),
+        tool_choice=tool_choice_of(body, _chosen_name),
         has_parallel_calls=body.flag("parallel_tool_calls"),
         effort=_effort(body.object("reasoning")),
         verbosity=verbosity,
@@ -89,10 +91,6 @@ def read_request(value: Any) -> Conversation:
     return conversation
 
 
-def _system(instructions: str) -> Turn:
-    return Turn(Role.SYSTEM, (Text(instructions, "instructions"),), "instructions")
-
-
 def _effort(reasoning: JsonObject | None) -> Effort | None:
     if reasoning is None:
         return None
@@ -109,17 +107,9 @@ def _text_config(config: JsonObject | None) -> tuple[str | None, OutputFormat | 
     if config is None:
         return None, None
     verbosity = config.word("verbosity", ("low", "medium", "high"))
-    output = config.object("format")
-    read = None
-    if output is not None:
-        kind = output.needed("type", output.word("type", ("text", "json_object", "json_schema")))
-        read = None if kind == "text" else OutputFormat()
-        if kind == "json_schema":
-            schema = output.needed("schema", output.plain_object("schema"))
-            read = OutputFormat(schema, output.needed_text("name"), output.text("description"), output.flag("strict"))
-        output.end()
+    output_format = output_format_of(config.object("format"))
     config.end()
-    return verbosity, read
+    return verbosity, output_format
 
 
 def _turns(value: Any) -> list[Turn]:
@@ -196,13 +186,7 @@ def _part(part: JsonObject, kinds: tuple[str, ...]) -> ContentPart:
 def _tool(tool: JsonObject) -> Tool:
     if tool.text("type") != "function":
         tool.refuse("type", "cannot be translated: only functions of the client are")
-    read = Tool(
-        tool.needed_text("name"),
-        tool.text("description"),
-        tool.plain_object("parameters"),
-        tool.flag("strict"),
-        tool.path,
-    )
+    read = function_of(tool)
     tool.only("allowed_callers", ["direct"])
     tool.only("async", False)
     tool.only("defer_loading", False)
@@ -211,17 +195,7 @@ def _tool(tool: JsonObject) -> Tool:
     return read
 
 
-def _tool_choice(body: JsonObject) -> ToolChoice | None:
-    value = body.any("tool_choice")
-    if value is None:
-        return None
-    if type(value) is str:
-        if value not in ("auto", "none", "required"):
-            body.refuse("tool_choice", f"cannot be translated: {value[:80]!r} is none of auto, none, required")
-        return ToolChoice(value)
-    choice = JsonObject(value, "tool_choice")
+def _chosen_name(choice: JsonObject) -> str:
     if choice.text("type") != "function":
         choice.refuse("type", "cannot be translated: only functions of the client are")
-    read = ToolChoice("named", choice.needed_text("name"))
-    choice.end()
-    return read
+    return choice.needed_text("name")

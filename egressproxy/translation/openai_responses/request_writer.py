@@ -1,13 +1,12 @@
-"""A conversation, written as a request for a response. It is not stored at OpenAI, as in the other APIs nothing is.
-
-Source: ResponseCreateParams of OpenAI's SDK.
+"""A conversation, written as a request for a response (ResponseCreateParams of OpenAI's SDK). It is not stored at
+OpenAI, as in the other APIs nothing is.
 """
 
 from __future__ import annotations
 
 from typing import Any, Final
 
-from egressproxy.translation.content import data_url, only_texts, result_parts
+from egressproxy.translation.content import data_url, only_texts, result_parts, said, schema_fields
 from egressproxy.translation.conversation import (
     ContentPart,
     Conversation,
@@ -56,7 +55,7 @@ def write_request(conversation: Conversation, model: str) -> dict[str, Any]:
         "prompt_cache_key": conversation.prompt_cache_key,
         "stream": conversation.is_stream or None,
     }
-    return body | {name: value for name, value in optional.items() if value is not None}
+    return body | said(optional)
 
 
 def _instructions(turns: tuple[Turn, ...]) -> tuple[str | None, tuple[Turn, ...]]:
@@ -70,12 +69,12 @@ def _instructions(turns: tuple[Turn, ...]) -> tuple[str | None, tuple[Turn, ...]
 def _items(turn: Turn) -> list[dict[str, Any]]:
     """Calls of tools and their results are items of their own; what stands between them is one message."""
     items: list[dict[str, Any]] = []
-    said: list[dict[str, Any]] = []
+    spoken: list[dict[str, Any]] = []
 
     def close() -> None:
-        if said:
-            items.append({"type": "message", "role": turn.role.value, "content": _shortest(said)})
-            said.clear()
+        if spoken:
+            items.append({"type": "message", "role": turn.role.value, "content": _shortest(spoken)})
+            spoken.clear()
 
     for part in turn.parts:
         if type(part) is ToolCall:
@@ -88,12 +87,12 @@ def _items(turn: Turn) -> list[dict[str, Any]]:
                 {"type": "function_call_output", "call_id": part.call_id, "output": _shortest(output) if output else ""}
             )
         elif turn.role is not Role.ASSISTANT:
-            said.append(_input_part(part))
+            spoken.append(_input_part(part))
         elif type(part) is Text:  # one by one: parts of an assistant's message have ids, which nobody knows here
             close()
             items.append({"type": "message", "role": "assistant", "content": part.text})
         else:
-            said.append(_refusal(part))
+            spoken.append(_refusal(part))
     close()
     return items or [{"type": "message", "role": turn.role.value, "content": ""}]
 
@@ -118,11 +117,9 @@ def _refusal(part: ContentPart) -> dict[str, Any]:
 
 def _tool(tool: Tool) -> dict[str, Any]:
     """A function is strict here unless it says that it is not; in the other APIs it is the other way round."""
-    written: dict[str, Any] = {"type": "function", "name": tool.name, "strict": tool.is_strict or False}
-    if tool.description is not None:
-        written["description"] = tool.description
-    written["parameters"] = _NO_PARAMETERS if tool.parameters is None else tool.parameters
-    return written
+    function = {"type": "function", "name": tool.name, "strict": tool.is_strict or False}
+    parameters = _NO_PARAMETERS if tool.parameters is None else tool.parameters
+    return said({**function, "description": tool.description, "parameters": parameters})
 
 
 def _tool_choice(choice: ToolChoice | None) -> Any:
@@ -132,17 +129,8 @@ def _tool_choice(choice: ToolChoice | None) -> Any:
 
 
 def _text_config(conversation: Conversation) -> dict[str, Any] | None:
-    config: dict[str, Any] = {}
-    if conversation.verbosity is not None:
-        config["verbosity"] = conversation.verbosity
-    output = conversation.output_format
-    if output is not None and output.schema is None:
-        config["format"] = {"type": "json_object"}
-    elif output is not None:
-        written: dict[str, Any] = {"type": "json_schema", "name": output.name or "answer", "schema": output.schema}
-        if output.description is not None:
-            written["description"] = output.description
-        if output.is_strict is not None:
-            written["strict"] = output.is_strict
-        config["format"] = written
-    return config or None
+    output, written = conversation.output_format, None
+    if output is not None:
+        has_schema = output.schema is not None
+        written = {"type": "json_schema", **schema_fields(output)} if has_schema else {"type": "json_object"}
+    return said({"verbosity": conversation.verbosity, "format": written}) or None

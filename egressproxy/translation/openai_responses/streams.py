@@ -1,6 +1,5 @@
-"""The stream of OpenAI's response, read and written.
-
-Source: ResponseStreamEvent of OpenAI's SDK. A stream is complete with `response.completed` or `response.incomplete`.
+"""The stream of OpenAI's response (ResponseStreamEvent of its SDK), read and written. It is complete with
+`response.completed` or `response.incomplete`.
 """
 
 from __future__ import annotations
