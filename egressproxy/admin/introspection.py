@@ -127,9 +127,7 @@ class Questions:
         return True
 
     async def _held(self, decision: HoldDecision | None, page: HoldPage) -> dict[str, Any]:
-        """Of all workers: the `holds` of this page, how many are `waiting`, what to `continue` with ("" behind the last
-        page), and how many were `decided`.
-        """
+        """Of all workers: this page of `holds`, how many `waiting`, `decided`, where to `continue` ("" at the end)."""
         try:
             answers = [json.loads(each) for each in await self._state.ask_all("holds", decision, page)]
         except NotAnswered as error:
@@ -235,17 +233,13 @@ class AdminState(Protocol):
         """The answer to a scrape and its content type; `accept` is the scraper's Accept field."""
 
     async def ask_one(self, name: str, *arguments: object) -> bytes:
-        """The answer of one worker to this question (`processes.workers.worker.QUESTIONS`), as JSON. Raises
-        errors.NotAnswered.
-        """
+        """The answer of one worker (`processes.workers.worker.QUESTIONS`), as JSON. Raises errors.NotAnswered."""
 
     async def ask_all(self, name: str, *arguments: object) -> Sequence[bytes]:
         """The answers of all workers, as JSON. Raises errors.NotAnswered where one of them has not answered."""
 
     async def reload(self, acknowledged: str) -> str:
-        """Read the configuration again; gives why it is not in service then, "" where it is. `acknowledged` is the mark
-        of a configuration that may allow what was recently denied, or "".
-        """
+        """Load anew; gives why it is not in service, or "". `acknowledged`: the mark of one that may allow more."""
 
     async def model(self) -> bytes:
         """What is served, as JSON: `ir.outline`."""
@@ -254,9 +248,7 @@ class AdminState(Protocol):
         """The recent decisions of each worker, the latest first, as JSON."""
 
     async def kill_switch(self, change: KillChange | None) -> bytes:
-        """Who is out of service behind this change, as JSON. Raises ValueError, NotKilled, errors.NotAnswered, and
-        OSError with a sentence where it cannot be kept.
-        """
+        """Who is out of service then, as JSON. Raises ValueError, NotKilled, NotAnswered, OSError if it is not kept."""
 
     def why_not_ready(self) -> str:
         """ "" while every listener is bound and traffic is welcome; else a sentence for people."""

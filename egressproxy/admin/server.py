@@ -88,10 +88,7 @@ class AdminApi(Protocol):
 
 
 class AdminServer:
-    """One address. `start` binds it (OSError where that fails), `stop` closes everything.
-
-    `host` is an IP literal; port 0 lets the system choose, `port` then says which.
-    """
+    """One address: `host` is an IP literal, `port` 0 the system's choice. `start` raises OSError, `stop` closes all."""
 
     def __init__(
         self,
@@ -102,9 +99,7 @@ class AdminServer:
         api: Callable[[AdminServer], Awaitable[AdminApi]] | None = None,
         access: WriteAccess | None = None,
     ) -> None:
-        """`api` makes what else a FULL surface serves, when it is first asked for. `access` says who may purge caches:
-        by default this machine.
-        """
+        """`api` makes the rest of a FULL surface at first use. `access`: who may purge caches; None: this machine."""
         self._state = state
         self._address = ipaddress.ip_address(host)
         self._surface = surface

@@ -114,10 +114,7 @@ def served(group: str, version: str, plural: str) -> ServedKind | None:
 
 
 def group_versions() -> dict[str, list[str]]:
-    """Every group (the core group left out) with its versions, both in the order of their priority.
-
-    Our own group goes before all others, versions in the order of Kubernetes' version priority.
-    """
+    """Every group but the core, ours first, with its versions, in the order of Kubernetes' version priority."""
     found: dict[str, list[str]] = {OURS: []}
     for kind in KINDS:
         if kind.group:

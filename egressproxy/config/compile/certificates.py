@@ -61,9 +61,7 @@ def ca_problem(pair: CertificateIR) -> str:
 
 
 def outside_constraints(pair: CertificateIR, hostnames: Iterable[str]) -> list[str]:
-    """Those of these names (exact, or `*.suffix`) for which no client believes the CA: its name constraints leave them
-    out, or a part of them (RFC 5280 section 4.2.1.10).
-    """
+    """Names (or `*.suffix`) that the CA's name constraints leave out, if only in part (RFC 5280 section 4.2.1.10)."""
     from cryptography import x509
 
     certificate = _certificates(pair.chain_pem.encode(), "tls.crt")[0]
@@ -107,10 +105,7 @@ def read_ca_bundle(pem: bytes, field: str = "ca.crt") -> tuple[str, list[Span]]:
 
 
 def read_crls(pem: bytes, field: str = "crl.pem") -> tuple[str, Span]:
-    """One revocation list or more, PEM, and when each issuer has one that holds.
-
-    Infinity where none of them ends. Raises CertificateProblem.
-    """
+    """Revocation lists, PEM, and when each issuer has one that holds (to infinity). Raises CertificateProblem."""
     from cryptography.hazmat.primitives.serialization import Encoding
 
     lists = _crls(pem.decode("latin-1"), field)
@@ -160,10 +155,7 @@ def _is_weak(key: PrivateKeyTypes | PublicKeyTypes) -> bool:
 
 
 def _weakness(certificate: x509.Certificate) -> str:
-    """Why OpenSSL refuses this certificate of a chain at security level 2, or nothing can be done with it; "" if not.
-
-    The signature of a certificate that has signed itself is not looked at, as there.
-    """
+    """Why OpenSSL refuses it in a chain at security level 2 (but for the signature of a self-signed one), or ""."""
     from cryptography.exceptions import UnsupportedAlgorithm
 
     try:

@@ -129,10 +129,7 @@ class References:
                     self._grants[grant.namespace].add(entry)
 
     def is_allowed(self, allowed: RouteNamespaces, namespace: str, home: str) -> bool:
-        """Whether objects of `namespace` may attach to one in `home` (`from`: All, Selector, Same, None).
-
-        Every namespace has `kubernetes.io/metadata.name`, even one that no object declares.
-        """
+        """Whether objects of `namespace` may attach to one in `home`; each has `kubernetes.io/metadata.name`."""
         match allowed.from_:
             case "All":
                 return True
@@ -245,10 +242,7 @@ class References:
         *,
         needs_grant: bool = True,
     ) -> UnresolvedRef:
-        """The error for an object that does not exist, with a hint; `kinds` are others that could be meant.
-
-        `needs_grant` is False where an object without a namespace refers to it.
-        """
+        """A missing object, with a hint. `kinds` may be meant; `needs_grant`: not where who refers has no namespace."""
         grant = f", and a ReferenceGrant for {kind} there" if needs_grant else ""
         elsewhere = f"add namespace to the reference{grant}"
         hint = self.suggestions.remedy(group, kind, namespace, name, elsewhere, kinds)
@@ -313,9 +307,7 @@ class References:
         self.validities.setdefault(key, (Validity(*key, min(begins), min(ends), max(ends)), source))
 
     def ca_bundle(self, source: Resource, ref: Reference, key: str = "ca.crt") -> str:
-        """The CA certificates of a ConfigMap or Secret (under `key`), or of a ClusterTrustBundle, which every namespace
-        may name; PEM. Raises UnresolvedRef.
-        """
+        """CA certificates, PEM, under `key` or of a ClusterTrustBundle, which all may name. Raises UnresolvedRef."""
         read = partial(read_ca_bundle, field="spec.trustBundle" if _is_trust_bundle(ref) else "ca.crt")
         bundle, spans = self._read(source, ref, f"{ref.kind} {ref.name}", (key,), read)
         self._note(source, ref, CertificateUse.CA, spans)
@@ -368,10 +360,7 @@ class References:
         return "".join(bundles), problems
 
     def ca_of(self, owner: Key, refs: Sequence[Reference]) -> tuple[str, str]:
-        """The CA certificates that the references of this object give together, PEM, and their names for people.
-
-        Raises UnresolvedRef where one of them gives nothing.
-        """
+        """The CA certificates that all these references give, PEM, and their names for people. Raises UnresolvedRef."""
         source = self._resources.get(*owner)
         assert source is not None
         return "".join(self.ca_bundle(source, ref) for ref in refs), self.names(source, refs)
@@ -384,10 +373,7 @@ class References:
         return text
 
     def crls(self, refs: Iterable[tuple[Resource, Reference]], field: str, problems: dict[str, None]) -> str:
-        """The revocation lists of these references, each with the object that holds it in `field`; PEM, each list once.
-
-        Why one cannot be read is added to `problems`.
-        """
+        """The lists of references, each in `field` of an object; PEM, each once. `problems` gets what is unreadable."""
         lists: dict[str, None] = {}
         for source, ref in refs:
             try:

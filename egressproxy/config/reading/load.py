@@ -40,10 +40,7 @@ R = TypeVar("R", bound=Resource)
 
 
 class ResourceSet:
-    """All objects of a configuration, in the order of files; at most one for each key.
-
-    `warnings` name those that stand in the files and are not read, and namespaces that have no effect.
-    """
+    """Objects in file order, one for each key. `warnings`: those not read, and namespaces without effect."""
 
     __slots__ = ("_by_class", "by_key", "objects", "warnings")
 

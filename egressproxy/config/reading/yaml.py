@@ -60,10 +60,7 @@ class Fault:
 
 @dataclass(slots=True, eq=False)
 class Document:
-    """One YAML document, or one item of a list: a plain value, where its parts are written, and what is wrong in it.
-
-    `has_nulls`: somewhere in the file, up to its end, a null is written.
-    """
+    """A YAML document, or an item of a list: a value, and its places. `has_nulls`: the file has, up to its end."""
 
     node: Node
     value: Any

@@ -83,9 +83,7 @@ def _list(path: str, *names: str, separator: str = "/") -> Callable[[Manifest], 
 
 
 def _condition(type_: str, of: str = "status") -> Callable[[Manifest], str]:
-    """At every place `of` (a route's parents, a policy's ancestors): True or False where they agree, else how many of
-    them are True.
-    """
+    """At each place `of` (a route's parents, say): True or False where they agree, else how many are True."""
 
     def cell(manifest: Manifest) -> str:
         places = [_all_at(place, "conditions") for place in _all_at(manifest, of)]

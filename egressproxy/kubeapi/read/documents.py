@@ -29,10 +29,7 @@ def get(asked: ApiResource, options: Options, form: Form, view: View) -> bytes:
 
 
 def listing(asked: ApiResource, options: Options, form: Form, view: View) -> bytes:
-    """A list, or a piece of one, as JSON.
-
-    Raises ApiError(410) where objects have changed since the first piece, 504 for a version that is not reached yet.
-    """
+    """A list, or a piece of one, as JSON. Raises ApiError(410) if objects have changed, 504 for a later version."""
     check_has_been(options.version, view, asked)
     after, where = options.after, attrgetter("namespace", "name")
     is_old = options.is_exact and options.version and options.version != view.version

@@ -154,10 +154,7 @@ def _size(change: ObjectChange) -> int:
 
 
 def _advanced(before: View, moved: Mapping[int, Iterable[PublishedObject]]) -> tuple[View, list[ObjectChange]]:
-    """The next view, and what changed, in the order of the versions that it was given.
-
-    `moved` has the sources that changed; the last part of a view are the namespaces that nobody wrote down.
-    """
+    """The next view, and changes by version. `moved`: sources that changed; the last part: implied namespaces."""
     version = before.version
     changes: list[ObjectChange] = []
     *parts, implied = before.parts

@@ -34,9 +34,7 @@ class WriteQueue:
         return len(self._waiting)
 
     def put(self, write: Write) -> asyncio.Future[tuple[Write, Written]]:
-        """Put a write in the queue: it is worked out even if nobody waits for the answer, which is the write as it was
-        asked for, and what became of it, or WriteRefused.
-        """
+        """It is worked out even if nobody waits for the answer: the write and what became of it, or WriteRefused."""
         answer: asyncio.Future[tuple[Write, Written]] = asyncio.get_running_loop().create_future()
         answer.add_done_callback(_seen)
         self._waiting.append(_Waiting(write, answer))

@@ -74,10 +74,7 @@ def handed_over(resources: ResourceSet, compiled: Compiled, previous: Compiled |
 
 
 def previous_of(memory: bytes) -> Compiled | None:
-    """What the next compilation needs of the configuration in service; None at the first start.
-
-    Raises nearly everything if `memory` is not that of a `Loaded`.
-    """
+    """What a compilation needs of the one in service; None at the first start. Raises nearly everything for others."""
     if not memory:
         return None
     generation, statuses, generations, written, created, materials = loads(zlib.decompress(memory))

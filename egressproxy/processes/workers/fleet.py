@@ -23,10 +23,7 @@ MANY_CONNECTIONS: Final = 1000
 
 
 class ConfigRefused(Exception):
-    """A start that fails, or a configuration that cannot be put into service: then the one before stays, everywhere.
-
-    The message says why.
-    """
+    """A start that fails, or a configuration that cannot be used: the one before stays, everywhere. It says why."""
 
 
 class Guarded(ConfigRefused):
@@ -68,9 +65,7 @@ class Fleet(Protocol):
         """Raises ConfigRefused where the access log cannot be opened or a process cannot be started."""
 
     async def apply(self, configuration: Configuration) -> None:
-        """Put it into service everywhere at once. Raises ConfigRefused, or net.listening.BindError
-        for an address that is not to be had, and has changed nothing then.
-        """
+        """Put it into service everywhere at once. Raises ConfigRefused, BindError, and has changed nothing then."""
 
     def announcement(self) -> str:
         """Which processes serve, for the log; "" where that is this one alone."""
@@ -118,10 +113,7 @@ def process_limits(options: RunOptions) -> ProcessLimits:
 
 
 def bind_filters(at: FilterListener) -> socket.socket:
-    """A socket that listens there. A Unix socket that nobody serves any more is replaced; to close it removes its path.
-
-    Raises OSError.
-    """
+    """A socket that listens there, in place of a dead Unix socket; to close it removes its path. Raises OSError."""
     return bind_unix(UnixSocket(at.path, at.mode)) if at.path else bind(at.host, at.port)
 
 

@@ -134,9 +134,7 @@ class Handle:
         self.built = configuration
 
     async def swap(self, configuration: Configuration, sockets: Mapping[tuple[str, int], socket.socket]) -> None:
-        """Serve what it has built, with these sockets that it has not yet. Raises WorkerEnded, OSError where there is
-        no descriptor to send one with: it serves what it did then.
-        """
+        """Serve what it has built, with these further sockets. Raises WorkerEnded; OSError, and serves as before."""
         await self._direct(messages.Order.SWAP, SWAP_S, sockets=sockets)
         self.configuration = configuration
 

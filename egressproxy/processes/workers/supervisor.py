@@ -50,10 +50,7 @@ LONGEST_PAUSE_ALONE_S: Final = 1.0
 
 
 class Supervisor(Fleet):
-    """See `fleet.Fleet`. `metrics` are those of this process.
-
-    `errors`: the descriptor of the FileLock of standard error, where this process has one; it is closed with the rest.
-    """
+    """See `fleet.Fleet`. `errors`: the descriptor of standard error's FileLock, if there is one; it is closed here."""
 
     def __init__(self, options: RunOptions, metrics: Metrics, errors: int | None = None) -> None:
         self._options = options
@@ -371,9 +368,7 @@ class Supervisor(Fleet):
 
 
 async def _kill(handle: Handle, killed: KilledIdentities, change: KillChange | None) -> int:
-    """How many exchanges this worker has cut. It is told of the change alone, of thousands of names only where it has
-    missed a change. Raises NotAnswered.
-    """
+    """How many exchanges it has cut. It is told all names only where it has missed a change. Raises NotAnswered."""
     cut: int | None = None
     if change is not None:
         cut = await handle.answer(Question("kill", (change, killed.revision)))

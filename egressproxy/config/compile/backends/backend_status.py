@@ -44,10 +44,7 @@ def backend_statuses(
     faults: Mapping[Key, ExtensionFaults],
     generations: Mapping[Key, int],
 ) -> dict[Key, Status]:
-    """The status of every Backend object. Reads all of them, so that every load error is found.
-
-    `faults` are those of extensions, and `generations` the `metadata.generation`, both by object.
-    """
+    """The status of every Backend, used or not: so every load error is found. `faults` are of extensions, by object."""
     statuses: dict[Key, Status] = {}
     carriers = stream_carriers(resources, backends.target_key)
     for backend in chain.from_iterable(resources.of(kind) for kind in BACKEND_KINDS):
@@ -140,10 +137,7 @@ def summary(backend: AnyBackend) -> str:
 
 
 def _insecure_reason(backend: AnyBackend, has_requests: bool) -> str:
-    """Why an external backend is not protected, or another one less than it seems; "" if all is well.
-
-    `has_requests`: requests of ours go there, and not streams of others alone.
-    """
+    """Why a backend is not protected, or less than it seems; "" if it is. `has_requests`: not streams alone."""
     forms = (x_backend_form(backend.spec),) if isinstance(backend, XBackend) else port_forms(backend.spec)
     is_external = isinstance(backend, XBackend) or backend.spec.destination.type == "Fqdn"
     reasons = []

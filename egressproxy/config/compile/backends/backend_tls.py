@@ -50,10 +50,7 @@ class BackendTlsPolicies:
                     self._by_target.setdefault((policy.namespace, ref.name, ref.section_name or ""), policy)
 
     def tls(self, service: Service, entry: ServicePort) -> BackendTlsIR | None:
-        """How this port is spoken to; None where no policy says it.
-
-        Raises UnresolvedRef where the policy cannot hold.
-        """
+        """How this port is spoken to; None: no policy says it. Raises UnresolvedRef if the policy cannot hold."""
         place = (service.namespace, service.name)
         policy = self._by_target.get((*place, entry.name)) if entry.name else None
         policy = policy or self._by_target.get((*place, ""))
@@ -72,10 +69,7 @@ class BackendTlsPolicies:
             self._users[service].add(gateway)
 
     def statuses(self, generations: Mapping[Key, int]) -> dict[Key, Status]:
-        """The status of every policy: an ancestor for each Gateway whose routes lead to a target.
-
-        Where no route does, the targets stand in its place, so that a mistake shows before the first route.
-        """
+        """An ancestor for each Gateway whose routes lead to a target; without any the targets, to show mistakes."""
         statuses: dict[Key, Status] = {}
         for policy in self._policies:
             ancestors = ReferenceConditions("ancestors", generations[policy.key])

@@ -113,9 +113,6 @@ def _hint(ref: ParentReference, listeners: Iterable[ListenerPlan]) -> str:
 
 
 def common_hostnames(listener: str, hostnames: Sequence[str]) -> tuple[str, ...] | None:
-    """Those of a route's hostnames that have hosts in common with a listener's ("" is every host).
-
-    An empty result stands for every host of the listener; None for nothing in common.
-    """
+    """The route's hostnames that share hosts with the listener's ("": all). Empty: every host; None: no host."""
     common = tuple(dict.fromkeys(hostname for hostname in hostnames if have_hosts_in_common(hostname, listener)))
     return common if common or not hostnames else None

@@ -78,9 +78,7 @@ def plan_gateways(
 
 
 def of_other_controllers(resources: ResourceSet) -> Iterator[Problem]:
-    """Gateways whose GatewayClass names another controller. That is how manifests of several are meant to be written,
-    and worth a word where no other Gateway is served.
-    """
+    """Gateways of other controllers: meant to stand here, and worth a word where no other Gateway is served."""
     classes = {c.name: c.spec.controller_name for c in resources.of(GatewayClass)}
     for gateway in resources.of(Gateway):
         name = gateway.spec.gateway_class_name

@@ -120,10 +120,7 @@ class GatewayPlan:
             attached.conditions.set("Programmed", False, "ParentNotProgrammed", self.unusable[1])
 
     def statuses(self) -> dict[Key, Status]:
-        """The `status` of the Gateway and of its ListenerSets. Call it after `close`.
-
-        Source: Gateway API v1 GatewayStatus, ListenerSetStatus.
-        """
+        """GatewayStatus, and ListenerSetStatus of its sets (Gateway API v1). Call it after `close`."""
         statuses: dict[Key, Status] = {}
         statuses[self.gateway.key] = {
             "addresses": [

@@ -143,10 +143,7 @@ class PolicyAttachments:
         return tuple(sorted(found.values(), key=age_of))
 
     def layer_of_rule(self, route: Key, section: str, index: int, named: tuple[EgressPolicy, ...]) -> tuple[Layer, ...]:
-        """The layer of a rule whose filters name these policies, and of the policies that name the rule.
-
-        `section` is the name of the rule, "" where it has none, and `index` its place.
-        """
+        """The layer of a rule (`section` is its name or ""), of policies that it names, and that name it."""
         own = [policy for layer in self.layer(Level.RULE, route, section) if section for policy in layer.policies]
         name = section or f"rules[{index}]"
         for policy in named:
@@ -177,10 +174,7 @@ class PolicyAttachments:
     def statuses(
         self, generations: Mapping[Key, int], faults: dict[Key, ExtensionFaults], parents: Mapping[Key, UnresolvedRef]
     ) -> dict[Key, Status]:
-        """The status of every EgressPolicy, per target. Call it when everything has been merged.
-
-        `faults` are those of filters, `parents` says why parents cannot be used; both by policy.
-        """
+        """The status of every EgressPolicy, once all is merged. `faults` of filters and `parents` are by policy."""
         for layers in self._layers.values():
             if any(len(layer.policies) > 1 for layer in layers):  # a conflict is one, even where nothing is served
                 self.merge(layers, is_routed=True)
@@ -267,9 +261,7 @@ class PolicyAttachments:
         return {key for key, policies in found if any(each.spec.identity is not None for each in policies)}
 
     def _reads_certificates(self, gateway: Key) -> bool:
-        """Whether a policy of this Gateway, of one of its listeners or of a ListenerSet (which may be of its ports) has
-        certificates say who clients are.
-        """
+        """Whether a policy of this Gateway, or of a listener that may share its ports, reads certificates."""
         return gateway in self._reading_certificates or any(
             key[1] == "ListenerSet" for key in self._reading_certificates
         )

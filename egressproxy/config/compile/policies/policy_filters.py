@@ -64,10 +64,7 @@ class PolicyFilters:
             self._of_policy(policy, 1, str(policy))
 
     def for_requests(self, layers: Iterable[Layer], scopes: LimitScopes) -> list[RankedExtension]:
-        """The filters of a listener or rule: everything but what belongs to one of its backends.
-
-        Raises FilterNotSupported for a limit that this build cannot enforce, and for an extension of an unknown type.
-        """
+        """The filters of a listener or rule: all but those of one backend. Raises FilterNotSupported."""
         layers = tuple(layer for layer in layers if layer.level is not Level.BACKEND)
         unknown = self.unknown_extension(layers)
         if unknown:
@@ -90,10 +87,7 @@ class PolicyFilters:
         return made
 
     def body_limits(self, layers: Iterable[Layer]) -> list[RankedExtension]:
-        """`maxBodyBytes` of a backend's policies, which holds for every request of a rule that has this backend.
-
-        A body is read before the backend is chosen. Raises FilterNotSupported.
-        """
+        """`maxBodyBytes` of a backend, for the whole rule: bodies are read first. Raises FilterNotSupported."""
         return [
             placed
             for layer in layers

@@ -272,9 +272,7 @@ class Merger:
         return NO_RESILIENCE if made == NO_RESILIENCE else made
 
     def _traffic_winner(self, ordered: Sequence[Layer], path: str) -> Any:
-        """The value of a setting below `traffic` (a path of attributes), a duration in seconds; None where no policy
-        sets it.
-        """
+        """The setting at this path of attributes below `traffic`, a duration in seconds; None where none sets it."""
         path = f"traffic.{path}"
         candidates = _said(ordered, lambda policy: plain_value(field_value(policy.spec, path)))
         return self._winners.choose(field_path(path), candidates)

@@ -91,9 +91,7 @@ def has_conditions(subject: Subject) -> bool:
 
 
 def client_sets(policies: Iterable[EgressPolicy], own_domain: str) -> ClientSets:
-    """Every set of these policies that may hold for one client, as far as MAX_COMBINED allows. `own_domain` is the
-    listener's own trust domain.
-    """
+    """Every set of these policies that may hold for one client, up to MAX_COMBINED. `own_domain`: the listener's."""
     by_place: dict[tuple[str, str], list[tuple[Key, _Conditions]]] = defaultdict(list)
     for policy in policies:
         for subject in policy.spec.subjects:

@@ -176,10 +176,7 @@ class BackendRefCompiler:
     def of_default(
         self, listener: ListenerPlan, layers: tuple[Layer, ...], error: str
     ) -> tuple[WeightedBackend, tuple[Layer, ...]]:
-        """The Dynamic backend of a forward-proxy listener, under the name "-", and what holds for it.
-
-        That is the listener's layers, and what is denied behind the parent that they name.
-        """
+        """The backend "-" of a forward proxy, and its layers: the listener's, and what is denied behind its parent."""
         resolved = self._through_policy_parent(ANY_DESTINATION, self.policies.merge(layers, is_routed=False))
         layers += self._layers_of_parents(resolved)
         merged = self.policies.merge(layers, is_routed=False)

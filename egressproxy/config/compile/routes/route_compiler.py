@@ -191,9 +191,7 @@ class RouteCompiler:
         named: tuple[EgressPolicy, ...] = (),
         index: int = 0,
     ) -> tuple[Layer, ...]:
-        """What holds for a rule: the layers of the listener, those of the route, and its own: of the policies that name
-        it, and of those that it names.
-        """
+        """The listener's layers, the route's, and its own: of the policies that name it, and that it names."""
         layers += self.policies.layer(Level.ROUTE, route.key)
         held = {policy.key for layer in layers for policy in layer.policies}
         named = tuple(policy for policy in named if policy.key not in held)

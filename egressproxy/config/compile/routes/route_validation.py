@@ -70,10 +70,7 @@ class RouteValidation:
         ]
 
     def unreported(self, backends: Iterable[WeightedBackend]) -> list[str]:
-        """Why backends cannot be used at a listener, as far as nothing here says it: policies close them.
-
-        Of endpoints of a Failover only where none of them can: see `idle_endpoints`.
-        """
+        """Why backends are closed, as far as nothing here says it; of a Failover, only where no endpoint serves."""
         backends = tuple(backends)
         known = {*self.errors, *self.closed.values()}
         served = {b.failover for b in backends if b.backend is not None and b.failover is not None}
@@ -122,10 +119,7 @@ def set_route_conditions(
 
 @dataclass(slots=True, eq=False, repr=False)
 class RouteValidator:
-    """Validates routes, each without its listeners.
-
-    `check_pattern` raises ValueError for a regular expression that the data plane does not accept.
-    """
+    """Validates routes without their listeners. `check_pattern` raises ValueError where the data plane refuses one."""
 
     backends: BackendCompiler
     extensions: ExtensionCompiler

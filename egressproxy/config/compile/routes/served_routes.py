@@ -25,9 +25,7 @@ _EXCLUDES = {"HTTPRoute": "GRPCRoute", "GRPCRoute": "HTTPRoute"}
 
 @dataclass(slots=True)
 class AddedRoute:
-    """A route as one listener serves it. `met` are the places that it has asked for policies, and that have such with
-    subjects. `conditions` are those of its parent there.
-    """
+    """A route at one listener. `met`: places with subjects that it has asked for; `conditions`: of its parent there."""
 
     route: AnyRoute
     attachment: Attachment

@@ -83,10 +83,7 @@ class Conditions:
 
 
 class ReferenceConditions:
-    """Conditions for each reference of an object, in the order in which they were added.
-
-    `section` is `parents` for a route, `ancestors` for a policy.
-    """
+    """Conditions of each reference, in their order. `section`: `parents` for a route, `ancestors` for a policy."""
 
     __slots__ = ("_generation", "_parts", "_section")
 
@@ -125,10 +122,7 @@ def state_kept(
 
 
 def keep_times(statuses: Mapping[Key, Status], previous: Mapping[Key, Status], now: str) -> None:
-    """Give every condition its lastTransitionTime: the old one where the status word did not change, else `now`.
-
-    `now` is RFC 3339 text. Source: Kubernetes API conventions, lastTransitionTime.
-    """
+    """Give conditions lastTransitionTime: `now` (RFC 3339) where the status word has changed (API conventions)."""
     for key, status in statuses.items():
         _keep(status, previous.get(key, {}), now)
 
