@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 from aiohttp import web
 
+from egressproxy import __version__
 from egressproxy.admin.connections import KEEPALIVE_S, AdminConnection, AdminConnections
 from egressproxy.admin.introspection import AdminState, Questions
 from egressproxy.admin.status import HEADERS, ApiError, json_response, read_only, refusal
@@ -74,9 +75,7 @@ class AdminApi(Protocol):
     """What a FULL surface serves besides its own paths: the Kubernetes-shaped API, where the application has it."""
 
     @property
-    def index(self) -> str:
-        """Lines for the index, each with its end."""
-
+    def index(self) -> str: ...  # lines for the index, each with its end
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse | None:
         """For every method; None where the path is none of its own. Raises ApiError."""
 
@@ -247,8 +246,7 @@ class AdminServer:
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _version(self, _request: web.BaseRequest) -> web.StreamResponse:
-        version = self._state.metrics.version
-        return json_response(200, {**_LIKE, "gitVersion": f"v1.32.0+egressproxy.{version}"})
+        return json_response(200, {**_LIKE, "gitVersion": f"v1.32.0+egressproxy.{__version__}"})
 
 
 def _authority(request: web.BaseRequest) -> str:

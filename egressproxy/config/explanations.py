@@ -125,10 +125,8 @@ def explain(
             return prefix + str(refused), ""
         case "string_type":
             if value is None:
-                return (
-                    "nothing is written where text is expected",
-                    'write a value ("" for an empty one), or remove the field',
-                )
+                remedy = 'write a value ("" for an empty one), or remove the field'
+                return "nothing is written where text is expected", remedy
             quoted = f'quote it: "{shown}"' if show and not isinstance(value, dict | list) else "quote the value"
             return f"{shown} is {_type_name(value)}, not text", quoted
         case "int_type" | "int_from_float" | "int_parsing":

@@ -23,20 +23,13 @@ class Application(Protocol):
     """What the API asks of the process that it belongs to."""
 
     @property
-    def taking(self) -> asyncio.Lock:
-        """Held by what puts a configuration into service."""
-
-    def why_not_writable(self) -> str:
-        """ "" while configurations are taken; else a sentence for people."""
-
-    def memory(self) -> bytes:
-        """What the next loading has to know of the configuration in service."""
-
+    def taking(self) -> asyncio.Lock: ...  # held by what puts a configuration into service
+    def why_not_writable(self) -> str: ...  # "" while configurations are taken; else a sentence for people
+    def memory(self) -> bytes: ...  # what the next loading has to know of the configuration in service
     async def put_in_service(self, fresh: Loaded) -> None:
         """Raises Guarded, ConfigRefused, BindError or OSError, and has changed nothing then."""
 
-    def tell_generation(self) -> None:
-        """Log which configuration is in service."""
+    def tell_generation(self) -> None: ...  # in the log
 
 
 class ApiService:

@@ -407,11 +407,8 @@ class _Run:
             return
         if default.backend is None:
             code = 403 if default.is_elsewhere else 500
-            yield (
-                "Accepted",
-                "Accepted",
-                f"Destinations that no route matches are answered with {code}: {default.error}.",
-            )
+            sentence = f"Destinations that no route matches are answered with {code}: {default.error}."
+            yield "Accepted", "Accepted", sentence
         for sentence in self._denials.sentences(plan.name, (default,), ()):
             yield _DENIED, "DestinationDenied", sentence
 
@@ -425,7 +422,7 @@ class _Run:
             policies, met = self._policies.with_subjects(served.met), len(served.met)
             found = client_sets(policies, own_domain)
             variants = tuple(
-                VariantIR(frozenset(map(_full_name, each)), self._variant(gateway, plan, served, each))
+                VariantIR(frozenset(f"{key[2]}/{key[3]}" for key in each), self._variant(gateway, plan, served, each))
                 for each in found.sets
             )
             is_complete = met == len(served.met)
@@ -489,7 +486,3 @@ class _Run:
             default_backend=default,
             key_urls=key_urls,
         )
-
-
-def _full_name(policy: Key) -> str:
-    return f"{policy[2]}/{policy[3]}"

@@ -183,9 +183,7 @@ class _ManifestReader:
             kind = "kubernetes.io/tls" if {"tls.crt", "tls.key"} <= data.keys() else "Opaque"
             metadata = {"name": secret.name, "namespace": secret.namespace}
             value = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": kind, "data": data}
-            made = Secret.model_validate(value)
-            made.written(value, Origin(secret.origin))
-            self._add_of_option(made, secret.origin)
+            self._add_of_option(Secret, value, secret.origin)
 
     def add_trust_bundles(self, sources: Sequence[SecretSource]) -> None:
         """Objects for the ClusterTrustBundles whose certificates stand in files."""
@@ -196,11 +194,11 @@ class _ManifestReader:
                 "metadata": {"name": source.name},
                 "spec": {"trustBundle": pem},
             }
-            made = ClusterTrustBundle.model_validate(value)
-            made.written(value, Origin(str(source)))
-            self._add_of_option(made, str(source))
+            self._add_of_option(ClusterTrustBundle, value, str(source))
 
-    def _add_of_option(self, made: Resource, origin: str) -> None:
+    def _add_of_option(self, kind: type[Resource], value: dict[str, Any], origin: str) -> None:
+        made = kind.model_validate(value)
+        made.written(value, Origin(origin))
         first = self.objects.setdefault(made.key, made)
         if first is not made:
             message = f"the same object stands at {first.origin}"
@@ -239,12 +237,9 @@ class _ManifestReader:
             self._add(document, (), fault.message, fault.remedy, fault.place)
         if value is None:
             return
-        if (
-            isinstance(value, dict)
-            and str(value.get("kind", "")).endswith("List")
-            and isinstance(value.get("items"), list)
-        ):
-            for index in range(len(value["items"])):
+        items = value.get("items") if isinstance(value, dict) else None
+        if isinstance(items, list) and str(value.get("kind", "")).endswith("List"):
+            for index in range(len(items)):
                 self._read_document(document.item("items", index))
             return
         kind = self._kind(document)

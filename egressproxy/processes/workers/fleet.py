@@ -75,9 +75,7 @@ class Fleet(Protocol):
         """ "" while somebody serves."""
         return ""
 
-    def reopen_access_log(self) -> None:
-        """Open the file of the access log anew: it was rotated."""
-
+    def reopen_access_log(self) -> None: ...  # its file was rotated
     async def kill(self, killed: KilledIdentities, change: KillChange | None = None) -> int:
         """Put these clients out of service in each process, and in those that will be started, and no others; what is
         in progress for them is cut. `change`: what is different since the last call; processes are told that alone.
@@ -86,21 +84,13 @@ class Fleet(Protocol):
         the others, and for what takes its place.
         """
 
-    async def counts(self) -> Counts:
-        """What was counted by all since the start; not to be changed."""
-
-    def figures(self) -> list[ProcessFigures]:
-        """What each worker costs."""
-
+    async def counts(self) -> Counts: ...  # of all, since the start; not to be changed
+    def figures(self) -> list[ProcessFigures]: ...  # what each worker costs
     async def drain(self, timeout_s: float) -> int:
         """Stop accepting, let exchanges and tunnels end, cut what is left then; returns how many were cut."""
 
-    def hurry(self) -> None:
-        """While it drains: cut what is left without waiting any longer."""
-
-    async def stop(self) -> None:
-        """End everything, and write what is to be logged."""
-
+    def hurry(self) -> None: ...  # while it drains: cut what is left without waiting any longer
+    async def stop(self) -> None: ...  # end everything, and write what is to be logged
     async def decisions(self) -> list[bytes]:
         """The recent decisions of each process that answers, the latest first."""
         return await self.ask_all("decisions")

@@ -301,12 +301,8 @@ def crash(status: int, descriptor: int) -> str:
     """
     if -status not in CRASHES:
         return ""
-    calls = ", ".join(
-        f"{os.path.basename(file)}:{line} in {function}"
-        for file, line, function in _CALL.findall(os.pread(descriptor, MAX_BYTES, 0).decode(errors="replace"))[
-            :MAX_CALLS
-        ]
-    )
+    found = _CALL.findall(os.pread(descriptor, MAX_BYTES, 0).decode(errors="replace"))[:MAX_CALLS]
+    calls = ", ".join(f"{os.path.basename(file)}:{line} in {function}" for file, line, function in found)
     where = f"; the latest calls in Python: {calls}" if calls else ""
     if build.name() == build.PURE:
         return f"compiled code of a library has crashed{where}"

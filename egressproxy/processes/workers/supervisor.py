@@ -292,12 +292,9 @@ class Supervisor(Fleet):
         raise NotAnswered("no worker serves")
 
     async def ask_all(self, name: str, *arguments: object) -> list[bytes]:
-        return list(await self._of_all(Question(name, arguments)))
-
-    async def _of_all(self, question: Question) -> tuple[bytes, ...]:
-        serving = self._serving()
+        serving, question = self._serving(), Question(name, arguments)
         answers = await asyncio.gather(*(each.answer(question) for each in serving), return_exceptions=True)
-        found = tuple(answer for answer in _answered(serving, answers) if isinstance(answer, bytes))
+        found = [answer for answer in _answered(serving, answers) if isinstance(answer, bytes)]
         if not found:
             raise NotAnswered("no worker serves")
         return found
@@ -313,7 +310,7 @@ class Supervisor(Fleet):
         """
         match question:
             case Question("holds", (None, HoldPage(identity=str(identity)))):
-                allowed = Question("holds", (None, HoldPage(MAX_PAGE, identity=identity)))
+                allowed = HoldPage(MAX_PAGE, identity=identity)
             case _:
                 log.error("worker %d asks for what workers may not ask for; it gets no answer", handle.number)
                 return
@@ -321,9 +318,9 @@ class Supervisor(Fleet):
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)
 
-    async def _answer_worker(self, handle: Handle, number: int, question: Question) -> None:
+    async def _answer_worker(self, handle: Handle, number: int, page: HoldPage) -> None:
         try:
-            value: tuple[bytes, ...] | NotAnswered = await self._of_all(question)
+            value: tuple[bytes, ...] | NotAnswered = tuple(await self.ask_all("holds", None, page))
         except NotAnswered as error:
             value = error
         handle.tell(Answered(number, value))

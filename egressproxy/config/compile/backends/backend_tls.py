@@ -114,14 +114,12 @@ class BackendTlsPolicies:
 
     def _problem(self, policy: BackendTlsPolicy, ref: PolicyTargetReference) -> UnresolvedRef | None:
         if (ref.group, ref.kind) != _SERVICE:
-            return UnresolvedRef(
-                "TargetNotFound", f"only Services can be targets, not {ref.kind}: a Backend has its own tls"
-            )
+            message = f"only Services can be targets, not {ref.kind}: a Backend has its own tls"
+            return UnresolvedRef("TargetNotFound", message)
         service = self._resources.find(Service, policy.namespace, ref.name)
         if service is None:
-            remedy = self._references.suggestions.remedy(
-                *_SERVICE, policy.namespace, ref.name, "a policy stands beside it"
-            )
+            key = (*_SERVICE, policy.namespace, ref.name)
+            remedy = self._references.suggestions.remedy(*key, "a policy stands beside it")
             return UnresolvedRef("TargetNotFound", f"Service {ref.name} does not exist", remedy)
         if ref.section_name and all(port.name != ref.section_name for port in service.spec.ports):
             named = ", ".join(port.name for port in service.spec.ports if port.name) or "none has a name"

@@ -158,9 +158,7 @@ class FilterTypes:
                 reason, message = "InvalidSchema", f"spec.configSchema: {error}"
         stated = self._conditions.setdefault(definition.key, [])
         if reason:
-            follows = "what names the type stays closed"
-            if reason == "Conflicted":
-                follows = "this one has no effect"
+            follows = "this one has no effect" if reason == "Conflicted" else "what names the type stays closed"
             self._refused.setdefault(name, f"{definition} is not accepted: {message}")
             stated.append(("Accepted", False, reason, f"{message}: {follows}"))
         else:

@@ -210,7 +210,7 @@ class PolicyAttachments:
             unread = unusable_keys(policy, self._references)
             for note in chain(notes(policy, ref.kind), self._notes_here(policy, target), useless, unread):
                 conditions.add_note("Accepted", note)
-            overridden = self._merger.overridden.get((policy.key, target, section), Overridden())
+            overridden = self._merger.winners.overridden.get((policy.key, target, section), Overridden())
             for kind, sentences in (("Conflicted", overridden.conflicts), ("Overridden", overridden.overrides)):
                 if sentences:
                     conditions.set(kind, True, kind, "; ".join(sentences))
@@ -262,9 +262,8 @@ class PolicyAttachments:
 
     def _reads_certificates(self, gateway: Key) -> bool:
         """Whether a policy of this Gateway, or of a listener that may share its ports, reads certificates."""
-        return gateway in self._reading_certificates or any(
-            key[1] == "ListenerSet" for key in self._reading_certificates
-        )
+        reading = self._reading_certificates
+        return gateway in reading or any(key[1] == "ListenerSet" for key in reading)
 
     @cached_property
     def _reading_certificates(self) -> set[Key]:

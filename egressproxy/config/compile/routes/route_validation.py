@@ -61,13 +61,10 @@ class RouteValidation:
 
     @property
     def bad_rules(self) -> list[str]:
-        return [
-            *(f"Dropped Rule {index}: {text}." for index, text in self.dropped.items()),
-            *(
-                f"Rule {index} answers 500: {self.places.get(index, '')}{text}."
-                for index, text in (self.unresolved_auth | self.closed).items()
-            ),
-        ]
+        told = [f"Dropped Rule {index}: {text}." for index, text in self.dropped.items()]
+        for index, text in (self.unresolved_auth | self.closed).items():
+            told.append(f"Rule {index} answers 500: {self.places.get(index, '')}{text}.")
+        return told
 
     def unreported(self, backends: Iterable[WeightedBackend]) -> list[str]:
         """Why backends are closed, as far as nothing here says it; of a Failover, only where no endpoint serves."""
@@ -144,13 +141,12 @@ class RouteValidator:
         rules: tuple[HttpRule | GrpcRule, ...] = route.spec.rules
         for index, written in enumerate(rules):
             rule = as_http_rule(written)
-            self._validate_patterns(
-                index,
+            patterns = (
                 map(grpc_patterns, written.matches)
                 if isinstance(written, GrpcRule)
-                else map(http_patterns, written.matches),
-                validation,
+                else map(http_patterns, written.matches)
             )
+            self._validate_patterns(index, patterns, validation)
             self._validate_rule(route, index, rule, validation)
             if rule.retry is not None and (problem := retry_problem(rule.retry)):
                 validation.notes.append(f"rules[{index}].retry: {problem}.")
@@ -193,10 +189,9 @@ class RouteValidator:
             for field_path, pattern in of_match:
                 where = f"spec.rules[{index}].matches[{number}].{field_path}"
                 if len(validation.patterns) == MAX_PATTERNS and pattern not in validation.patterns:
-                    validation.dropped[index] = (
-                        f"{where}: the route has more than {MAX_PATTERNS} regular expressions; "
-                        "write prefixes, or divide it into several routes"
-                    )
+                    remedy = "write prefixes, or divide it into several routes"
+                    message = f"the route has more than {MAX_PATTERNS} regular expressions; {remedy}"
+                    validation.dropped[index] = f"{where}: {message}"
                     return
                 validation.patterns.add(pattern)
                 try:
@@ -247,8 +242,5 @@ class RouteValidator:
 
 def filter_protocols(auth: ExternalAuthFilter | None) -> Container[Protocol]:
     """What the backend of a filter may speak."""
-    return (
-        supported_features.GRPC_PROTOCOLS
-        if auth is not None and auth.protocol == "GRPC"
-        else supported_features.UPSTREAM_PROTOCOLS
-    )
+    is_grpc = auth is not None and auth.protocol == "GRPC"
+    return supported_features.GRPC_PROTOCOLS if is_grpc else supported_features.UPSTREAM_PROTOCOLS
