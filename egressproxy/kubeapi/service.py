@@ -33,20 +33,17 @@ class Application(Protocol):
 
 
 class ApiService:
-    """Implements ApiState. Belongs to the event loop. `writer` None: nobody writes."""
+    """Belongs to the event loop. `sources` stay the same ones, in this order. `writer` None: nobody writes."""
 
     def __init__(
         self, application: Application, sources: Sequence[ObjectSource], loader: Loader, writer: Writer | None
     ) -> None:
         self._application = application
-        self._sources = sources
+        self.sources = sources
         self._loader = loader
         self._writer = writer
         self._schema = b""
         self._making_schema = asyncio.Lock()
-
-    def sources(self) -> Sequence[ObjectSource]:
-        return self._sources
 
     async def schema(self) -> bytes:
         """JSON Schema of every kind: made once, and kept compressed. Raises OSError where it cannot be made."""
@@ -56,7 +53,9 @@ class ApiService:
         return zlib.decompress(self._schema)
 
     async def write(self, writes: Sequence[Write]) -> Sequence[Written | WriteRefused | None]:
-        """See `ApiState.write`; one after the other, and none while something else changes what is in service."""
+        """Answers when the configuration with them is in service: each for itself. None has to be asked again, with the
+        version that its object has then; not all of them are None. Nothing else changes what is in service meanwhile.
+        """
         assert self._writer is not None
         application = self._application
         async with application.taking:

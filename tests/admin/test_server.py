@@ -33,6 +33,7 @@ class State:
     def why_not_ready(self) -> str:
         return self.why
 
+    @property
     def sources(self) -> Sequence[ObjectSource]:
         return (self.source,)
 

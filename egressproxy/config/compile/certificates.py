@@ -104,32 +104,27 @@ def read_ca_bundle(pem: bytes, field: str = "ca.crt") -> tuple[str, list[Span]]:
     return _text(certificates), list(map(_span, certificates))
 
 
-def read_crls(pem: bytes, field: str = "crl.pem") -> tuple[str, Span]:
+def read_crls(pem: bytes) -> tuple[str, Span]:
     """Revocation lists, PEM, and when each issuer has one that holds (to infinity). Raises CertificateProblem."""
+    from cryptography import x509
     from cryptography.hazmat.primitives.serialization import Encoding
 
-    lists = _crls(pem.decode("latin-1"), field)
+    begin, end = "-----BEGIN X509 CRL-----", "-----END X509 CRL-----"
+    blocks = [begin + part.partition(end)[0] + end + "\n" for part in pem.decode("latin-1").split(begin)[1:]]
+    if not blocks:
+        raise CertificateProblem("crl.pem holds no revocation list in PEM")
+    try:
+        lists = [x509.load_pem_x509_crl(block.encode()) for block in blocks]
+    except ValueError:
+        raise CertificateProblem("crl.pem holds a malformed revocation list") from None
     begins: dict[bytes, float] = {}
     ends: dict[bytes, float] = {}
     for crl in lists:
-        issuer, end = crl.issuer.public_bytes(), crl.next_update_utc
+        issuer, until = crl.issuer.public_bytes(), crl.next_update_utc
         begins[issuer] = min(begins.get(issuer, float("inf")), crl.last_update_utc.timestamp())
-        ends[issuer] = max(ends.get(issuer, 0.0), float("inf") if end is None else end.timestamp())
+        ends[issuer] = max(ends.get(issuer, 0.0), float("inf") if until is None else until.timestamp())
     text = "".join(crl.public_bytes(Encoding.PEM).decode() for crl in lists)
     return text, (max(begins.values()), min(ends.values()))
-
-
-def _crls(text: str, field: str) -> list[x509.CertificateRevocationList]:
-    from cryptography import x509
-
-    begin, end = "-----BEGIN X509 CRL-----", "-----END X509 CRL-----"
-    blocks = [begin + part.partition(end)[0] + end + "\n" for part in text.split(begin)[1:]]
-    if not blocks:
-        raise CertificateProblem(f"{field} holds no revocation list in PEM")
-    try:
-        return [x509.load_pem_x509_crl(block.encode()) for block in blocks]
-    except ValueError:
-        raise CertificateProblem(f"{field} holds a malformed revocation list") from None
 
 
 def common_ca(first: str, second: str) -> str:

@@ -352,9 +352,8 @@ class _Run:
                 conditions.add_note("Accepted", f"Listener {listener.name} does not use an endpoint of {error}.")
             if not hostnames and self._permits_nothing(backends, listener):
                 conditions.set(_DENIED, True, "NothingPermitted", _PERMITS_NOTHING.format(listener.name))
-            for kind, reason, sentence in self._sentences(route, listener, validation, backends, mirrored):
-                self._subject_notes.of_everybody(conditions, (sentence,))
-                conditions.report(kind, reason, sentence)
+            for said in self._sentences(route, listener, validation, backends, mirrored):
+                self._subject_notes.report(conditions, *said)
         self._route_statuses[route.key] = status
 
     def _sentences(
@@ -396,9 +395,8 @@ class _Run:
         with self._policies.for_clients(NOBODY, served.met):
             self._layers_of(plan)
             made = self._listener_of(gateway, plan, served)
-        for kind, reason, sentence in self._default_sentences(plan, made.default_backend):
-            self._subject_notes.of_everybody(plan.conditions, (sentence,))
-            plan.conditions.report(kind, reason, sentence)
+        for said in self._default_sentences(plan, made.default_backend):
+            self._subject_notes.report(plan.conditions, *said)
         return self._with_variants(made, gateway, plan, served) if served.met else made
 
     def _default_sentences(self, plan: ListenerPlan, default: WeightedBackend | None) -> Iterator[tuple[str, str, str]]:
@@ -449,11 +447,12 @@ class _Run:
             own = ServedRoutes(self._layers_of(plan))
             for added in served.added:
                 if own.layers == served.layers and not self._policies.is_touched(added.met, holding):
-                    own.add_same(added)
+                    own.serve(added)
                     continue
-                backends, mirrored = own.add_variant(added, self._routes)
-                for said in self._sentences(added.route, plan, added.validation, backends, mirrored):
-                    notes.add(added.conditions, *said, holding)
+                route, validation, conditions = added.route, added.validation, added.conditions
+                backends, mirrored = own.add(route, added.attachment, validation, conditions, self._routes)
+                for said in self._sentences(route, plan, validation, backends, mirrored):
+                    notes.add(conditions, *said, holding)
             made = self._listener_of(gateway, plan, own)
         for said in self._default_sentences(plan, made.default_backend):
             notes.add(plan.conditions, *said, holding)

@@ -70,28 +70,6 @@ class UnresolvedRef(Exception):
         return UnresolvedRef(self.reason, self.message, self.hint, field or self.field, others or self.others)
 
 
-class UnresolvedCollector:
-    """Reads one reference after the other, and raises what is wrong with all of them at once."""
-
-    __slots__ = ("_found",)
-
-    def __init__(self) -> None:
-        self._found: list[UnresolvedRef] = []
-
-    def take(self, field: str, read: Callable[[], T], default: T) -> T:
-        """What `read` returns; `default` where it raises UnresolvedRef, which is kept for `raise_if_any`."""
-        try:
-            return read()
-        except UnresolvedRef as unresolved:
-            self._found.append(unresolved.copy(field))
-            return default
-
-    def raise_if_any(self) -> None:
-        """Raise the first, which has the others."""
-        if self._found:
-            raise self._found[0].copy(others=tuple(self._found[1:]))
-
-
 def resolve_each(read: Callable[[R], T], refs: Iterable[R]) -> tuple[list[T], list[UnresolvedRef]]:
     """What `read` returns for each of these references, and why it returns nothing for the others."""
     found, problems = [], []

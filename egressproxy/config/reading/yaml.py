@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+#: Names of fields, and numbers of items.
+Path = tuple[str | int, ...]
+
 MAX_FILE_BYTES = 16 * 1024 * 1024
 #: A node takes about half a kilobyte while it is read.
 MAX_NODES = 1_000_000
@@ -81,9 +84,7 @@ class Document:
         _, node, depth = self._find(path)
         return node.value if depth == len(path) and isinstance(node, ScalarNode) else None
 
-    def places(
-        self, path: tuple[str | int, ...]
-    ) -> Iterator[tuple[tuple[str | int, ...], SourceLocation, SourceLocation]]:
+    def places(self, path: Path) -> Iterator[tuple[Path, SourceLocation, SourceLocation]]:
         """The field at this path and all below it: path, place of the value, place of the key (or of the value)."""
         key_node, node, depth = self._find(path)
         if depth == len(path):
@@ -313,9 +314,7 @@ def _syntax_fault(error: yaml.MarkedYAMLError, text: str) -> Fault:
     return Fault(place, f"not YAML: {problem}", "check brackets, quotes and indentation up to this place")
 
 
-def _places(
-    path: tuple[str | int, ...], key_node: Node | None, node: Node
-) -> Iterator[tuple[tuple[str | int, ...], SourceLocation, SourceLocation]]:
+def _places(path: Path, key_node: Node | None, node: Node) -> Iterator[tuple[Path, SourceLocation, SourceLocation]]:
     yield path, _place(node), _place(key_node if key_node is not None else node)
     if isinstance(node, MappingNode):
         for key, child in node.value:

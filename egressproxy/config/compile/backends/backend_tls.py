@@ -7,13 +7,14 @@ verified. Source: Gateway API v1 BackendTLSPolicy; GEP-713 (PolicyStatus).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from egressproxy.config.compile.backends.published_forms import TlsForm
 from egressproxy.config.compile.interface import Status, age_of
-from egressproxy.config.compile.references import References, UnresolvedCollector, UnresolvedRef
+from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.status.conditions import Conditions, ReferenceConditions
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.backend import BackendTlsPolicy
@@ -23,6 +24,8 @@ from egressproxy.config.resources.object_references import ParentReference, Poli
 from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.model.certificate import CertificateUse
 from egressproxy.model.published_object import Key
+
+T = TypeVar("T")
 
 #: PolicyStatus.ancestors holds at most 16 entries.
 MAX_ANCESTORS = 16
@@ -141,11 +144,19 @@ def port_tls(references: References, backend: Resource, form: TlsForm | None, fi
     """TLS to a port of a backend as it is written at `field`; None for plain text. Raises UnresolvedRef."""
     if form is None or form.mode == "None":
         return None
-    found = UnresolvedCollector()
+    problems: list[UnresolvedRef] = []
+
+    def take(place: str, read: Callable[[], T], default: T) -> T:
+        try:
+            return read()
+        except UnresolvedRef as unresolved:
+            problems.append(unresolved.copy(f"{field}.{place}"))
+            return default
+
     made = BackendTlsIR(
         sni=form.sni,
         ca_pem="".join(
-            found.take(f"{field}.{form.ca_field}[{index}]", partial(references.ca_bundle, backend, ref, key), "")
+            take(f"{form.ca_field}[{index}]", partial(references.ca_bundle, backend, ref, key), "")
             for index, (ref, key) in enumerate(form.cas)
         ),
         names=form.names,
@@ -158,16 +169,17 @@ def port_tls(references: References, backend: Resource, form: TlsForm | None, fi
             min_version=written.min_version,
             insecure_skip_verify=written.insecure_skip_verify,
             crl_pem="".join(
-                found.take(f"{field}.crlRefs[{index}]", partial(references.crl, backend, ref), "")
+                take(f"crlRefs[{index}]", partial(references.crl, backend, ref), "")
                 for index, ref in enumerate(written.crl_refs)
             ),
             pins=written.pins,
         )
     if form.client is not None and form.mode in ("Mutual", "ClientAndServer"):
         read = partial(references.key_pair, backend, form.client, CertificateUse.CLIENT, form.client_key)
-        pair = found.take(f"{field}.clientCertificateRef", read, None)
+        pair = take("clientCertificateRef", read, None)
         if pair is not None:
             source = references.names(backend, (form.client,))
             made = replace(made, client_certificate=pair.chain_pem, client_key=pair.key_pem, client_source=source)
-    found.raise_if_any()
+    if problems:
+        raise problems[0].copy(others=tuple(problems[1:]))
     return made

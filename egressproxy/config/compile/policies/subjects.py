@@ -47,9 +47,10 @@ class SubjectNotes:
         self._notes: dict[tuple[Conditions, str, str, str], dict[frozenset[Key], None]] = {}
         self._said: set[tuple[Conditions, str]] = set()
 
-    def of_everybody(self, conditions: Conditions, sentences: Iterable[str]) -> None:
-        """These are said already, of everybody."""
-        self._said.update((conditions, sentence) for sentence in sentences)
+    def report(self, conditions: Conditions, kind: str, reason: str, sentence: str) -> None:
+        """Have the conditions say it of everybody."""
+        self._said.add((conditions, sentence))
+        conditions.report(kind, reason, sentence)
 
     def add(self, conditions: Conditions, kind: str, reason: str, sentence: str, holding: frozenset[Key]) -> None:
         """A sentence that is so for clients for whom these policies hold."""

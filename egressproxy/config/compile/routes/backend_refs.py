@@ -251,7 +251,7 @@ class BackendRefCompiler:
 
         What is said of one backend alone (its pins, its limits) is not said of those that its filters call.
         """
-        callers = self.policy_filters.callers
+        callers = self.policy_filters.compiler.callers
         if not callers:
             return tuple(placed)
         around = tuple(layer for layer in layers if layer.level is not Level.BACKEND)

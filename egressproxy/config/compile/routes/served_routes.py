@@ -82,26 +82,17 @@ class ServedRoutes:
         """Compile a route for this listener; returns the backends of all its rules, and those of its mirrors."""
         if isinstance(route, HttpRoute | GrpcRoute):
             http = compiler.http_route(route, attachment, self.layers, validation)
-            self._serve(AddedRoute(route, attachment, validation, http, conditions))
+            self.serve(AddedRoute(route, attachment, validation, http, conditions))
             backends = [backend for rule in http.rules for backend in rule.backends]
             asked = [rule.auth.backend for rule in http.rules if rule.auth is not None]
             mirrors = [rule.mirrors for rule in http.rules] + [backend.mirrors for backend in backends]
             return [*asked, *backends], [mirror.backend for each in mirrors for mirror in each]
         stream = compiler.stream_route(route, attachment, self.layers)
-        self._serve(AddedRoute(route, attachment, validation, stream, conditions))
+        self.serve(AddedRoute(route, attachment, validation, stream, conditions))
         return list(stream.backends), []
 
-    def add_variant(
-        self, added: AddedRoute, compiler: RouteCompiler
-    ) -> tuple[list[WeightedBackend], list[WeightedBackend]]:
-        """As `add`, for a route that another listener serves, which this one is a variant of."""
-        return self.add(added.route, added.attachment, added.validation, added.conditions, compiler)
-
-    def add_same(self, added: AddedRoute) -> None:
-        """Serve a route as that listener does."""
-        self._serve(added)
-
-    def _serve(self, added: AddedRoute) -> None:
+    def serve(self, added: AddedRoute) -> None:
+        """Serve a route as it was compiled, here or for the listener that this one is a variant of."""
         self.added.append(added)
         made = added.made
         if isinstance(made, StreamRouteIR):
