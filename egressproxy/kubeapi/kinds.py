@@ -1,7 +1,4 @@
-"""The kinds that the admin API serves: those that the configuration understands, with their names in a URL.
-
-Plural and short names are those of the CRDs of Gateway API and of core Kubernetes.
-"""
+"""The kinds that the admin API serves, and their names in a URL: those of the CRDs and of core Kubernetes."""
 
 from __future__ import annotations
 

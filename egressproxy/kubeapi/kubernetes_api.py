@@ -132,7 +132,6 @@ class KubernetesApi:
         return response
 
     async def _shown(self, asked: ApiResource, write: Write, written: Written) -> web.Response:
-        """The object after a write or a dry run."""
         status = 201 if written.is_new else 200
         if write.is_dry_run:
             made = json.loads(written.manifest)

@@ -28,10 +28,7 @@ class CertificateProblem(ValueError):
 
 
 def read_key_pair(name: str, chain: bytes, key: bytes) -> tuple[CertificateIR, Span]:
-    """A certificate chain (leaf first) and its private key, both PEM, that belong together; and when the leaf is valid.
-
-    Raises CertificateProblem where one is malformed or weak, the key is encrypted, or it is not the certificate's.
-    """
+    """A chain (leaf first) and its key, PEM, and when the leaf is valid. Raises CertificateProblem, if weak, too."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat

@@ -40,7 +40,7 @@ from egressproxy.config.compile.interface import (
 )
 from egressproxy.config.compile.policies.credential_exposure import CredentialDns
 from egressproxy.config.compile.policies.denials import DeniedBackends
-from egressproxy.config.compile.policies.layers import Layer, Level
+from egressproxy.config.compile.policies.layers import Layers, Level
 from egressproxy.config.compile.policies.policy_attachment import PolicyAttachments
 from egressproxy.config.compile.policies.policy_filters import PolicyFilters
 from egressproxy.config.compile.policies.subjects import (
@@ -99,9 +99,9 @@ def compile_config(
     Raises ConfigError with every load error that the schema of the kinds could not see: an extension in a phase where
     its type cannot run, a config that does not fit the type.
     """
+    previous = previous or Compiled(ConfigIR((), 0))
     generations, written = generations_of(resources, previous)
-    materials = previous.materials if previous is not None else {}
-    run = _Run(resources, catalog, defaults, generations, materials)
+    run = _Run(resources, catalog, defaults, generations, previous.materials)
     listeners = run.compile()
     statuses = run.statuses()
     if not listeners:
@@ -111,10 +111,9 @@ def compile_config(
         )
     run.warn_of_certificates(time.time())
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    keep_times(statuses, previous.statuses if previous is not None else {}, now)
-    number = previous.spec.generation + 1 if previous is not None else 1
+    keep_times(statuses, previous.statuses, now)
     return Compiled(
-        spec=ConfigIR(listeners, number, defaults.system_roots),
+        spec=ConfigIR(listeners, previous.spec.generation + 1, defaults.system_roots),
         statuses=statuses,
         generations=generations,
         warnings=tuple(run.warnings),
@@ -127,8 +126,6 @@ def compile_config(
 
 
 class _Run:
-    """One compilation."""
-
     def __init__(
         self, resources: ResourceSet, catalog: FilterCatalog, defaults: Defaults, generations: Mapping[Key, int],
         materials: Materials,
@@ -284,7 +281,7 @@ class _Run:
                 resolver = backend.spec.resolver if isinstance(backend, Backend) else None
                 self._policies.layer(Level.BACKEND, backend.key, "", resolver)
 
-    def _layers_of(self, listener: ListenerPlan) -> tuple[Layer, ...]:
+    def _layers_of(self, listener: ListenerPlan) -> Layers:
         layers = self._policies.layer(Level.GATEWAY, listener.gateway.key)
         if listener.owner is not listener.gateway:
             layers += self._policies.layer(Level.LISTENER, listener.owner.key)

@@ -1,7 +1,4 @@
-"""The compiler's inputs and its result: values only.
-
-The compiler does not know the filters: it sees their types through `FilterCatalog`, which the application fills.
-"""
+"""The compiler's inputs and result: values only. It knows filters by FilterCatalog, which the application fills."""
 
 from __future__ import annotations
 

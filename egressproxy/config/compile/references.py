@@ -199,16 +199,6 @@ class References:
     def pods(self) -> Sequence[Pod]:
         return self._resources.of(Pod)
 
-    def config_map_entry(self, namespace: str, name: str, key: str) -> bytes:
-        """One entry of a ConfigMap, for an object without a namespace, which needs no grant. Raises UnresolvedRef."""
-        found = self._resources.find(ConfigMap, namespace, name)
-        if found is None:
-            raise self.not_found("NotFound", "", "ConfigMap", namespace, name, needs_grant=False)
-        content = _config_data(found, key)
-        if content is None:
-            raise UnresolvedRef("NotFound", f"ConfigMap {namespace}/{name} has no entry {key}", _keys_of(found))
-        return content
-
     def not_found(
         self,
         reason: str,
@@ -278,7 +268,6 @@ class References:
         return self.validities[use, ref.kind, self.namespace_of(source, ref), ref.name][0]
 
     def _note(self, source: Resource, ref: Reference, use: CertificateUse, spans: Sequence[Span]) -> None:
-        """Note how long what was read is valid."""
         namespace = "" if _is_trust_bundle(ref) else self.namespace_of(source, ref)
         key = (use, ref.kind, namespace, ref.name)
         begins, ends = zip(*spans, strict=True)

@@ -80,7 +80,6 @@ class NameSuggestions:
 
 
 def _as_written(group: str, kind: str, other_group: str, other_kind: str, namespace: str, name: str) -> str:
-    """That an object of this name is there, and what to write for it."""
     written = [f"kind: {other_kind}"] if other_kind != kind else []
     written += [f"group: {other_group or chr(34) * 2}"] if other_group != group else []
     of_group = f" of group {other_group}" if other_group else ""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from egressproxy.config.explanations import path_text
-from egressproxy.config.reading.yaml import Document, Path
+from egressproxy.config.reading.yaml import Document, FieldPath
 from egressproxy.config.resources.meta import Spot
 
 
@@ -47,7 +47,7 @@ def field_locations(document: Document) -> dict[str, Spot]:
     """The line and column of each of these fields, and of its key, by the field's path."""
     value = document.value
     spec = value.get("spec")
-    whole: list[Path] = [("spec", name) for name in _FIELDS if isinstance(spec, dict) and name in spec]
+    whole: list[FieldPath] = [("spec", name) for name in _FIELDS if isinstance(spec, dict) and name in spec]
     whole += [path for path, match in _found(value, _MATCHES) if _has_expression(match)]
     alone = [path for pattern in _RULES for path, _ in _found(value, pattern)]
     if _found(value, ("spec", "destination")):
@@ -65,9 +65,8 @@ def field_locations(document: Document) -> dict[str, Spot]:
     return places
 
 
-def _found(value: Any, pattern: Sequence[str | None]) -> list[tuple[Path, Any]]:
-    """Path and value of each field of this pattern."""
-    found: list[tuple[Path, Any]] = [((), value)]
+def _found(value: Any, pattern: Sequence[str | None]) -> list[tuple[FieldPath, Any]]:
+    found: list[tuple[FieldPath, Any]] = [((), value)]
     for step in pattern:
         if step is None:
             found = [((*path, i), item) for path, at in found if isinstance(at, list) for i, item in enumerate(at)]

@@ -24,7 +24,7 @@ from egressproxy.config.explanations import explain, field_path, path_text, unkn
 from egressproxy.config.reading.field_locations import field_locations
 from egressproxy.config.reading.problems import ConfigError, Problem, Severity
 from egressproxy.config.reading.source_files import manifest_files, read_secrets, read_trust_bundles
-from egressproxy.config.reading.yaml import MAX_FILE_BYTES, Document, SourceLocation, read_documents
+from egressproxy.config.reading.yaml import MAX_FILE_BYTES, Document, FieldPath, SourceLocation, read_documents
 from egressproxy.config.resources.core import ClusterTrustBundle, Secret
 from egressproxy.config.resources.destination import PUBLISHED
 from egressproxy.config.resources.kinds import is_for_gateways, kind_class, why_left_out
@@ -119,8 +119,6 @@ def _collector_paused() -> Iterator[None]:
 
 
 class _ManifestReader:
-    """Collects objects and problems over all files."""
-
     def __init__(self) -> None:
         self.objects: dict[Key, Resource] = {}
         self.problems: list[Problem] = []
@@ -310,12 +308,7 @@ class _ManifestReader:
             self._add(document, path, message, remedy, document.place_of(path, key=on_key))
 
     def _add(
-        self,
-        document: Document,
-        path: Sequence[str | int],
-        message: str,
-        remedy: str,
-        place: SourceLocation | None = None,
+        self, document: Document, path: FieldPath, message: str, remedy: str, place: SourceLocation | None = None
     ) -> None:
         """A problem of the field at this path, which is told at its value unless `place` says otherwise."""
         place = place or document.place_of(path)

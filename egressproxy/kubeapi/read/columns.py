@@ -1,7 +1,4 @@
-"""The columns of every kind, as `kubectl get` and `egressproxy get` print them; wide ones only with `-o wide`.
-
-First come the columns of the CRDs of Gateway API and of core Kubernetes, then what this gateway adds.
-"""
+"""The columns of every kind: those of the CRDs and of core Kubernetes, then what this gateway adds."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""The answers to reads as functions: a resource and a view of all objects in, a JSON document out.
-
-No I/O and no web framework here.
-Source: Kubernetes API concepts (retrieving large results in chunks, resource versions), metav1.List.
-"""
+"""Answers to reads: a resource and a view of all objects in, JSON out, and no I/O. Source: Kubernetes API concepts."""
 
 from __future__ import annotations
 

@@ -193,7 +193,6 @@ def _part(before: Part, entries: Iterable[PublishedObject], version: int) -> tup
 
 
 def _implied_namespaces(parts: Iterable[Part]) -> Iterator[PublishedObject]:
-    """The namespaces that objects are in, and that no manifest declares."""
     keys = [key for part in parts for key in part.known]
     names = {"default", *(namespace for _, _, namespace, _ in keys if namespace)}
     for name in sorted(names - {name for group, kind, _, name in keys if (group, kind) == ("", "Namespace")}):

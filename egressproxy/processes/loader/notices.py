@@ -10,10 +10,7 @@ from egressproxy.telemetry.notices import EventType, InvolvedObject, Notice, new
 
 
 def rejected(error: Exception, places: Iterable[ListenerAddress], generation: int, unbound: str = "") -> list[Notice]:
-    """A warning for every Gateway that is served at `places`: the new configuration is rejected, the old one stays.
-
-    `unbound`: the listeners whose address and port could not be bound, "gateway/listener, …".
-    """
+    """A warning for Gateways at `places`: the old configuration stays. `unbound`: "gateway/listener, …" at fault."""
     blamed = {_gateway(listener) for listener in unbound.split(", ") if listener}
     told = [new_notice("ListenerNotBound", "Bind", gateway, str(error)) for gateway in sorted(blamed)]
     message = f"the new configuration is rejected, configuration {generation} stays in service: {_in_short(error)}"

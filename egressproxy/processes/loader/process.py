@@ -165,7 +165,6 @@ class LoaderProcess:
                     raise LoadingFailed(f"the configuration is larger than {MAX_ANSWER >> 20} MiB")
 
     def _is_gone(self) -> bool:
-        """Whether the process has ended, where its socket says something."""
         try:
             return not self._control.recv(1, socket.MSG_PEEK)
         except ConnectionError:

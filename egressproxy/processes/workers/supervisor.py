@@ -394,7 +394,6 @@ def _tell_defect(task: asyncio.Task[None]) -> None:
 
 
 async def _within(seconds: float, waiting: Awaitable[object]) -> None:
-    """Wait for it, but not longer."""
     with suppress(TimeoutError):
         await asyncio.wait_for(waiting, seconds)
 

@@ -116,7 +116,6 @@ def _add_notes(conditions: Conditions, backend: AnyBackend, *, has_requests: boo
 
 
 def _set_unresolved(unresolved: UnresolvedRef, conditions: Conditions) -> None:
-    """Say in a Backend's conditions what is wrong, each fault with its field."""
     for each in (unresolved, *unresolved.others):
         message = f"{each.field}: {each.with_hint}" if each.field else each.with_hint
         if each.reason in _NOT_ACCEPTED:
@@ -150,7 +149,6 @@ def _insecure_reason(backend: AnyBackend, has_requests: bool) -> str:
 
 
 def _backend_notes(backend: DestinationBackend) -> Iterator[str]:
-    """Fields that are accepted and do nothing, or less than they seem to."""
     yield from notes(backend.spec)
     destination = backend.spec.destination
     if isinstance(backend, Backend) and backend.spec.resolver is not None:
@@ -174,7 +172,6 @@ def same_name_notes(source: Resource, backends: BackendCompiler) -> Iterator[tup
 
 
 def _references(source: Resource) -> Iterator[tuple[str, Reference]]:
-    """Every reference that may be to a backend, with its field."""
     if isinstance(source, Backend | EgressPolicy):
         if source.spec.parent is not None and source.spec.parent.name:
             yield "spec.parent", source.spec.parent

@@ -171,7 +171,6 @@ def notes(spec: DestinationSpec) -> Iterator[str]:
 
 
 def _tls_notes(tls: TlsForm, *, is_published: bool) -> Iterator[str]:
-    """What of `tls` says nothing beside the rest of it."""
     written = tls.source
     if written is None:
         return
@@ -254,7 +253,6 @@ def destination_summary(spec: DestinationSpec) -> str:
 
 
 def _asked(endpoint: FailoverEndpoint) -> str:
-    """The backend of an endpoint, and for which models it is asked."""
     models = [f"{sent} for {asked}" for asked, sent in endpoint.model_aliases.items()]
     if endpoint.model_alias is not None:
         models.append(f"{endpoint.model_alias} for {'every other model' if models else 'every model'}")

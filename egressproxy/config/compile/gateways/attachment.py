@@ -88,7 +88,6 @@ class Parents:
         return attached
 
     def _refusal(self, plan: ListenerPlan, route: Resource) -> str:
-        """Why this listener does not admit the route, "" if it does."""
         if route.KIND not in plan.kinds:
             kinds = ", ".join(plan.kinds) or "none"
             return f"listener {plan.name} does not take routes of kind {route.KIND} (it takes: {kinds})"

@@ -179,7 +179,6 @@ def _is_plain(entry: Rate | Concurrency, limits: Limits) -> bool:
 
 
 def _entry(kind: str, written: Rate | Concurrency) -> dict[str, Any]:
-    """A limit as an entry of a QoSController."""
     made: dict[str, Any] = {"type": kind, "limit": written.limit, "per": list(written.keys)}
     if written.header is not None:
         made["header"] = written.header

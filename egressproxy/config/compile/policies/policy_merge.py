@@ -343,15 +343,12 @@ def _modes_of_levels(ordered: Sequence[Layer]) -> dict[Level, Mode]:
     return found
 
 
-def _tells_clients(policy: EgressPolicy) -> bool:
-    identity = policy.spec.identity
-    return identity is not None and bool(identity.token or identity.basic or identity.required)
-
-
 def _misplaced(policy: EgressPolicy, level: Level) -> Iterable[str]:
     """What is enforced on a Gateway or listener, and not on a route or Backend."""
-    if level > Level.LISTENER and _tells_clients(policy):
+    if level <= Level.LISTENER:
+        return
+    identity, section = policy.spec.identity, policy.spec.destinations
+    if identity is not None and (identity.token or identity.basic or identity.required):
         yield f"identity of {policy} is not enforced on a route or Backend: put it on the Gateway or a listener"
-    section = policy.spec.destinations
-    if level > Level.LISTENER and section is not None and section.allow is not None:
+    if section is not None and section.allow is not None:
         yield f"destinations.allow of {policy} is not enforced on a route or Backend yet: put it on the Gateway"

@@ -1,7 +1,4 @@
-"""What HTTPRoutes and GRPCRoutes match, as matches of HTTP requests; and rules of GRPCRoutes as those of HTTPRoutes.
-
-Source: Gateway API v1 HTTPRouteMatch, GRPCRouteMatch, GRPCRouteRule.
-"""
+"""What HTTPRoutes and GRPCRoutes match. Source: Gateway API v1 HTTPRouteMatch, GRPCRouteMatch, GRPCRouteRule."""
 
 from __future__ import annotations
 

@@ -61,6 +61,7 @@ class RouteValidation:
 
     @property
     def bad_rules(self) -> list[str]:
+        """A sentence for each."""
         told = [f"Dropped Rule {index}: {text}." for index, text in self.dropped.items()]
         for index, text in (self.unresolved_auth | self.closed).items():
             told.append(f"Rule {index} answers 500: {self.places.get(index, '')}{text}.")
@@ -230,7 +231,6 @@ class RouteValidator:
             raise problems[0].copy()
 
     def _with_parents_named(self, route: Resource, rule: HttpRule) -> str:
-        """The backends of a rule that are reached through a parent, which has retries of its own."""
         behind: dict[str, None] = {}
         for ref in rule.backend_refs:
             with suppress(UnresolvedRef):

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from egressproxy.config.compile.gateways.attachment import Attachment
-from egressproxy.config.compile.policies.layers import Layer
+from egressproxy.config.compile.policies.layers import Layers
 from egressproxy.config.compile.routes.route_compiler import RouteCompiler
 from egressproxy.config.compile.routes.route_validation import RouteValidation
 from egressproxy.config.compile.status.conditions import Conditions
@@ -40,7 +40,7 @@ class ServedRoutes:
 
     __slots__ = ("_claims", "added", "http", "layers", "met", "tcp", "tls")
 
-    def __init__(self, layers: tuple[Layer, ...]) -> None:
+    def __init__(self, layers: Layers) -> None:
         self.http: list[HttpRouteIR] = []
         self.tls: list[StreamRouteIR] = []
         self.tcp: list[StreamRouteIR] = []

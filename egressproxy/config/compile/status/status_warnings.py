@@ -196,7 +196,6 @@ def _code(condition: Mapping[str, Any], siblings: list[Mapping[str, Any]]) -> st
 
 
 def _parts(resource: Resource, status: Mapping[str, Any]) -> Iterator[_WarnedPart]:
-    """Listeners, parents and ancestors, with the conditions that are not well."""
     names = [listener.name for listener in getattr(getattr(resource, "spec", None), "listeners", ())]
     for listener in status.get("listeners", ()):
         path = f"spec.listeners[{names.index(listener['name'])}]" if listener["name"] in names else ""
