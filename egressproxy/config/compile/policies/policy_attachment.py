@@ -190,8 +190,8 @@ class PolicyAttachments:
             for ref in policy.spec.target_refs
         ]
         for route, section in self._named_by.get(policy.key, ()):
-            target = PolicyTargetReference.model_construct(group=route[0], kind=route[1], name=route[3])
-            targets.append((target, route, section))
+            by_filter = PolicyTargetReference.model_construct(group=route[0], kind=route[1], name=route[3])
+            targets.append((by_filter, route, section))
         for position, (ref, target, section) in enumerate(targets):
             conditions = ancestors.add(ref, namespace=policy.namespace)
             is_named = position >= len(policy.spec.target_refs)
