@@ -158,7 +158,6 @@ class AdminConnections:
         return () if len(reserve) < RESERVE else (_longest(reserve) or fresh,)
 
     def _look(self) -> None:
-        """Close those whose time is over."""
         now = monotonic()
         for each in [each for each in self._open if each.why_over(now)]:
             each.drop()

@@ -20,7 +20,6 @@ from egressproxy.admin.write_access import WriteAccess, came_by_proxy, is_local
 from egressproxy.errors import NotAnswered
 from egressproxy.model.admin_requests import CachePurge, HoldDecision, HoldPage, HoldPlace
 from egressproxy.model.kill_switch import KillChange, NotKilled
-from egressproxy.telemetry.metrics import Metrics
 
 #: Explanations at the same time: each may wait for a name server.
 MAX_AT_ONCE: Final = 4
@@ -50,11 +49,11 @@ class Questions:
             ("GET", "/dns"): self._dns,
             ("GET", "/decisions"): self._decisions,
             ("GET", "/model"): self._model,
-            ("GET", "/cache"): self._caches,
+            ("GET", "/cache"): lambda _request: self._caches(None),
             ("POST", "/cache/purge"): self._purge,
             ("GET", "/holds"): self._holds,
             ("POST", "/holds"): self._decide,
-            ("GET", "/kill-switch"): self._killed,
+            ("GET", "/kill-switch"): lambda _request: self._killed(None),
             ("POST", "/kill-switch"): self._kill,
             ("POST", "/reload"): self._reload,
         }
@@ -96,12 +95,10 @@ class Questions:
         return web.Response(text=json.dumps({"reloaded": True}), content_type=JSON)
 
     async def _purge(self, request: web.BaseRequest) -> web.StreamResponse:
-        """POST /cache/purge: for those who may write, and for no web page."""
         await self._check_writer(request, "a purge")
-        return await self._told(_read(CachePurge.of, request))
+        return await self._caches(_read(CachePurge.of, request))
 
     async def _decide(self, request: web.BaseRequest) -> web.StreamResponse:
-        """POST /holds: for those who may write, and for no web page."""
         await self._check_writer(request, "an approval")
         decision = _read(HoldDecision.of, request)
         found = await self._held(decision, HoldPage())
@@ -127,9 +124,7 @@ class Questions:
         return True
 
     async def _held(self, decision: HoldDecision | None, page: HoldPage) -> dict[str, Any]:
-        """Of all workers: the `holds` of this page, how many are `waiting`, what to `continue` with ("" behind the last
-        page), and how many were `decided`.
-        """
+        """Of all workers: this page of `holds`, how many `waiting`, `decided`, where to `continue` ("" at the end)."""
         try:
             answers = [json.loads(each) for each in await self._state.ask_all("holds", decision, page)]
         except NotAnswered as error:
@@ -144,17 +139,13 @@ class Questions:
         return {"holds": shown, "waiting": waiting, "continue": following, "decided": decided}
 
     async def _kill(self, request: web.BaseRequest) -> web.StreamResponse:
-        """POST /kill-switch: for those who may write, and for no web page."""
         await self._check_writer(request, "the kill switch")
         try:
-            return await self._killed_behind(_read(KillChange.of, request))
+            return await self._killed(_read(KillChange.of, request))
         except ValueError as error:  # there are too many
             raise bad_request(str(error)) from None
 
-    async def _killed(self, _request: web.BaseRequest) -> web.StreamResponse:
-        return await self._killed_behind(None)
-
-    async def _killed_behind(self, change: KillChange | None) -> web.StreamResponse:
+    async def _killed(self, change: KillChange | None) -> web.StreamResponse:
         try:
             return web.Response(body=await self._state.kill_switch(change), content_type=JSON)
         except NotAnswered as error:
@@ -172,10 +163,7 @@ class Questions:
         if MARK not in request.headers:  # a page of any site can send a plain POST
             raise ApiError(403, "Forbidden", f"{what} is asked for with the header {MARK}, and by no web page")
 
-    async def _caches(self, _request: web.BaseRequest) -> web.StreamResponse:
-        return await self._told(None)
-
-    async def _told(self, purge: CachePurge | None) -> web.StreamResponse:
+    async def _caches(self, purge: CachePurge | None) -> web.StreamResponse:
         try:
             async with self._places:
                 found = await self._state.ask_all("caches", purge)
@@ -227,36 +215,24 @@ def _summed(workers: Iterable[bytes]) -> str:
 class AdminState(Protocol):
     """Asked on the event loop, for every request anew."""
 
-    @property
-    def metrics(self) -> Metrics:
-        """What this process counts."""
-
     async def exposition(self, accept: str) -> tuple[bytes, str]:
         """The answer to a scrape and its content type; `accept` is the scraper's Accept field."""
 
     async def ask_one(self, name: str, *arguments: object) -> bytes:
-        """The answer of one worker to this question (`processes.workers.worker.QUESTIONS`), as JSON. Raises
-        errors.NotAnswered.
-        """
+        """The answer of one worker (`processes.workers.worker.QUESTIONS`), as JSON. Raises errors.NotAnswered."""
 
     async def ask_all(self, name: str, *arguments: object) -> Sequence[bytes]:
         """The answers of all workers, as JSON. Raises errors.NotAnswered where one of them has not answered."""
 
     async def reload(self, acknowledged: str) -> str:
-        """Read the configuration again; gives why it is not in service then, "" where it is. `acknowledged` is the mark
-        of a configuration that may allow what was recently denied, or "".
-        """
+        """Load anew; gives why it is not in service, or "". `acknowledged`: the mark of one that may allow more."""
 
-    async def model(self) -> bytes:
-        """What is served, as JSON: `ir.outline`."""
-
+    async def model(self) -> bytes: ...  # what is served, as JSON: `ir.outline`
     async def decisions(self) -> Sequence[bytes]:
         """The recent decisions of each worker, the latest first, as JSON."""
 
     async def kill_switch(self, change: KillChange | None) -> bytes:
-        """Who is out of service behind this change, as JSON. Raises ValueError, NotKilled, errors.NotAnswered, and
-        OSError with a sentence where it cannot be kept.
-        """
+        """Who is out of service then, as JSON. Raises ValueError, NotKilled, NotAnswered, OSError if it is not kept."""
 
     def why_not_ready(self) -> str:
         """ "" while every listener is bound and traffic is welcome; else a sentence for people."""

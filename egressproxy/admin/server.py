@@ -15,6 +15,7 @@ from typing import Final, Protocol
 
 from aiohttp import web
 
+from egressproxy import __version__
 from egressproxy.admin.connections import KEEPALIVE_S, AdminConnection, AdminConnections
 from egressproxy.admin.introspection import AdminState, Questions
 from egressproxy.admin.status import HEADERS, ApiError, json_response, read_only, refusal
@@ -74,9 +75,7 @@ class AdminApi(Protocol):
     """What a FULL surface serves besides its own paths: the Kubernetes-shaped API, where the application has it."""
 
     @property
-    def index(self) -> str:
-        """Lines for the index, each with its end."""
-
+    def index(self) -> str: ...  # lines for the index, each with its end
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse | None:
         """For every method; None where the path is none of its own. Raises ApiError."""
 
@@ -88,10 +87,7 @@ class AdminApi(Protocol):
 
 
 class AdminServer:
-    """One address. `start` binds it (OSError where that fails), `stop` closes everything.
-
-    `host` is an IP literal; port 0 lets the system choose, `port` then says which.
-    """
+    """One address: `host` is an IP literal, `port` 0 the system's choice. `start` raises OSError, `stop` closes all."""
 
     def __init__(
         self,
@@ -102,9 +98,7 @@ class AdminServer:
         api: Callable[[AdminServer], Awaitable[AdminApi]] | None = None,
         access: WriteAccess | None = None,
     ) -> None:
-        """`api` makes what else a FULL surface serves, when it is first asked for. `access` says who may purge caches:
-        by default this machine.
-        """
+        """`api` makes the rest of a FULL surface at first use. `access`: who may purge caches; None: this machine."""
         self._state = state
         self._address = ipaddress.ip_address(host)
         self._surface = surface
@@ -252,8 +246,7 @@ class AdminServer:
         return web.Response(body=body, headers={"Content-Type": content_type})
 
     async def _version(self, _request: web.BaseRequest) -> web.StreamResponse:
-        version = self._state.metrics.version
-        return json_response(200, {**_LIKE, "gitVersion": f"v1.32.0+egressproxy.{version}"})
+        return json_response(200, {**_LIKE, "gitVersion": f"v1.32.0+egressproxy.{__version__}"})
 
 
 def _authority(request: web.BaseRequest) -> str:

@@ -14,20 +14,13 @@ class NamedKind(Protocol):
     """A kind of objects by its names: `kind` is `Gateway`, `plural` `gateways`, `resource` plural and group."""
 
     @property
-    def group(self) -> str:
-        """The API group; "" for the core."""
-
+    def group(self) -> str: ...  # "" for the core
     @property
-    def kind(self) -> str:
-        """As manifests write it."""
-
+    def kind(self) -> str: ...
     @property
-    def plural(self) -> str:
-        """As paths of the API write it."""
-
+    def plural(self) -> str: ...
     @property
-    def resource(self) -> str:
-        """`plural.group`, as kubectl says it."""
+    def resource(self) -> str: ...
 
 
 class Cause(NamedTuple):

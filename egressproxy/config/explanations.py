@@ -125,10 +125,8 @@ def explain(
             return prefix + str(refused), ""
         case "string_type":
             if value is None:
-                return (
-                    "nothing is written where text is expected",
-                    'write a value ("" for an empty one), or remove the field',
-                )
+                remedy = 'write a value ("" for an empty one), or remove the field'
+                return "nothing is written where text is expected", remedy
             quoted = f'quote it: "{shown}"' if show and not isinstance(value, dict | list) else "quote the value"
             return f"{shown} is {_type_name(value)}, not text", quoted
         case "int_type" | "int_from_float" | "int_parsing":
@@ -180,7 +178,6 @@ def _mapping_remedy(kind: type[Any], path: tuple[str | int, ...]) -> str:
 
 
 def _fields(model: type[Any]) -> Iterator[tuple[str, Any]]:
-    """The fields of a model or dataclass as they are written, with their types."""
     if issubclass(model, BaseModel):
         for name, info in model.model_fields.items():
             yield str(info.alias or name), info.annotation
@@ -232,7 +229,6 @@ def _choices(kind: type[Any], path: tuple[str | int, ...]) -> list[Any]:
 
 
 def _model_at(kind: type[Any], path: tuple[str | int, ...]) -> type[Any] | None:
-    """The model that reads the mapping at this path."""
     return next(filter(_is_model, _annotations_at(kind, path)), None)
 
 

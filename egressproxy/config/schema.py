@@ -52,10 +52,8 @@ class FieldSupport(NamedTuple):
 
 
 def json_schema(kinds: tuple[type[Resource], ...] = KINDS) -> dict[str, Any]:
-    """A JSON Schema (2020-12) that an object of any of these kinds satisfies.
-
-    It holds the shapes, the descriptions, and what is served of it; rules between fields are checked when a manifest is
-    loaded.
+    """A JSON Schema (2020-12) for objects of these kinds, with descriptions and what is served; rules between fields
+    are checked when a manifest is loaded.
     """
     references, definitions = models_json_schema([(kind, "validation") for kind in kinds], by_alias=True)
     parts: dict[str, Any] = definitions["$defs"]

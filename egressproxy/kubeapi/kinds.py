@@ -1,7 +1,4 @@
-"""The kinds that the admin API serves: those that the configuration understands, with their names in a URL.
-
-Plural and short names are those of the CRDs of Gateway API and of core Kubernetes.
-"""
+"""The kinds that the admin API serves, and their names in a URL: those of the CRDs and of core Kubernetes."""
 
 from __future__ import annotations
 
@@ -114,10 +111,7 @@ def served(group: str, version: str, plural: str) -> ServedKind | None:
 
 
 def group_versions() -> dict[str, list[str]]:
-    """Every group (the core group left out) with its versions, both in the order of their priority.
-
-    Our own group goes before all others, versions in the order of Kubernetes' version priority.
-    """
+    """Every group but the core, ours first, with its versions, in the order of Kubernetes' version priority."""
     found: dict[str, list[str]] = {OURS: []}
     for kind in KINDS:
         if kind.group:

@@ -22,9 +22,10 @@ from egressproxy.kubeapi.list_options import ApiResource, Form, Options, form, r
 from egressproxy.kubeapi.read import discovery, documents
 from egressproxy.kubeapi.read.objects import Objects, View
 from egressproxy.kubeapi.read.watches import Watches
+from egressproxy.kubeapi.service import ApiService
 from egressproxy.kubeapi.write.http_request import METHODS, asked_write, read_body
 from egressproxy.kubeapi.write.write import Verb, Write, WriteRefused, Written
-from egressproxy.kubeapi.write.write_queue import ApiState, WriteQueue
+from egressproxy.kubeapi.write.write_queue import WriteQueue
 from egressproxy.model.encoding import line
 
 #: What the index of the admin server says of it.
@@ -57,15 +58,15 @@ class KubernetesApi:
 
     index = INDEX
 
-    def __init__(self, state: ApiState, server: AdminServer, access: WriteAccess | None = None) -> None:
-        self._state = state
+    def __init__(self, service: ApiService, server: AdminServer, access: WriteAccess | None = None) -> None:
+        self._service = service
         self._server = server
-        self._objects = Objects(state.sources())
+        self._objects = Objects(service.sources)
         self._watches = Watches(self._objects)
         self._encoding = asyncio.Lock()
         self._access = access
         self._is_writable = access is not None
-        self._writes = WriteQueue(state, self._objects)
+        self._writes = WriteQueue(service, self._objects)
 
     def changed(self) -> None:
         """A source of objects has changed: watchers are told."""
@@ -131,7 +132,6 @@ class KubernetesApi:
         return response
 
     async def _shown(self, asked: ApiResource, write: Write, written: Written) -> web.Response:
-        """The object after a write or a dry run."""
         status = 201 if written.is_new else 200
         if write.is_dry_run:
             made = json.loads(written.manifest)
@@ -184,7 +184,7 @@ class KubernetesApi:
         if path == "/openapi/v3":
             return json_response(200, openapi.paths_v3())
         try:
-            schema = await self._state.schema()
+            schema = await self._service.schema()
         except OSError as error:
             raise ApiError(503, "ServiceUnavailable", str(error)) from None
         accept = request.headers.get("Accept", "")

@@ -1,7 +1,4 @@
-"""A request to the API: the resource of its path, the options of a list or watch, the form of the answer.
-
-Source: Kubernetes API concepts (resource URIs, metav1.ListOptions, alternate representations of resources).
-"""
+"""A request to the API: resource, options, form of the answer. Source: Kubernetes API concepts, metav1.ListOptions."""
 
 from __future__ import annotations
 

@@ -40,10 +40,7 @@ def paths_v3() -> dict[str, Any]:
 
 
 def document_v3(path: str, schema: bytes, is_writable: bool) -> dict[str, Any]:
-    """The document at /openapi/v3/`path` (`apis/GROUP/VERSION`, `api/v1`). Raises ApiError(404).
-
-    `schema` is the JSON Schema of all kinds; `is_writable` says whether the API takes writes.
-    """
+    """/openapi/v3/`path`, from the JSON Schema of all kinds. `is_writable`: it takes writes. Raises ApiError(404)."""
     served = [(kind, each) for kind in CONFIGURED for each in kind.versions if _group_path(kind, each) == path]
     if not served:
         raise ApiError(404, "NotFound", f"there is no document {path}; /openapi/v3 lists them")

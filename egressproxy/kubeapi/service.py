@@ -23,37 +23,27 @@ class Application(Protocol):
     """What the API asks of the process that it belongs to."""
 
     @property
-    def taking(self) -> asyncio.Lock:
-        """Held by what puts a configuration into service."""
-
-    def why_not_writable(self) -> str:
-        """ "" while configurations are taken; else a sentence for people."""
-
-    def memory(self) -> bytes:
-        """What the next loading has to know of the configuration in service."""
-
+    def taking(self) -> asyncio.Lock: ...  # held by what puts a configuration into service
+    def why_not_writable(self) -> str: ...  # "" while configurations are taken; else a sentence for people
+    def memory(self) -> bytes: ...  # what the next loading has to know of the configuration in service
     async def put_in_service(self, fresh: Loaded) -> None:
         """Raises Guarded, ConfigRefused, BindError or OSError, and has changed nothing then."""
 
-    def tell_generation(self) -> None:
-        """Log which configuration is in service."""
+    def tell_generation(self) -> None: ...  # in the log
 
 
 class ApiService:
-    """Implements ApiState. Belongs to the event loop. `writer` None: nobody writes."""
+    """Belongs to the event loop. `sources` stay the same ones, in this order. `writer` None: nobody writes."""
 
     def __init__(
         self, application: Application, sources: Sequence[ObjectSource], loader: Loader, writer: Writer | None
     ) -> None:
         self._application = application
-        self._sources = sources
+        self.sources = sources
         self._loader = loader
         self._writer = writer
         self._schema = b""
         self._making_schema = asyncio.Lock()
-
-    def sources(self) -> Sequence[ObjectSource]:
-        return self._sources
 
     async def schema(self) -> bytes:
         """JSON Schema of every kind: made once, and kept compressed. Raises OSError where it cannot be made."""
@@ -63,7 +53,9 @@ class ApiService:
         return zlib.decompress(self._schema)
 
     async def write(self, writes: Sequence[Write]) -> Sequence[Written | WriteRefused | None]:
-        """See `ApiState.write`; one after the other, and none while something else changes what is in service."""
+        """Answers when the configuration with them is in service: each for itself. None has to be asked again, with the
+        version that its object has then; not all of them are None. Nothing else changes what is in service meanwhile.
+        """
         assert self._writer is not None
         application = self._application
         async with application.taking:

@@ -51,7 +51,7 @@ def admin_server(
     surface: Surface = Surface.FULL,
     access: WriteAccess | None = None,
 ) -> AdminServer:
-    """With the Kubernetes-shaped API; `state` is an AdminState and an ApiState."""
+    """With the Kubernetes-shaped API; `state` is an AdminState, and an ApiService for tests."""
 
     async def api(server: AdminServer) -> KubernetesApi:
         return KubernetesApi(state, server, access)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from egressproxy import __version__
 from egressproxy.admin.server import AdminServer, Surface
 from egressproxy.kubeapi.read.discovery import AGGREGATED
 from egressproxy.kubeapi.read.objects import ObjectSource
@@ -23,7 +24,6 @@ SECRET = "{apiVersion: v1, kind: Secret, metadata: {name: key}, stringData: {tok
 class State:
     def __init__(self) -> None:
         self.metrics = Metrics("1.2.3")
-        self.version = "1.2.3"
         self.why = ""
         self.source = Holder(entries(SECRET))
 
@@ -33,6 +33,7 @@ class State:
     def why_not_ready(self) -> str:
         return self.why
 
+    @property
     def sources(self) -> Sequence[ObjectSource]:
         return (self.source,)
 
@@ -110,7 +111,7 @@ async def test_the_api_answers_objects_and_redacts_secrets(admin: AdminServer):
 
 async def test_a_trailing_slash_and_discovery_work(admin: AdminServer):
     assert (await ask(admin, "/apis/")).json()["kind"] == "APIGroupList"
-    assert (await ask(admin, "/version")).json()["gitVersion"] == "v1.32.0+egressproxy.1.2.3"
+    assert (await ask(admin, "/version")).json()["gitVersion"] == f"v1.32.0+egressproxy.{__version__}"
     assert (await ask(admin, "/")).status == 200
 
 

@@ -1,4 +1,1 @@
-"""Compiles resources to the IR (what is served) and to the status of every object.
-
-Pure: no files, no sockets; the clock is read for condition times alone.
-"""
+"""Compiles resources to the IR and to the status of every object. Pure, but for the clock of condition times."""

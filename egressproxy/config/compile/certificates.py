@@ -28,10 +28,7 @@ class CertificateProblem(ValueError):
 
 
 def read_key_pair(name: str, chain: bytes, key: bytes) -> tuple[CertificateIR, Span]:
-    """A certificate chain (leaf first) and its private key, both PEM, that belong together; and when the leaf is valid.
-
-    Raises CertificateProblem where one is malformed or weak, the key is encrypted, or it is not the certificate's.
-    """
+    """A chain (leaf first) and its key, PEM, and when the leaf is valid. Raises CertificateProblem, if weak, too."""
     from cryptography.exceptions import UnsupportedAlgorithm
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
@@ -61,9 +58,7 @@ def ca_problem(pair: CertificateIR) -> str:
 
 
 def outside_constraints(pair: CertificateIR, hostnames: Iterable[str]) -> list[str]:
-    """Those of these names (exact, or `*.suffix`) for which no client believes the CA: its name constraints leave them
-    out, or a part of them (RFC 5280 section 4.2.1.10).
-    """
+    """Names (or `*.suffix`) that the CA's name constraints leave out, if only in part (RFC 5280 section 4.2.1.10)."""
     from cryptography import x509
 
     certificate = _certificates(pair.chain_pem.encode(), "tls.crt")[0]
@@ -106,35 +101,27 @@ def read_ca_bundle(pem: bytes, field: str = "ca.crt") -> tuple[str, list[Span]]:
     return _text(certificates), list(map(_span, certificates))
 
 
-def read_crls(pem: bytes, field: str = "crl.pem") -> tuple[str, Span]:
-    """One revocation list or more, PEM, and when each issuer has one that holds.
-
-    Infinity where none of them ends. Raises CertificateProblem.
-    """
+def read_crls(pem: bytes) -> tuple[str, Span]:
+    """Revocation lists, PEM, and when each issuer has one that holds (to infinity). Raises CertificateProblem."""
+    from cryptography import x509
     from cryptography.hazmat.primitives.serialization import Encoding
 
-    lists = _crls(pem.decode("latin-1"), field)
+    begin, end = "-----BEGIN X509 CRL-----", "-----END X509 CRL-----"
+    blocks = [begin + part.partition(end)[0] + end + "\n" for part in pem.decode("latin-1").split(begin)[1:]]
+    if not blocks:
+        raise CertificateProblem("crl.pem holds no revocation list in PEM")
+    try:
+        lists = [x509.load_pem_x509_crl(block.encode()) for block in blocks]
+    except ValueError:
+        raise CertificateProblem("crl.pem holds a malformed revocation list") from None
     begins: dict[bytes, float] = {}
     ends: dict[bytes, float] = {}
     for crl in lists:
-        issuer, end = crl.issuer.public_bytes(), crl.next_update_utc
+        issuer, until = crl.issuer.public_bytes(), crl.next_update_utc
         begins[issuer] = min(begins.get(issuer, float("inf")), crl.last_update_utc.timestamp())
-        ends[issuer] = max(ends.get(issuer, 0.0), float("inf") if end is None else end.timestamp())
+        ends[issuer] = max(ends.get(issuer, 0.0), float("inf") if until is None else until.timestamp())
     text = "".join(crl.public_bytes(Encoding.PEM).decode() for crl in lists)
     return text, (max(begins.values()), min(ends.values()))
-
-
-def _crls(text: str, field: str) -> list[x509.CertificateRevocationList]:
-    from cryptography import x509
-
-    begin, end = "-----BEGIN X509 CRL-----", "-----END X509 CRL-----"
-    blocks = [begin + part.partition(end)[0] + end + "\n" for part in text.split(begin)[1:]]
-    if not blocks:
-        raise CertificateProblem(f"{field} holds no revocation list in PEM")
-    try:
-        return [x509.load_pem_x509_crl(block.encode()) for block in blocks]
-    except ValueError:
-        raise CertificateProblem(f"{field} holds a malformed revocation list") from None
 
 
 def common_ca(first: str, second: str) -> str:
@@ -160,10 +147,7 @@ def _is_weak(key: PrivateKeyTypes | PublicKeyTypes) -> bool:
 
 
 def _weakness(certificate: x509.Certificate) -> str:
-    """Why OpenSSL refuses this certificate of a chain at security level 2, or nothing can be done with it; "" if not.
-
-    The signature of a certificate that has signed itself is not looked at, as there.
-    """
+    """Why OpenSSL refuses it in a chain at security level 2 (but for the signature of a self-signed one), or ""."""
     from cryptography.exceptions import UnsupportedAlgorithm
 
     try:

@@ -40,7 +40,7 @@ from egressproxy.config.compile.interface import (
 )
 from egressproxy.config.compile.policies.credential_exposure import CredentialDns
 from egressproxy.config.compile.policies.denials import DeniedBackends
-from egressproxy.config.compile.policies.layers import Layer, Level
+from egressproxy.config.compile.policies.layers import Layers, Level
 from egressproxy.config.compile.policies.policy_attachment import PolicyAttachments
 from egressproxy.config.compile.policies.policy_filters import PolicyFilters
 from egressproxy.config.compile.policies.subjects import (
@@ -99,9 +99,9 @@ def compile_config(
     Raises ConfigError with every load error that the schema of the kinds could not see: an extension in a phase where
     its type cannot run, a config that does not fit the type.
     """
+    previous = previous or Compiled(ConfigIR((), 0))
     generations, written = generations_of(resources, previous)
-    materials = previous.materials if previous is not None else {}
-    run = _Run(resources, catalog, defaults, generations, materials)
+    run = _Run(resources, catalog, defaults, generations, previous.materials)
     listeners = run.compile()
     statuses = run.statuses()
     if not listeners:
@@ -111,10 +111,9 @@ def compile_config(
         )
     run.warn_of_certificates(time.time())
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    keep_times(statuses, previous.statuses if previous is not None else {}, now)
-    number = previous.spec.generation + 1 if previous is not None else 1
+    keep_times(statuses, previous.statuses, now)
     return Compiled(
-        spec=ConfigIR(listeners, number, defaults.system_roots),
+        spec=ConfigIR(listeners, previous.spec.generation + 1, defaults.system_roots),
         statuses=statuses,
         generations=generations,
         warnings=tuple(run.warnings),
@@ -127,8 +126,6 @@ def compile_config(
 
 
 class _Run:
-    """One compilation."""
-
     def __init__(
         self, resources: ResourceSet, catalog: FilterCatalog, defaults: Defaults, generations: Mapping[Key, int],
         materials: Materials,
@@ -284,7 +281,7 @@ class _Run:
                 resolver = backend.spec.resolver if isinstance(backend, Backend) else None
                 self._policies.layer(Level.BACKEND, backend.key, "", resolver)
 
-    def _layers_of(self, listener: ListenerPlan) -> tuple[Layer, ...]:
+    def _layers_of(self, listener: ListenerPlan) -> Layers:
         layers = self._policies.layer(Level.GATEWAY, listener.gateway.key)
         if listener.owner is not listener.gateway:
             layers += self._policies.layer(Level.LISTENER, listener.owner.key)
@@ -352,9 +349,8 @@ class _Run:
                 conditions.add_note("Accepted", f"Listener {listener.name} does not use an endpoint of {error}.")
             if not hostnames and self._permits_nothing(backends, listener):
                 conditions.set(_DENIED, True, "NothingPermitted", _PERMITS_NOTHING.format(listener.name))
-            for kind, reason, sentence in self._sentences(route, listener, validation, backends, mirrored):
-                self._subject_notes.of_everybody(conditions, (sentence,))
-                conditions.report(kind, reason, sentence)
+            for said in self._sentences(route, listener, validation, backends, mirrored):
+                self._subject_notes.report(conditions, *said)
         self._route_statuses[route.key] = status
 
     def _sentences(
@@ -396,9 +392,8 @@ class _Run:
         with self._policies.for_clients(NOBODY, served.met):
             self._layers_of(plan)
             made = self._listener_of(gateway, plan, served)
-        for kind, reason, sentence in self._default_sentences(plan, made.default_backend):
-            self._subject_notes.of_everybody(plan.conditions, (sentence,))
-            plan.conditions.report(kind, reason, sentence)
+        for said in self._default_sentences(plan, made.default_backend):
+            self._subject_notes.report(plan.conditions, *said)
         return self._with_variants(made, gateway, plan, served) if served.met else made
 
     def _default_sentences(self, plan: ListenerPlan, default: WeightedBackend | None) -> Iterator[tuple[str, str, str]]:
@@ -407,11 +402,8 @@ class _Run:
             return
         if default.backend is None:
             code = 403 if default.is_elsewhere else 500
-            yield (
-                "Accepted",
-                "Accepted",
-                f"Destinations that no route matches are answered with {code}: {default.error}.",
-            )
+            sentence = f"Destinations that no route matches are answered with {code}: {default.error}."
+            yield "Accepted", "Accepted", sentence
         for sentence in self._denials.sentences(plan.name, (default,), ()):
             yield _DENIED, "DestinationDenied", sentence
 
@@ -425,7 +417,7 @@ class _Run:
             policies, met = self._policies.with_subjects(served.met), len(served.met)
             found = client_sets(policies, own_domain)
             variants = tuple(
-                VariantIR(frozenset(map(_full_name, each)), self._variant(gateway, plan, served, each))
+                VariantIR(frozenset(f"{key[2]}/{key[3]}" for key in each), self._variant(gateway, plan, served, each))
                 for each in found.sets
             )
             is_complete = met == len(served.met)
@@ -452,11 +444,12 @@ class _Run:
             own = ServedRoutes(self._layers_of(plan))
             for added in served.added:
                 if own.layers == served.layers and not self._policies.is_touched(added.met, holding):
-                    own.add_same(added)
+                    own.serve(added)
                     continue
-                backends, mirrored = own.add_variant(added, self._routes)
-                for said in self._sentences(added.route, plan, added.validation, backends, mirrored):
-                    notes.add(added.conditions, *said, holding)
+                route, validation, conditions = added.route, added.validation, added.conditions
+                backends, mirrored = own.add(route, added.attachment, validation, conditions, self._routes)
+                for said in self._sentences(route, plan, validation, backends, mirrored):
+                    notes.add(conditions, *said, holding)
             made = self._listener_of(gateway, plan, own)
         for said in self._default_sentences(plan, made.default_backend):
             notes.add(plan.conditions, *said, holding)
@@ -489,7 +482,3 @@ class _Run:
             default_backend=default,
             key_urls=key_urls,
         )
-
-
-def _full_name(policy: Key) -> str:
-    return f"{policy[2]}/{policy[3]}"

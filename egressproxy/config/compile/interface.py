@@ -1,7 +1,4 @@
-"""The compiler's inputs and its result: values only.
-
-The compiler does not know the filters: it sees their types through `FilterCatalog`, which the application fills.
-"""
+"""The compiler's inputs and result: values only. It knows filters by FilterCatalog, which the application fills."""
 
 from __future__ import annotations
 
@@ -34,115 +31,82 @@ Status = dict[str, Any]
 
 
 class Reference(Protocol):
-    """What references to objects have in common; some have `namespace` and `port`, too."""
+    """What references to objects have in common; some have `namespace` and `port`, too. Group "" is the core group."""
 
     @property
-    def group(self) -> str:
-        """API group of the object; "" is the core group."""
-
+    def group(self) -> str: ...
     @property
-    def kind(self) -> str:
-        """Kind of the object."""
-
+    def kind(self) -> str: ...
     @property
-    def name(self) -> str:
-        """Name of the object."""
+    def name(self) -> str: ...
 
 
 class SecretReference(Reference, Protocol):
     """One entry of a Secret, as the config of a filter names it (a `secretRef`)."""
 
     @property
-    def namespace(self) -> str:
-        """ "": that of the declaring object."""
-
+    def namespace(self) -> str: ...  # "": that of the declaring object
     @property
-    def key(self) -> str:
-        """ "": not said."""
-
+    def key(self) -> str: ...  # "": not said
     @property
-    def is_document(self) -> bool:
-        """Whether the value may have more than one line: a key in PEM, JSON."""
-
+    def is_document(self) -> bool: ...  # the value may have more than one line: a key in PEM, JSON
     @property
-    def label(self) -> str:
-        """Under which the filter finds the value."""
+    def label(self) -> str: ...  # under which the filter finds the value
 
 
 class BackendReference(Reference, Protocol):
     """A backend that a filter calls, as its config names it (a `backendRef`)."""
 
     @property
-    def namespace(self) -> str:
-        """ "": that of the declaring object."""
-
+    def namespace(self) -> str: ...  # "": that of the declaring object
     @property
-    def port(self) -> int | None:
-        """Of a Service."""
-
+    def port(self) -> int | None: ...  # of a Service
     @property
-    def label(self) -> str:
-        """Under which the filter finds the call."""
-
+    def label(self) -> str: ...  # under which the filter finds the call
     @property
-    def is_grpc(self) -> bool:
-        """It is called by gRPC, whatever else it speaks."""
+    def is_grpc(self) -> bool: ...  # it is called by gRPC, whatever else it speaks
 
 
 class FilterTypeInfo(Protocol):
-    """What the compiler needs to know of a filter type."""
+    """What the compiler needs to know of a filter type, `domain/Kind:version`.
+
+    `phases` are members of `filters.base.Phase`. `config_model` is a pydantic model, or a dataclass that pydantic
+    reads. Of a config, `secret_refs` are the Secrets that it refers to, `backend_refs` the backends, each with its
+    field, `backend_names` the backends of rules that it names, and `machine_field` is the field that leads to a file,
+    the environment or a program of this machine, "" for none. `package` is the installed package that makes it known,
+    "" for a type of ours. `runs_code`: a config names a program of the operator's.
+    """
 
     @property
-    def name(self) -> str:
-        """`domain/Kind:version`."""
-
+    def name(self) -> str: ...
     @property
-    def phases(self) -> frozenset[Enum]:
-        """The phases where it may be placed: members of `filters.base.Phase`."""
-
+    def phases(self) -> frozenset[Enum]: ...
     @property
-    def config_model(self) -> type[Any]:
-        """The schema of its config: a pydantic model, or a dataclass that pydantic reads."""
-
+    def config_model(self) -> type[Any]: ...
     @property
-    def secret_refs(self) -> Callable[[Any], tuple[SecretReference, ...]]:
-        """The Secrets that a config refers to."""
-
+    def secret_refs(self) -> Callable[[Any], tuple[SecretReference, ...]]: ...
     @property
-    def backend_refs(self) -> Callable[[Any], tuple[tuple[str, BackendReference], ...]]:
-        """The backends that a config refers to, each with its field."""
-
+    def backend_refs(self) -> Callable[[Any], tuple[tuple[str, BackendReference], ...]]: ...
     @property
-    def backend_names(self) -> Callable[[Any], tuple[tuple[str, str], ...]]:
-        """The backends of rules that a config names, each with its field."""
-
+    def backend_names(self) -> Callable[[Any], tuple[tuple[str, str], ...]]: ...
     @property
-    def machine_field(self) -> Callable[[Any], str]:
-        """The field of a config that leads to a file, the environment or a program of this machine; "" for none."""
-
+    def machine_field(self) -> Callable[[Any], str]: ...
     @property
-    def package(self) -> str:
-        """The installed package that makes it known; "" for a type of ours."""
-
+    def package(self) -> str: ...
     @property
-    def runs_code(self) -> bool:
-        """Whether a config of this type names a program of the operator's."""
+    def runs_code(self) -> bool: ...
 
 
 class FilterCatalog(Protocol):
     """The filter types that this build has."""
 
-    def get(self, type_name: str, /) -> FilterTypeInfo | None:
-        """The type of this name, or None."""
-
+    def names(self) -> Sequence[str]: ...
+    def get(self, type_name: str, /) -> FilterTypeInfo | None: ...
     def why_unusable(self, type_name: str, /) -> str:
         """Why the type of an installed package is not there, "" where no package has one of this name."""
 
     def misfit(self, spec: ExtensionIR, config: Any, /) -> tuple[str, SecretReference | None] | None:
         """Why what a config names does not fit its filter, and which Secret; None where nothing is known against it."""
-
-    def names(self) -> Sequence[str]:
-        """All names, for suggestions."""
 
     def support(self, type_name: str, /) -> str:
         """The support level of a type, in Gateway API's words: core, extended or implementation-specific."""

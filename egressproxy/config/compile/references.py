@@ -70,28 +70,6 @@ class UnresolvedRef(Exception):
         return UnresolvedRef(self.reason, self.message, self.hint, field or self.field, others or self.others)
 
 
-class UnresolvedCollector:
-    """Reads one reference after the other, and raises what is wrong with all of them at once."""
-
-    __slots__ = ("_found",)
-
-    def __init__(self) -> None:
-        self._found: list[UnresolvedRef] = []
-
-    def take(self, field: str, read: Callable[[], T], default: T) -> T:
-        """What `read` returns; `default` where it raises UnresolvedRef, which is kept for `raise_if_any`."""
-        try:
-            return read()
-        except UnresolvedRef as unresolved:
-            self._found.append(unresolved.copy(field))
-            return default
-
-    def raise_if_any(self) -> None:
-        """Raise the first, which has the others."""
-        if self._found:
-            raise self._found[0].copy(others=tuple(self._found[1:]))
-
-
 def resolve_each(read: Callable[[R], T], refs: Iterable[R]) -> tuple[list[T], list[UnresolvedRef]]:
     """What `read` returns for each of these references, and why it returns nothing for the others."""
     found, problems = [], []
@@ -129,10 +107,7 @@ class References:
                     self._grants[grant.namespace].add(entry)
 
     def is_allowed(self, allowed: RouteNamespaces, namespace: str, home: str) -> bool:
-        """Whether objects of `namespace` may attach to one in `home` (`from`: All, Selector, Same, None).
-
-        Every namespace has `kubernetes.io/metadata.name`, even one that no object declares.
-        """
+        """Whether objects of `namespace` may attach to one in `home`; each has `kubernetes.io/metadata.name`."""
         match allowed.from_:
             case "All":
                 return True
@@ -224,16 +199,6 @@ class References:
     def pods(self) -> Sequence[Pod]:
         return self._resources.of(Pod)
 
-    def config_map_entry(self, namespace: str, name: str, key: str) -> bytes:
-        """One entry of a ConfigMap, for an object without a namespace, which needs no grant. Raises UnresolvedRef."""
-        found = self._resources.find(ConfigMap, namespace, name)
-        if found is None:
-            raise self.not_found("NotFound", "", "ConfigMap", namespace, name, needs_grant=False)
-        content = _config_data(found, key)
-        if content is None:
-            raise UnresolvedRef("NotFound", f"ConfigMap {namespace}/{name} has no entry {key}", _keys_of(found))
-        return content
-
     def not_found(
         self,
         reason: str,
@@ -245,10 +210,7 @@ class References:
         *,
         needs_grant: bool = True,
     ) -> UnresolvedRef:
-        """The error for an object that does not exist, with a hint; `kinds` are others that could be meant.
-
-        `needs_grant` is False where an object without a namespace refers to it.
-        """
+        """A missing object, with a hint. `kinds` may be meant; `needs_grant`: not where who refers has no namespace."""
         grant = f", and a ReferenceGrant for {kind} there" if needs_grant else ""
         elsewhere = f"add namespace to the reference{grant}"
         hint = self.suggestions.remedy(group, kind, namespace, name, elsewhere, kinds)
@@ -306,16 +268,13 @@ class References:
         return self.validities[use, ref.kind, self.namespace_of(source, ref), ref.name][0]
 
     def _note(self, source: Resource, ref: Reference, use: CertificateUse, spans: Sequence[Span]) -> None:
-        """Note how long what was read is valid."""
         namespace = "" if _is_trust_bundle(ref) else self.namespace_of(source, ref)
         key = (use, ref.kind, namespace, ref.name)
         begins, ends = zip(*spans, strict=True)
         self.validities.setdefault(key, (Validity(*key, min(begins), min(ends), max(ends)), source))
 
     def ca_bundle(self, source: Resource, ref: Reference, key: str = "ca.crt") -> str:
-        """The CA certificates of a ConfigMap or Secret (under `key`), or of a ClusterTrustBundle, which every namespace
-        may name; PEM. Raises UnresolvedRef.
-        """
+        """CA certificates, PEM, under `key` or of a ClusterTrustBundle, which all may name. Raises UnresolvedRef."""
         read = partial(read_ca_bundle, field="spec.trustBundle" if _is_trust_bundle(ref) else "ca.crt")
         bundle, spans = self._read(source, ref, f"{ref.kind} {ref.name}", (key,), read)
         self._note(source, ref, CertificateUse.CA, spans)
@@ -368,10 +327,7 @@ class References:
         return "".join(bundles), problems
 
     def ca_of(self, owner: Key, refs: Sequence[Reference]) -> tuple[str, str]:
-        """The CA certificates that the references of this object give together, PEM, and their names for people.
-
-        Raises UnresolvedRef where one of them gives nothing.
-        """
+        """The CA certificates that all these references give, PEM, and their names for people. Raises UnresolvedRef."""
         source = self._resources.get(*owner)
         assert source is not None
         return "".join(self.ca_bundle(source, ref) for ref in refs), self.names(source, refs)
@@ -384,10 +340,7 @@ class References:
         return text
 
     def crls(self, refs: Iterable[tuple[Resource, Reference]], field: str, problems: dict[str, None]) -> str:
-        """The revocation lists of these references, each with the object that holds it in `field`; PEM, each list once.
-
-        Why one cannot be read is added to `problems`.
-        """
+        """The lists of references, each in `field` of an object; PEM, each once. `problems` gets what is unreadable."""
         lists: dict[str, None] = {}
         for source, ref in refs:
             try:

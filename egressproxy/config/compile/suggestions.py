@@ -55,10 +55,8 @@ class NameSuggestions:
         homes = sorted(home for home, other in found if other == name)
         if homes:
             if kind == "Secret" and any((home, name) in self._of_options for home in homes):
-                elsewhere = (
-                    f"give it as {namespace}/{name}: --secret {namespace}/{name}=…, "
-                    f"or --secrets with a folder for {namespace}"
-                )
+                option = f"--secret {namespace}/{name}=…, or --secrets with a folder for {namespace}"
+                elsewhere = f"give it as {namespace}/{name}: {option}"
             shown = ", ".join(f"{home}/{name}" for home in homes[:3]) + (" and more" if len(homes) > 3 else "")
             return f"{shown} {'are' if len(homes) > 1 else 'is'} in another namespace: {elsewhere}"
         here = [other for home, other in found if home == namespace]
@@ -69,9 +67,8 @@ class NameSuggestions:
             return f"write group: {groups[0]}" if groups[0] else 'write group: ""'
         shown = f"in this namespace there is {', '.join(nsmallest(5, here))}" if here else ""
         if kind == "Secret":
-            shown += (
-                f"{'; ' if shown else ''}write it, or give it to `run` and `check`: --secret {namespace}/{name}=FOLDER"
-            )
+            option = f"--secret {namespace}/{name}=FOLDER"
+            shown += f"{'; ' if shown else ''}write it, or give it to `run` and `check`: {option}"
         return shown
 
     def _near(self, name: str, names: Sequence[str]) -> str:
@@ -83,7 +80,6 @@ class NameSuggestions:
 
 
 def _as_written(group: str, kind: str, other_group: str, other_kind: str, namespace: str, name: str) -> str:
-    """That an object of this name is there, and what to write for it."""
     written = [f"kind: {other_kind}"] if other_kind != kind else []
     written += [f"group: {other_group or chr(34) * 2}"] if other_group != group else []
     of_group = f" of group {other_group}" if other_group else ""

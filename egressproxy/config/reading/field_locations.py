@@ -6,59 +6,40 @@ from collections.abc import Sequence
 from typing import Any
 
 from egressproxy.config.explanations import path_text
-from egressproxy.config.reading.yaml import Document
+from egressproxy.config.reading.yaml import Document, FieldPath
 from egressproxy.config.resources.meta import Spot
 
-Path = tuple[str | int, ...]
+
+def _patterns(text: str) -> tuple[tuple[str | None, ...], ...]:
+    """Paths as in `spec.rules[].matches`, each as its steps; None stands for each item of a list."""
+    return tuple(tuple(step or None for step in path.replace("[]", ".").split(".")) for path in text.split())
+
 
 #: Fields whose places are kept, with those of all fields below: what they say is judged after the documents are gone.
-#: So are those of matches with regular expressions. `None` stands for each item of a list.
 _FIELDS = (
     "extensions", "gatewayClassName", "listeners", "parent", "parentRef", "parentRefs", "processors", "targetRefs",
 )  # fmt: skip
-_MATCHES = ("spec", "rules", None, "matches", None)
+#: So are those of these with regular expressions.
+(_MATCHES,) = _patterns("spec.rules[].matches[]")
 #: Where rules of routes refer to backends, or have filters, which may.
-_RULES = (("spec", "rules", None, "backendRefs", None), ("spec", "rules", None, "filters", None))
-#: Where a Backend of type Failover refers to others.
-_ENDPOINTS = ("spec", "destination", "failover", "endpoints", None, "backendRef")
-#: Where Backends refer to certificates.
-_CERTIFICATES = tuple(
-    (*place, "tls", field, *item)
-    for place in (
-        ("spec",),
-        ("spec", "destination"),
-        ("spec", "destination", "fqdn"),
-        ("spec", "destination", "ports", None),
-    )
+_RULES = _patterns("spec.rules[].backendRefs[] spec.rules[].filters[]")
+#: Where a Backend refers to others (of type Failover), and to certificates.
+_OF_BACKEND = _patterns("spec.destination.failover.endpoints[].backendRef") + tuple(
+    pattern
+    for place in ("spec", "spec.destination", "spec.destination.fqdn", "spec.destination.ports[]")
     for field in ("caBundleRef", "crlRefs", "clientCertificateRef")
-    for item in ((), (None,))
+    for pattern in _patterns(f"{place}.tls.{field} {place}.tls.{field}[]")
 )
-
 #: Where an EgressPolicy says from what clients are known.
-_IDENTITY: tuple[tuple[str | None, ...], ...] = tuple(
-    ("spec", "identity", *place)
-    for place in (
-        ("token", "issuers", None, "jwksRef"),
-        ("token", "issuers", None, "caCertificateRefs"),
-        ("basic", "secretRef"),
-        ("gateways", "keyRefs"),
-        ("certificate", "caCertificateRefs"),
-        ("certificate", "crlRefs"),
-        ("certificate", "trustDomains"),
-    )
+_IDENTITY = _patterns(
+    "spec.identity.token.issuers[].jwksRef spec.identity.token.issuers[].caCertificateRefs"
+    " spec.identity.basic.secretRef spec.identity.gateways.keyRefs spec.identity.certificate.caCertificateRefs"
+    " spec.identity.certificate.crlRefs spec.identity.certificate.trustDomains"
 )
-
 #: What the status of a FilterType speaks of. Of a schema, whose size is a client's, only where it begins.
-_OF_FILTER_TYPE: tuple[tuple[str | None, ...], ...] = (
-    ("spec", "type"),
-    ("spec", "phases"),
-    ("spec", "configSchema"),
-    ("spec", "python"),
-    ("spec", "python", "path"),
-    ("spec", "python", "settings"),
-    ("spec", "processor"),
-    ("spec", "processor", "backendRefs", None),
-    ("spec", "processor", "settings"),
+_OF_FILTER_TYPE = _patterns(
+    "spec.type spec.phases spec.configSchema spec.python spec.python.path spec.python.settings"
+    " spec.processor spec.processor.backendRefs[] spec.processor.settings"
 )
 
 
@@ -66,11 +47,11 @@ def field_locations(document: Document) -> dict[str, Spot]:
     """The line and column of each of these fields, and of its key, by the field's path."""
     value = document.value
     spec = value.get("spec")
-    whole: list[Path] = [("spec", name) for name in _FIELDS if isinstance(spec, dict) and name in spec]
+    whole: list[FieldPath] = [("spec", name) for name in _FIELDS if isinstance(spec, dict) and name in spec]
     whole += [path for path, match in _found(value, _MATCHES) if _has_expression(match)]
     alone = [path for pattern in _RULES for path, _ in _found(value, pattern)]
     if _found(value, ("spec", "destination")):
-        alone += [path for pattern in (_ENDPOINTS, *_CERTIFICATES) for path, _ in _found(value, pattern)]
+        alone += [path for pattern in _OF_BACKEND for path, _ in _found(value, pattern)]
     if _found(value, ("spec", "identity")):
         alone += [path for pattern in _IDENTITY for path, _ in _found(value, pattern)]
     if value.get("kind") == "FilterType":
@@ -84,9 +65,8 @@ def field_locations(document: Document) -> dict[str, Spot]:
     return places
 
 
-def _found(value: Any, pattern: Sequence[str | None]) -> list[tuple[Path, Any]]:
-    """Path and value of each field of this pattern."""
-    found: list[tuple[Path, Any]] = [((), value)]
+def _found(value: Any, pattern: Sequence[str | None]) -> list[tuple[FieldPath, Any]]:
+    found: list[tuple[FieldPath, Any]] = [((), value)]
     for step in pattern:
         if step is None:
             found = [((*path, i), item) for path, at in found if isinstance(at, list) for i, item in enumerate(at)]

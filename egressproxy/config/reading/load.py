@@ -24,7 +24,7 @@ from egressproxy.config.explanations import explain, field_path, path_text, unkn
 from egressproxy.config.reading.field_locations import field_locations
 from egressproxy.config.reading.problems import ConfigError, Problem, Severity
 from egressproxy.config.reading.source_files import manifest_files, read_secrets, read_trust_bundles
-from egressproxy.config.reading.yaml import MAX_FILE_BYTES, Document, SourceLocation, read_documents
+from egressproxy.config.reading.yaml import MAX_FILE_BYTES, Document, FieldPath, SourceLocation, read_documents
 from egressproxy.config.resources.core import ClusterTrustBundle, Secret
 from egressproxy.config.resources.destination import PUBLISHED
 from egressproxy.config.resources.kinds import is_for_gateways, kind_class, why_left_out
@@ -40,10 +40,7 @@ R = TypeVar("R", bound=Resource)
 
 
 class ResourceSet:
-    """All objects of a configuration, in the order of files; at most one for each key.
-
-    `warnings` name those that stand in the files and are not read, and namespaces that have no effect.
-    """
+    """Objects in file order, one for each key. `warnings`: those not read, and namespaces without effect."""
 
     __slots__ = ("_by_class", "by_key", "objects", "warnings")
 
@@ -122,8 +119,6 @@ def _collector_paused() -> Iterator[None]:
 
 
 class _ManifestReader:
-    """Collects objects and problems over all files."""
-
     def __init__(self) -> None:
         self.objects: dict[Key, Resource] = {}
         self.problems: list[Problem] = []
@@ -186,9 +181,7 @@ class _ManifestReader:
             kind = "kubernetes.io/tls" if {"tls.crt", "tls.key"} <= data.keys() else "Opaque"
             metadata = {"name": secret.name, "namespace": secret.namespace}
             value = {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "type": kind, "data": data}
-            made = Secret.model_validate(value)
-            made.written(value, Origin(secret.origin))
-            self._add_of_option(made, secret.origin)
+            self._add_of_option(Secret, value, secret.origin)
 
     def add_trust_bundles(self, sources: Sequence[SecretSource]) -> None:
         """Objects for the ClusterTrustBundles whose certificates stand in files."""
@@ -199,11 +192,11 @@ class _ManifestReader:
                 "metadata": {"name": source.name},
                 "spec": {"trustBundle": pem},
             }
-            made = ClusterTrustBundle.model_validate(value)
-            made.written(value, Origin(str(source)))
-            self._add_of_option(made, str(source))
+            self._add_of_option(ClusterTrustBundle, value, str(source))
 
-    def _add_of_option(self, made: Resource, origin: str) -> None:
+    def _add_of_option(self, kind: type[Resource], value: dict[str, Any], origin: str) -> None:
+        made = kind.model_validate(value)
+        made.written(value, Origin(origin))
         first = self.objects.setdefault(made.key, made)
         if first is not made:
             message = f"the same object stands at {first.origin}"
@@ -242,12 +235,9 @@ class _ManifestReader:
             self._add(document, (), fault.message, fault.remedy, fault.place)
         if value is None:
             return
-        if (
-            isinstance(value, dict)
-            and str(value.get("kind", "")).endswith("List")
-            and isinstance(value.get("items"), list)
-        ):
-            for index in range(len(value["items"])):
+        items = value.get("items") if isinstance(value, dict) else None
+        if isinstance(items, list) and str(value.get("kind", "")).endswith("List"):
+            for index in range(len(items)):
                 self._read_document(document.item("items", index))
             return
         kind = self._kind(document)
@@ -318,12 +308,7 @@ class _ManifestReader:
             self._add(document, path, message, remedy, document.place_of(path, key=on_key))
 
     def _add(
-        self,
-        document: Document,
-        path: Sequence[str | int],
-        message: str,
-        remedy: str,
-        place: SourceLocation | None = None,
+        self, document: Document, path: FieldPath, message: str, remedy: str, place: SourceLocation | None = None
     ) -> None:
         """A problem of the field at this path, which is told at its value unless `place` says otherwise."""
         place = place or document.place_of(path)

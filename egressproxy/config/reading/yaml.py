@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
+#: Names of fields, and numbers of items.
+FieldPath = tuple[str | int, ...]
+
 MAX_FILE_BYTES = 16 * 1024 * 1024
 #: A node takes about half a kilobyte while it is read.
 MAX_NODES = 1_000_000
@@ -49,6 +52,10 @@ class SourceLocation(NamedTuple):
     column: int = 0
 
 
+#: A field, the place of its value, and that of its key (or of the value).
+PlacedField = tuple[FieldPath, SourceLocation, SourceLocation]
+
+
 @dataclass(frozen=True, slots=True)
 class Fault:
     """Something that is wrong with the text itself."""
@@ -60,10 +67,7 @@ class Fault:
 
 @dataclass(slots=True, eq=False)
 class Document:
-    """One YAML document, or one item of a list: a plain value, where its parts are written, and what is wrong in it.
-
-    `has_nulls`: somewhere in the file, up to its end, a null is written.
-    """
+    """A YAML document, or an item of a list: a value, and its places. `has_nulls`: the file has, up to its end."""
 
     node: Node
     value: Any
@@ -84,10 +88,8 @@ class Document:
         _, node, depth = self._find(path)
         return node.value if depth == len(path) and isinstance(node, ScalarNode) else None
 
-    def places(
-        self, path: tuple[str | int, ...]
-    ) -> Iterator[tuple[tuple[str | int, ...], SourceLocation, SourceLocation]]:
-        """The field at this path and all below it: path, place of the value, place of the key (or of the value)."""
+    def places(self, path: FieldPath) -> Iterator[PlacedField]:
+        """The field at this path and all below it."""
         key_node, node, depth = self._find(path)
         if depth == len(path):
             yield from _places(path, key_node, node)
@@ -316,9 +318,7 @@ def _syntax_fault(error: yaml.MarkedYAMLError, text: str) -> Fault:
     return Fault(place, f"not YAML: {problem}", "check brackets, quotes and indentation up to this place")
 
 
-def _places(
-    path: tuple[str | int, ...], key_node: Node | None, node: Node
-) -> Iterator[tuple[tuple[str | int, ...], SourceLocation, SourceLocation]]:
+def _places(path: FieldPath, key_node: Node | None, node: Node) -> Iterator[PlacedField]:
     yield path, _place(node), _place(key_node if key_node is not None else node)
     if isinstance(node, MappingNode):
         for key, child in node.value:

@@ -1,7 +1,4 @@
-"""Hostnames in manifests: exact or with a wildcard, of listeners and routes, of policies, of backends.
-
-Sources: Gateway API v1 (Hostname, PreciseHostname), GEP-4488 (ExternalHostname), RFC 1123.
-"""
+"""Hostnames in manifests. Sources: Gateway API v1 (PreciseHostname), GEP-4488 (ExternalHostname), RFC 1123."""
 
 from __future__ import annotations
 
@@ -97,7 +94,6 @@ def _external_hostname(value: str) -> str:
 
 
 def _single_hostname(value: str) -> str:
-    """One name, and no pattern."""
     name = _destination_hostname(value)
     if name.startswith("*."):
         raise RefusedValue("a wildcard is not possible here", "write each name in full")

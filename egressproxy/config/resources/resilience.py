@@ -1,7 +1,4 @@
-"""`loadBalancer`, `healthCheck` and `circuitBreaker` of an EgressPolicy's `traffic`.
-
-Names and meanings are those of Envoy Gateway's BackendTrafficPolicy.
-"""
+"""`loadBalancer`, `healthCheck` and `circuitBreaker` of `traffic`: as in Envoy Gateway's BackendTrafficPolicy."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The filters of HTTPRoute and GRPCRoute rules. Source: gateway.networking.k8s.io/v1, HTTPRouteFilter, GRPCRouteFilter.
-
-Each filter is one block, named by its `type`, as the CRD's rules say.
-"""
+"""The filters of rules: one block, named by `type`. Source: Gateway API v1 HTTPRouteFilter, GRPCRouteFilter."""
 
 from __future__ import annotations
 

@@ -44,10 +44,7 @@ def check_unique(values: Iterable[object], what: str, where: str) -> None:
 
 
 def require_own_block(what: str, own: str, blocks: Mapping[str, object], other_remedy: str = "") -> None:
-    """Raises RefusedValue if, of these fields, the one named `own` is None, or any other is not.
-
-    `what` says whose it is, as in "protocol GRPC"; `other_remedy` stands behind "remove x".
-    """
+    """Raises RefusedValue unless, of these fields, `own` alone is written. `what`: as in "protocol GRPC"."""
     for name, block in blocks.items():
         if name == own and block is None:
             raise RefusedValue(f"{what} needs {name}", f"add {name}")
@@ -56,10 +53,7 @@ def require_own_block(what: str, own: str, blocks: Mapping[str, object], other_r
 
 
 def require_one_of(what: str, **blocks: object) -> None:
-    """Raises RefusedValue unless exactly one of these two fields is written, which is one that is not None.
-
-    `what` says whose they are, as in "a processor".
-    """
+    """Raises RefusedValue unless exactly one of these two is not None. `what`: as in "a processor"."""
     if sum(block is not None for block in blocks.values()) != 1:
         either = " or ".join(blocks)
         is_none = all(block is None for block in blocks.values())

@@ -1,7 +1,4 @@
-"""XBackend of Gateway API's experimental channel, and what it shares with BackendTLSPolicy.
-
-Sources: GEP-4488 and GEP-4894, the types of `gateway.networking.x-k8s.io/v1alpha1`, BackendTLSPolicy of Gateway API v1.
-"""
+"""XBackend, and what BackendTLSPolicy shares. Sources: GEP-4488, GEP-4894, BackendTLSPolicy of Gateway API v1."""
 
 from __future__ import annotations
 

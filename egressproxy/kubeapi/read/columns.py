@@ -1,12 +1,10 @@
-"""The columns of every kind, as `kubectl get` and `egressproxy get` print them; wide ones only with `-o wide`.
-
-First come the columns of the CRDs of Gateway API and of core Kubernetes, then what this gateway adds.
-"""
+"""The columns of every kind: those of the CRDs and of core Kubernetes, then what this gateway adds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 
 from egressproxy.kubeapi.kinds import BACKENDS, GATEWAY, OURS
@@ -83,9 +81,7 @@ def _list(path: str, *names: str, separator: str = "/") -> Callable[[Manifest], 
 
 
 def _condition(type_: str, of: str = "status") -> Callable[[Manifest], str]:
-    """At every place `of` (a route's parents, a policy's ancestors): True or False where they agree, else how many of
-    them are True.
-    """
+    """At each place `of` (a route's parents, say): True or False where they agree, else how many are True."""
 
     def cell(manifest: Manifest) -> str:
         places = [_all_at(place, "conditions") for place in _all_at(manifest, of)]
@@ -155,6 +151,7 @@ def _field(name: str, path: str, default: str = "", *, is_wide: bool = False) ->
     return Column(name, _text(path, default), f"{path}.", is_wide)
 
 
+_wide: Final = partial(Column, is_wide=True)
 _NAME: Final = Column("Name", _text("metadata.name"), "Name of the object, unique in its namespace.")
 _AGE: Final = Column("Age", _text("metadata.creationTimestamp"), "Time since metadata.creationTimestamp.", is_age=True)
 
@@ -169,27 +166,17 @@ def _object_with(*own: Column) -> Sequence[Column]:
 _PLAIN: Final = _object_with()
 _ACCEPTED: Final = Column("Accepted", _condition("Accepted"), "The condition Accepted.")
 _PROGRAMMED: Final = Column("Programmed", _condition("Programmed"), "The condition Programmed.")
-_RESOLVED: Final = Column("ResolvedRefs", _condition("ResolvedRefs"), "The condition ResolvedRefs.", is_wide=True)
+_RESOLVED: Final = _wide("ResolvedRefs", _condition("ResolvedRefs"), "The condition ResolvedRefs.")
 _STREAM_ROUTE: Final = (
     Column("Parents", _list("spec.parentRefs", "name", "sectionName"), "What it attaches to: spec.parentRefs."),
     Column("Accepted", _condition("Accepted", "status.parents"), "The condition Accepted, at all parents."),
-    Column("ResolvedRefs", _condition("ResolvedRefs", "status.parents"), "At all parents.", is_wide=True),
-    Column(
-        "Backends",
-        _list("spec.rules.backendRefs", "name", "port", separator=":"),
-        "backendRefs of all rules.",
-        is_wide=True,
-    ),
+    _wide("ResolvedRefs", _condition("ResolvedRefs", "status.parents"), "At all parents."),
+    _wide("Backends", _list("spec.rules.backendRefs", "name", "port", separator=":"), "backendRefs of all rules."),
 )
 _ROUTE: Final = _object_with(Column("Hostnames", _list("spec.hostnames"), "spec.hostnames."), *_STREAM_ROUTE)
 _LISTENERS: Final = (
-    Column(
-        "Listeners",
-        _list("spec.listeners", "name", "port", separator=":"),
-        "Names and ports of spec.listeners.",
-        is_wide=True,
-    ),
-    Column("Routes", _attached, "Attached routes, summed over the listeners.", is_wide=True, type="integer"),
+    _wide("Listeners", _list("spec.listeners", "name", "port", separator=":"), "Names and ports of spec.listeners."),
+    _wide("Routes", _attached, "Attached routes, summed over the listeners.", type="integer"),
 )
 _TARGETS: Final = Column("Targets", _list("spec.targetRefs", "kind", "name", "sectionName"), "spec.targetRefs.")
 _BY_ANCESTORS: Final = Column(
@@ -199,7 +186,7 @@ _BACKEND: Final = _object_with(
     Column("Type", _first("spec.destination.type", "spec.type"), "spec.destination.type."),
     Column("Destination", _destination, "Where it leads."),
     _ACCEPTED,
-    Column("Ports", _each(_destination_ports), "Ports and protocols.", is_wide=True),
+    _wide("Ports", _each(_destination_ports), "Ports and protocols."),
     _RESOLVED,
 )
 
@@ -215,7 +202,7 @@ def _event(times: Sequence[str], about: str, message: str, *wide: Column) -> Seq
         ),
         Column(message, _text(message.lower()), "What happened."),
         *wide,
-        Column("Name", _text("metadata.name"), "Name of the Event.", is_wide=True),
+        _wide("Name", _text("metadata.name"), "Name of the Event."),
     )
 
 
@@ -259,13 +246,13 @@ _COLUMNS: Final[Mapping[tuple[str, str], Sequence[Column]]] = {
         Column("Mode", _text("spec.mode", "Enforce"), "Enforce, Report or Open."),
         _TARGETS,
         _BY_ANCESTORS,
-        Column("Allow", _hosts("allow"), "destinations.allow.", is_wide=True),
-        Column("Deny", _hosts("deny"), "destinations.deny.", is_wide=True),
+        _wide("Allow", _hosts("allow"), "destinations.allow."),
+        _wide("Deny", _hosts("deny"), "destinations.deny."),
     ),
     (OURS, "FilterType"): _object_with(
         _field("Type", "spec.type"),
         _ACCEPTED,
-        Column("Phases", _list("spec.phases"), "spec.phases.", is_wide=True),
+        _wide("Phases", _list("spec.phases"), "spec.phases."),
     ),
     (OURS, "PayloadProcessingPipeline"): _object_with(
         Column("Processors", _list("spec.processors.name"), "In order."), _ACCEPTED
@@ -279,7 +266,7 @@ _COLUMNS: Final[Mapping[tuple[str, str], Sequence[Column]]] = {
         _field("Type", "spec.type", "ClusterIP"),
         _field("Cluster-IP", "spec.clusterIP", "<none>"),
         Column("Port(s)", _each(_service_ports, "<none>"), "spec.ports."),
-        Column("Selector", _each(_selector, "<none>"), "spec.selector.", is_wide=True),
+        _wide("Selector", _each(_selector, "<none>"), "spec.selector."),
     ),
     ("", "Pod"): _object_with(
         _field("Status", "status.phase"),
@@ -295,7 +282,7 @@ _COLUMNS: Final[Mapping[tuple[str, str], Sequence[Column]]] = {
         ("lastTimestamp", "eventTime"),
         "involvedObject",
         "Message",
-        Column("Count", lambda m: _at(m, "count") or 1, "How often.", is_wide=True, type="integer"),
+        _wide("Count", lambda m: _at(m, "count") or 1, "How often.", type="integer"),
     ),
     ("events.k8s.io", "Event"): _event(
         ("series.lastObservedTime", "deprecatedLastTimestamp", "eventTime"), "regarding", "Note"

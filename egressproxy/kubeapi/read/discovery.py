@@ -1,7 +1,4 @@
-"""Which groups, versions and resources there are, one by one and all at once (aggregated).
-
-Source: Kubernetes API concepts, "Discovery"; apidiscovery.k8s.io/v2.
-"""
+"""Which groups, versions and resources there are. Source: Kubernetes API concepts, Discovery; apidiscovery v2."""
 
 from __future__ import annotations
 

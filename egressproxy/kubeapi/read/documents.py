@@ -1,8 +1,4 @@
-"""The answers to reads as functions: a resource and a view of all objects in, a JSON document out.
-
-No I/O and no web framework here.
-Source: Kubernetes API concepts (retrieving large results in chunks, resource versions), metav1.List.
-"""
+"""Answers to reads: a resource and a view of all objects in, JSON out, and no I/O. Source: Kubernetes API concepts."""
 
 from __future__ import annotations
 
@@ -29,10 +25,7 @@ def get(asked: ApiResource, options: Options, form: Form, view: View) -> bytes:
 
 
 def listing(asked: ApiResource, options: Options, form: Form, view: View) -> bytes:
-    """A list, or a piece of one, as JSON.
-
-    Raises ApiError(410) where objects have changed since the first piece, 504 for a version that is not reached yet.
-    """
+    """A list, or a piece of one, as JSON. Raises ApiError(410) if objects have changed, 504 for a later version."""
     check_has_been(options.version, view, asked)
     after, where = options.after, attrgetter("namespace", "name")
     is_old = options.is_exact and options.version and options.version != view.version

@@ -154,10 +154,7 @@ def _size(change: ObjectChange) -> int:
 
 
 def _advanced(before: View, moved: Mapping[int, Iterable[PublishedObject]]) -> tuple[View, list[ObjectChange]]:
-    """The next view, and what changed, in the order of the versions that it was given.
-
-    `moved` has the sources that changed; the last part of a view are the namespaces that nobody wrote down.
-    """
+    """The next view, and changes by version. `moved`: sources that changed; the last part: implied namespaces."""
     version = before.version
     changes: list[ObjectChange] = []
     *parts, implied = before.parts
@@ -196,7 +193,6 @@ def _part(before: Part, entries: Iterable[PublishedObject], version: int) -> tup
 
 
 def _implied_namespaces(parts: Iterable[Part]) -> Iterator[PublishedObject]:
-    """The namespaces that objects are in, and that no manifest declares."""
     keys = [key for part in parts for key in part.known]
     names = {"default", *(namespace for _, _, namespace, _ in keys if namespace)}
     for name in sorted(names - {name for group, kind, _, name in keys if (group, kind) == ("", "Namespace")}):

@@ -75,10 +75,7 @@ def age(written: str, now: datetime) -> str:
 
 
 def published(entry: PublishedObject, version: int | None = None, api_version: str | None = None) -> dict[str, Any]:
-    """The manifest with uid, resourceVersion, generation, creationTimestamp and status.
-
-    `version` None gives no resourceVersion, `api_version` None leaves the one that was written.
-    """
+    """The manifest, completed. `version` None: no resourceVersion; `api_version` None: the one that was written."""
     manifest: dict[str, Any] = json.loads(entry.manifest)
     if api_version is not None:
         manifest["apiVersion"] = api_version

@@ -1,7 +1,4 @@
-"""Label and field selectors: which objects of a list are wanted.
-
-Source: Kubernetes, "Labels and Selectors" (grammar of labelSelector) and "Field Selectors".
-"""
+"""Label and field selectors. Source: Kubernetes, Labels and Selectors (grammar), and Field Selectors."""
 
 from __future__ import annotations
 

@@ -198,7 +198,6 @@ def _made(write: Write, current: Manifest | None, body: Any, now: str) -> tuple[
 
 
 def _patched(write: Write, current: Manifest | None, body: Any, shape: Shape) -> Any:
-    """The object with the patch, or what the body is. Raises WriteRefused."""
     if write.verb in (Verb.CREATE, Verb.REPLACE, Verb.APPLY):
         return body
     assert current is not None

@@ -85,10 +85,7 @@ def too_large(value: Any) -> str:
 
 
 def faults(manifest: Mapping[str, Any], *, is_secret: bool) -> list[tuple[str, str]]:
-    """(field, what it has to be) of every field that is something else; metadata itself is an object.
-
-    A null is a field that is not there.
-    """
+    """(field, what it has to be) of every field that is something else, null being absent. metadata is an object."""
     metadata = manifest["metadata"]
     found = [(f"metadata.{name}", what) for name, (what, holds) in _METADATA.items() if not holds(metadata.get(name))]
     if not found:

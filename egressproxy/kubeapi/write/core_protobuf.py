@@ -102,12 +102,8 @@ def _metadata(value: bytes | int) -> dict[str, Any]:
     return _object(_bytes(value), _OBJECT_META)
 
 
-def _nothing(_value: bytes | int) -> str:
-    return ""
-
-
 #: What the server says itself, and what does not matter here.
-_LEFT_OUT: Final = ("", _nothing, False)
+_LEFT_OUT: Final = ("", lambda _value: "", False)
 _TYPE: Final[Shape] = {1: ("apiVersion", _text, False), 2: ("kind", _text, False)}
 _OBJECT_META: Final[Shape] = {
     1: ("name", _text, False),

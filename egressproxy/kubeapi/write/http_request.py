@@ -1,7 +1,4 @@
-"""A write as HTTP asks for it: its body is read, and its method, path and query say what is asked for.
-
-Source: Kubernetes API concepts (verbs, patch types, dry run, field managers).
-"""
+"""A write as HTTP asks for it. Source: Kubernetes API concepts (verbs, patch types, dry run, field managers)."""
 
 from __future__ import annotations
 

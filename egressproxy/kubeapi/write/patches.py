@@ -132,9 +132,7 @@ def item_key(item: Any, names: tuple[str, ...]) -> tuple[Any, ...] | None:
 
 
 def without_values(secret: Manifest) -> Manifest:
-    """The Secret with its values redacted: a JSON patch could test them one by one, or copy them to where they are
-    shown.
-    """
+    """The Secret with its values redacted: else a patch could test them, or copy them to where they are shown."""
     shown = dict(secret)
     metadata = shown.get("metadata") or {}
     if metadata.get("annotations"):
@@ -145,10 +143,7 @@ def without_values(secret: Manifest) -> Manifest:
 
 
 def with_values(made: Manifest, current: Mapping[str, Any] | None, write: Write) -> Manifest:
-    """A Secret as it is kept: a value that comes back redacted, as clients see it, is the one that was kept.
-
-    Raises WriteRefused(422) for a redacted value that `current` does not have.
-    """
+    """A Secret as kept: what comes back redacted is that of `current`. Raises WriteRefused(422) where it has none."""
     current = current or {}
     old = current.get("data") or {}
     data = dict(made.get("data") or {})

@@ -1,7 +1,4 @@
-"""Why a write is refused, in the words of an API server.
-
-Source: Kubernetes API conventions (Status, StatusReason, CauseType).
-"""
+"""Why a write is refused. Source: Kubernetes API conventions (Status, StatusReason, CauseType)."""
 
 from __future__ import annotations
 

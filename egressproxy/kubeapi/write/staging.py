@@ -41,10 +41,7 @@ def lock(folder: Path) -> int:
 
 
 def file_of(folder: Path, group: str, kind: str, namespace: str, name: str) -> Path:
-    """Where an object is kept: `httproute.gateway.networking.k8s.io_agents_models.yaml`.
-
-    A name that would be too long for a file ends with its hash.
-    """
+    """Where an object is kept: `httproute.gateway.networking.k8s.io_agents_models.yaml`; a long name ends in a hash."""
     kind = f"{kind.lower()}.{group}" if group else kind.lower()
     stem = "_".join(filter(None, (kind, namespace, name)))
     if len(stem) > MAX_NAME:
@@ -69,10 +66,7 @@ def stage(file: Path, text: str) -> None:
 
 
 def commit(files: Iterable[tuple[Path, bool]]) -> dict[Path, OSError]:
-    """Put staged files of one folder in place, or remove those that are there, where it says True.
-
-    Returns what could not be kept, and why.
-    """
+    """Put staged files of one folder in place, or remove those with True. Returns what could not be kept, and why."""
     failed: dict[Path, OSError] = {}
     done: list[Path] = []
     for file, is_deleted in files:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Final, Protocol
+from typing import Final
 
-from egressproxy.kubeapi.read.objects import Objects, ObjectSource, View
-from egressproxy.kubeapi.write.write import Write, WriteRefused, Written
+from egressproxy.kubeapi.read.objects import Objects, View
+from egressproxy.kubeapi.service import ApiService
+from egressproxy.kubeapi.write.write import Write, Written
 from egressproxy.model.published_object import Key
 
 #: Of the bodies that are asked for together.
@@ -24,8 +25,8 @@ class _Waiting:
 class WriteQueue:
     """Belongs to the event loop. A write is measured against the version that those before it have left."""
 
-    def __init__(self, state: ApiState, objects: Objects) -> None:
-        self._state = state
+    def __init__(self, service: ApiService, objects: Objects) -> None:
+        self._service = service
         self._objects = objects
         self._waiting: list[_Waiting] = []
         self._task: asyncio.Task[None] | None = None
@@ -34,9 +35,7 @@ class WriteQueue:
         return len(self._waiting)
 
     def put(self, write: Write) -> asyncio.Future[tuple[Write, Written]]:
-        """Put a write in the queue: it is worked out even if nobody waits for the answer, which is the write as it was
-        asked for, and what became of it, or WriteRefused.
-        """
+        """It is worked out even if nobody waits for the answer: the write and what became of it, or WriteRefused."""
         answer: asyncio.Future[tuple[Write, Written]] = asyncio.get_running_loop().create_future()
         answer.add_done_callback(_seen)
         self._waiting.append(_Waiting(write, answer))
@@ -54,7 +53,7 @@ class WriteQueue:
                     writes = [_at_version(each.write, view) for each in batch]
                     found = [
                         (write, result) if isinstance(result, Written) else result
-                        for write, result in zip(writes, await self._state.write(writes), strict=True)
+                        for write, result in zip(writes, await self._service.write(writes), strict=True)
                     ]
                 except Exception as error:
                     found = [error] * len(batch)
@@ -73,21 +72,6 @@ class WriteQueue:
                 each.answer.set_exception(result)
             else:
                 each.answer.set_result(result)
-
-
-class ApiState(Protocol):
-    """Asked on the event loop, for every request anew."""
-
-    def sources(self) -> Sequence[ObjectSource]:
-        """The same ones, in the same order, each time."""
-
-    async def schema(self) -> bytes:
-        """JSON Schema of all kinds, as `config.schema` makes it. Raises OSError where it cannot be had."""
-
-    async def write(self, writes: Sequence[Write]) -> Sequence[Written | WriteRefused | None]:
-        """Answers when the configuration with them is in service: each for itself. None has to be asked again, with the
-        version that its object has then; not all of them are None.
-        """
 
 
 def _together(waiting: Sequence[_Waiting]) -> list[_Waiting]:

@@ -34,50 +34,26 @@ def answer(request: bytes) -> bytes:
 def handed_over(resources: ResourceSet, compiled: Compiled, previous: Compiled | None) -> Loaded:
     """A compiled configuration for the processes that serve it, which neither read nor compile."""
     statuses, generations = compiled.statuses, compiled.generations
+    spec, written, created, materials = compiled.spec, compiled.written, compiled.created, compiled.materials
+    objects = (
+        (key, each.to_manifest(), generations.get(key, 1), statuses.get(key), created.get(key, ""))
+        for key, each in resources.by_key.items()
+    )
     catalogue = (CATALOG_KEY, catalog_manifest(compiled.filter_types), 1, None, "")
     return Loaded(
-        spec=pack(compiled.spec),
-        places=places(compiled.spec),
+        spec=pack(spec),
+        places=places(spec),
         objects=len(resources.objects),
-        shown=pack_shown(
-            chain(
-                (
-                    (
-                        each.key,
-                        each.to_manifest(),
-                        generations.get(each.key, 1),
-                        statuses.get(each.key),
-                        compiled.created.get(each.key, ""),
-                    )
-                    for each in resources.objects
-                ),
-                (catalogue,),
-            )
-        ),
+        shown=pack_shown(chain(objects, (catalogue,))),
         findings=tuple(all_warnings(resources, compiled)),
-        memory=zlib.compress(
-            dumps(
-                (
-                    compiled.spec.generation,
-                    statuses,
-                    generations,
-                    compiled.written,
-                    compiled.created,
-                    compiled.materials,
-                )
-            ),
-            1,
-        ),
+        memory=zlib.compress(dumps((spec.generation, statuses, generations, written, created, materials)), 1),
         broken=tuple((scope_of(key), why) for key, why in broken_references(compiled, previous)) if previous else (),
         validities=compiled.validities,
     )
 
 
 def previous_of(memory: bytes) -> Compiled | None:
-    """What the next compilation needs of the configuration in service; None at the first start.
-
-    Raises nearly everything if `memory` is not that of a `Loaded`.
-    """
+    """What a compilation needs of the one in service; None at the first start. Raises nearly everything for others."""
     if not memory:
         return None
     generation, statuses, generations, written, created, materials = loads(zlib.decompress(memory))

@@ -56,7 +56,7 @@ def compiled(
 ) -> Compiled:
     """What `check` and `run` make of manifests. `bind`: for Gateways without addresses. Raises ConfigError.
 
-    `why_unusable` looks whether this machine has an address; without it (`check` may be asked elsewhere) all are there.
+    `why_unusable` looks whether this machine has an address: `check` may be asked elsewhere.
     """
     defaults = Defaults(
         bind_addresses=bind,

@@ -31,10 +31,7 @@ T = TypeVar("T")
 
 
 class Loader:
-    """Belongs to the event loop; requests are served one after the other. `close` comes last.
-
-    `first` is a process that was started already.
-    """
+    """On the event loop; requests are served in turn, `close` comes last. `first` is a process started already."""
 
     def __init__(self, first: LoaderProcess | None = None) -> None:
         self._process = first
@@ -66,9 +63,7 @@ class Loader:
             raise OSError(str(error)) from None
 
     async def ask(self, function: str, request: bytes, read: Callable[[bytes], T]) -> T:
-        """What `read` makes of the answer of a function (see `main`). Raises what `read` raises, LoadingFailed (where
-        it is a ValueError, too), or OSError if no process can be started.
-        """
+        """What `read` makes of a function's answer. Raises what it raises, LoadingFailed for ValueError, OSError."""
         async with self._turn:
             try:
                 try:

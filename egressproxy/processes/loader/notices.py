@@ -10,18 +10,12 @@ from egressproxy.telemetry.notices import EventType, InvolvedObject, Notice, new
 
 
 def rejected(error: Exception, places: Iterable[ListenerAddress], generation: int, unbound: str = "") -> list[Notice]:
-    """A warning for every Gateway that is served at `places`: the new configuration is rejected, the old one stays.
-
-    `unbound`: the listeners whose address and port could not be bound, "gateway/listener, …".
-    """
-    told = []
+    """A warning for Gateways at `places`: the old configuration stays. `unbound`: "gateway/listener, …" at fault."""
     blamed = {_gateway(listener) for listener in unbound.split(", ") if listener}
-    for gateway in sorted(blamed):
-        told.append(new_notice("ListenerNotBound", "Bind", gateway, str(error)))
+    told = [new_notice("ListenerNotBound", "Bind", gateway, str(error)) for gateway in sorted(blamed)]
     message = f"the new configuration is rejected, configuration {generation} stays in service: {_in_short(error)}"
-    for gateway in sorted(_gateways(places) - blamed):
-        told.append(new_notice("ConfigurationRejected", "Reload", gateway, message))
-    return told
+    others = sorted(_gateways(places) - blamed)
+    return told + [new_notice("ConfigurationRejected", "Reload", gateway, message) for gateway in others]
 
 
 def accepted(places: Iterable[ListenerAddress], generation: int) -> list[Notice]:

@@ -46,10 +46,7 @@ class LoaderEnded(LoadingFailed):
 
 
 class LoaderProcess:
-    """One process, that serves requests one after the other; `is_kept` as IS_KEPT.
-
-    `ask` belongs into a thread, the rest to the one that started it.
-    """
+    """It serves one request after the other. `ask` belongs into a thread, the rest to the one that started it."""
 
     def __init__(self, *, is_kept: bool = IS_KEPT) -> None:
         """Raises OSError if no process can be started."""
@@ -82,9 +79,7 @@ class LoaderProcess:
         return self._process.poll() is None
 
     def ask(self, function: str, request: bytes) -> bytes:
-        """What `function` (see `main`) answers. Raises LoadingFailed, or OSError if there are no descriptors, and has
-        ended the process then.
-        """
+        """What `function` (see `main`) answers. Raises LoadingFailed, OSError for descriptors; it has ended then."""
         deadline = time.monotonic() + LIMIT_S
         answer, words = io.BytesIO(), io.BytesIO()
         status, has_said = None, False
@@ -170,7 +165,6 @@ class LoaderProcess:
                     raise LoadingFailed(f"the configuration is larger than {MAX_ANSWER >> 20} MiB")
 
     def _is_gone(self) -> bool:
-        """Whether the process has ended, where its socket says something."""
         try:
             return not self._control.recv(1, socket.MSG_PEEK)
         except ConnectionError:

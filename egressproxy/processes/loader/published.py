@@ -29,10 +29,7 @@ class PublishedConfiguration:
         return self._packed
 
     def publish(self, packed: bytes, rejection: str, reason: str = "Invalid") -> None:
-        """Show these objects from now on. `packed` is `Loaded.shown`.
-
-        `rejection` is why the latest configuration is not in service, "" where it is; `reason` is the same in one word.
-        """
+        """Show `Loaded.shown`. `rejection`: why the latest is not in service, "" if it is; `reason`: in one word."""
         was = self._packed
         since = was.since if was.rejection and rejection else datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         fresh = _Packed(packed, rejection, reason, since)

@@ -18,9 +18,7 @@ _KNOWN: Final = classes((Path, SecretBytes, SecretSource))
 
 
 class LoadRequest(NamedTuple):
-    """What is to be loaded. `memory` is that of the configuration in service, empty at the first start; `state` is the
-    folder of what was written through the API.
-    """
+    """`memory` is that of the configuration in service, if any; `state` the folder of what the API has written."""
 
     paths: tuple[ConfigSource, ...]
     bind: tuple[str, ...]

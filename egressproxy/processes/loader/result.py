@@ -92,10 +92,7 @@ def pack_shown(
 
 
 def shown(packed: bytes) -> Iterator[PublishedObject]:
-    """The objects; decompressed and decoded as they are taken, so that many readers take little memory.
-
-    Raises zlib.error or EOFError where `packed` is not whole.
-    """
+    """The objects, decoded as they are taken, to save memory. Raises zlib.error or EOFError if it is not whole."""
     file = gzip.GzipFile(fileobj=io.BytesIO(packed))
     while file.peek(1):
         for (group, kind, namespace, name), manifest, generation, status, created in Unpickler(file).load():
@@ -108,10 +105,7 @@ def write_answer(outcome: Loaded | ConfigError) -> bytes:
 
 
 def read_answer(data: bytes) -> Loaded:
-    """What `write_answer` wrote, if it is a Loaded.
-
-    Raises ConfigError where the configuration is refused, ValueError if this is no (whole) answer.
-    """
+    """What `write_answer` wrote. Raises ConfigError where that is a refusal, ValueError if it is no whole answer."""
     match read_values(data, LOADED):
         case Loaded() as loaded:
             return loaded

@@ -27,10 +27,7 @@ class FilterWorker(Worker):
     def __init__(
         self, at: FilterListener, listen: Callable[[FilterListener], socket.socket], *arguments: Any, **named: Any
     ) -> None:
-        """`listen` returns the listening socket of `at`, and may raise OSError; the rest is for Worker.
-
-        Raises ConfigRefused, too, for files of TLS that cannot be used.
-        """
+        """`listen` binds `at`, or raises OSError; the rest is for Worker. Raises ConfigRefused, for TLS files, too."""
         super().__init__(*arguments, **named)
         try:
             tls = TlsFiles.of(at)

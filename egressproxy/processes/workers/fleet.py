@@ -23,10 +23,7 @@ MANY_CONNECTIONS: Final = 1000
 
 
 class ConfigRefused(Exception):
-    """A start that fails, or a configuration that cannot be put into service: then the one before stays, everywhere.
-
-    The message says why.
-    """
+    """A start that fails, or a configuration that cannot be used: the one before stays, everywhere. It says why."""
 
 
 class Guarded(ConfigRefused):
@@ -68,9 +65,7 @@ class Fleet(Protocol):
         """Raises ConfigRefused where the access log cannot be opened or a process cannot be started."""
 
     async def apply(self, configuration: Configuration) -> None:
-        """Put it into service everywhere at once. Raises ConfigRefused, or net.listening.BindError
-        for an address that is not to be had, and has changed nothing then.
-        """
+        """Put it into service everywhere at once. Raises ConfigRefused, BindError, and has changed nothing then."""
 
     def announcement(self) -> str:
         """Which processes serve, for the log; "" where that is this one alone."""
@@ -80,9 +75,7 @@ class Fleet(Protocol):
         """ "" while somebody serves."""
         return ""
 
-    def reopen_access_log(self) -> None:
-        """Open the file of the access log anew: it was rotated."""
-
+    def reopen_access_log(self) -> None: ...  # its file was rotated
     async def kill(self, killed: KilledIdentities, change: KillChange | None = None) -> int:
         """Put these clients out of service in each process, and in those that will be started, and no others; what is
         in progress for them is cut. `change`: what is different since the last call; processes are told that alone.
@@ -91,21 +84,13 @@ class Fleet(Protocol):
         the others, and for what takes its place.
         """
 
-    async def counts(self) -> Counts:
-        """What was counted by all since the start; not to be changed."""
-
-    def figures(self) -> list[ProcessFigures]:
-        """What each worker costs."""
-
+    async def counts(self) -> Counts: ...  # of all, since the start; not to be changed
+    def figures(self) -> list[ProcessFigures]: ...  # what each worker costs
     async def drain(self, timeout_s: float) -> int:
         """Stop accepting, let exchanges and tunnels end, cut what is left then; returns how many were cut."""
 
-    def hurry(self) -> None:
-        """While it drains: cut what is left without waiting any longer."""
-
-    async def stop(self) -> None:
-        """End everything, and write what is to be logged."""
-
+    def hurry(self) -> None: ...  # while it drains: cut what is left without waiting any longer
+    async def stop(self) -> None: ...  # end everything, and write what is to be logged
     async def decisions(self) -> list[bytes]:
         """The recent decisions of each process that answers, the latest first."""
         return await self.ask_all("decisions")
@@ -118,10 +103,7 @@ def process_limits(options: RunOptions) -> ProcessLimits:
 
 
 def bind_filters(at: FilterListener) -> socket.socket:
-    """A socket that listens there. A Unix socket that nobody serves any more is replaced; to close it removes its path.
-
-    Raises OSError.
-    """
+    """A socket that listens there, in place of a dead Unix socket; to close it removes its path. Raises OSError."""
     return bind_unix(UnixSocket(at.path, at.mode)) if at.path else bind(at.host, at.port)
 
 

@@ -134,9 +134,7 @@ class Handle:
         self.built = configuration
 
     async def swap(self, configuration: Configuration, sockets: Mapping[tuple[str, int], socket.socket]) -> None:
-        """Serve what it has built, with these sockets that it has not yet. Raises WorkerEnded, OSError where there is
-        no descriptor to send one with: it serves what it did then.
-        """
+        """Serve what it has built, with these further sockets. Raises WorkerEnded; OSError, and serves as before."""
         await self._direct(messages.Order.SWAP, SWAP_S, sockets=sockets)
         self.configuration = configuration
 
@@ -303,12 +301,8 @@ def crash(status: int, descriptor: int) -> str:
     """
     if -status not in CRASHES:
         return ""
-    calls = ", ".join(
-        f"{os.path.basename(file)}:{line} in {function}"
-        for file, line, function in _CALL.findall(os.pread(descriptor, MAX_BYTES, 0).decode(errors="replace"))[
-            :MAX_CALLS
-        ]
-    )
+    found = _CALL.findall(os.pread(descriptor, MAX_BYTES, 0).decode(errors="replace"))[:MAX_CALLS]
+    calls = ", ".join(f"{os.path.basename(file)}:{line} in {function}" for file, line, function in found)
     where = f"; the latest calls in Python: {calls}" if calls else ""
     if build.name() == build.PURE:
         return f"compiled code of a library has crashed{where}"

@@ -48,9 +48,7 @@ def read_killed(file: Path) -> KilledIdentities:
 
 
 def write_killed(file: Path, killed: KilledIdentities) -> None:
-    """Replace it by one that this user alone can read, when it is on the disk. Raises OSError, and has changed nothing
-    then.
-    """
+    """Replace it, on the disk, by one that this user alone can read. Raises OSError, and has changed nothing then."""
     every = ",\n".join(
         f"  {json.dumps({'identity': each.name, 'why': each.why, 'since': each.since})}" for each in killed.every
     )

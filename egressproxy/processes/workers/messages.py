@@ -105,10 +105,7 @@ class Listen:
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """`value` is what the request asks for, None where that is only that it is done, or why it is refused.
-
-    To a worker: what each worker has said.
-    """
+    """`value`: what is asked for (to a worker: by all workers), None: it is done, or why it is refused."""
 
     number: int
     value: bytes | int | tuple[bytes, ...] | ConfigRefused | NotAnswered | None = field(default=None, repr=False)

@@ -30,7 +30,6 @@ from egressproxy.processes.workers import messages
 from egressproxy.processes.workers.channel import FrameChannel
 from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, settle_heap
 from egressproxy.processes.workers.worker import Worker, begin_key_log
-from egressproxy.run_options import FilterListener
 from egressproxy.telemetry.counts import Counts
 from egressproxy.telemetry.diagnostics import Diagnostics
 from egressproxy.telemetry.json_lines import take_over
@@ -155,7 +154,8 @@ class WorkerProcess:
             if asked.filters is not None:
                 from egressproxy.processes.workers.filter_worker import FilterWorker
 
-                made = partial(FilterWorker, asked.filters, self._filters)
+                # Its socket comes under the name that `Supervisor._places` gives it.
+                made = partial(FilterWorker, asked.filters, lambda at: self._listening(str(at), 0))
             self._worker = made(
                 asked.access_log, self._metrics, asked.pseudonym, self._listening, FileLock(turn),
                 SharedCounters(tally, asked.workers, asked.worker), asked.session_key, asked.zone,
@@ -189,7 +189,8 @@ class WorkerProcess:
         try:
             match request:
                 case messages.Build(configuration):
-                    await self._build(configuration)
+                    self._built = None
+                    self._built = configuration, await self.worker.prepare(configuration)
                 case messages.Order.SWAP:
                     await self._swap()
                 case messages.Question(name, arguments):
@@ -210,10 +211,6 @@ class WorkerProcess:
         if isinstance(request, messages.Drain):
             self._end(0)
 
-    async def _build(self, configuration: Configuration) -> None:
-        self._built = None
-        self._built = configuration, await self.worker.prepare(configuration)
-
     async def _swap(self) -> None:
         assert self._built is not None
         (configuration, snapshot), self._built = self._built, None
@@ -230,10 +227,6 @@ class WorkerProcess:
             return self._sockets.pop((address, port))
         except KeyError:
             raise OSError(errno.EBADF, "the supervisor has not sent its socket") from None
-
-    def _filters(self, at: FilterListener) -> socket.socket:
-        """The socket of `serve-filters`, under the name that `listening_places` gives it."""
-        return self._listening(str(at), 0)
 
     async def _report(self, number: int) -> None:
         self._tell_notices()

@@ -50,10 +50,7 @@ LONGEST_PAUSE_ALONE_S: Final = 1.0
 
 
 class Supervisor(Fleet):
-    """See `fleet.Fleet`. `metrics` are those of this process.
-
-    `errors`: the descriptor of the FileLock of standard error, where this process has one; it is closed with the rest.
-    """
+    """See `fleet.Fleet`. `errors`: the descriptor of standard error's FileLock, if there is one; it is closed here."""
 
     def __init__(self, options: RunOptions, metrics: Metrics, errors: int | None = None) -> None:
         self._options = options
@@ -295,12 +292,9 @@ class Supervisor(Fleet):
         raise NotAnswered("no worker serves")
 
     async def ask_all(self, name: str, *arguments: object) -> list[bytes]:
-        return list(await self._of_all(Question(name, arguments)))
-
-    async def _of_all(self, question: Question) -> tuple[bytes, ...]:
-        serving = self._serving()
+        serving, question = self._serving(), Question(name, arguments)
         answers = await asyncio.gather(*(each.answer(question) for each in serving), return_exceptions=True)
-        found = tuple(answer for answer in _answered(serving, answers) if isinstance(answer, bytes))
+        found = [answer for answer in _answered(serving, answers) if isinstance(answer, bytes)]
         if not found:
             raise NotAnswered("no worker serves")
         return found
@@ -316,7 +310,7 @@ class Supervisor(Fleet):
         """
         match question:
             case Question("holds", (None, HoldPage(identity=str(identity)))):
-                allowed = Question("holds", (None, HoldPage(MAX_PAGE, identity=identity)))
+                allowed = HoldPage(MAX_PAGE, identity=identity)
             case _:
                 log.error("worker %d asks for what workers may not ask for; it gets no answer", handle.number)
                 return
@@ -324,9 +318,9 @@ class Supervisor(Fleet):
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)
 
-    async def _answer_worker(self, handle: Handle, number: int, question: Question) -> None:
+    async def _answer_worker(self, handle: Handle, number: int, page: HoldPage) -> None:
         try:
-            value: tuple[bytes, ...] | NotAnswered = await self._of_all(question)
+            value: tuple[bytes, ...] | NotAnswered = tuple(await self.ask_all("holds", None, page))
         except NotAnswered as error:
             value = error
         handle.tell(Answered(number, value))
@@ -371,9 +365,7 @@ class Supervisor(Fleet):
 
 
 async def _kill(handle: Handle, killed: KilledIdentities, change: KillChange | None) -> int:
-    """How many exchanges this worker has cut. It is told of the change alone, of thousands of names only where it has
-    missed a change. Raises NotAnswered.
-    """
+    """How many exchanges it has cut. It is told all names only where it has missed a change. Raises NotAnswered."""
     cut: int | None = None
     if change is not None:
         cut = await handle.answer(Question("kill", (change, killed.revision)))
@@ -402,7 +394,6 @@ def _tell_defect(task: asyncio.Task[None]) -> None:
 
 
 async def _within(seconds: float, waiting: Awaitable[object]) -> None:
-    """Wait for it, but not longer."""
     with suppress(TimeoutError):
         await asyncio.wait_for(waiting, seconds)
 

@@ -70,9 +70,7 @@ def begin_key_log(file: Path | None) -> None:
 
 
 class Worker:
-    """Made on the event loop. Raises ConfigRefused where the access log cannot be opened, or where this Python reads
-    messages otherwise than they are meant.
-    """
+    """Made on the event loop. Raises ConfigRefused: no access log can be opened, or this Python misreads HTTP."""
 
     def __init__(
         self,
@@ -124,10 +122,7 @@ class Worker:
         )
 
     async def prepare(self, asked: Configuration) -> Snapshot:
-        """Build a configuration beside what is in service.
-
-        Raises ConfigRefused; Guarded where it would allow what was recently denied, and this is to be refused.
-        """
+        """Build it beside what is in service. Raises ConfigRefused; Guarded where it would allow what was denied."""
         collect_garbage(self.gateway.conductor.clients.total)
         gc.disable()  # a collection over the many new objects would stop the loop
         try:
@@ -227,9 +222,7 @@ class Worker:
         return (await self._holds(None, HoldPage(MAX_PAGE, identity=identity)),)
 
     async def waiting(self, identity: str) -> list[dict[str, Any]] | None:
-        """What waits for approval of this client, in all workers, as much as fits in a page of each; None where not all
-        have answered.
-        """
+        """What waits for approval of this client in all workers, a page of each; None where one has not answered."""
         snapshot = self.gateway.snapshot
         if snapshot is None or not snapshot.filters.of_type(APPROVAL_HOLD):
             return []
@@ -248,9 +241,7 @@ class Worker:
         return self.gateway.kill(killed, killed)
 
     async def _kill(self, change: KillChange, revision: int) -> int | None:
-        """Make the change that leads to this revision. Returns how many exchanges were cut; None where the change
-        before it is missing here: then nothing is changed.
-        """
+        """Make the change to this revision. Returns how many exchanges were cut; None: it lacks the one before."""
         before = self.gateway.killed
         if before.revision != revision - 1:
             return None

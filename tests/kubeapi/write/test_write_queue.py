@@ -50,7 +50,7 @@ def state() -> Writable:
 
 @pytest.fixture
 def queue(state: Writable) -> WriteQueue:
-    return WriteQueue(state, Objects(state.sources()))
+    return WriteQueue(state, Objects(state.sources))
 
 
 async def asked(state: Writable, times: int) -> None:

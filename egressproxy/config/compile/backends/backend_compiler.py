@@ -86,10 +86,7 @@ class BackendCompiler:
     def resolve(
         self, source: Resource, ref: Reference, protocols: Container[Protocol] = supported_features.UPSTREAM_PROTOCOLS
     ) -> ResolvedBackend:
-        """The backend that a reference (maybe with `namespace` and `port`) names, if it speaks one of these protocols.
-
-        Raises UnresolvedRef.
-        """
+        """The backend that a reference names, if it speaks one of these protocols. Raises UnresolvedRef."""
         if isinstance(source, GrpcRoute):
             return self._resolve_grpc(source, ref)
         key = self.target_key(source, ref)
@@ -148,10 +145,7 @@ class BackendCompiler:
         return object_key(self._resources, ref, self._references.namespace_of(source, ref))
 
     def failover(self, source: Resource, ref: Reference) -> DestinationBackend | None:
-        """The Backend of type Failover that a reference names; None where it names another object, or none.
-
-        Raises UnresolvedRef where the reference is not permitted.
-        """
+        """The Failover that a reference names; None for anything else. Raises UnresolvedRef if it is not permitted."""
         if not self._failovers:
             return None
         key = self.target_key(source, ref)
@@ -161,10 +155,7 @@ class BackendCompiler:
         return found
 
     def endpoint(self, failover: DestinationBackend, ref: Reference, *, for_grpc: bool = False) -> ResolvedBackend:
-        """The backend of an endpoint of a Failover: a fixed place. `for_grpc`: as a GRPCRoute reaches it.
-
-        Raises UnresolvedRef.
-        """
+        """An endpoint of a Failover: a fixed place. `for_grpc`: as a GRPCRoute reaches it. Raises UnresolvedRef."""
         found = self._resolve_grpc(failover, ref) if for_grpc else self.resolve(failover, ref)
         if found.spec.destination is Destination.DYNAMIC:
             message = f"{found.spec.name} is Dynamic: an endpoint of {failover} has to be a fixed place"
@@ -362,7 +353,5 @@ def _port_form(backend: Resource, ports: Sequence[PortForm], number: int | None)
 
 
 def _as_identity(spec: ExtensionIR) -> ExtensionIR:
-    """An extension as a part of what its backend is. A Secret is in requests, and connections go on with another one,
-    but for filters that judge connections.
-    """
+    """As a part of what its backend is: without Secrets, which requests carry, unless it judges connections."""
     return spec if spec.phase == "connect" or not spec.secrets else replace(spec, secrets=())

@@ -1,7 +1,4 @@
-"""Backends and references to them: the kinds, every reference of a route, and what a reference comes to.
-
-Source: Gateway API v1 BackendObjectReference.
-"""
+"""Backends, references to them, and what these come to. Source: Gateway API v1 BackendObjectReference."""
 
 from __future__ import annotations
 
@@ -146,7 +143,6 @@ def object_key(resources: ResourceSet, ref: Reference, namespace: str) -> Key:
 
 
 def _parents(resources: ResourceSet, key_of: KeyOf) -> set[Key]:
-    """What Backends and policies name as their parent."""
     sources: tuple[Backend | EgressPolicy, ...] = (*resources.of(Backend), *resources.of(EgressPolicy))
     return {
         key_of(source, ref)

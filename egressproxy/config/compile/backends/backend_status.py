@@ -44,10 +44,7 @@ def backend_statuses(
     faults: Mapping[Key, ExtensionFaults],
     generations: Mapping[Key, int],
 ) -> dict[Key, Status]:
-    """The status of every Backend object. Reads all of them, so that every load error is found.
-
-    `faults` are those of extensions, and `generations` the `metadata.generation`, both by object.
-    """
+    """The status of every Backend, used or not: so every load error is found. `faults` are of extensions, by object."""
     statuses: dict[Key, Status] = {}
     carriers = stream_carriers(resources, backends.target_key)
     for backend in chain.from_iterable(resources.of(kind) for kind in BACKEND_KINDS):
@@ -119,7 +116,6 @@ def _add_notes(conditions: Conditions, backend: AnyBackend, *, has_requests: boo
 
 
 def _set_unresolved(unresolved: UnresolvedRef, conditions: Conditions) -> None:
-    """Say in a Backend's conditions what is wrong, each fault with its field."""
     for each in (unresolved, *unresolved.others):
         message = f"{each.field}: {each.with_hint}" if each.field else each.with_hint
         if each.reason in _NOT_ACCEPTED:
@@ -140,10 +136,7 @@ def summary(backend: AnyBackend) -> str:
 
 
 def _insecure_reason(backend: AnyBackend, has_requests: bool) -> str:
-    """Why an external backend is not protected, or another one less than it seems; "" if all is well.
-
-    `has_requests`: requests of ours go there, and not streams of others alone.
-    """
+    """Why a backend is not protected, or less than it seems; "" if it is. `has_requests`: not streams alone."""
     forms = (x_backend_form(backend.spec),) if isinstance(backend, XBackend) else port_forms(backend.spec)
     is_external = isinstance(backend, XBackend) or backend.spec.destination.type == "Fqdn"
     reasons = []
@@ -156,7 +149,6 @@ def _insecure_reason(backend: AnyBackend, has_requests: bool) -> str:
 
 
 def _backend_notes(backend: DestinationBackend) -> Iterator[str]:
-    """Fields that are accepted and do nothing, or less than they seem to."""
     yield from notes(backend.spec)
     destination = backend.spec.destination
     if isinstance(backend, Backend) and backend.spec.resolver is not None:
@@ -180,7 +172,6 @@ def same_name_notes(source: Resource, backends: BackendCompiler) -> Iterator[tup
 
 
 def _references(source: Resource) -> Iterator[tuple[str, Reference]]:
-    """Every reference that may be to a backend, with its field."""
     if isinstance(source, Backend | EgressPolicy):
         if source.spec.parent is not None and source.spec.parent.name:
             yield "spec.parent", source.spec.parent

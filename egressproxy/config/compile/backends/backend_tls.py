@@ -7,13 +7,14 @@ verified. Source: Gateway API v1 BackendTLSPolicy; GEP-713 (PolicyStatus).
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import TypeVar
 
 from egressproxy.config.compile.backends.published_forms import TlsForm
 from egressproxy.config.compile.interface import Status, age_of
-from egressproxy.config.compile.references import References, UnresolvedCollector, UnresolvedRef
+from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.status.conditions import Conditions, ReferenceConditions
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.backend import BackendTlsPolicy
@@ -23,6 +24,8 @@ from egressproxy.config.resources.object_references import ParentReference, Poli
 from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.model.certificate import CertificateUse
 from egressproxy.model.published_object import Key
+
+T = TypeVar("T")
 
 #: PolicyStatus.ancestors holds at most 16 entries.
 MAX_ANCESTORS = 16
@@ -50,10 +53,7 @@ class BackendTlsPolicies:
                     self._by_target.setdefault((policy.namespace, ref.name, ref.section_name or ""), policy)
 
     def tls(self, service: Service, entry: ServicePort) -> BackendTlsIR | None:
-        """How this port is spoken to; None where no policy says it.
-
-        Raises UnresolvedRef where the policy cannot hold.
-        """
+        """How this port is spoken to; None: no policy says it. Raises UnresolvedRef if the policy cannot hold."""
         place = (service.namespace, service.name)
         policy = self._by_target.get((*place, entry.name)) if entry.name else None
         policy = policy or self._by_target.get((*place, ""))
@@ -72,10 +72,7 @@ class BackendTlsPolicies:
             self._users[service].add(gateway)
 
     def statuses(self, generations: Mapping[Key, int]) -> dict[Key, Status]:
-        """The status of every policy: an ancestor for each Gateway whose routes lead to a target.
-
-        Where no route does, the targets stand in its place, so that a mistake shows before the first route.
-        """
+        """An ancestor for each Gateway whose routes lead to a target; without any the targets, to show mistakes."""
         statuses: dict[Key, Status] = {}
         for policy in self._policies:
             ancestors = ReferenceConditions("ancestors", generations[policy.key])
@@ -120,14 +117,12 @@ class BackendTlsPolicies:
 
     def _problem(self, policy: BackendTlsPolicy, ref: PolicyTargetReference) -> UnresolvedRef | None:
         if (ref.group, ref.kind) != _SERVICE:
-            return UnresolvedRef(
-                "TargetNotFound", f"only Services can be targets, not {ref.kind}: a Backend has its own tls"
-            )
+            message = f"only Services can be targets, not {ref.kind}: a Backend has its own tls"
+            return UnresolvedRef("TargetNotFound", message)
         service = self._resources.find(Service, policy.namespace, ref.name)
         if service is None:
-            remedy = self._references.suggestions.remedy(
-                *_SERVICE, policy.namespace, ref.name, "a policy stands beside it"
-            )
+            key = (*_SERVICE, policy.namespace, ref.name)
+            remedy = self._references.suggestions.remedy(*key, "a policy stands beside it")
             return UnresolvedRef("TargetNotFound", f"Service {ref.name} does not exist", remedy)
         if ref.section_name and all(port.name != ref.section_name for port in service.spec.ports):
             named = ", ".join(port.name for port in service.spec.ports if port.name) or "none has a name"
@@ -149,11 +144,19 @@ def port_tls(references: References, backend: Resource, form: TlsForm | None, fi
     """TLS to a port of a backend as it is written at `field`; None for plain text. Raises UnresolvedRef."""
     if form is None or form.mode == "None":
         return None
-    found = UnresolvedCollector()
+    problems: list[UnresolvedRef] = []
+
+    def take(place: str, read: Callable[[], T], default: T) -> T:
+        try:
+            return read()
+        except UnresolvedRef as unresolved:
+            problems.append(unresolved.copy(f"{field}.{place}"))
+            return default
+
     made = BackendTlsIR(
         sni=form.sni,
         ca_pem="".join(
-            found.take(f"{field}.{form.ca_field}[{index}]", partial(references.ca_bundle, backend, ref, key), "")
+            take(f"{form.ca_field}[{index}]", partial(references.ca_bundle, backend, ref, key), "")
             for index, (ref, key) in enumerate(form.cas)
         ),
         names=form.names,
@@ -166,16 +169,17 @@ def port_tls(references: References, backend: Resource, form: TlsForm | None, fi
             min_version=written.min_version,
             insecure_skip_verify=written.insecure_skip_verify,
             crl_pem="".join(
-                found.take(f"{field}.crlRefs[{index}]", partial(references.crl, backend, ref), "")
+                take(f"crlRefs[{index}]", partial(references.crl, backend, ref), "")
                 for index, ref in enumerate(written.crl_refs)
             ),
             pins=written.pins,
         )
     if form.client is not None and form.mode in ("Mutual", "ClientAndServer"):
         read = partial(references.key_pair, backend, form.client, CertificateUse.CLIENT, form.client_key)
-        pair = found.take(f"{field}.clientCertificateRef", read, None)
+        pair = take("clientCertificateRef", read, None)
         if pair is not None:
             source = references.names(backend, (form.client,))
             made = replace(made, client_certificate=pair.chain_pem, client_key=pair.key_pem, client_source=source)
-    found.raise_if_any()
+    if problems:
+        raise problems[0].copy(others=tuple(problems[1:]))
     return made

@@ -118,10 +118,7 @@ class ParentCompiler:
 
 
 def is_direct(backend: BackendIR, rules: Iterable[NoProxyRule]) -> bool:
-    """Whether this backend is reached past the parents: its name, or each of its addresses, is listed.
-
-    Where a client names the destination (Dynamic), the data plane decides.
-    """
+    """Whether its name, or each of its addresses, is listed. Where a client names it, the data plane decides."""
     if backend.destination is Destination.DYNAMIC:
         return False
     if backend.destination is Destination.FQDN:

@@ -1,8 +1,4 @@
-"""What a parent is shown: the Secret of `parent.credentialsRef`, made into the value of Proxy-Authorization, or into
-what a SOCKS5 proxy is sent.
-
-Sources: RFC 7617 (Basic), RFC 1929 (SOCKS5), Kubernetes' Secrets of type kubernetes.io/basic-auth.
-"""
+"""What a parent is shown. Sources: RFC 7617 (Basic), RFC 1929 (SOCKS5), Secrets of type kubernetes.io/basic-auth."""
 
 from __future__ import annotations
 
@@ -24,11 +20,7 @@ _MAX_COUNTED = 255
 def parent_credentials(
     references: References, source: Resource, ref: ParentProxyRef, parent: BackendIR
 ) -> ParentCredentials | None:
-    """What `source` has its parent shown; None where it names no credentials.
-
-    Raises UnresolvedRef where the Secret is missing, not permitted, or no user and password, and where the parent is
-    reached without TLS and that is not allowed.
-    """
+    """What `source` has its parent shown; None: nothing. Raises UnresolvedRef, also where plain text is not allowed."""
     secret = ref.credentials_ref
     if secret is None:
         return None

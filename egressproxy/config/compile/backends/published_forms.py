@@ -77,9 +77,8 @@ def tls_field(spec: DestinationSpec, number: int) -> str:
 
 
 def port_forms(spec: DestinationSpec) -> tuple[PortForm, ...]:
-    """The ports of a destination. Without `ports`: the one that `fqdn.port` names, or 443.
-
-    Without them a Dynamic destination has number 0, for every port, where it says tls; else none, as Failover.
+    """The ports of a destination. Without `ports`: the one that `fqdn.port` names, or 443. Without them a Dynamic
+    destination has number 0, for every port, where it says tls; else none, as Failover.
     """
     destination = spec.destination
     fqdn = destination.fqdn
@@ -126,10 +125,7 @@ def _form(number: int, protocol: str, tls: TlsForm | None, *, is_optional: bool 
 
 
 def protocol_of(backend: object, form: PortForm, *, is_stream: bool) -> Protocol:
-    """What is spoken to a port, by the connections of a stream (TLSRoute, TCPRoute) or by requests.
-
-    Raises UnresolvedRef for a protocol of a vendor's own.
-    """
+    """What is spoken to a port, by streams (TLSRoute, TCPRoute) or requests. Raises UnresolvedRef: a vendor's own."""
     if form.protocol in _OVER_TLS:
         return Protocol.TCP if is_stream else Protocol.HTTP
     if form.protocol == "A2A":
@@ -175,7 +171,6 @@ def notes(spec: DestinationSpec) -> Iterator[str]:
 
 
 def _tls_notes(tls: TlsForm, *, is_published: bool) -> Iterator[str]:
-    """What of `tls` says nothing beside the rest of it."""
     written = tls.source
     if written is None:
         return
@@ -258,7 +253,6 @@ def destination_summary(spec: DestinationSpec) -> str:
 
 
 def _asked(endpoint: FailoverEndpoint) -> str:
-    """The backend of an endpoint, and for which models it is asked."""
     models = [f"{sent} for {asked}" for asked, sent in endpoint.model_aliases.items()]
     if endpoint.model_alias is not None:
         models.append(f"{endpoint.model_alias} for {'every other model' if models else 'every model'}")

@@ -1,7 +1,4 @@
-"""Core Services as backends: their ports and EndpointSlices.
-
-Sources: discovery.k8s.io/v1 EndpointSlice; Gateway API v1 BackendRef; KEP-3726 and GEP-1911 (appProtocol).
-"""
+"""Core Services as backends. Sources: EndpointSlice v1, Gateway API v1 BackendRef, KEP-3726, GEP-1911 (appProtocol)."""
 
 from __future__ import annotations
 

@@ -100,9 +100,7 @@ class ExtensionCompiler:
         index: int = 0,
         path: str = "",
     ) -> RankedExtension:
-        """A filter of our own that no `extensions` entry asked for; `path` is the field that did. Raises
-        FilterNotSupported.
-        """
+        """A filter of our own that the field `path` has asked for, and no entry. Raises FilterNotSupported."""
         found = self._catalog.get(type_name)
         if found is None or phase not in _phases(found):
             raise FilterNotSupported(f"{name} needs the filter {type_name} in phase {phase}, which this version lacks")
@@ -240,10 +238,7 @@ class ExtensionCompiler:
         )
 
     def _settings(self, found: FilterTypeInfo, text: str) -> FilterSettings | None:
-        """The validated config, one object for equal configs; None for a type of a package, which nothing unpacks.
-
-        Raises ValidationError.
-        """
+        """The valid config, one object for equal ones; None for a package's type. Raises ValidationError."""
         key = (found.name, text)
         if key not in self._valid:
             config = settings_adapter(found.config_model).validate_json(text)
@@ -268,9 +263,7 @@ class _Entry(NamedTuple):
         return self.written.config, "config"
 
     def settings(self, name: str, possible: frozenset[str]) -> dict[str, Any]:
-        """What is written beside name, type and config, as arguments of ExtensionIR. The type is called `name`, and
-        runs in the `possible` phases. Raises ConfigError.
-        """
+        """Arguments of ExtensionIR, of a type called `name` that runs in `possible` phases. Raises ConfigError."""
         extension = self.written
         try:
             chosen = chosen_phase(extension, name, possible, self.place.level)

@@ -28,8 +28,7 @@ _SPACE: Final = b" \t\r\n"
 
 @dataclass(slots=True)
 class ExtensionFaults:
-    """The faults of one object. `unknown` are sentences about types; `unresolved` are (reason, sentence) of Secrets and
-    of backends that filters call."""
+    """`unknown`: sentences about types; `unresolved`: (reason, sentence) of Secrets, and of backends that they call."""
 
     unknown: dict[str, None] = field(default_factory=dict)
     unresolved: dict[tuple[str, str], None] = field(default_factory=dict)
@@ -142,9 +141,7 @@ def _kind(name: str) -> str:
 
 
 def _field_of(config: Any, ref: object) -> str:
-    """The field of a config that holds this reference, as it is written: `basic.usernameRef`, `secrets[0]`; "" if none
-    does.
-    """
+    """The field of a config that holds this reference, as in `basic.usernameRef` and `secrets[0]`; "" for none."""
     if isinstance(config, tuple):
         return next((f"[{index}]" for index, each in enumerate(config) if each is ref), "")
     if not is_dataclass(config):

@@ -27,6 +27,7 @@ from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.explanations import explain, field_path, path_text
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.extension import ConfigSchema, FilterTypeDefinition
+from egressproxy.config.resources.object_references import ObjectReference
 from egressproxy.model.published_object import Key
 
 PYTHON: Final = "egressproxy.io/Python:v1"
@@ -158,9 +159,7 @@ class FilterTypes:
                 reason, message = "InvalidSchema", f"spec.configSchema: {error}"
         stated = self._conditions.setdefault(definition.key, [])
         if reason:
-            follows = "what names the type stays closed"
-            if reason == "Conflicted":
-                follows = "this one has no effect"
+            follows = "this one has no effect" if reason == "Conflicted" else "what names the type stays closed"
             self._refused.setdefault(name, f"{definition} is not accepted: {message}")
             stated.append(("Accepted", False, reason, f"{message}: {follows}"))
         else:
@@ -169,7 +168,6 @@ class FilterTypes:
         stated.append(("ResolvedRefs", *resolved))
 
     def _refusal(self, definition: FilterTypeDefinition, catalog: FilterCatalog) -> tuple[str, str]:
-        """Why a FilterType is not accepted, as reason and message; "" for both where nothing speaks against it."""
         name = definition.spec.type
         domain = name.partition("/")[0]
         if f".{domain}".endswith(_RESERVED):
@@ -222,7 +220,8 @@ def _schema(definition: FilterTypeDefinition, source: ConfigSchema, references: 
     if source.config_map_ref is None:
         return source.inline
     ref = source.config_map_ref
-    text = references.config_map_entry(ref.namespace, ref.name, ref.key)
+    config_map = ObjectReference.model_construct(kind="ConfigMap", name=ref.name, namespace=ref.namespace)
+    text = references.data(definition, config_map, ref.key)
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:

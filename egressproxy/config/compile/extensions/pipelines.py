@@ -69,15 +69,11 @@ class Pipelines:
         named = f"{ref.kind} {route.namespace}/{ref.name}"
         if (ref.group, ref.kind) not in (_POLICY, _PIPELINE):
             raise FilterNotSupported(f"filter ExtensionRef ({ref.kind} {ref.name}) is not supported ({_meant(ref)})")
-        found = self._resources.get(ref.group, ref.kind, route.namespace or "", ref.name)
+        key = (ref.group, ref.kind, route.namespace, ref.name)
+        found = self._resources.get(*key)
         if found is None:
-            hint = self._references.suggestions.remedy(
-                ref.group,
-                ref.kind,
-                route.namespace or "",
-                ref.name,
-                "an ExtensionRef names an object of the route's namespace",
-            )
+            elsewhere = "an ExtensionRef names an object of the route's namespace"
+            hint = self._references.suggestions.remedy(*key, elsewhere)
             raise ExtensionRefNotFound(f"filter ExtensionRef: {named} does not exist{f' ({hint})' if hint else ''}")
         if not isinstance(found, PayloadProcessingPipeline):
             if place.level != ROUTE_LEVEL:

@@ -60,10 +60,8 @@ def ordered(placed: Iterable[RankedExtension]) -> tuple[ExtensionIR, ...]:
 
 
 def chosen_phase(extension: Extension, name: str, possible: frozenset[str], level: int) -> ChosenPhase:
-    """The phase of an extension whose type is called `name` and runs in the `possible` ones, declared at this level.
-
-    On a Backend the phases are those of its own leg: its request-headers are the head as it goes to this backend.
-    Raises ImpossiblePhase.
+    """The phase of an extension, of a type called `name` that runs in the `possible` ones, declared at this level. On
+    a Backend they are those of its own leg: its request-headers are the head as it goes there. Raises ImpossiblePhase.
     """
     phase: str | None = extension.phase
     if level == BACKEND_LEVEL:

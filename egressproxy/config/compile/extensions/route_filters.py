@@ -1,7 +1,4 @@
-"""The filters of an HTTPRoute, compiled to ExtensionIR: the configs of the filter types that do what they say.
-
-Source: Gateway API v1 HTTPHeaderFilter, HTTPURLRewriteFilter, HTTPRequestRedirectFilter, HTTPCORSFilter.
-"""
+"""The filters of an HTTPRoute, as ExtensionIR. Source: Gateway API v1 HTTPRouteFilter, and the types of its fields."""
 
 from __future__ import annotations
 

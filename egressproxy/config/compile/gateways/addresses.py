@@ -59,10 +59,7 @@ class AddressBook:
             taken.setdefault(f"all {parsed.version}", name)
 
     def choose(self, name: str, ports: Collection[int]) -> tuple[str, ...]:
-        """What a Gateway (`namespace/name`) binds that leaves it to the process; empty where every address is taken.
-
-        Of networks it gets one address for each IP version.
-        """
+        """What a Gateway (`namespace/name`) binds by default, of networks one for each IP version; () for none free."""
         if self._single and (not self._networks or self._is_free(self._single, ports)):
             return self._single
         found = []

@@ -71,13 +71,10 @@ class Parents:
             if ref.section_name in (None, plan.listener.name) and ref.port in (None, plan.listener.port)
         ]
         if not named:
-            wanted = " ".join(
-                [f"named {ref.section_name}"] * bool(ref.section_name) + [f"on port {ref.port}"] * bool(ref.port)
-            )
-            return Rejection(
-                "NoMatchingParent",
-                f"{ref.kind} {key[2]}/{ref.name} has no listener {wanted}".rstrip() + _hint(ref, listeners),
-            )
+            wanted = f" named {ref.section_name}" if ref.section_name else ""
+            wanted += f" on port {ref.port}" if ref.port else ""
+            message = f"{ref.kind} {key[2]}/{ref.name} has no listener{wanted}{_hint(ref, listeners)}"
+            return Rejection("NoMatchingParent", message)
         refusals = {plan: self._refusal(plan, route) for plan in named}
         admitting = [plan for plan, refusal in refusals.items() if not refusal]
         if not admitting:
@@ -91,7 +88,6 @@ class Parents:
         return attached
 
     def _refusal(self, plan: ListenerPlan, route: Resource) -> str:
-        """Why this listener does not admit the route, "" if it does."""
         if route.KIND not in plan.kinds:
             kinds = ", ".join(plan.kinds) or "none"
             return f"listener {plan.name} does not take routes of kind {route.KIND} (it takes: {kinds})"
@@ -113,9 +109,6 @@ def _hint(ref: ParentReference, listeners: Iterable[ListenerPlan]) -> str:
 
 
 def common_hostnames(listener: str, hostnames: Sequence[str]) -> tuple[str, ...] | None:
-    """Those of a route's hostnames that have hosts in common with a listener's ("" is every host).
-
-    An empty result stands for every host of the listener; None for nothing in common.
-    """
+    """The route's hostnames that share hosts with the listener's ("": all). Empty: every host; None: no host."""
     common = tuple(dict.fromkeys(hostname for hostname in hostnames if have_hosts_in_common(hostname, listener)))
     return common if common or not hostnames else None

@@ -66,9 +66,7 @@ def add_certificate_rules(
 def _authorities(
     certificates: Iterable[tuple[EgressPolicy, CertificateIdentity]], references: References, problems: dict[str, None]
 ) -> str:
-    """The CAs that every policy lists which lists any, PEM; "" where none does. Why some cannot be had is added to
-    `problems`.
-    """
+    """The CAs that every policy lists which lists any, PEM; "" for none. `problems` gets why some cannot be had."""
     shared, named = "", []
     for policy, written in certificates:
         if not written.ca_certificate_refs:

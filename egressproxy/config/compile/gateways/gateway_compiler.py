@@ -1,7 +1,4 @@
-"""Which Gateways name our GatewayClass, what they bind, and which ListenerSets they admit.
-
-Source: Gateway API v1 GatewayClass, Gateway, ListenerSet.
-"""
+"""Which Gateways are ours, what they bind, and which ListenerSets they admit. Source: Gateway API v1."""
 
 from __future__ import annotations
 
@@ -78,9 +75,7 @@ def plan_gateways(
 
 
 def of_other_controllers(resources: ResourceSet) -> Iterator[Problem]:
-    """Gateways whose GatewayClass names another controller. That is how manifests of several are meant to be written,
-    and worth a word where no other Gateway is served.
-    """
+    """Gateways of other controllers: meant to stand here, and worth a word where no other Gateway is served."""
     classes = {c.name: c.spec.controller_name for c in resources.of(GatewayClass)}
     for gateway in resources.of(Gateway):
         name = gateway.spec.gateway_class_name
@@ -113,7 +108,6 @@ def _refuse_insecure_fallback(plan: GatewayPlan) -> None:
 
 
 def _find_refusal(plan: GatewayPlan, gateway_class: GatewayClass | None) -> None:
-    """Whether the Gateway has to be refused as a whole, whatever its listeners are."""
     spec = plan.gateway.spec
     if gateway_class is not None and gateway_class.spec.parameters_ref is not None:
         plan.refuse("InvalidParameters", f"GatewayClass {gateway_class.name} is not accepted")
@@ -158,7 +152,6 @@ def _find_addresses(plan: GatewayPlan, book: AddressBook, defaults: Defaults) ->
 def _sets_by_gateway(
     resources: ResourceSet, references: References, warnings: list[Problem]
 ) -> dict[Key, list[ListenerSet]]:
-    """The ListenerSets by the Gateway that they name, oldest first."""
     found: dict[Key, list[ListenerSet]] = defaultdict(list)
     for listener_set in sorted(resources.of(ListenerSet), key=age_of):
         ref = listener_set.spec.parent_ref
@@ -190,10 +183,7 @@ def _add_listener_sets(
 
 
 def _claim_ports(plan: GatewayPlan, book: AddressBook) -> None:
-    """Two Gateways cannot bind one address and port: the younger one's listener stays closed.
-
-    Nothing is claimed for the sets of a Gateway that has no listener left of its own: it is not accepted.
-    """
+    """The younger Gateway's listener stays closed. Without a listener of its own, its sets claim nothing either."""
     remedy = "give this Gateway spec.addresses or another port, or the process a network (--bind)"
     for listener in plan.listeners:
         port = listener.listener.port

@@ -51,7 +51,10 @@ class GatewayPlan:
 
     @property
     def own(self) -> list[ListenerPlan]:
-        return [plan for plan in self.listeners if plan.owner is self.gateway]
+        return self._of(self.gateway)
+
+    def _of(self, owner: Gateway | ListenerSet) -> list[ListenerPlan]:
+        return [plan for plan in self.listeners if plan.owner is owner]
 
     def refuse(self, reason: str, message: str) -> None:
         """Not accept it: nothing of it is served, and nothing that others attach to it."""
@@ -110,7 +113,7 @@ class GatewayPlan:
         return [plan.listener.name for plan in listeners if plan.problem and plan.problem != unusable]
 
     def _close_set(self, attached: SetPlan) -> None:
-        listeners = [plan for plan in self.listeners if plan.owner is attached.listener_set]
+        listeners = self._of(attached.listener_set)
         lost = self.invalid(listeners)
         if len(lost) == len(listeners):
             attached.refuse("ListenersNotValid", "ListenersNotValid", "no listener can be served")
@@ -120,24 +123,19 @@ class GatewayPlan:
             attached.conditions.set("Programmed", False, "ParentNotProgrammed", self.unusable[1])
 
     def statuses(self) -> dict[Key, Status]:
-        """The `status` of the Gateway and of its ListenerSets. Call it after `close`.
-
-        Source: Gateway API v1 GatewayStatus, ListenerSetStatus.
-        """
-        statuses: dict[Key, Status] = {}
-        statuses[self.gateway.key] = {
-            "addresses": [
-                {"type": UNIX_SOCKET if is_unix(address) else "IPAddress", "value": address}
-                for address in self.addresses
-            ],
+        """GatewayStatus, and ListenerSetStatus of its sets (Gateway API v1). Call it after `close`."""
+        kinds = ((UNIX_SOCKET if is_unix(address) else "IPAddress", address) for address in self.addresses)
+        status: Status = {
+            "addresses": [{"type": kind, "value": address} for kind, address in kinds],
             "conditions": self.conditions.to_list(),
             "listeners": [plan.to_status() for plan in self.own],
             "attachedListenerSets": sum(attached.conditions.holds("Accepted") for attached in self.sets),
         }
+        statuses = {self.gateway.key: status}
         for attached in self.sets:
-            owner = attached.listener_set
-            listeners = [plan.to_status() for plan in self.listeners if plan.owner is owner]
-            statuses[owner.key] = {"conditions": attached.conditions.to_list(), "listeners": listeners}
+            listeners = [plan.to_status() for plan in self._of(attached.listener_set)]
+            conditions = attached.conditions.to_list()
+            statuses[attached.listener_set.key] = {"conditions": conditions, "listeners": listeners}
         return statuses
 
 
@@ -152,7 +150,6 @@ def _set_listener_conditions(conditions: Conditions, lost: list[str]) -> None:
 
 
 def _gateway_notes(gateway: Gateway) -> Iterator[str]:
-    """Fields that are accepted and do nothing."""
     spec = gateway.spec
     if spec.infrastructure is not None and (spec.infrastructure.labels or spec.infrastructure.annotations):
         yield "infrastructure has nothing to be applied to: no objects are created for a Gateway."

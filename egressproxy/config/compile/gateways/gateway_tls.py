@@ -1,7 +1,4 @@
-"""`spec.tls` of a Gateway: how it verifies clients, and the certificate that it presents to backends.
-
-Source: Gateway API v1 GatewayTLSConfig; GEP-91 (frontend), GEP-3155 (backend).
-"""
+"""`spec.tls` of a Gateway. Source: Gateway API v1 GatewayTLSConfig; GEP-91 (frontend), GEP-3155 (backend)."""
 
 from __future__ import annotations
 

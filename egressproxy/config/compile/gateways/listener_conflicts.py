@@ -44,10 +44,7 @@ def _judge_port(listeners: list[ListenerPlan]) -> None:
 
 
 def _find_overlaps(listeners: list[ListenerPlan]) -> None:
-    """State `OverlappingTLSConfig` where a client may take one listener's TLS for another's (ListenerConditionType).
-
-    It is for information: what comes over the wrong connection is answered with 421.
-    """
+    """State `OverlappingTLSConfig`, for information: what comes over the wrong connection is answered with 421."""
     speaking = [one for one in listeners if one.listener.tls is not None and not one.conditions.holds("Conflicted")]
     for listener in speaking:
         others = [

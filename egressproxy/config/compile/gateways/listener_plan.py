@@ -17,9 +17,8 @@ from egressproxy.config.compile.gateways.gateway_tls import frontend_validation
 from egressproxy.config.compile.interface import Status
 from egressproxy.config.compile.references import References, resolve_each
 from egressproxy.config.compile.status.conditions import Conditions
-from egressproxy.config.resources.gateway import Gateway, Listener, ListenerSet
+from egressproxy.config.resources.gateway import Gateway, Listener, ListenerSet, ListenerTls
 from egressproxy.config.resources.meta import GATEWAY_GROUP
-from egressproxy.config.resources.object_references import SecretObjectReference
 from egressproxy.ir.gateway import CertificateIR, ClientCertificatesIR, ListenerProtocol, ListenerTlsIR, TlsMode
 from egressproxy.model.certificate import CertificateState, CertificateUse
 
@@ -197,17 +196,14 @@ def _find_tls(plan: ListenerPlan, references: References) -> None:
     if not certificates:
         message = problems[0].with_hint if problems else "tls.certificateRefs names no certificate"
         plan.refuse("ResolvedRefs", reason, message)
-    _check_certificates(plan, tls.certificate_refs, certificates, references)
+    _check_certificates(plan, tls, certificates, references)
     if tls.options:
         plan.conditions.add_note("Accepted", f"tls.options are not supported and do nothing: {', '.join(tls.options)}.")
     plan.tls = ListenerTlsIR(TlsMode.TERMINATE, tuple(certificates), _find_clients(plan, references))
 
 
 def _check_certificates(
-    plan: ListenerPlan,
-    refs: Iterable[SecretObjectReference],
-    certificates: Iterable[CertificateIR],
-    references: References,
+    plan: ListenerPlan, tls: ListenerTls, certificates: Iterable[CertificateIR], references: References
 ) -> None:
     """State what is wrong with certificates that can be used. The listener is served all the same: its references are
     resolved, and whether to trust what it shows is for its clients to say.
@@ -216,7 +212,7 @@ def _check_certificates(
     place = f"spec.listeners[{plan.owner.spec.listeners.index(plan.listener)}].tls.certificateRefs"
     now_s = time.time()
     reason, told = "", []
-    for index, ref in enumerate(refs):
+    for index, ref in enumerate(tls.certificate_refs):
         if f"{references.namespace_of(plan.owner, ref)}/{ref.name}" not in known:
             continue
         validity = references.validity(plan.owner, ref, CertificateUse.LISTENER)
@@ -235,7 +231,6 @@ def _check_certificates(
 
 
 def _find_clients(plan: ListenerPlan, references: References) -> ClientCertificatesIR | None:
-    """What `spec.tls.frontend` of the Gateway asks of the clients of this port."""
     validation = frontend_validation(plan.gateway, plan.listener.port)
     if validation is None:
         return None

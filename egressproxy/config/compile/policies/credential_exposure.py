@@ -13,7 +13,7 @@ from typing import Final
 from egressproxy.config.compile.backends.backend_references import ResolvedBackend
 from egressproxy.config.compile.extensions.extension_faults import INJECTOR
 from egressproxy.config.compile.extensions.ranked_extension import RankedExtension
-from egressproxy.config.compile.policies.layers import Layer, Level
+from egressproxy.config.compile.policies.layers import Layers, Level
 from egressproxy.config.compile.policies.policy_attachment import PolicyAttachments
 from egressproxy.config.compile.policies.policy_merge import ChosenParent
 from egressproxy.config.compile.policies.tls_floor import BackendUnusable
@@ -33,7 +33,7 @@ class CredentialDns:
         self._policies = policies
         self._with_own_dns: dict[tuple[int, DnsIR], PolicyIR] = {}
 
-    def of_parent(self, spec: BackendIR, layers: tuple[Layer, ...], namespace: str) -> DnsIR | None:
+    def of_parent(self, spec: BackendIR, layers: Layers, namespace: str) -> DnsIR | None:
         """The DNS settings for a parent that is sent credentials: those of `namespace`, which names the credentials. A
         route or Backend of another namespace may use the parent, and must not redirect its password.
 
@@ -48,7 +48,7 @@ class CredentialDns:
         return self._policies.merge(own, is_routed=True).policy.dns if own != layers else None
 
     def of_backend(
-        self, policy: PolicyIR, resolved: ResolvedBackend, layers: tuple[Layer, ...], filters: Iterable[RankedExtension]
+        self, policy: PolicyIR, resolved: ResolvedBackend, layers: Layers, filters: Iterable[RankedExtension]
     ) -> PolicyIR:
         """What holds for a backend that these filters send a credential to: its name is looked up as its own namespace
         and Gateways say, and not as a route or a Failover of another namespace does, which may use it.

@@ -28,9 +28,7 @@ class DnsMerger:
         self._trusted: dict[tuple[Key, Any], tuple[str, str, str]] = {}
 
     def merge(self, ordered: Sequence[Layer], blockers: dict[str, None]) -> DnsIR:
-        """What the `dns` sections of these layers say together, most specific first. What is not enforced is added to
-        `blockers`.
-        """
+        """What the `dns` sections of these layers say, most specific first; `blockers` gets what is not enforced."""
         sections: list[tuple[Layer, EgressPolicy | None, Dns]] = []
         for layer in ordered:
             if layer.resolver is not None:

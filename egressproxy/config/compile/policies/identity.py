@@ -29,10 +29,7 @@ MAX_USERS = 10_000
 def read_identity(
     chosen: Mapping[str, EgressPolicy], required: bool | None, references: References, blockers: dict[str, None]
 ) -> IdentityIR | None:
-    """What the policies say that were `chosen` for each of the SECTIONS; None where they say nothing.
-
-    Why something cannot be read is added to `blockers`.
-    """
+    """What the policies `chosen` for SECTIONS say; None for nothing. `blockers` gets why something cannot be read."""
     if not chosen and not required:
         return None
     issuers: list[TokenIssuerIR] = []
@@ -83,9 +80,7 @@ def _written(chosen: Mapping[str, EgressPolicy], section: str) -> Any:
 
 
 def own_trust_domain(certificate: CertificateIdentity | None, token: TokenIdentity | None) -> str:
-    """The trust domain whose namespaces are written without it: the first that is named, by `trustDomains` before the
-    issuers of tokens; "" where none is.
-    """
+    """The domain of namespaces without one: the first of `trustDomains`, else of the issuers; "" where none is."""
     if certificate is not None and certificate.trust_domains:
         return certificate.trust_domains[0]
     said = (each.trust_domain for each in token.issuers if each.says_namespaces) if token is not None else iter(())
@@ -159,9 +154,7 @@ def _issuer(policy: EgressPolicy, written: TokenIssuer, references: References, 
 
 
 def _users(policy: EgressPolicy, references: References) -> tuple[tuple[tuple[str, SecretBytes], ...], str]:
-    """User names and hashes of a Secret: an entry for each, or lines of `.htpasswd`; and that Secret
-    ("namespace/name"). Raises UnresolvedRef.
-    """
+    """Users and hashes: entries of a Secret, or lines of `.htpasswd`; and "namespace/name". Raises UnresolvedRef."""
     assert policy.spec.identity is not None
     assert policy.spec.identity.basic is not None
     ref = policy.spec.identity.basic.secret_ref

@@ -1,7 +1,4 @@
-"""Layer: the policies of one target; its Level: how specific the target is; and the parts of a layer.
-
-Winners: of the values that policies give one setting the most specific holds; status tells the others.
-"""
+"""Layer: the policies of one target, at its Level. Winners: of the values for one setting the most specific holds."""
 
 from __future__ import annotations
 
@@ -58,6 +55,10 @@ class Layer:
         """The target for people: `Kind namespace/name`, and the section if it is one."""
         _, kind, namespace, name = self.target
         return f"{kind} {namespace}/{name}" + (f", section {self.section}" if self.section else "")
+
+
+#: Those that hold at a place, the widest first.
+Layers = tuple[Layer, ...]
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from egressproxy.config.compile.certificates import outside_constraints
 from egressproxy.config.compile.extensions.extension_faults import ExtensionFaults
 from egressproxy.config.compile.interface import Status, age_of
 from egressproxy.config.compile.policies.identity import unusable_keys
-from egressproxy.config.compile.policies.layers import Layer, Level, Overridden
+from egressproxy.config.compile.policies.layers import Layer, Layers, Level, Overridden
 from egressproxy.config.compile.policies.policy_merge import Merged, Merger
 from egressproxy.config.compile.policies.subjects import MAX_COMBINED, NOBODY, has_conditions
 from egressproxy.config.compile.policies.without_effect import notes, nothing_here, without_effect, written
@@ -61,19 +61,19 @@ class PolicyAttachments:
                 key = object_key(resources, ref, policy.namespace)
                 self._by_target[key, ref.section_name or ""].append(policy)
         #: By target and section, for the places that exist: their layer for clients that fit no subjects, or none.
-        self._layers: dict[tuple[Key, str], tuple[Layer, ...]] = {}
+        self._layers: dict[tuple[Key, str], Layers] = {}
         #: By target and section: the policies with subjects, if there are any.
         self._with_subjects: dict[tuple[Key, str], dict[Key, EgressPolicy]] = {}
-        self._of_clients: dict[tuple[Key, str, tuple[Key, ...]], tuple[Layer, ...]] = {}
+        self._of_clients: dict[tuple[Key, str, tuple[Key, ...]], Layers] = {}
         self._holding = NOBODY
         self._met: dict[tuple[Key, str], None] = {}
         self._noted: dict[Key, dict[str, None]] = {}
         #: Rules whose filters name policies, and by policy these rules.
-        self._of_rules: dict[tuple[Key, str, tuple[EgressPolicy, ...]], tuple[Layer, ...]] = {}
+        self._of_rules: dict[tuple[Key, str, tuple[EgressPolicy, ...]], Layers] = {}
         self._named_by: dict[Key, dict[tuple[Key, str], None]] = {}
-        self._merged: dict[tuple[tuple[Layer, ...], bool], Merged] = {}
+        self._merged: dict[tuple[Layers, bool], Merged] = {}
 
-    def layer(self, level: Level, target: Key, section: str = "", resolver: Dns | None = None) -> tuple[Layer, ...]:
+    def layer(self, level: Level, target: Key, section: str = "", resolver: Dns | None = None) -> Layers:
         """The layer of one target: one, or none where nothing holds there. Marks the target as one that exists."""
         place = (target, section)
         if place not in self._layers:
@@ -92,7 +92,7 @@ class PolicyAttachments:
                 return self._layer_of_clients(place)
         return self._layers[place]
 
-    def _layer_of_clients(self, place: tuple[Key, str]) -> tuple[Layer, ...]:
+    def _layer_of_clients(self, place: tuple[Key, str]) -> Layers:
         """The layer for the clients of now: one object for all clients for whom the same policies hold there."""
         theirs = self._with_subjects[place]
         holding = tuple(sorted(key for key in self._holding if key in theirs))
@@ -107,9 +107,7 @@ class PolicyAttachments:
 
     @contextmanager
     def for_clients(self, holding: frozenset[Key], met: dict[tuple[Key, str], None]) -> Iterator[None]:
-        """Until the end of the block, layers are those for the clients for whom these policies with subjects hold, and
-        no other ones. `met` gets the places that are asked for and have policies with subjects.
-        """
+        """Until the end of the block these policies with subjects hold, and no others; `met` gets places of such."""
         before = self._holding, self._met
         self._holding, self._met = holding, met
         try:
@@ -142,11 +140,8 @@ class PolicyAttachments:
         found = {key: policy for place in met for key, policy in self._with_subjects[place].items()}
         return tuple(sorted(found.values(), key=age_of))
 
-    def layer_of_rule(self, route: Key, section: str, index: int, named: tuple[EgressPolicy, ...]) -> tuple[Layer, ...]:
-        """The layer of a rule whose filters name these policies, and of the policies that name the rule.
-
-        `section` is the name of the rule, "" where it has none, and `index` its place.
-        """
+    def layer_of_rule(self, route: Key, section: str, index: int, named: tuple[EgressPolicy, ...]) -> Layers:
+        """The layer of a rule (`section` is its name or ""), of policies that it names, and that name it."""
         own = [policy for layer in self.layer(Level.RULE, route, section) if section for policy in layer.policies]
         name = section or f"rules[{index}]"
         for policy in named:
@@ -162,11 +157,11 @@ class PolicyAttachments:
             self._of_rules[place] = (Layer(Level.RULE, route, name, policies),) if policies else ()
         return self._of_rules[place]
 
-    def merge(self, layers: tuple[Layer, ...], *, is_routed: bool) -> Merged:
-        """What the layers say together. The result is shared by all places with the same layers.
+    def merge(self, layers: Layers, *, is_routed: bool) -> Merged:
+        """What the layers say together, shared by all places with the same ones.
 
-        `is_routed`: for what a route matched. The route is the permission there, so the Gateway's and the listener's
-        `destinations.allow`, which are for what no route matches, are left out; their `deny` holds.
+        `is_routed`: for what a route matched. The route is the permission there, so `destinations.allow` of the Gateway
+        and the listener, which are for what no route matches, are left out; their `deny` holds.
         """
         place = (layers, is_routed)
         merged = self._merged.get(place)
@@ -177,10 +172,7 @@ class PolicyAttachments:
     def statuses(
         self, generations: Mapping[Key, int], faults: dict[Key, ExtensionFaults], parents: Mapping[Key, UnresolvedRef]
     ) -> dict[Key, Status]:
-        """The status of every EgressPolicy, per target. Call it when everything has been merged.
-
-        `faults` are those of filters, `parents` says why parents cannot be used; both by policy.
-        """
+        """The status of every EgressPolicy, once all is merged. `faults` of filters and `parents` are by policy."""
         for layers in self._layers.values():
             if any(len(layer.policies) > 1 for layer in layers):  # a conflict is one, even where nothing is served
                 self.merge(layers, is_routed=True)
@@ -197,7 +189,9 @@ class PolicyAttachments:
             (ref, object_key(self._resources, ref, policy.namespace), ref.section_name or "")
             for ref in policy.spec.target_refs
         ]
-        targets += [(_as_target(route), route, section) for route, section in self._named_by.get(policy.key, ())]
+        for route, section in self._named_by.get(policy.key, ()):
+            by_filter = PolicyTargetReference.model_construct(group=route[0], kind=route[1], name=route[3])
+            targets.append((by_filter, route, section))
         for position, (ref, target, section) in enumerate(targets):
             conditions = ancestors.add(ref, namespace=policy.namespace)
             is_named = position >= len(policy.spec.target_refs)
@@ -216,7 +210,7 @@ class PolicyAttachments:
             unread = unusable_keys(policy, self._references)
             for note in chain(notes(policy, ref.kind), self._notes_here(policy, target), useless, unread):
                 conditions.add_note("Accepted", note)
-            overridden = self._merger.overridden.get((policy.key, target, section), Overridden())
+            overridden = self._merger.winners.overridden.get((policy.key, target, section), Overridden())
             for kind, sentences in (("Conflicted", overridden.conflicts), ("Overridden", overridden.overrides)):
                 if sentences:
                     conditions.set(kind, True, kind, "; ".join(sentences))
@@ -267,16 +261,12 @@ class PolicyAttachments:
         return {key for key, policies in found if any(each.spec.identity is not None for each in policies)}
 
     def _reads_certificates(self, gateway: Key) -> bool:
-        """Whether a policy of this Gateway, of one of its listeners or of a ListenerSet (which may be of its ports) has
-        certificates say who clients are.
-        """
-        return gateway in self._reading_certificates or any(
-            key[1] == "ListenerSet" for key in self._reading_certificates
-        )
+        """Whether a policy of this Gateway, or of a listener that may share its ports, reads certificates."""
+        reading = self._reading_certificates
+        return gateway in reading or any(key[1] == "ListenerSet" for key in reading)
 
     @cached_property
     def _reading_certificates(self) -> set[Key]:
-        """The Gateways and ListenerSets that have a policy with `identity.certificate`."""
         return {
             key
             for (key, _), policies in self._by_target.items()
@@ -306,12 +296,6 @@ class PolicyAttachments:
             message, remedy = f"{shown} is not served here, so no policy holds for it", ""
         hint = f" ({remedy})" if remedy else ""
         return f"{message}{hint}; nothing that this policy allows, denies or limits holds there"
-
-
-def _as_target(route: Key) -> PolicyTargetReference:
-    """A route whose filter names the policy, as status shows it."""
-    group, kind, _, name = route
-    return PolicyTargetReference.model_construct(group=group, kind=kind, name=name)
 
 
 def _known(kind: str) -> str:

@@ -8,17 +8,16 @@ them together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from egressproxy.config.compile.extensions.extension_compiler import Caller, ExtensionCompiler, FilterNotSupported
+from egressproxy.config.compile.extensions.extension_compiler import ExtensionCompiler, FilterNotSupported
 from egressproxy.config.compile.extensions.extension_faults import closing, must_run
 from egressproxy.config.compile.extensions.ranked_extension import AttachmentPoint, RankedExtension
 from egressproxy.config.compile.policies.layers import Layer, Level
 from egressproxy.config.resources.limits import AmountRate, Concurrency, Limits, LimitStore, Rate
 from egressproxy.config.resources.policy import EgressPolicy, EgressPolicySpec
-from egressproxy.ir.policy import ExtensionIR
 
 REQUEST_RATE = "egressproxy.io/RequestRateLimit:v1"
 CONCURRENCY = "egressproxy.io/ConcurrencyLimit:v1"
@@ -44,15 +43,11 @@ class LimitScopes:
 class PolicyFilters:
     """Gives the filters of a place in the form that `ordered` sorts."""
 
-    __slots__ = ("_compiler", "_extensions")
+    __slots__ = ("_extensions", "compiler")
 
     def __init__(self, compiler: ExtensionCompiler) -> None:
-        self._compiler = compiler
+        self.compiler = compiler
         self._extensions: dict[tuple[EgressPolicy, str], tuple[RankedExtension, ...]] = {}
-
-    @property
-    def callers(self) -> Mapping[ExtensionIR, Caller]:
-        return self._compiler.callers
 
     def check(self, policy: EgressPolicy) -> None:
         """Find the load errors of a policy's extensions, whether or not its targets exist."""
@@ -64,10 +59,7 @@ class PolicyFilters:
             self._of_policy(policy, 1, str(policy))
 
     def for_requests(self, layers: Iterable[Layer], scopes: LimitScopes) -> list[RankedExtension]:
-        """The filters of a listener or rule: everything but what belongs to one of its backends.
-
-        Raises FilterNotSupported for a limit that this build cannot enforce, and for an extension of an unknown type.
-        """
+        """The filters of a listener or rule: all but those of one backend. Raises FilterNotSupported."""
         layers = tuple(layer for layer in layers if layer.level is not Level.BACKEND)
         unknown = self.unknown_extension(layers)
         if unknown:
@@ -90,10 +82,7 @@ class PolicyFilters:
         return made
 
     def body_limits(self, layers: Iterable[Layer]) -> list[RankedExtension]:
-        """`maxBodyBytes` of a backend's policies, which holds for every request of a rule that has this backend.
-
-        A body is read before the backend is chosen. Raises FilterNotSupported.
-        """
+        """`maxBodyBytes` of a backend, for the whole rule: bodies are read first. Raises FilterNotSupported."""
         return [
             placed
             for layer in layers
@@ -122,7 +111,7 @@ class PolicyFilters:
         key = (policy, place)
         if key not in self._extensions:
             declared = policy.spec.extensions
-            self._extensions[key] = self._compiler.extensions(policy, declared, AttachmentPoint(level, place))
+            self._extensions[key] = self.compiler.extensions(policy, declared, AttachmentPoint(level, place))
         return self._extensions[key]
 
     def _limits(
@@ -148,7 +137,7 @@ class PolicyFilters:
                     type_name, config["window"] = REQUEST_RATE, entry.window.seconds
                     config |= {"burst": entry.burst} if entry.burst is not None else {}
                 place, name = AttachmentPoint(level, scopes.scope(entry.per)), f"limits.{field}[{index}]"
-                yield self._compiler.builtin(type_name, name, phase, config, policy, place, index=index)
+                yield self.compiler.builtin(type_name, name, phase, config, policy, place, index=index)
         kinds: tuple[tuple[str, tuple[Rate, ...]], ...]
         kinds = (("Bytes", limits.bytes), ("Tokens", limits.tokens), ("Cost", limits.cost))
         for kind, rates in kinds:
@@ -161,7 +150,7 @@ class PolicyFilters:
         for together, scope in ((of_backend, scopes.backend), (others, str(policy))):
             if together:
                 place, config = AttachmentPoint(level, scope), _quota(policy.spec, limits, together)
-                yield self._compiler.builtin(QOS, "limits", phase, config, policy, place, path="spec.limits")
+                yield self.compiler.builtin(QOS, "limits", phase, config, policy, place, path="spec.limits")
         if not backend:
             yield from self._body_limit(policy, layer)
 
@@ -170,7 +159,7 @@ class PolicyFilters:
         if limits is not None and limits.max_body_bytes:
             place = AttachmentPoint(_LEVELS[layer.level], layer.scope)
             config = {"maxBytes": limits.max_body_bytes}
-            yield self._compiler.builtin(BODY, "limits.maxBodyBytes", "request-headers", config, policy, place)
+            yield self.compiler.builtin(BODY, "limits.maxBodyBytes", "request-headers", config, policy, place)
 
 
 def _is_counted_here(keys: tuple[str, ...], layer: Layer, *, backend: bool) -> bool:
@@ -190,7 +179,6 @@ def _is_plain(entry: Rate | Concurrency, limits: Limits) -> bool:
 
 
 def _entry(kind: str, written: Rate | Concurrency) -> dict[str, Any]:
-    """A limit as an entry of a QoSController."""
     made: dict[str, Any] = {"type": kind, "limit": written.limit, "per": list(written.keys)}
     if written.header is not None:
         made["header"] = written.header

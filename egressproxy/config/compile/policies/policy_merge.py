@@ -32,7 +32,6 @@ from egressproxy.config.compile.policies.identity import SECTIONS, read_identity
 from egressproxy.config.compile.policies.layers import (
     Layer,
     Level,
-    Overridden,
     PolicyCandidate,
     Winners,
     field_path,
@@ -99,20 +98,15 @@ class Merged:
 class Merger:
     """Merges layers, and remembers what each policy lost against others."""
 
-    __slots__ = ("_dns", "_identities", "_references", "_signing", "_winners")
+    __slots__ = ("_dns", "_identities", "_references", "_signing", "winners")
 
     def __init__(self, references: References) -> None:
         self._references = references
-        self._winners = Winners()
-        self._dns = DnsMerger(references, self._winners)
+        self.winners = Winners()
+        self._dns = DnsMerger(references, self.winners)
         self._signing: dict[Key, CertificateIR | UnresolvedRef] = {}
         #: By the policies that say it.
         self._identities: dict[object, tuple[IdentityIR | None, dict[str, None]]] = {}
-
-    @property
-    def overridden(self) -> dict[tuple[Key, Key, str], Overridden]:
-        """What each policy lost: by policy, target and section."""
-        return self._winners.overridden
 
     def merge(self, layers: Iterable[Layer], is_routed: bool) -> Merged:
         """What the layers say together. `is_routed`: without the allow lists of Gateway and listener."""
@@ -121,7 +115,7 @@ class Merger:
         blockers = {blocker: None for policy in policies for blocker in _blockers(policy)}
         for layer in ordered:
             blockers.update(dict.fromkeys(b for policy in layer.policies for b in _misplaced(policy, layer.level)))
-        mode = self._winners.choose("mode", _modes(ordered)) or Mode.ENFORCE
+        mode = self.winners.choose("mode", _modes(ordered)) or Mode.ENFORCE
         modes = _modes_of_levels(ordered)
         reported = {level for level, own in modes.items() if mode is own is Mode.REPORT}
         if modes[Level.LISTENER] is not Mode.REPORT:
@@ -188,7 +182,7 @@ class Merger:
     def _parent(self, ordered: Sequence[Layer]) -> ChosenParent | None:
         """Reference and credentials together: one policy decides both."""
         candidates = _said(ordered, lambda policy: policy.spec.parent and ChosenParent(_in_full(policy), policy))
-        chosen: ChosenParent | None = self._winners.choose("parent", candidates)
+        chosen: ChosenParent | None = self.winners.choose("parent", candidates)
         return chosen
 
     def _gateways(self, ordered: Sequence[Layer], blockers: dict[str, None]) -> tuple[tuple[SecretBytes, ...], str]:
@@ -196,7 +190,7 @@ class Merger:
         candidates = _said(
             ordered, lambda policy: policy if policy.spec.identity and policy.spec.identity.gateways else None
         )
-        policy: EgressPolicy | None = self._winners.choose("identity.gateways", candidates)
+        policy: EgressPolicy | None = self.winners.choose("identity.gateways", candidates)
         if policy is None or policy.spec.identity is None or policy.spec.identity.gateways is None:
             return (), ""
         keys: list[SecretBytes] = []
@@ -226,10 +220,10 @@ class Merger:
         chosen: dict[str, EgressPolicy] = {}
         for section in SECTIONS:
             candidates = _said(ordered, partial(said_section, section))
-            found: EgressPolicy | None = self._winners.choose(f"identity.{to_camel(section)}", candidates)
+            found: EgressPolicy | None = self.winners.choose(f"identity.{to_camel(section)}", candidates)
             if found is not None:
                 chosen[section] = found
-        required: bool | None = self._winners.choose("identity.required", _said(ordered, said_required))
+        required: bool | None = self.winners.choose("identity.required", _said(ordered, said_required))
         made, problems = self._read_identity(chosen, required)
         blockers.update(problems)
         return made
@@ -272,12 +266,10 @@ class Merger:
         return NO_RESILIENCE if made == NO_RESILIENCE else made
 
     def _traffic_winner(self, ordered: Sequence[Layer], path: str) -> Any:
-        """The value of a setting below `traffic` (a path of attributes), a duration in seconds; None where no policy
-        sets it.
-        """
+        """The setting at this path of attributes below `traffic`, a duration in seconds; None where none sets it."""
         path = f"traffic.{path}"
         candidates = _said(ordered, lambda policy: plain_value(field_value(policy.spec, path)))
-        return self._winners.choose(field_path(path), candidates)
+        return self.winners.choose(field_path(path), candidates)
 
     # --- restrictions: they add up -----------------------------------------------------------------------------------
 
@@ -351,15 +343,12 @@ def _modes_of_levels(ordered: Sequence[Layer]) -> dict[Level, Mode]:
     return found
 
 
-def _tells_clients(policy: EgressPolicy) -> bool:
-    identity = policy.spec.identity
-    return identity is not None and bool(identity.token or identity.basic or identity.required)
-
-
 def _misplaced(policy: EgressPolicy, level: Level) -> Iterable[str]:
     """What is enforced on a Gateway or listener, and not on a route or Backend."""
-    if level > Level.LISTENER and _tells_clients(policy):
+    if level <= Level.LISTENER:
+        return
+    identity, section = policy.spec.identity, policy.spec.destinations
+    if identity is not None and (identity.token or identity.basic or identity.required):
         yield f"identity of {policy} is not enforced on a route or Backend: put it on the Gateway or a listener"
-    section = policy.spec.destinations
-    if level > Level.LISTENER and section is not None and section.allow is not None:
+    if section is not None and section.allow is not None:
         yield f"destinations.allow of {policy} is not enforced on a route or Backend yet: put it on the Gateway"

@@ -42,8 +42,8 @@ def merge_destinations(
 ) -> DestinationsIR:
     """Deny at any level denies; one group of allow per layer that says something. Both from the Gateway down.
 
-    `reported`: the levels whose denials mode Report lifts. `bound`: those whose allow lists no mode lifts. `opened`:
-    the policies whose `intercept` is served, at their layer; the names that another one lists are denied.
+    `reported` levels' denials are lifted by mode Report, `bound` levels' allow lists by none. Of policies that are not
+    `opened`, at their layer, the names in `intercept` are denied.
     """
     allow: list[tuple[DestinationRule, ...]] = []
     firm_allow = 0

@@ -47,9 +47,10 @@ class SubjectNotes:
         self._notes: dict[tuple[Conditions, str, str, str], dict[frozenset[Key], None]] = {}
         self._said: set[tuple[Conditions, str]] = set()
 
-    def of_everybody(self, conditions: Conditions, sentences: Iterable[str]) -> None:
-        """These are said already, of everybody."""
-        self._said.update((conditions, sentence) for sentence in sentences)
+    def report(self, conditions: Conditions, kind: str, reason: str, sentence: str) -> None:
+        """Have the conditions say it of everybody."""
+        self._said.add((conditions, sentence))
+        conditions.report(kind, reason, sentence)
 
     def add(self, conditions: Conditions, kind: str, reason: str, sentence: str, holding: frozenset[Key]) -> None:
         """A sentence that is so for clients for whom these policies hold."""
@@ -60,7 +61,10 @@ class SubjectNotes:
         """Have the conditions say it. Call it when all variants are compiled. `policies` has all of them."""
         known = {policy.key: policy for policy in policies} if self._notes else {}
         for (conditions, kind, reason, sentence), sets in self._notes.items():
-            shown = [_clients_text([known[key] for key in sorted(each)]) for each in list(sets)[:MAX_SHOWN]]
+            shown = [
+                f"the subjects of {' and of '.join(_policy_text(known[key]) for key in sorted(each))}"
+                for each in list(sets)[:MAX_SHOWN]
+            ]
             more = f"; and for those of {len(sets) - MAX_SHOWN} other policies" if len(sets) > MAX_SHOWN else ""
             conditions.report(kind, reason, f"For {'; for '.join(shown)}{more}: {sentence}")
 
@@ -91,9 +95,7 @@ def has_conditions(subject: Subject) -> bool:
 
 
 def client_sets(policies: Iterable[EgressPolicy], own_domain: str) -> ClientSets:
-    """Every set of these policies that may hold for one client, as far as MAX_COMBINED allows. `own_domain` is the
-    listener's own trust domain.
-    """
+    """Every set of these policies that may hold for one client, up to MAX_COMBINED. `own_domain`: the listener's."""
     by_place: dict[tuple[str, str], list[tuple[Key, _Conditions]]] = defaultdict(list)
     for policy in policies:
         for subject in policy.spec.subjects:
@@ -105,9 +107,9 @@ def client_sets(policies: Iterable[EgressPolicy], own_domain: str) -> ClientSets
     while True:
         more = {place: _one_more(unions[place], held[place]) for place in places}
         if more == unions:
-            return ClientSets(_known(sets), None)
+            return ClientSets(tuple(filter(None, sets)), None)
         if sum(map(len, more.values())) - len(places) > MAX_COMBINED:
-            return ClientSets(_known(sets), at_most)
+            return ClientSets(tuple(filter(None, sets)), at_most)
         at_most, unions = at_most + 1, more
         sets |= dict.fromkeys(_set(held[place], each) for place in places for each in unions[place])
 
@@ -155,15 +157,6 @@ def _one_more(unions: Collection[_Conditions], entries: Sequence[tuple[Key, _Con
 
 def _set(entries: Iterable[tuple[Key, _Conditions]], has: _Conditions) -> frozenset[Key]:
     return frozenset(key for key, conditions in entries if conditions <= has)
-
-
-def _known(sets: Iterable[frozenset[Key]]) -> tuple[frozenset[Key], ...]:
-    return tuple(each for each in sets if each)
-
-
-def _clients_text(policies: Sequence[EgressPolicy]) -> str:
-    """Whom these policies together are for: "the subjects of EgressPolicy ns/name (namespace team)"."""
-    return f"the subjects of {' and of '.join(map(_policy_text, policies))}"
 
 
 def _policy_text(policy: EgressPolicy) -> str:

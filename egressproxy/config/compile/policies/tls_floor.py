@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 from egressproxy.config.compile.certificates import common_ca
 from egressproxy.config.compile.policies.policy_merge import Merged
@@ -20,10 +21,10 @@ class RegionDenied(BackendUnusable):
 class TlsFloor:
     """Applies it to backends. Equal settings under equal demands are computed once."""
 
-    __slots__ = ("_hardened",)
+    __slots__ = ("_harden",)
 
     def __init__(self) -> None:
-        self._hardened: dict[tuple[object, ...], BackendTlsIR | str] = {}
+        self._harden = cache(_hardened)
 
     def apply(self, spec: BackendIR, merged: Merged) -> BackendIR:
         """The backend, and its parent, with the policies' floor for TLS applied. Raises BackendUnusable."""
@@ -38,25 +39,24 @@ class TlsFloor:
             tls = BackendTlsIR()
         if tls is None:
             return replace(spec, parent=parent)
-        key = (tls, merged.min_version, merged.ca_pem, merged.crl_pem, merged.pins)
-        if key not in self._hardened:
-            self._hardened[key] = _harden(tls, merged)
-        made = self._hardened[key]
+        made = self._harden(tls, merged.min_version, merged.ca_pem, merged.crl_pem, merged.pins)
         if isinstance(made, str):
             raise BackendUnusable(made)
         return replace(spec, tls=made, parent=parent)
 
 
-def _harden(tls: BackendTlsIR, merged: Merged) -> BackendTlsIR | str:
-    if (merged.ca_pem or merged.crl_pem) and tls.insecure_skip_verify:
+def _hardened(
+    own: BackendTlsIR, min_version: str, ca_pem: str, crl_pem: str, pins: frozenset[str] | None
+) -> BackendTlsIR | str:
+    if (ca_pem or crl_pem) and own.insecure_skip_verify:
         return "the backend is not verified (insecureSkipVerify), and a policy demands that it is (tls)"
-    ca_pem = common_ca(tls.ca_pem, merged.ca_pem)
-    if merged.ca_pem and not ca_pem:
+    common = common_ca(own.ca_pem, ca_pem)
+    if ca_pem and not common:
         return "the backend's caBundleRef has no CA in common with tls.caBundleRefs of the policies"
-    pins = tls.pins
-    if merged.pins is not None:
-        pins = tuple(sorted(merged.pins.intersection(tls.pins) if tls.pins else merged.pins))
-        if not pins:
+    shared = own.pins
+    if pins is not None:
+        shared = tuple(sorted(pins.intersection(own.pins) if own.pins else pins))
+        if not shared:
             return "the backend's pins and the tls.pins of the policies have none in common"
-    crl_pem = tls.crl_pem if merged.crl_pem in tls.crl_pem else tls.crl_pem + merged.crl_pem
-    return replace(tls, min_version=max(tls.min_version, merged.min_version), ca_pem=ca_pem, crl_pem=crl_pem, pins=pins)
+    lists = own.crl_pem if crl_pem in own.crl_pem else own.crl_pem + crl_pem
+    return replace(own, min_version=max(own.min_version, min_version), ca_pem=common, crl_pem=lists, pins=shared)

@@ -20,7 +20,7 @@ from egressproxy.config.compile.gateways.gateway_tls import ClientCertificates
 from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
 from egressproxy.config.compile.interface import scope_of
 from egressproxy.config.compile.policies.credential_exposure import CredentialDns, refuse_exposure
-from egressproxy.config.compile.policies.layers import Layer, Level, denials_of, restrictions_of
+from egressproxy.config.compile.policies.layers import Layer, Layers, Level, denials_of, restrictions_of
 from egressproxy.config.compile.policies.policy_attachment import PolicyAttachments
 from egressproxy.config.compile.policies.policy_filters import LimitScopes, PolicyFilters
 from egressproxy.config.compile.policies.policy_merge import Merged
@@ -77,7 +77,7 @@ class BackendRefCompiler:
         self,
         route: Resource,
         refs: Iterable[BackendRef],
-        layers: tuple[Layer, ...],
+        layers: Layers,
         scopes: LimitScopes,
         filters: RefFilters,
         error: str,
@@ -96,7 +96,7 @@ class BackendRefCompiler:
         made: list[WeightedBackend] = []
         more: list[RankedExtension] = []
 
-        def filters_of(ref: BackendRef, behind: tuple[Layer, ...]) -> tuple[RankedExtension, ...]:
+        def filters_of(ref: BackendRef, behind: Layers) -> tuple[RankedExtension, ...]:
             found = filters(ref)
             more.extend(self.policy_filters.body_limits(behind))
             return found
@@ -133,9 +133,9 @@ class BackendRefCompiler:
         failover: DestinationBackend,
         number: int,
         weight: int,
-        layers: tuple[Layer, ...],
+        layers: Layers,
         scopes: LimitScopes,
-        filters: Callable[[tuple[Layer, ...]], Iterable[RankedExtension]],
+        filters: Callable[[Layers], Iterable[RankedExtension]],
         error: str,
         resolve: Callable[[DestinationBackend, BackendObjectReference], ResolvedBackend],
     ) -> list[WeightedBackend]:
@@ -173,19 +173,14 @@ class BackendRefCompiler:
                 )
         return found or [WeightedBackend(None, weight, error=f"every endpoint of {failover} has weight 0")]
 
-    def of_default(
-        self, listener: ListenerPlan, layers: tuple[Layer, ...], error: str
-    ) -> tuple[WeightedBackend, tuple[Layer, ...]]:
-        """The Dynamic backend of a forward-proxy listener, under the name "-", and what holds for it.
-
-        That is the listener's layers, and what is denied behind the parent that they name.
-        """
+    def of_default(self, listener: ListenerPlan, layers: Layers, error: str) -> tuple[WeightedBackend, Layers]:
+        """The backend "-" of a forward proxy, and its layers: the listener's, and what is denied behind its parent."""
         resolved = self._through_policy_parent(ANY_DESTINATION, self.policies.merge(layers, is_routed=False))
         layers += self._layers_of_parents(resolved)
         merged = self.policies.merge(layers, is_routed=False)
         return self._weighted_backend(resolved, merged, layers, default_scopes(listener), (), error), layers
 
-    def of_issuer(self, issuer: TokenIssuerIR, layers: tuple[Layer, ...]) -> WeightedBackend:
+    def of_issuer(self, issuer: TokenIssuerIR, layers: Layers) -> WeightedBackend:
         """Where the keys of an issuer are fetched from, reached as all that has these layers."""
         if issuer not in self._issuers:
             host, port = issuer.key_host
@@ -235,7 +230,7 @@ class BackendRefCompiler:
         self,
         route: Resource,
         ref: BackendObjectReference,
-        layers: tuple[Layer, ...],
+        layers: Layers,
         scopes: LimitScopes,
         protocols: Container[Protocol] = supported_features.UPSTREAM_PROTOCOLS,
     ) -> WeightedBackend:
@@ -248,20 +243,20 @@ class BackendRefCompiler:
         return self._of_ref(route, ref, layers, scopes, self.policy_filters.body_limits, resolve=resolve)
 
     def with_calls(
-        self, placed: Iterable[RankedExtension], layers: tuple[Layer, ...], scopes: LimitScopes
+        self, placed: Iterable[RankedExtension], layers: Layers, scopes: LimitScopes
     ) -> tuple[RankedExtension, ...]:
         """These extensions with the backends that they call, as those are reached from a place with these layers.
 
         What is said of one backend alone (its pins, its limits) is not said of those that its filters call.
         """
-        callers = self.policy_filters.callers
+        callers = self.policy_filters.compiler.callers
         if not callers:
             return tuple(placed)
         around = tuple(layer for layer in layers if layer.level is not Level.BACKEND)
         return tuple(self._with_calls_of(one, callers.get(one.spec), around, scopes) for one in placed)
 
     def _with_calls_of(
-        self, placed: RankedExtension, caller: Caller | None, layers: tuple[Layer, ...], scopes: LimitScopes
+        self, placed: RankedExtension, caller: Caller | None, layers: Layers, scopes: LimitScopes
     ) -> RankedExtension:
         if caller is None:
             return placed
@@ -282,7 +277,7 @@ class BackendRefCompiler:
             calls.append((ref.label, callee))
         return placed._replace(spec=replace(spec, calls=tuple(calls)))
 
-    def closed(self, error: str, layers: tuple[Layer, ...]) -> WeightedBackend:
+    def closed(self, error: str, layers: Layers) -> WeightedBackend:
         """A backend that answers every request with this error, where these layers hold."""
         return WeightedBackend(None, error=error, unknown_extension=self.policy_filters.unknown_extension(layers))
 
@@ -290,21 +285,20 @@ class BackendRefCompiler:
         self,
         route: Resource,
         ref: BackendObjectReference,
-        layers: tuple[Layer, ...],
+        layers: Layers,
         scopes: LimitScopes,
-        filters: Callable[[tuple[Layer, ...]], Iterable[RankedExtension]],
+        filters: Callable[[Layers], Iterable[RankedExtension]],
         error: str = "",
         resolve: Callable[[Any, BackendObjectReference], ResolvedBackend] | None = None,
     ) -> WeightedBackend:
-        """`filters` returns those that are asked for beside the backend's own, given all layers that hold for it.
-
-        `resolve` finds the backend that the reference of `route` names; None: any that serves requests.
-        """
+        """`filters` gives those asked for, by the layers that hold; `resolve` finds the backend, None: for requests."""
         try:
             resolved = (resolve or self.backends.resolve)(route, ref)
         except UnresolvedRef as unresolved:
             return WeightedBackend(None, error=unresolved.message)
-        resolved, layers = self._with_layers(resolved, layers)
+        layers += self._own_layers(resolved)
+        resolved = self._through_policy_parent(resolved, self.policies.merge(layers, is_routed=True))
+        layers += self._layers_of_parents(resolved)
         asked: tuple[RankedExtension, ...] = ()
         try:
             asked = tuple(filters(layers))
@@ -314,21 +308,13 @@ class BackendRefCompiler:
         at = LimitScopes(scopes.gateway, scopes.route, scope_of(resolved.target))
         return self._weighted_backend(resolved, merged, layers, at, asked, error)
 
-    def _with_layers(
-        self, resolved: ResolvedBackend, layers: tuple[Layer, ...]
-    ) -> tuple[ResolvedBackend, tuple[Layer, ...]]:
-        """The backend as it is reached at a place with these layers, and all that hold for it there."""
-        layers += self._own_layers(resolved)
-        resolved = self._through_policy_parent(resolved, self.policies.merge(layers, is_routed=True))
-        return resolved, layers + self._layers_of_parents(resolved)
-
-    def _layers_of_parents(self, resolved: ResolvedBackend) -> tuple[Layer, ...]:
+    def _layers_of_parents(self, resolved: ResolvedBackend) -> Layers:
         """What policies of its parents deny to all that is reached through them."""
         parents = chain(resolved.parents, *resolved.fallbacks)
         own = (layer for parent in parents for layer in self._own_layers(parent))
         return tuple(map(self._denials_of, own))
 
-    def _own_layers(self, resolved: ResolvedBackend) -> tuple[Layer, ...]:
+    def _own_layers(self, resolved: ResolvedBackend) -> Layers:
         """Those of the object, and what restricts the Service that it stands for."""
         whole = self.policies.layer(Level.BACKEND, resolved.target, "", resolved.resolver)
         layers = whole + self.policies.layer(Level.BACKEND, resolved.target, str(resolved.port))
@@ -339,7 +325,7 @@ class BackendRefCompiler:
         return layers
 
     def _with_parents(
-        self, resolved: ResolvedBackend, spec: BackendIR, merged: Merged, around: tuple[Layer, ...], namespace: str
+        self, resolved: ResolvedBackend, spec: BackendIR, merged: Merged, around: Layers, namespace: str
     ) -> BackendIR:
         """The backend, reached as the policies of its parents say. Raises BackendUnusable.
 
@@ -374,7 +360,7 @@ class BackendRefCompiler:
         self,
         resolved: ResolvedBackend,
         merged: Merged,
-        layers: tuple[Layer, ...],
+        layers: Layers,
         scopes: LimitScopes,
         filters: tuple[RankedExtension, ...],
         error: str,
@@ -411,7 +397,6 @@ class BackendRefCompiler:
         return WeightedBackend(spec, 1, policy, ordered(extensions), parent_by=resolved.parent_by)
 
     def _not_on_parents(self, layer: Layer) -> Iterable[str]:
-        """What would have to run for each request that is sent through a parent."""
         for policy in layer.policies:
             limits = policy.spec.limits
             if self.policy_filters.runs(policy, layer):

@@ -1,7 +1,4 @@
-"""What HTTPRoutes and GRPCRoutes match, as matches of HTTP requests; and rules of GRPCRoutes as those of HTTPRoutes.
-
-Source: Gateway API v1 HTTPRouteMatch, GRPCRouteMatch, GRPCRouteRule.
-"""
+"""What HTTPRoutes and GRPCRoutes match. Source: Gateway API v1 HTTPRouteMatch, GRPCRouteMatch, GRPCRouteRule."""
 
 from __future__ import annotations
 
@@ -53,10 +50,7 @@ def grpc_match(match: GrpcMatch) -> MatchIR:
 
 
 def grpc_patterns(match: GrpcMatch) -> Iterator[tuple[str, str]]:
-    """The regular expressions of a match, each after the field that it stands in, from the match on.
-
-    Those of service and method each have to be one by themselves, as well as together.
-    """
+    """The expressions of a match, each after its field: service and method each have to be one, and both together."""
     wanted = match.method
     if wanted is not None and wanted.type is MatchType.REGEX:
         if wanted.service:

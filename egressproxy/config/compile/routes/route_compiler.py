@@ -21,7 +21,7 @@ from egressproxy.config.compile.extensions.ranked_extension import RankedExtensi
 from egressproxy.config.compile.extensions.route_filters import external_auth_place, route_filters
 from egressproxy.config.compile.gateways.attachment import Attachment
 from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
-from egressproxy.config.compile.policies.layers import Layer, Level
+from egressproxy.config.compile.policies.layers import Layers, Level
 from egressproxy.config.compile.policies.policy_attachment import PolicyAttachments
 from egressproxy.config.compile.policies.policy_filters import LimitScopes, PolicyFilters
 from egressproxy.config.compile.policies.resilience import rule_retry
@@ -74,11 +74,7 @@ class RouteCompiler:
     _denying: dict[tuple[int, ...], PolicyIR] = field(default_factory=dict)
 
     def http_route(
-        self,
-        route: HttpRoute | GrpcRoute,
-        attachment: Attachment,
-        layers: tuple[Layer, ...],
-        validation: RouteValidation,
+        self, route: HttpRoute | GrpcRoute, attachment: Attachment, layers: Layers, validation: RouteValidation
     ) -> HttpRouteIR:
         """An HTTPRoute or GRPCRoute on one listener. `layers` are those of the listener."""
         rules = [
@@ -90,9 +86,7 @@ class RouteCompiler:
         named = route.spec.hostnames if any(map(_has_dynamic, rules)) else ()
         return HttpRouteIR(route.full_name, attachment.hostnames, tuple(rules), created, route.KIND, named)
 
-    def stream_route(
-        self, route: TlsRoute | TcpRoute, attachment: Attachment, layers: tuple[Layer, ...]
-    ) -> StreamRouteIR:
+    def stream_route(self, route: TlsRoute | TcpRoute, attachment: Attachment, layers: Layers) -> StreamRouteIR:
         """A TLSRoute or TCPRoute on one listener."""
         rule: StreamRule = route.spec.rules[0]
         layers = self._rule_layers(route, rule, layers)
@@ -115,12 +109,10 @@ class RouteCompiler:
         )
 
     def without_route(
-        self, listener: ListenerPlan, layers: tuple[Layer, ...]
+        self, listener: ListenerPlan, layers: Layers
     ) -> tuple[PolicyIR, tuple[ExtensionIR, ...], WeightedBackend | None]:
-        """What holds for requests of a listener that no route matches: the policy, the extensions and the backend.
-
-        The backend is the destination that the request names, on a forward proxy and in streams of TLS that policies
-        have opened; None on other listeners.
+        """What holds where no route matches: policy, extensions, and the backend, which the request names on a forward
+        proxy and in streams of TLS that policies have opened; None on other listeners.
         """
         placed, error = self._requests(layers, default_scopes(listener))
         default = None
@@ -130,12 +122,7 @@ class RouteCompiler:
         return self.policies.merge(layers, is_routed=False).policy, ordered(placed), default
 
     def _http_rule(
-        self,
-        route: HttpRoute | GrpcRoute,
-        index: int,
-        listener: ListenerPlan,
-        layers: tuple[Layer, ...],
-        error: str,
+        self, route: HttpRoute | GrpcRoute, index: int, listener: ListenerPlan, layers: Layers, error: str
     ) -> HttpRuleIR:
         written = route.spec.rules[index]
         rule = as_http_rule(written)
@@ -187,13 +174,11 @@ class RouteCompiler:
         self,
         route: AnyRoute,
         rule: HttpRule | StreamRule,
-        layers: tuple[Layer, ...],
+        layers: Layers,
         named: tuple[EgressPolicy, ...] = (),
         index: int = 0,
-    ) -> tuple[Layer, ...]:
-        """What holds for a rule: the layers of the listener, those of the route, and its own: of the policies that name
-        it, and of those that it names.
-        """
+    ) -> Layers:
+        """The listener's layers, the route's, and its own: of the policies that name it, and that it names."""
         layers += self.policies.layer(Level.ROUTE, route.key)
         held = {policy.key for layer in layers for policy in layer.policies}
         named = tuple(policy for policy in named if policy.key not in held)
@@ -202,7 +187,7 @@ class RouteCompiler:
         return layers + (self.policies.layer(Level.RULE, route.key, rule.name) if rule.name else ())
 
     def _external_auth(
-        self, route: HttpRoute | GrpcRoute, rule: HttpRule, layers: tuple[Layer, ...], scopes: LimitScopes
+        self, route: HttpRoute | GrpcRoute, rule: HttpRule, layers: Layers, scopes: LimitScopes
     ) -> ExternalAuthIR | None:
         """The authorization server of a rule, if it has one; a server that cannot be used refuses everything."""
         written = next((entry.external_auth for entry in rule.filters if entry.external_auth is not None), None)
@@ -233,7 +218,7 @@ class RouteCompiler:
         asked = (match for match in made if match.method not in ("", "OPTIONS"))
         return made + tuple(replace(match, is_preflight=True) for match in asked)
 
-    def _requests(self, layers: tuple[Layer, ...], scopes: LimitScopes) -> tuple[list[RankedExtension], str]:
+    def _requests(self, layers: Layers, scopes: LimitScopes) -> tuple[list[RankedExtension], str]:
         """The filters of the request phases; and why the place has to be closed, "" if it has not."""
         try:
             placed = self.policy_filters.for_requests(layers, scopes)
@@ -283,7 +268,7 @@ def _has_dynamic(rule: HttpRuleIR) -> bool:
 def mirrors(
     backend_refs: BackendRefCompiler,
     route: Resource,
-    layers: tuple[Layer, ...],
+    layers: Layers,
     scopes: LimitScopes,
     filters: Sequence[HttpFilter],
     placed: Iterable[RankedExtension],

@@ -61,19 +61,14 @@ class RouteValidation:
 
     @property
     def bad_rules(self) -> list[str]:
-        return [
-            *(f"Dropped Rule {index}: {text}." for index, text in self.dropped.items()),
-            *(
-                f"Rule {index} answers 500: {self.places.get(index, '')}{text}."
-                for index, text in (self.unresolved_auth | self.closed).items()
-            ),
-        ]
+        """A sentence for each."""
+        told = [f"Dropped Rule {index}: {text}." for index, text in self.dropped.items()]
+        for index, text in (self.unresolved_auth | self.closed).items():
+            told.append(f"Rule {index} answers 500: {self.places.get(index, '')}{text}.")
+        return told
 
     def unreported(self, backends: Iterable[WeightedBackend]) -> list[str]:
-        """Why backends cannot be used at a listener, as far as nothing here says it: policies close them.
-
-        Of endpoints of a Failover only where none of them can: see `idle_endpoints`.
-        """
+        """Why backends are closed, as far as nothing here says it; of a Failover, only where no endpoint serves."""
         backends = tuple(backends)
         known = {*self.errors, *self.closed.values()}
         served = {b.failover for b in backends if b.backend is not None and b.failover is not None}
@@ -122,10 +117,7 @@ def set_route_conditions(
 
 @dataclass(slots=True, eq=False, repr=False)
 class RouteValidator:
-    """Validates routes, each without its listeners.
-
-    `check_pattern` raises ValueError for a regular expression that the data plane does not accept.
-    """
+    """Validates routes without their listeners. `check_pattern` raises ValueError where the data plane refuses one."""
 
     backends: BackendCompiler
     extensions: ExtensionCompiler
@@ -150,13 +142,12 @@ class RouteValidator:
         rules: tuple[HttpRule | GrpcRule, ...] = route.spec.rules
         for index, written in enumerate(rules):
             rule = as_http_rule(written)
-            self._validate_patterns(
-                index,
+            patterns = (
                 map(grpc_patterns, written.matches)
                 if isinstance(written, GrpcRule)
-                else map(http_patterns, written.matches),
-                validation,
+                else map(http_patterns, written.matches)
             )
+            self._validate_patterns(index, patterns, validation)
             self._validate_rule(route, index, rule, validation)
             if rule.retry is not None and (problem := retry_problem(rule.retry)):
                 validation.notes.append(f"rules[{index}].retry: {problem}.")
@@ -199,10 +190,9 @@ class RouteValidator:
             for field_path, pattern in of_match:
                 where = f"spec.rules[{index}].matches[{number}].{field_path}"
                 if len(validation.patterns) == MAX_PATTERNS and pattern not in validation.patterns:
-                    validation.dropped[index] = (
-                        f"{where}: the route has more than {MAX_PATTERNS} regular expressions; "
-                        "write prefixes, or divide it into several routes"
-                    )
+                    remedy = "write prefixes, or divide it into several routes"
+                    message = f"the route has more than {MAX_PATTERNS} regular expressions; {remedy}"
+                    validation.dropped[index] = f"{where}: {message}"
                     return
                 validation.patterns.add(pattern)
                 try:
@@ -241,7 +231,6 @@ class RouteValidator:
             raise problems[0].copy()
 
     def _with_parents_named(self, route: Resource, rule: HttpRule) -> str:
-        """The backends of a rule that are reached through a parent, which has retries of its own."""
         behind: dict[str, None] = {}
         for ref in rule.backend_refs:
             with suppress(UnresolvedRef):
@@ -253,8 +242,5 @@ class RouteValidator:
 
 def filter_protocols(auth: ExternalAuthFilter | None) -> Container[Protocol]:
     """What the backend of a filter may speak."""
-    return (
-        supported_features.GRPC_PROTOCOLS
-        if auth is not None and auth.protocol == "GRPC"
-        else supported_features.UPSTREAM_PROTOCOLS
-    )
+    is_grpc = auth is not None and auth.protocol == "GRPC"
+    return supported_features.GRPC_PROTOCOLS if is_grpc else supported_features.UPSTREAM_PROTOCOLS

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from egressproxy.config.compile.gateways.attachment import Attachment
-from egressproxy.config.compile.policies.layers import Layer
+from egressproxy.config.compile.policies.layers import Layers
 from egressproxy.config.compile.routes.route_compiler import RouteCompiler
 from egressproxy.config.compile.routes.route_validation import RouteValidation
 from egressproxy.config.compile.status.conditions import Conditions
@@ -25,9 +25,7 @@ _EXCLUDES = {"HTTPRoute": "GRPCRoute", "GRPCRoute": "HTTPRoute"}
 
 @dataclass(slots=True)
 class AddedRoute:
-    """A route as one listener serves it. `met` are the places that it has asked for policies, and that have such with
-    subjects. `conditions` are those of its parent there.
-    """
+    """A route at one listener. `met`: places with subjects that it has asked for; `conditions`: of its parent there."""
 
     route: AnyRoute
     attachment: Attachment
@@ -42,7 +40,7 @@ class ServedRoutes:
 
     __slots__ = ("_claims", "added", "http", "layers", "met", "tcp", "tls")
 
-    def __init__(self, layers: tuple[Layer, ...]) -> None:
+    def __init__(self, layers: Layers) -> None:
         self.http: list[HttpRouteIR] = []
         self.tls: list[StreamRouteIR] = []
         self.tcp: list[StreamRouteIR] = []
@@ -84,26 +82,17 @@ class ServedRoutes:
         """Compile a route for this listener; returns the backends of all its rules, and those of its mirrors."""
         if isinstance(route, HttpRoute | GrpcRoute):
             http = compiler.http_route(route, attachment, self.layers, validation)
-            self._serve(AddedRoute(route, attachment, validation, http, conditions))
+            self.serve(AddedRoute(route, attachment, validation, http, conditions))
             backends = [backend for rule in http.rules for backend in rule.backends]
             asked = [rule.auth.backend for rule in http.rules if rule.auth is not None]
             mirrors = [rule.mirrors for rule in http.rules] + [backend.mirrors for backend in backends]
             return [*asked, *backends], [mirror.backend for each in mirrors for mirror in each]
         stream = compiler.stream_route(route, attachment, self.layers)
-        self._serve(AddedRoute(route, attachment, validation, stream, conditions))
+        self.serve(AddedRoute(route, attachment, validation, stream, conditions))
         return list(stream.backends), []
 
-    def add_variant(
-        self, added: AddedRoute, compiler: RouteCompiler
-    ) -> tuple[list[WeightedBackend], list[WeightedBackend]]:
-        """As `add`, for a route that another listener serves, which this one is a variant of."""
-        return self.add(added.route, added.attachment, added.validation, added.conditions, compiler)
-
-    def add_same(self, added: AddedRoute) -> None:
-        """Serve a route as that listener does."""
-        self._serve(added)
-
-    def _serve(self, added: AddedRoute) -> None:
+    def serve(self, added: AddedRoute) -> None:
+        """Serve a route as it was compiled, here or for the listener that this one is a variant of."""
         self.added.append(added)
         made = added.made
         if isinstance(made, StreamRouteIR):

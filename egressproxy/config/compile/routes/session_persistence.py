@@ -1,7 +1,4 @@
-"""Session persistence: which backend serves the same client again.
-
-Source: Gateway API v1 SessionPersistence (GEP-1619).
-"""
+"""Which backend serves the same client again. Source: Gateway API v1 SessionPersistence (GEP-1619)."""
 
 from __future__ import annotations
 

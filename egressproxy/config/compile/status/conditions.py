@@ -83,10 +83,7 @@ class Conditions:
 
 
 class ReferenceConditions:
-    """Conditions for each reference of an object, in the order in which they were added.
-
-    `section` is `parents` for a route, `ancestors` for a policy.
-    """
+    """Conditions of each reference, in their order. `section`: `parents` for a route, `ancestors` for a policy."""
 
     __slots__ = ("_generation", "_parts", "_section")
 
@@ -125,26 +122,22 @@ def state_kept(
 
 
 def keep_times(statuses: Mapping[Key, Status], previous: Mapping[Key, Status], now: str) -> None:
-    """Give every condition its lastTransitionTime: the old one where the status word did not change, else `now`.
-
-    `now` is RFC 3339 text. Source: Kubernetes API conventions, lastTransitionTime.
-    """
+    """Give conditions lastTransitionTime: `now` (RFC 3339) where the status word has changed (API conventions)."""
     for key, status in statuses.items():
         _keep(status, previous.get(key, {}), now)
 
 
-def first_seen(resources: ResourceSet, previous: Compiled | None) -> dict[Key, str]:
+def first_seen(resources: ResourceSet, previous: Compiled) -> dict[Key, str]:
     """Since when the objects are there that do not say it: the time of their file when they were first read."""
-    before = previous.created if previous is not None else {}
     times = (
-        (resource.key, before.get(resource.key) or resource.origin.time)
+        (resource.key, previous.created.get(resource.key) or resource.origin.time)
         for resource in resources.objects
         if resource.metadata.creation_timestamp is None
     )
     return {key: time for key, time in times if time}
 
 
-def generations_of(resources: ResourceSet, previous: Compiled | None) -> tuple[dict[Key, int], dict[Key, bytes]]:
+def generations_of(resources: ResourceSet, previous: Compiled) -> tuple[dict[Key, int], dict[Key, bytes]]:
     """`metadata.generation` of everything that has a spec: as written, else the number of specs that were seen."""
     generations: dict[Key, int] = {}
     written: dict[Key, bytes] = {}
@@ -156,7 +149,7 @@ def generations_of(resources: ResourceSet, previous: Compiled | None) -> tuple[d
         digest = written[key] = blake2b(resource.model_dump_json(include={"spec"}).encode(), digest_size=16).digest()
         if resource.metadata.generation is not None:
             generations[key] = resource.metadata.generation
-        elif previous is None or key not in previous.written:
+        elif key not in previous.written:
             generations[key] = 1
         else:
             generations[key] = previous.generations.get(key, 0) + (previous.written[key] != digest)

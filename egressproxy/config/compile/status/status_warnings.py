@@ -84,10 +84,7 @@ class _WarnedPart(NamedTuple):
 
 
 def all_warnings(resources: ResourceSet, compiled: Compiled) -> list[Problem]:
-    """Everything that `check` and the log say of a configuration that can be put into service, each thing once.
-
-    What the compiler warns of without saying how grave it is counts as not served.
-    """
+    """All that `check` and the log say, each thing once. What has no severity yet counts as not served."""
     warnings = [
         replace(each, severity=Severity.UNSERVED, code="NotServed" if each.code == "Invalid" else each.code)
         if each.severity is Severity.ERROR
@@ -105,10 +102,7 @@ def warnings_of(resource: Resource, compiled: Compiled) -> list[Problem]:
 
 
 def status_warnings(resources: ResourceSet, compiled: Compiled) -> Iterator[Problem]:
-    """Everything that status says is not as it should be, in the order of the files.
-
-    What several conditions say in the same words is reported once.
-    """
+    """Everything that status says is not as it should be, by file, and once where conditions say the same."""
     for resource in resources.objects:
         status = compiled.statuses.get(resource.key)
         if status is not None:
@@ -179,10 +173,7 @@ def _is_well(condition: Mapping[str, Any]) -> bool:
 
 
 def _says_less(message: str) -> bool:
-    """Whether the message of a condition, be it a good one, says that something written is not done.
-
-    Every note on a field without effect is written in these words, and so found here: in `check`, and in the log.
-    """
+    """Whether a message says that something written is not done: every note of that is in these words."""
     return any(words in message for words in _LESS)
 
 
@@ -205,7 +196,6 @@ def _code(condition: Mapping[str, Any], siblings: list[Mapping[str, Any]]) -> st
 
 
 def _parts(resource: Resource, status: Mapping[str, Any]) -> Iterator[_WarnedPart]:
-    """Listeners, parents and ancestors, with the conditions that are not well."""
     names = [listener.name for listener in getattr(getattr(resource, "spec", None), "listeners", ())]
     for listener in status.get("listeners", ()):
         path = f"spec.listeners[{names.index(listener['name'])}]" if listener["name"] in names else ""
