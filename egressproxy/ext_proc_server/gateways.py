@@ -95,7 +95,7 @@ def _port(port: Port, listeners: list[ActiveListener]) -> Port:
 def _routes(listener: ActiveListener) -> Iterator[Route]:
     for variant in listener.variants or ():
         yield from _routes(variant)
-    yield from (route for route in listener.http.payloads() if route.kind != SELF_SERVICE)
+    yield from (route for _, route in listener.http.every() if route.kind != SELF_SERVICE)
     if listener.defaults is not None:
         yield listener.defaults.route
 

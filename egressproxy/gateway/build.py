@@ -46,9 +46,7 @@ from egressproxy.upstream.own_sockets import OwnSockets
 def build(
     config: ConfigIR, catalog: Catalog, network: Network, metrics: Metrics, previous: Snapshot | None
 ) -> Snapshot:
-    """The snapshot of a configuration. Raises FilterBuildError, ssl.SSLError or ValueError for a part that cannot be
-    built.
-    """
+    """The snapshot of a configuration. Raises FilterBuildError, ssl.SSLError or ValueError for a part of it."""
     return finished(SnapshotBuilder(catalog, network, metrics, previous).snapshot(config))
 
 
@@ -59,7 +57,8 @@ class SnapshotBuilder:
         self.metrics = metrics
         known = previous.filters if previous is not None else None
         self.filters = FilterInstances(catalog, known, metrics.notices, self._called, metrics.filter_metrics)
-        self.parts = SharedParts(network, self.filters, previous.connectors if previous is not None else {})
+        connectors = previous.connectors if previous is not None else {}
+        self.parts = SharedParts(network, self.filters, connectors, metrics.notices)
         self.rules = RuleBuilder(self.parts, self.filters, metrics, network.session_key)
         self.authenticators = Authenticators(previous.authenticators if previous is not None else None)
         self.contexts: dict[tuple[ListenerTlsIR, bool, tuple[str, ...]], ssl.SSLContext] = {}
@@ -74,9 +73,8 @@ class SnapshotBuilder:
         return self.parts.called(name, callee, self.metrics.filter_calls)
 
     def snapshot(self, config: ConfigIR) -> Cooperative[Snapshot]:
-        """Build the snapshot, a rule at a time, on the event loop. Raises as `build`.
-
-        With new code of an operator's filter it is built twice: the code runs when all the rest is known to be good.
+        """Build the snapshot, a rule at a time, on the event loop. With new code of an operator's filter it is built
+        twice: the code runs when all the rest is known to be good. Raises as `build`.
         """
         self.filters.hold_code()
         self.parts.system_roots = config.system_roots
@@ -244,8 +242,8 @@ def permitted_by(route: HttpRouteIR, rules: Sequence[Route]) -> tuple[str, ...] 
 
 
 def clients_of(listeners: Iterable[ActiveListener]) -> ClientCertificatesIR | None:
-    """The client certificates that terminating listeners of a port ask for. Raises ValueError where they differ: one
-    listener would rely on what another has verified.
+    """The client certificates that terminating listeners of a port ask for. Raises ValueError where they differ: each
+    relies on what another has verified.
     """
     specs = (listener.spec for listener in listeners)
     asked = {spec.tls.clients for spec in specs if spec.tls is not None and terminates(spec)}
@@ -259,10 +257,7 @@ def terminates(spec: ListenerIR) -> bool:
 
 
 def offline(config: ConfigIR) -> Snapshot:
-    """A snapshot built as for a process that serves; its listeners count as ours. Call it on an event loop.
-
-    Raises FilterBuildError, ssl.SSLError or ValueError. The files of Python filters are run.
-    """
+    """A snapshot as of a process that serves, on an event loop; Python filters are run. Raises as `build`."""
     network = Network(asyncio.get_running_loop(), TimerWheel(), b"")
     snapshot = build(config, Catalog(), network, Metrics(""), None)
     network.own = OwnSockets((ip_address(address), port) for address, port in snapshot.ports if not is_unix(address))

@@ -22,9 +22,7 @@ _NUMBERS: Final = itertools.count(1)
 
 
 class Matched(NamedTuple):
-    """What of a client the subjects of policies ask for: the policies that hold for it, and the groups and claims
-    (name, value) that it has of those that stand in them. All of it is written in the configuration.
-    """
+    """The policies that hold for a client, and the groups and claims (name, value) that it has of those in subjects."""
 
     policies: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
@@ -63,9 +61,7 @@ class ClientVariants(Generic[T]):
         self.depends_on_more = any(group or claim is not None for group, claim in conditions)
 
     def of(self, identity: CallerIdentity) -> T:
-        """What this client gets. Raises Denied (403) where more holds for it at once than there are variants for, and
-        where a claim is not known that is asked for.
-        """
+        """What this client gets. Raises Denied (403) without a variant for it, or a claim that is asked for."""
         if identity.variants_number == self._number:
             return self._numbered[identity.variant_at]
         at = self._known.get(identity.key)
@@ -80,13 +76,10 @@ class ClientVariants(Generic[T]):
         policies = frozenset(self._policies(identity))
         at = self._at.get(policies) if policies else len(self._at)
         if at is None:
-            raise Denied(
-                Reason.NO_POLICY,
-                f"the policies that hold for this client together are more than are served: "
-                f"{', '.join(sorted(policies))}",
-                remedy="have fewer groups and claims in the subjects of these policies; their status says how many "
-                "are served at once",
-            )
+            named = ", ".join(sorted(policies))
+            message = f"the policies that hold for this client together are more than are served: {named}"
+            remedy = "have fewer groups and claims in the subjects of these policies; their status says how many "
+            raise Denied(Reason.NO_POLICY, message, remedy=f"{remedy}are served at once")
         if len(identity.key) <= MAX_CHARACTERS:
             if len(self._known) >= MAX_KNOWN:
                 self._known.clear()

@@ -18,6 +18,7 @@ from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.build import SnapshotBuilder
 from egressproxy.gateway.endpoint_reports import reports_to
+from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.conductor import Conductor
 from egressproxy.gateway.identity.seen_values import SharedSeenValues
 from egressproxy.gateway.listeners.bound_port import BoundPort
@@ -73,9 +74,10 @@ class GatewayServer:
         self.wheel = TimerWheel()
         self.wheel.start(loop)
         self.network = Network(loop, self.wheel, pseudonym, reports_to(metrics), session_key, zone, catalog.keyed)
-        self.conductor = Conductor(self.wheel, access_log, pseudonym, metrics, limits.connections)
+        accounting = Accounting(self.wheel, access_log, pseudonym, metrics)
         if catalog.counters is not None:  # there are several workers
-            self.conductor.accounting.seen = SharedSeenValues(catalog.keyed)
+            accounting.seen = SharedSeenValues(catalog.keyed)
+        self.conductor = Conductor(accounting, limits.connections)
         self.snapshot: Snapshot | None = None
         self.binds_ports = True  # False: the snapshot is for somebody else's traffic (ext_proc_server)
         self._prepared: FilterInstances | None = None  # of a configuration that is not in service yet
@@ -92,19 +94,15 @@ class GatewayServer:
 
     # --- configuration -------------------------------------------------------------------------------------------
     async def apply(self, config: ConfigIR, own: Iterable[tuple[str, int]] = ()) -> Snapshot:
-        """Put a configuration into service. `own`: the admin and metrics addresses, closed to clients.
-
-        Raises BindError, FilterBuildError, ssl.SSLError or ValueError; then nothing has changed.
+        """Put a configuration into service. `own`: the admin and metrics addresses, closed to clients. Raises
+        BindError, FilterBuildError, ssl.SSLError or ValueError; then nothing has changed.
         """
         fresh = await self.prepare(config)
         await self.put_into_service(fresh, own)
         return fresh
 
     async def prepare(self, config: ConfigIR) -> Snapshot:
-        """Build a configuration beside the one in service, between turns of the loop.
-
-        Raises FilterBuildError, ssl.SSLError or ValueError.
-        """
+        """Build a configuration between turns of the loop. Raises FilterBuildError, ssl.SSLError or ValueError."""
         self._forget_prepared()
         builder = SnapshotBuilder(self.catalog, self.network, self.metrics, self.snapshot)
         self._prepared = builder.filters
@@ -119,7 +117,6 @@ class GatewayServer:
             raise
 
     def _forget_prepared(self) -> None:
-        """Close the filters of what was built and did not come into service."""
         prepared, self._prepared = self._prepared, None
         if prepared is not None:
             prepared.close()
@@ -187,9 +184,7 @@ class GatewayServer:
 
     # --- the end ---------------------------------------------------------------------------------------------------
     async def drain(self, timeout_s: float) -> int:
-        """Stop accepting, let exchanges and tunnels end, then cut what is left; returns how many connections were
-        cut.
-        """
+        """Stop accepting, let exchanges and tunnels end, then cut what is left. Returns how many connections it cut."""
         self.conductor.is_draining = self.conductor.ends_connections = True
         ports = {*self._bound.values(), *self._closing}
         for port in ports:
@@ -230,8 +225,8 @@ class GatewayServer:
         return self.overload.gate.killed
 
     def kill(self, killed: KilledIdentities, new: KilledIdentities) -> int:
-        """Put these clients out of service, and no others: nothing more is admitted, and what is in progress for those
-        that are `new` breaks off. Returns how many exchanges were cut.
+        """Put these clients out of service, and no others; what is under way for `new` ones breaks off. Returns how
+        much.
         """
         self.overload.refuse_identities(killed)
         if not new:

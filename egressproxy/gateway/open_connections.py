@@ -107,7 +107,7 @@ FEW_DESCRIPTORS: Final = 4096
 
 def clients_of_process(limit: int | None) -> AllConnections:
     """`limit` None: half of the file descriptors, since each client may need another for its backend; 0: as many as
-    there are descriptors. One client has three eighths of the descriptors, where no limit says anything.
+    there are. One client has three eighths of the descriptors, where no limit says anything.
     """
     most = descriptors()
     room = sys.maxsize if most == sys.maxsize else max(1, most - RESERVED)
@@ -157,21 +157,21 @@ class OpenConnections:
         self.untold_refusals = 0  # … and how many were refused since
         self.is_closed = False  # nothing is accepted any more: each connection ends with its exchange
 
-    def admit(self, connection: Connection, client: str) -> Refusal | None:
-        """Count this connection of a client (`address:port`). Returns why it is refused, or None."""
+    def admit(self, connection: Connection, client: str, metrics: Metrics) -> Refusal | None:
+        """Count this connection of a client (`address:port`), or its refusal. Returns why it is refused, or None."""
         limits = self.port.limits
         address = origin_of(client)
         of_client = self.per_client.get(address, 0)
         is_full = 0 < limits.connections <= len(self.connections)
         if limits.connections_per_client:
             if of_client >= limits.connections_per_client:
-                return TOO_MANY if is_full else OF_CLIENT
+                return self.count_refusal(metrics, TOO_MANY if is_full else OF_CLIENT)
         elif self.clients.of(address) >= self.clients.share:
-            return OF_DESCRIPTORS
+            return self.count_refusal(metrics, OF_DESCRIPTORS)
         if is_full and not self.make_way(of_client, self._of):
-            return TOO_MANY
+            return self.count_refusal(metrics, TOO_MANY)
         if self.clients.total >= self.clients.limit and not self.clients.make_way(address):
-            return OF_PROCESS
+            return self.count_refusal(metrics, OF_PROCESS)
         self.connections[connection] = address
         self.per_client[address] = of_client + 1
         self.clients.add(address)
@@ -181,8 +181,8 @@ class OpenConnections:
         return self.per_client.get(client, 0)
 
     def make_way(self, of_client: int, count: Callable[[str], int]) -> bool:
-        """Close an idle connection for a client that has so many: one of a client that has more by this `count`, and
-        will still have as many. It looks at a few, and the next time at others.
+        """Close an idle connection for a client that has so many: one of a client that will still have as many by this
+        `count`. It looks at a few, and the next time at others.
         """
         for connection, address in list(islice(self.connections.items(), LOOKED_AT)):
             if count(address) > of_client + 1 and connection.close_if_idle():
@@ -192,10 +192,11 @@ class OpenConnections:
                 self.connections[connection] = address
         return False
 
-    def count_refusal(self, metrics: Metrics, why: Refusal) -> None:
-        """Count and tell of a connection that is closed before its first request."""
+    def count_refusal(self, metrics: Metrics, why: Refusal) -> Refusal:
+        """Count and tell of a connection that is closed before its first request. Returns `why`."""
         metrics.connections_rejected[why.reason.value] += 1
         metrics.notices.refused(self.port.first.series, why)
+        return why
 
     def leave(self, connection: Connection) -> None:
         """Stop counting a connection. Does nothing for one that was not admitted, or has left."""
@@ -239,7 +240,7 @@ class OpenConnections:
         return sum(each.total for each in self.tunnels_of.values())
 
     def add_tunnel(self, listener: ListenerKey, client: str) -> None:
-        """Count one more tunnel of this client on this listener; the caller has checked the limits."""
+        """Count one more tunnel of this client here; the caller has checked the limits."""
         held = self.tunnels_of.get(listener)
         if held is None:
             held = self.tunnels_of[listener] = Shares(sys.maxsize, sys.maxsize)

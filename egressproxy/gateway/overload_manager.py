@@ -62,9 +62,7 @@ class GiveBack(Protocol):
 
 
 class OverloadManager:
-    """`ports` and `connectors` give those in service, `copies` are those for mirrors. `read_memory` gives the bytes
-    that are resident.
-    """
+    """`ports` and `connectors` give those in service, `copies` are those for mirrors. `read_memory`: resident bytes."""
 
     def __init__(
         self,
@@ -106,9 +104,8 @@ class OverloadManager:
             "The worst state of any worker since the last scrape: 0 normal, 1 no_keepalive, 2 shedding, 3 refusing.",
             self._take_worst,
         )
-        metrics.add_gauge(
-            "egress_memory_limit_bytes", "What the workers may have together; 0: no limit.", lambda: limits.memory_bytes
-        )
+        limit_help = "What the workers may have together; 0: no limit."
+        metrics.add_gauge("egress_memory_limit_bytes", limit_help, lambda: limits.memory_bytes)
 
     @property
     def state(self) -> OverloadState:
@@ -212,7 +209,6 @@ class OverloadManager:
                         resources.tenant = gate.count(path)
 
     def _relieve(self, now: float, *, is_new: bool) -> None:
-        """Let go of what can be done without."""
         if not is_new:  # what was accepted a moment ago has asked for something by now
             for _ in range(min(CLOSED_AT_ONCE, len(self._idle))):
                 self._idle.pop().close_if_idle()
@@ -268,13 +264,12 @@ class OverloadManager:
         if not is_worse and not is_over:
             return
         for name in sorted(gateways)[:MAX_TOLD]:
-            self._accounting.notices.changed(
-                "Shed",
-                InvolvedObject.of("Gateway", name),
-                "MemoryPressureEnded" if is_over else "MemoryPressure",
-                "a worker has memory again" if is_over else f"a worker has little memory left: {DONE[state]}",
-                EventType.NORMAL if is_over else EventType.WARNING,
-            )
+            regarding = InvolvedObject.of("Gateway", name)
+            if is_over:
+                told = "MemoryPressureEnded", "a worker has memory again", EventType.NORMAL
+            else:
+                told = "MemoryPressure", f"a worker has little memory left: {DONE[state]}", EventType.WARNING
+            self._accounting.notices.changed("Shed", regarding, *told)
 
     def _take_worst(self) -> int:
         worst, self._worst = self._worst, self.state

@@ -33,9 +33,7 @@ MAX_KEPT: Final = 64
 
 @dataclass(slots=True, eq=False, repr=False)
 class _HotRoute:
-    """What each exchange looks at. It lies together in memory: where each of thousands of tenants has policies of its
-    own, little of it is in the processor's cache.
-    """
+    """What each exchange looks at, together in memory: of thousands of rules little is in the processor's cache."""
 
     name: str
     chain: Chain
@@ -113,20 +111,17 @@ class Route(_HotRoute):
         return min((limit for limit in limits if limit >= 0), default=-1)
 
     def serves(self, host: str, port: int) -> bool:
-        """Whether the route's backend stands for this host and port, on a forward-proxy listener.
-
-        The same name on another port is another service, which this route (and its credential) says nothing about.
-        A plain http URL counts as that of a TLS backend: it goes out as https.
+        """Whether the route's backend stands for this host and port, on a forward-proxy listener: another port is
+        another service, of which this route (and its credential) says nothing. A plain http URL counts as that of a TLS
+        backend: it goes out as https.
         """
         ports = self.ports.get(host)
         return ports is None or port in ports
 
     def choose(self) -> RouteBackend:
-        """Choose a backend by weight; each few requests in a row are shared out as the weights say.
-
-        It may stand for a Failover (`failovers`), which then chooses one of its own.
-        Raises GatewayFault (500) where there is none (Gateway API, HTTPRouteRule.backendRefs), Denied (403) where a
-        policy denies its destination.
+        """Choose a backend by weight; each few requests in a row are shared out as the weights say. It may stand for a
+        Failover (`failovers`), which then chooses one of its own. Raises GatewayFault (500) where there is none
+        (HTTPRouteRule.backendRefs), Denied (403) where a policy denies its destination.
         """
         backends = self.choices
         if len(backends) == 1:
@@ -191,9 +186,7 @@ Count = Callable[[str, str], Series]
 class DefaultRoutes:
     """What serves the destinations of one listener that no route matches, under the name "-": one route, and a copy of
     it for each entry of `destinations.allow` that was used, whose traffic is counted under the policy and the entry.
-
-    `known` has the routes of destinations that were allowed, by host and port. They stay true: policies change with the
-    snapshot only.
+    `known` has the routes of destinations that were allowed, by host and port: policies change with the snapshot only.
     """
 
     __slots__ = ("_by_entry", "_count", "_destinations", "_mode", "_policy", "known", "route")
@@ -227,10 +220,8 @@ class DefaultRoutes:
 
 
 def narrowed(route: Route, x: Exchange) -> Route:
-    """The rule as filters have narrowed it for this exchange: without what they exclude, the preferred backend first.
-    `route` itself where no filter has asked for another choice of its backends.
-
-    Names of backends that the rule does not have change nothing. Raises Denied (403) where every one is excluded.
+    """The rule as filters have narrowed it for this exchange: without what they exclude, the preferred backend first;
+    names of other backends change nothing. Raises Denied (403) where every one is excluded.
     """
     choice = x.backend_choice
     if choice is None:
@@ -289,13 +280,9 @@ def _preferred(
     choices: list[RouteBackend], failovers: Mapping[RouteBackend, FailoverGroup], preferred: str
 ) -> list[RouteBackend]:
     """What a request that prefers this backend chooses among; empty where nothing has it."""
-    return [
-        choice
-        for choice in choices
-        if preferred
-        and (
-            any(endpoint.name == preferred for endpoint in failovers[choice].endpoints)
-            if choice in failovers
-            else choice.name == preferred
-        )
-    ]
+
+    def has_it(choice: RouteBackend) -> bool:
+        group = failovers.get(choice)
+        return any(each.name == preferred for each in (group.endpoints if group is not None else (choice,)))
+
+    return list(filter(has_it, choices)) if preferred else []

@@ -67,8 +67,7 @@ class RuleBuilder:
         if rule.auth is not None:
             auth = self._external_auth(name, rule.auth)
             also = frozenset((Phase.RESPONSE_HEADERS,))
-            place = self.parts.place_own(name, rule.auth.place, auth, self.metrics.notices, also=also)
-            extensions = (*extensions, place)
+            extensions = (*extensions, self.parts.place_own(name, rule.auth.place, auth, also=also))
         copied = self._mirrors(attached, rule.mirrors)  # for all backends: a request counts once
         backends = [self._backend(attached, rule, each, extensions, copied) for each in rule.backends]
         choices, failovers = with_failovers(rule.backends, backends)
@@ -81,9 +80,9 @@ class RuleBuilder:
             if not self.has_translation:  # a turn in a thread for each rule would make reloads long
                 self.has_translation = True
                 yield import_translation
-            of_ai = AiRequests(name, self.metrics.translations)
             told = replace(AI_REQUESTS, source=f"{attached.kind} {name}")
-            extensions = (*extensions, self.parts.place_own(name, told, of_ai, self.metrics.notices, mark=AI_MARK))
+            own_ai = AiRequests(name, self.metrics.translations)
+            extensions = (*extensions, self.parts.place_own(name, told, own_ai, mark=AI_MARK))
         notes = any(backend.denied is not None and backend.connector is not None for backend in backends)
         hedging = policy.hedging if attached.kind != "GRPCRoute" else None  # its calls are POSTs
         retries = None
@@ -94,11 +93,9 @@ class RuleBuilder:
             sessions = others = PersistentSessions(rule.session, key, backends) if rule.session is not None else None
             if is_mcp:
                 sessions = McpSessions(name, key, backends, others)
+                told = replace(REQUESTS, source=f"{attached.kind} {name}")
                 own = requests_filter(name, sessions, backends, self.metrics.mcp_calls)
-                spec = self.parts.place_own(
-                    name, replace(REQUESTS, source=f"{attached.kind} {name}"), own, self.metrics.notices, mark=MARK
-                )
-                extensions = (*extensions, spec)
+                extensions = (*extensions, self.parts.place_own(name, told, own, mark=MARK))
             retries = RetryPolicy(rule.retry or NO_RETRIES, sessions, monotonic, hedging)
         made = Route(
             name,
@@ -124,7 +121,6 @@ class RuleBuilder:
         return made
 
     def _external_auth(self, route: str, spec: ExternalAuthIR) -> ExternalAuth:
-        """The external authorization of one rule; without a client where its backend is denied or unusable."""
         server = spec.backend
         if spec.protocol is AuthProtocol.GRPC and server.backend is not None:  # whatever else it speaks with others
             server = replace(server, backend=replace(server.backend, protocol=Protocol.GRPC))
@@ -156,7 +152,7 @@ class RuleBuilder:
         path = path_filter(rule, weighted) if attached.kind == "HTTPRoute" else None
         if path is not None:
             spec = replace(PATH, source=f"{attached.kind} {attached.route}")
-            extensions = (*extensions, self.parts.place_own(attached.route, spec, path, self.metrics.notices))
+            extensions = (*extensions, self.parts.place_own(attached.route, spec, path))
         return RouteBackend(
             name,
             connector,

@@ -40,11 +40,14 @@ class BackendWatches(Protocol):
 class SharedParts:
     """Makes each part at its first use. `known` are the connectors in service."""
 
-    def __init__(self, network: Network, filters: FilterInstances, known: Mapping[ConnectionIR, Connector]) -> None:
+    def __init__(
+        self, network: Network, filters: FilterInstances, known: Mapping[ConnectionIR, Connector], notices: Notices
+    ) -> None:
         self.connectors: dict[ConnectionIR, Connector] = {}
         self._network = network
         self._filters = filters
         self._known = known
+        self._notices = notices
         self._chains: dict[tuple[ExtensionIR, ...], Chain] = {}
         self._asking: dict[ExtensionIR, PlacedFilter] = {}  # the gateway's own filters, each of one rule
         self._destinations: dict[tuple[DestinationsIR, tuple[str, ...]], DestinationPolicy] = {}
@@ -52,33 +55,20 @@ class SharedParts:
         self._addresses = {spec.addresses: spec.addresses for spec in known}
         self._known_addresses: dict[int, AddressesIR] = {}
         self._known_destinations: dict[tuple[int, int], DestinationPolicy] = {}  # by identity: long lists hash slowly
-
-        #: The mark of the system's CA certificates.
-        self.system_roots = ""
-        #: On placeholders of credentials, where the configuration has any.
-        self.watches: BackendWatches | None = None
+        self.system_roots = ""  # the mark of the system's CA certificates
+        self.watches: BackendWatches | None = None  # on placeholders of credentials, where there are any
 
     def forget_chains(self) -> None:
-        """Forget all chains, because their filters have changed."""
+        """Their filters have changed."""
         self._chains.clear()
         self._asking.clear()
 
     def place_own(
-        self,
-        route: str,
-        spec: ExtensionIR,
-        made: Filter,
-        notices: Notices,
-        *,
-        also: frozenset[Phase] = frozenset(),
-        mark: str = "",
+        self, route: str, spec: ExtensionIR, made: Filter, *, also: frozenset[Phase] = frozenset(), mark: str = ""
     ) -> ExtensionIR:
-        """Place a filter of the gateway's own, for one rule alone. Returns the spec under which chains find it.
-
-        `also` and `mark`: as of PlacedFilter.
-        """
+        """Place a filter of our own, for one rule (`also`, `mark`: as of PlacedFilter). Returns the spec to find it."""
         spec = replace(spec, scope=f"{route}, question {len(self._asking)}")
-        self._asking[spec] = PlacedFilter(spec, made, also, mark=mark, notices=notices)
+        self._asking[spec] = PlacedFilter(spec, made, also, mark=mark, notices=self._notices)
         return spec
 
     def reachable(self, weighted: WeightedBackend) -> tuple[Denial | None, Connector | None]:
@@ -143,8 +133,8 @@ class SharedParts:
         return self._watched(self.watches.on(extensions) if self.watches is not None else None, extensions)
 
     def rule_chain(self, extensions: tuple[ExtensionIR, ...], *, has_backends: bool = True) -> Chain:
-        """As `chain`, for requests of clients that a rule serves: the watch on their bodies comes first. Of a rule
-        without backends (Envoy knows them, see `serve-filters`) it is the chain of the backend, too, with that watch.
+        """As `chain`, for requests of clients to a rule: the watch on their bodies comes first. Of a rule without
+        backends (Envoy knows them, see `serve-filters`) it is the chain of the backend, too, with that watch.
         """
         if self.watches is None:
             return self.chain(extensions)

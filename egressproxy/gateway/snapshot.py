@@ -83,9 +83,8 @@ class Port:
     """One address and port: the listeners that share it, by hostname. Those that speak HTTP stand first.
 
     A port is all HTTP, or all streams (`is_stream`), or both inside TLS (`is_mixed`): then the ClientHello decides.
-    `terms` say how connections are accepted here (TLS, client certificates), and how heads are read: where a reload
-    changes them, connections from before serve no further request. `limits` and `head_limits` hold before the listener
-    of a connection is known: the strictest of any listener.
+    `terms` say how connections are accepted and heads read: where a reload changes them, connections from before serve
+    no further request. `limits` and `head_limits`, the strictest, hold before the listener of a connection is known.
     """
 
     address: str
@@ -99,9 +98,7 @@ class Port:
     head_limits: HeadLimits = field(init=False)
     is_stream: bool = field(init=False)
     is_mixed: bool = field(init=False)
-    first_words: ListenerProtocol | None = field(
-        init=False
-    )  # where clients do not begin with HTTP: SOCKS5, TRANSPARENT
+    first_words: ListenerProtocol | None = field(init=False)  # clients do not begin with HTTP: SOCKS5, TRANSPARENT
     extended_connect: bool = field(init=False)  # every listener of HTTP has it
     trust_domains: tuple[str, ...] = field(init=False)  # whose SPIFFE ids are believed
     certificates: CertificateTable | None = field(init=False)  # who shows which others
@@ -121,11 +118,11 @@ class Port:
         self.extended_connect = all(
             listener.spec.policy.extended_connect for listener in self.listeners if not listener.is_stream
         )
-        is_verified = clients is not None and not clients.takes_any
-        self.certificates = (
-            CertificateTable(clients.known) if clients is not None and is_verified and clients.known else None
-        )
-        self.trust_domains = clients.trust_domains if clients is not None and not clients.takes_any else ()
+        self.certificates = None
+        self.trust_domains = ()
+        if clients is not None and not clients.takes_any:
+            self.trust_domains = clients.trust_domains
+            self.certificates = CertificateTable(clients.known) if clients.known else None
         names = token_fields(self.listeners)
         self.credentials = every_spelling(names) if names else None
         networks = senders_of(self.listeners)
@@ -151,7 +148,6 @@ class Port:
 
     def listener_for(self, host: str, server_name: str) -> ActiveListener:
         """The HTTP listener for this host (Gateway API, Listener.hostname). `server_name`: the SNI of the client's TLS.
-
         Raises GatewayFault: 404 where no listener has the host, 421 where the client's TLS was with another listener
         (RFC 9110 section 15.5.20): its certificate, and what it asks of clients, say nothing about this host.
         """
@@ -178,10 +174,7 @@ class Port:
 
 
 def senders_of(listeners: Sequence[ActiveListener]) -> tuple[IPv4Network | IPv6Network, ...]:
-    """The networks whose PROXY headers are read: those that every listener of a port names, in the order of the first.
-
-    A connection has said its header before the listener is known.
-    """
+    """The networks whose PROXY headers are read, before the listener is known: those that every one of a port names."""
     named = [each.spec.policy.identity.senders if each.spec.policy.identity else () for each in listeners]
     return tuple(network for network in named[0] if all(network in others for others in named))
 

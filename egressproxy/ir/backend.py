@@ -36,9 +36,7 @@ class Protocol(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class EndpointAddress:
-    """An address that an operator wrote, dialled as written. `zone` is where it is, `for_zones` which zones it is for
-    (EndpointSlice `zone` and `hints.forZones`).
-    """
+    """An address that an operator wrote, dialled as written. `zone`, `for_zones` (hints.forZones): of EndpointSlice."""
 
     address: IPAddress
     port: int
@@ -70,39 +68,31 @@ class BackendTlsIR:
 
 @dataclass(frozen=True, slots=True)
 class McpIR:
-    """`protocolOptions.mcp`. `version` is the one revision that the server speaks; "" for one that nothing is known of.
-    `path` is that of its endpoint; "" where the client's path stays.
-    """
+    """`protocolOptions.mcp`."""
 
-    version: str = ""
-    path: str = ""
+    version: str = ""  # the one revision that the server speaks; "" for one that nothing is known of
+    path: str = ""  # of its endpoint; "" where the client's path stays
 
 
 @dataclass(frozen=True, slots=True)
 class AiIR:
-    """`protocolOptions.ai`. `apis` are those that the backend serves, the preferred one first, by the names that a
-    Backend has for them; `prefix` is the path below which they are, without a slash at its end, or "" for none said.
-    """
+    """`protocolOptions.ai`. `apis` are those that the backend serves, the preferred one first, by their names there."""
 
     apis: tuple[str, ...]
-    prefix: str = ""
+    prefix: str = ""  # the path below which they are, without a slash at its end; "": none is said
 
 
 @dataclass(frozen=True, slots=True)
 class ParentCredentials:
-    """What a parent is shown: the value of Proxy-Authorization (RFC 9110 section 11.7.2), or for a SOCKS5 proxy the
-    message with username and password (RFC 1929). `source` names the Secret it comes from, for people.
-    """
+    """The value of Proxy-Authorization (RFC 9110 section 11.7.2), or for SOCKS5 the message with a login (RFC 1929)."""
 
     authorization: SecretBytes
-    source: str = ""
+    source: str = ""  # the Secret that it comes from, for people
 
 
 @dataclass(frozen=True, slots=True)
 class NoProxyRule:
-    """Destinations that no parent is asked for: lower-case names, exact or `*.suffix`, and networks of addresses that
-    clients name. `ports` empty: every port.
-    """
+    """What no parent is asked for: names (lower case, exact or `*.suffix`), networks of addresses. No `ports`: all."""
 
     hostnames: tuple[str, ...] = ()
     cidrs: tuple[Network, ...] = ()

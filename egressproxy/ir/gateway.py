@@ -76,14 +76,12 @@ class ListenerTlsIR:
 
 @dataclass(frozen=True, slots=True)
 class SubjectIR:
-    """Clients of this namespace, service account and group, with this claim (name, value). "" and None ask for
-    nothing; all the others have to fit.
-    """
+    """Clients of this namespace, service account and group, with this claim; "" and None ask for nothing."""
 
     namespace: str = ""
     service_account: str = ""
     group: str = ""
-    claim: tuple[str, str] | None = None
+    claim: tuple[str, str] | None = None  # name, value
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,8 +103,7 @@ class KeyUrlIR:
 
 @dataclass(frozen=True, slots=True)
 class ListenerIR:
-    """One listener of one Gateway that can be programmed. Several may share an address and port (told apart by
-    hostname).
+    """One listener of one Gateway that can be programmed. Several may share an address and port.
 
     `addresses` are IP literals to bind. `hostname` "" means every host; `*.suffix` is a wildcard.
     `default_backend`: for forward-proxy listeners, and TLS listeners whose policy opens streams (`intercept`), the
@@ -136,7 +133,7 @@ class ListenerIR:
     @property
     def identity(self) -> IdentityIR | None:
         """Where the identity of clients comes from; None where nothing says it. Where another listener of the port has
-        certificates say it, they say it here, and their dates have to be looked at.
+        certificates say it, they say it here, too.
         """
         clients = self.tls.clients if self.tls is not None else None
         says_who = clients is not None and bool(clients.trust_domains or clients.known)
@@ -161,10 +158,7 @@ def every_listener(config: ConfigIR) -> Iterator[ListenerIR]:
 
 
 def extensions(config: ConfigIR) -> Iterator[ExtensionIR]:
-    """The filters of listeners, rules and backends, those of mirrors and authorization servers too.
-
-    One that several places share comes once for each.
-    """
+    """The filters of listeners, rules and backends, mirrors and authorization servers, once for each such place."""
     for listener in every_listener(config):
         yield from _with_called(listener.extensions)
         if listener.default_backend is not None:

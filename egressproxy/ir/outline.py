@@ -112,9 +112,10 @@ def _backends(made: Outline, backends: Sequence[WeightedBackend], common: Mappin
                 share += f", asked for model {each.model_alias}"
             for asked, sent in each.model_aliases:
                 share += f", asked for model {sent} in place of {asked}"
-        refs.append(
-            f"{each.backend.name}, {share}" if each.backend is not None else f"cannot be used, {share}: {each.error}"
-        )
+        if each.backend is not None:
+            refs.append(f"{each.backend.name}, {share}")
+        else:
+            refs.append(f"cannot be used, {share}: {each.error}")
     return {"backendRefs": refs, **_own(made, backends, common, place)} if refs else {}
 
 

@@ -42,13 +42,10 @@ class Dnssec(str, Enum):
 
 
 class ReverseCheck(str, Enum):
-    """EgressPolicy `dns.reverseCheck`: whether the names of an address (PTR) have to agree with the one that led there.
-
-    REPORT dials at once, and notes what ENFORCE would deny.
-    """
+    """EgressPolicy `dns.reverseCheck`: whether the names of an address (PTR) have to agree with what led there."""
 
     OFF = "Off"
-    REPORT = "Report"
+    REPORT = "Report"  # dials at once, and notes what ENFORCE would deny
     ENFORCE = "Enforce"
 
 
@@ -110,10 +107,8 @@ class DestinationsIR:
 
 @dataclass(frozen=True, slots=True)
 class AddressAllowance:
-    """`addresses.allow[]`: these ranges may be dialled, for every name (`hostnames` empty) or for these names only.
-
-    With `cidrs` empty and hostnames given, those names may resolve to any address that is not reserved for the host
-    itself.
+    """`addresses.allow[]`: these ranges may be dialled, for every name (`hostnames` empty) or for these names only, and
+    with `cidrs` empty any address that is not reserved for the host itself.
     """
 
     cidrs: tuple[Network, ...] = ()
@@ -122,24 +117,18 @@ class AddressAllowance:
 
 @dataclass(frozen=True, slots=True)
 class AddressDenial:
-    """Ranges that are denied on these ports (empty: on every port), whether DNS, a client or the operator gives the
-    address. `field` is where `policy` has written it: destinations.deny or addresses.deny. `reports`: mode Report lets
-    it pass, and notes it.
-    """
+    """Ranges that are denied on these ports (empty: all), whoever gives the address: DNS, a client or the operator."""
 
     cidrs: tuple[Network, ...]
     ports: tuple[int, ...] = ()
     policy: str = "-"
-    field: str = "addresses.deny"
-    reports: bool = False
+    field: str = "addresses.deny"  # where `policy` has written it
+    reports: bool = False  # mode Report lets it pass, and notes it
 
 
 @dataclass(frozen=True, slots=True)
 class NameDenial:
-    """Names that no allowed name may lead to by CNAME records: the hostnames of an entry of `destinations.deny`.
-
-    `hostnames` and `ports` as in DestinationRule; `reports` as in AddressDenial.
-    """
+    """Names that no allowed name may lead to by CNAME: hostnames of a `destinations.deny` entry. Fields as above."""
 
     hostnames: tuple[str, ...]
     ports: tuple[int, ...] = ()
@@ -209,13 +198,11 @@ class DnsIR:
 
 @dataclass(frozen=True, slots=True)
 class InterceptIR:
-    """EgressPolicy `intercept`: tunnels to these names (exact or `*.suffix`) are opened. `chain_pem`: the CA that signs
-    what clients are shown, and then those that have signed it; `key_pem` its key. `policy` has written it.
-    """
+    """EgressPolicy `intercept`: tunnels to these names (exact or `*.suffix`) are opened. `policy` has written it."""
 
     hostnames: tuple[str, ...]
-    chain_pem: str
-    key_pem: SecretBytes = field(repr=False)
+    chain_pem: str  # of the CA that signs what clients are shown, then of those that have signed it
+    key_pem: SecretBytes = field(repr=False)  # of that CA
     policy: str = "-"
 
 
@@ -234,9 +221,8 @@ class TimeoutsIR:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionsIR:
-    """Beyond this age, or number of exchanges, a connection to a backend is used no more. 0: no limit.
-
-    `is_per_tenant`: it serves the exchanges of one tenant alone (`tenant_of`).
+    """Beyond this age, or number of exchanges, a connection is used no more. 0: no limit. `is_per_tenant`: see
+    `tenant_of`.
     """
 
     max_age_s: float = 0.0
@@ -251,9 +237,7 @@ class FilterSettings:
 
 
 class FieldFault(ValueError):
-    """What is wrong with one field of such a config, raised by its `__post_init__`. `path` leads there from the config,
-    as manifests write it: names of fields, and places in lists.
-    """
+    """Raised by `__post_init__` of such a config. `path` leads to the field: names as in manifests, places in lists."""
 
     def __init__(self, message: str, *path: str | int) -> None:
         super().__init__(message)
@@ -312,9 +296,7 @@ class ExtensionIR:
 
 @dataclass(frozen=True, slots=True)
 class LimitsIR:
-    """Limits of a listener's connections. Those of requests are compiled into filters (see ExtensionIR). 0: no
-    limit.
-    """
+    """Limits of a listener's connections; those of requests are compiled into filters (see ExtensionIR). 0: none."""
 
     max_head_bytes: int = 65536
     max_fields: int = 128
@@ -351,14 +333,11 @@ class RetryIR:
 
 @dataclass(frozen=True, slots=True)
 class HedgingIR:
-    """Requests of these `methods` that have no answer after `delay_s` begin another attempt, `max_attempts` at once.
-
-    An answer with one of the `codes` (gRPC: nonFatalStatusCodes) waits for those of the others.
-    """
+    """Requests of these `methods` that have no answer after `delay_s` begin another attempt, `max_attempts` at once."""
 
     delay_s: float
     max_attempts: int
-    codes: tuple[int, ...]
+    codes: tuple[int, ...]  # answers that wait for those of the others (gRPC: nonFatalStatusCodes)
     methods: tuple[str, ...]
 
 

@@ -100,13 +100,10 @@ class WeightedBackend(Callee):
 
 @dataclass(frozen=True, slots=True)
 class MirrorIR:
-    """HTTPRequestMirrorFilter: `numerator` of `denominator` requests are sent to this backend as well.
-
-    A `backend` without one gets nothing. `extensions` are those of the rule (and ref) that a copy has to pass, too.
-    """
+    """HTTPRequestMirrorFilter: `numerator` of `denominator` requests go to this backend (None: nowhere), too."""
 
     backend: WeightedBackend
-    extensions: tuple[ExtensionIR, ...] = ()
+    extensions: tuple[ExtensionIR, ...] = ()  # of the rule (and ref), that a copy has to pass
     numerator: int = 1
     denominator: int = 1
 
@@ -195,16 +192,13 @@ class HttpRouteIR:
 
 @dataclass(frozen=True, slots=True)
 class StreamRouteIR:
-    """TLSRoute or TCPRoute: its (first) rule's backends by weight. `hostnames`, `named` as above; empty for TCPRoute.
-
-    `extensions` as in HttpRuleIR (request-headers phase sees a tunnel).
-    """
+    """TLSRoute or TCPRoute: its (first) rule's backends by weight. `hostnames`, `named` as above; none for TCPRoute."""
 
     name: str
     hostnames: tuple[str, ...]
     backends: tuple[WeightedBackend, ...]
     policy: PolicyIR = NO_POLICY
-    extensions: tuple[ExtensionIR, ...] = ()
+    extensions: tuple[ExtensionIR, ...] = ()  # as of HttpRuleIR; the request-headers phase sees a tunnel
     created: str = "~"
     kind: str = "TLSRoute"
     named: tuple[str, ...] = ()

@@ -53,10 +53,7 @@ class MatchInput:
         return value
 
     def parameter(self, name: bytes) -> bytes | None:
-        """The first value of this query parameter, decoded; None if there is none.
-
-        Raises BadRequest(TARGET_TOO_LONG, 414) for more than MAX_PARAMETERS.
-        """
+        """The first value of this parameter, decoded, or None. Raises BadRequest (414) for more than MAX_PARAMETERS."""
         found = self._parameters
         if found is None:
             found = self._parameters = _parameters(self._target.partition(b"?")[2])
@@ -74,10 +71,8 @@ class MatchInput:
         fits = known.get(key)
         if fits is None:
             if len(value) > MAX_SUBJECT:
-                raise _refusal(
-                    too_long,
-                    f"the value that a route matches with a regular expression is longer than {MAX_SUBJECT} bytes",
-                )
+                message = f"the value that a route matches with a regular expression is longer than {MAX_SUBJECT} bytes"
+                raise _refusal(too_long, message)
             self._left -= work
             if self._left < 0:
                 raise _refusal(too_long, "the expressions of this host's routes take too long on values of this length")
@@ -128,7 +123,6 @@ def _joined(fields: Fields) -> dict[bytes, bytes | None]:
 
 
 def _parameters(query: bytes) -> dict[bytes, bytes]:
-    """The first value of every query parameter, decoded."""
     if query.count(b"&") >= MAX_PARAMETERS:
         raise _refusal(Reason.TARGET_TOO_LONG, f"a route matches query parameters, and there are over {MAX_PARAMETERS}")
     found: dict[bytes, bytes] = {}

@@ -61,10 +61,8 @@ class Denial:
 
 
 class DestinationPolicy:
-    """Compiled `destinations` of the policies that hold at one place.
-
-    A decision costs a few dictionary probes whatever the number of entries, and one for a destination that was allowed
-    before.
+    """Compiled `destinations` of the policies that hold at one place. A decision costs a few dictionary probes whatever
+    the number of entries, and one for a destination that was allowed before.
     """
 
     __slots__ = (
@@ -90,9 +88,8 @@ class DestinationPolicy:
         return bool(self._allow)
 
     def explicit_deny(self, authority: Authority) -> Denied | None:
-        """The error of the `deny` entry that matches this host and port, or None. It holds for routes, too.
-
-        An address is compared in each of its spellings. Nothing is raised: the caller knows the mode.
+        """The error of the `deny` entry that matches this host and port, or None; an address in each of its spellings.
+        It holds for routes, too. Nothing is raised: the caller knows the mode.
         """
         if not self.denies:
             return None
@@ -107,9 +104,8 @@ class DestinationPolicy:
         return None
 
     def explicit_deny_of(self, backend: BackendIR) -> Denial | None:
-        """The `deny` entry that matches the hostname and port of this backend or of one of its parents, or None.
-
-        It depends on configuration alone. Entries that mean interception deny clients that name the host, not backends.
+        """The `deny` entry that matches the hostname and port of this backend or of one of its parents, or None. Those
+        that mean interception deny clients that name the host, not backends.
         """
         for entries in self._deny_backends:
             for on_the_way in (backend, *backend.parents()):
@@ -121,10 +117,7 @@ class DestinationPolicy:
         return None
 
     def decide(self, authority: Authority) -> Denied | None:
-        """The decision about a destination that no route matched: None allows it, an error says why it is denied.
-
-        Asks deny entries first, then the allow list of every level.
-        """
+        """Of a destination without a route: None, or why it is denied: by a deny entry, else by an allow list."""
         if (authority.host, authority.port) in self._allowed:
             return None
         denied = self.decide_firm(authority)
@@ -177,9 +170,8 @@ class DestinationPolicy:
         return SniCheck.MATCH
 
     def entry(self, authority: Authority) -> tuple[str, str] | None:
-        """The policy that allows this destination, and the hostname or range of its entry as it was written.
-
-        Of several levels the most specific. None where a level has no such entry (modes Open and Report let it pass).
+        """The policy that allows this destination, and the hostname or range of its entry as written, of the most
+        specific level. None where a level has no such entry (modes Open and Report let it pass).
         """
         rules = [group.find(authority) for group in self._allow]
         found = rules[-1] if rules and None not in rules else None
@@ -252,10 +244,7 @@ class _Entries:
         return None
 
     def pattern(self, authority: Authority) -> str:
-        """The hostname or range by which `find` finds its entry, as it was written; "*" for every host.
-
-        Costs a few probes whatever the number of names: a client may name any number of hosts below a wildcard.
-        """
+        """The hostname or range by which `find` finds its entry, as written; "*": every host. Costs a few probes."""
         port = authority.port
         for network, rule in self._ranges(authority):
             if _has_port(rule, port):
@@ -305,10 +294,9 @@ class Permission:
     """What one rule with a Dynamic backend permits by itself: the hosts that its route names. Deny entries are not its
     task: they hold for every rule.
 
-    A route to a backend with an address of its own allows that address: it is written in the manifest. A Dynamic
-    backend has no address, so the `destinations` of the listener decide about every host that the route does not name,
-    as if there were no route; the route serves what they allow. So a route for every host, made for its filters, does
-    not open the gateway.
+    A route to a backend with an address allows that address. A Dynamic backend has none, so the `destinations` of the
+    listener decide about every host that the route does not name, as if there were no route; the route serves what they
+    allow. So a route for every host, made for its filters, does not open the gateway.
 
     `hostnames` are those of the route as written. A name is permitted. A wildcard is permitted only where no policy of
     the listener has an allow list, since such a list says which part of the wildcard is meant.

@@ -25,9 +25,8 @@ class HostEntry(NamedTuple, Generic[T]):
 
 
 class HostMap(Generic[T]):
-    """One value per hostname pattern, found from the most specific to the least. Cost: one dict look-up per label.
-
-    A pattern is a lower-case name, `*.suffix`, or "" (or "*") for every host.
+    """One value per hostname pattern (lower-case name, `*.suffix`, or "" or "*" for every host), found from the most
+    specific to the least. Cost: one dict look-up per label.
     """
 
     __slots__ = ("_exact", "_suffixes", "exact")
@@ -39,10 +38,7 @@ class HostMap(Generic[T]):
 
     @classmethod
     def building(cls, entries: Iterable[HostEntry[T]]) -> Cooperative[HostMap[T]]:
-        """Build a map of these entries, an entry at a time.
-
-        Of several with the same hostname the oldest wins, then the first by name, then the first given.
-        """
+        """Build a map, an entry at a time. Of one hostname the oldest wins, then the first by name, then as given."""
         made = cls()
         for entry in sorted(entries, key=lambda e: (e.created, e.name)):
             for hostname in entry.hostnames or ("",):

@@ -22,8 +22,7 @@ MAX_PATTERN = 1024
 MAX_PROGRAM = 768
 #: Bytes of a value that an expression is tried on.
 MAX_SUBJECT = 2048
-#: Bytes that RE2 may use for one expression: its program and its cached states. More of these states cost more than
-#: they save, since most are not met again.
+#: Bytes that RE2 may use for an expression: its program and cached states, of which more cost more than they save.
 _MAX_MEMORY = 64 * 1024
 #: The fixed cost of a try, for each byte and for the call, in instructions.
 _BYTE = 64
@@ -60,9 +59,7 @@ class PatternError(ValueError):
 
 
 class Expression:
-    """A compiled expression. `size` is the number of instructions, `text` the expression as written; every
-    value that it matches begins with `start`.
-    """
+    """`size` is the number of instructions, `text` the expression as written; what it matches begins with `start`."""
 
     __slots__ = ("_fullmatch", "size", "start", "text")
 
@@ -74,9 +71,7 @@ class Expression:
 
     def work(self, value: bytes) -> int:
         """What `matches` may cost for this value, in instructions (5 ns); 0 where it cannot match."""
-        if not value.startswith(self.start):
-            return 0
-        return len(value) * (self.size + _BYTE) + _TRY
+        return len(value) * (self.size + _BYTE) + _TRY if value.startswith(self.start) else 0
 
     def matches(self, value: bytes) -> bool:
         """Whether the whole value matches. The caller ensures that it has at most MAX_SUBJECT bytes."""

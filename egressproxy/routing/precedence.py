@@ -21,9 +21,7 @@ _PATHS = ("an exact path", "a regular expression", "a path prefix", "a gRPC meth
 
 @dataclass(frozen=True, slots=True)
 class RuleOrigin:
-    """Where a rule stands in the manifests. `position` is its place among those of its route that are served,
-    `rule` that among all of them, from 0, as written.
-    """
+    """`position` is its place among those of its route that are served, `rule` that among all, as written, from 0."""
 
     kind: str
     route: str
@@ -34,9 +32,7 @@ class RuleOrigin:
 
 
 class Match(NamedTuple, Generic[T]):
-    """One match of one rule that holds for a request. `hostname` is the pattern that it was found under, "" for every
-    host; `text` says what is matched.
-    """
+    """A match that holds for a request. `hostname`: the pattern ("": every host); `text` says what is matched."""
 
     payload: T
     origin: RuleOrigin

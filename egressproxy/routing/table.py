@@ -139,10 +139,6 @@ class HttpTable(Generic[T]):
         always = first.always if first is not None else None
         return always.result[0] if always is not None else None
 
-    def payloads(self) -> Iterator[T]:
-        """The payload of every rule, once for each of its matches and hostnames."""
-        return (candidate.result[0] for bucket in self._hosts.values() for candidate in bucket.sealed())
-
     def matches(self, host: str, method: bytes, path: bytes, fields: Fields) -> Iterator[Match[T]]:
         """Every rule that would serve the request, in the order of precedence, each with the first of its matches that
         holds: what `match` finds, then what it would find without that rule, and so on. For explanations: each costs a

@@ -221,7 +221,7 @@ def routes(asked: Played) -> Seen:
     table: HttpTable[str] | None = tried(seen, lambda: finished(HttpTable.building(made, {"own.test": "own"})))
     if table is None:
         return seen
-    seen.append([list(table.payloads()), [list(each) for each in table.every()]])
+    seen.append([list(each) for each in table.every()])
     for host, method, path, lines in asked["asks"]:
         request = (host, octets(method), octets(path), Fields.of((octets(a), octets(b)) for a, b in lines))
         found = tried(seen, lambda request=request: table.match(*request))

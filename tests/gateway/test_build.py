@@ -188,7 +188,7 @@ async def test_a_rule_without_backends_is_watched_for_every_placeholder(gateway:
     snapshot = finished(steps(gateway, compiled_spec([*objects, m.http_route("r", *rules)])))
     (port,) = snapshot.ports.values()
     (chain,) = [
-        route.chain for route in port.first.http.payloads() if not route.backends and route.kind != SELF_SERVICE
+        route.chain for _, route in port.first.http.every() if not route.backends and route.kind != SELF_SERVICE
     ]
     x = Exchange("-", "-", "-", 0.0)
     x.request = RequestHead(b"GET", b"/envoys", Fields.of([(b"authorization", b"Bearer " + placeholder)]))

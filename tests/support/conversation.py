@@ -46,6 +46,7 @@ from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.settings import CalledBackendRef, FilterConfig
 from egressproxy.gateway.backends.network import Network, NetworkReports
 from egressproxy.gateway.build import build
+from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.conductor import Conductor
 from egressproxy.gateway.listeners.bound_port import BoundPort
 from egressproxy.ir.gateway import ConfigIR
@@ -546,7 +547,7 @@ class Conversation:
         self.network = Network(self.loop, self.wheel, b"gw", NetworkReports(self.metrics.count_dns))
         self.network.dialer = self.dialer  # type: ignore[assignment]
         self.network.resolver = lambda _spec: self.names  # type: ignore[method-assign, assignment, return-value]
-        self.conductor = Conductor(self.wheel, self.log.access_log, b"gw", self.metrics)
+        self.conductor = Conductor(Accounting(self.wheel, self.log.access_log, b"gw", self.metrics))
         self.conductor.accounting._id_prefix = "test-"
         self.snapshot = build(spec, self.catalog, self.network, self.metrics, None)
         for connector in self.snapshot.connectors.values():

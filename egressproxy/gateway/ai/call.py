@@ -116,8 +116,7 @@ class AiCall:
         self, x: Exchange, client: AiClient, backend: RouteBackend, body: ReplayableBody | None, course: Course | None
     ) -> RouteBackend:
         """Make the client's own request what `backend`, or the next of a Failover that can serve it, gets of it.
-
-        Returns that backend. Raises BadRequest (400) where none can; LimitExceeded (413) for a long body.
+        Returns that one. Raises BadRequest (400) where none can; LimitExceeded (413) for a long body.
         """
         if self.api is None:
             self.api = api_of(x.request.path)  # a filter of the rule has led it there
@@ -143,10 +142,7 @@ class AiCall:
                 return backend
 
     async def narrow(self, x: Exchange, client: AiClient, body: ReplayableBody | None, course: Course) -> None:
-        """After a failure: take those endpoints out of the course that cannot serve this request.
-
-        Else the client would hear of them, and not of the failure, where nobody else is left.
-        """
+        """After a failure: take out who cannot serve this request: clients are to hear of the failure, not of that."""
         if body is None or not body.is_kept:
             return
         whole: bytes | None = None
@@ -239,9 +235,8 @@ class AiCall:
 
     # --- answers ---------------------------------------------------------------------------------------------------
     async def answer(self, x: Exchange, client: AiClient, upstream: Upstream) -> Answer:
-        """What the client gets of the answer in `x.response`, whose head becomes that of the translated one.
-
-        Raises UpstreamFault (502) for one that cannot be read. An answer that is no success stays one.
+        """What the client gets of the answer in `x.response`, whose head becomes that of the translated one; what is no
+        success stays none. Raises UpstreamFault (502) for one that cannot be read.
         """
         request, head = self._sent.request, x.response
         if request is not None:
@@ -302,16 +297,13 @@ class AiCall:
 
     def log_fields(self) -> dict[str, object]:
         """The fields for the access log, as far as they are known."""
-        said: dict[str, object] = {}
-        if self.api is not None:
-            said["ai_api"] = self.api.value
-        if self.backend_api is not None:
-            said["ai_backend_api"] = self.backend_api.value
-        if self._model:
-            said["ai_model"] = self._model[:_LOGGED]
-        if self._sent.sent_model:
-            said["ai_backend_model"] = self._sent.sent_model[:_LOGGED]
-        return said
+        said = {
+            "ai_api": self.api.value if self.api is not None else "",
+            "ai_backend_api": self.backend_api.value if self.backend_api is not None else "",
+            "ai_model": self._model[:_LOGGED],
+            "ai_backend_model": self._sent.sent_model[:_LOGGED],
+        }
+        return {name: value for name, value in said.items() if value}
 
 
 def _bad(why: str) -> UpstreamFault:

@@ -43,15 +43,12 @@ def check_size(body: bytes, parts: int = MAX_PARTS, commas: int = MAX_COMMAS) ->
 
 
 def named_model(body: bytes) -> NamedModel | None:
-    """The `model` of the outermost object; None where it has none.
-
-    Raises Untranslatable where the body is no object of JSON, and where two readers could find two models in it: the
-    name stands twice, or in another case, which some servers take for the same.
+    """The `model` of the outermost object; None where it has none. Raises Untranslatable where the body is no object of
+    JSON, and where two readers could find two models in it: the name stands twice, or in another case.
     """
     check_size(body, MAX_READ, MAX_COMMAS_READ)
     try:
-        text = body.decode()
-        return _named(text)
+        return _named(body.decode())
     except RecursionError:
         raise Untranslatable("", "it is nested too deeply") from None
     except ValueError:

@@ -49,10 +49,7 @@ def told_in_shape(api: Api, error: GatewayError, about: dict[str, object], field
 
 
 def provider_call(x: Exchange, backends: Sequence[RouteBackend]) -> ProviderCall | None:
-    """The call of an exchange that an error ends; None where it is of no provider that is known.
-
-    `backends` are those of its route.
-    """
+    """The call of an exchange that an error ends; None where no provider is known. `backends`: of its route."""
     if not x.has_request or x.is_tunnel:
         return None
     head = x.request
@@ -63,15 +60,12 @@ def provider_call(x: Exchange, backends: Sequence[RouteBackend]) -> ProviderCall
     for backend in backends:
         if backend.ai is not None and backend.ai.apis:
             return ProviderCall(backend.ai.apis[0])
-    for host in (x.authority.host if x.authority is not None else "", *_hosts(backends)):
+    hosts = [backend.connector.spec.backend.hostname for backend in backends if backend.connector is not None]
+    for host in (x.authority.host if x.authority is not None else "", *hosts):
         api = api_of_host(host)
         if api is not None:
             return ProviderCall(api)
     return None
-
-
-def _hosts(backends: Sequence[RouteBackend]) -> list[str]:
-    return [backend.connector.spec.backend.hostname for backend in backends if backend.connector is not None]
 
 
 def _said(error: GatewayError) -> str:

@@ -16,7 +16,6 @@ _PREFIX: Final = b"/v1"
 @dataclass(slots=True, eq=False, repr=False)
 class AiEndpoint:
     """`apis` are those that are served, the preferred one first; none where nothing is said, and nothing translated.
-
     `prefix` stands before their paths; b"" where nothing is said: then requests that are not translated keep theirs.
     """
 

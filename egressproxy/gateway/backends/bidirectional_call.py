@@ -16,7 +16,6 @@ from egressproxy.filters.calls import CallFailed, StreamReceiver
 from egressproxy.filters.chain import Chain, finish
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.own_leg import answered_in_its_place, passed
-from egressproxy.gateway.backends.parent_connect import refused_credentials
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.upstream_call import HeldConnection, Repeat, UpstreamCaller, call_upstream
 from egressproxy.model.exchange import Exchange
@@ -69,9 +68,7 @@ class BidirectionalCall(UpstreamCaller):
         max_message_bytes: int,
         counted: Callable[[str, float], None],
     ) -> None:
-        """Begin the call of `inner.request`. `connector` None: it fails with `fault`. `counted` is told the result and
-        the seconds that the call has taken.
-        """
+        """Begin the call of `inner.request`. `connector` None: it fails with `fault`. `counted`: of result, seconds."""
         self.resources = HeldConnection()
         self._connector = connector
         self._chain = chain
@@ -173,7 +170,7 @@ class BidirectionalCall(UpstreamCaller):
         self._wake()
 
     def connection_is_full(self, *, is_full: bool) -> None:
-        """Whether senders wait."""
+        """Senders wait, or wait no more."""
         self._is_blocked = is_full
         if not is_full:
             self._wake()
@@ -203,9 +200,7 @@ class BidirectionalCall(UpstreamCaller):
             if isinstance(upstream, LocalResponse):
                 raise answered_in_its_place()
             self._kept = None
-            via = held.connector
-            if inner.response.status == 407 and via is not None and via.behind is not None:
-                raise refused_credentials(via.behind)
+            held.check_credentials(inner)
             await passed(chain.backend_response, inner)
             check_head(inner.response.status, inner.response.fields)
             if not upstream.has_ended:

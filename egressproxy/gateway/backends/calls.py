@@ -19,7 +19,6 @@ from egressproxy.filters.chain import Chain, finish
 from egressproxy.gateway.backends.bidirectional_call import BidirectionalCall
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.own_leg import answered_in_its_place, passed
-from egressproxy.gateway.backends.parent_connect import refused_credentials
 from egressproxy.gateway.backends.upstream_call import HeldConnection, Repeat, UpstreamCaller, call_upstream
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
@@ -146,10 +145,7 @@ class Answer(NamedTuple):
 
 
 async def converse(driver: Driver, inner: Exchange, connector: Connector, chain: Chain, body: bytes) -> Answer:
-    """Ask the server `inner.request` with this body, through its filters but for those of its answer's body.
-
-    Raises GatewayError.
-    """
+    """Ask the server, through its filters but for those of its answer's body. Raises GatewayError."""
     caller = _Question(driver)
     await passed(chain.request_headers, inner)
     target = connector.target(inner)
@@ -160,9 +156,7 @@ async def converse(driver: Driver, inner: Exchange, connector: Connector, chain:
         if isinstance(upstream, LocalResponse):
             raise answered_in_its_place()
         response = inner.response
-        via = caller.resources.connector
-        if response.status == 407 and via is not None and via.behind is not None:
-            raise refused_credentials(via.behind)
+        caller.resources.check_credentials(inner)
         await passed(chain.backend_response, inner)
         if not upstream.has_ended:
             upstream.send_response_body_to(caller)

@@ -16,7 +16,7 @@ from egressproxy.filters.filter_step import Steps
 from egressproxy.gateway.backends.dial_targets import DialTarget, SharedConnections, Target, Targets
 from egressproxy.gateway.backends.endpoints import Endpoints, endpoints_of
 from egressproxy.gateway.backends.followed_name import UNFOLLOWED, retire
-from egressproxy.gateway.backends.health_checks import HealthChecks
+from egressproxy.gateway.backends.health_checks import HTTP_2_PROTOCOLS, HealthChecks
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.opener import ConnectionOpener, TlsFailure, is_http2
 from egressproxy.gateway.backends.parent_connect import is_socks, proxy_authorization
@@ -43,8 +43,6 @@ _DYNAMIC: Final[Destination] = Destination.DYNAMIC
 #: What is offered by ALPN to a backend that speaks HTTP/2 alone, and to one of which nothing is known.
 ONLY_HTTP_2: Final = ("h2",)
 ANY_HTTP: Final = ("h2", "http/1.1")
-#: Backends that speak HTTP/2 alone: over TLS by ALPN, else by prior knowledge.
-HTTP_2_PROTOCOLS: Final = frozenset({Protocol.HTTP2, Protocol.H2C, Protocol.GRPC})
 
 
 class Connector:
@@ -64,8 +62,7 @@ class Connector:
             self.parent = self.ways.connectors[0].parent
         elif spec.backend.parent is not None:
             self.parent = Connector(parent_spec(spec), network, behind=spec.backend)
-        # What this parent is shown with plain http.
-        self.proxy_authorization = proxy_authorization(behind) if behind is not None else None
+        self.proxy_authorization = proxy_authorization(behind) if behind is not None else None  # with plain http
         self.opener = ConnectionOpener(spec, network, self.parent, is_parent=is_parent)
         self.checks: HealthChecks | None = None
         self._max_requests = spec.kept.max_requests
@@ -124,11 +121,10 @@ class Connector:
 
     def way(self, x: Exchange, target: Target) -> tuple[Connector, Target]:
         """The connector and target whose connection carries a request to this target: the parent's for plain http
-        (absolute-form; a SOCKS5 proxy has none), else our own. Raises Denied or LimitExceeded for a target that no
-        parent may be asked for.
+        (absolute-form; a SOCKS5 proxy has none), else our own. An upgrade goes through a tunnel (RFC 6455 section 4.1):
+        after a 101 the client could ask a parent that reads on for anything.
 
-        An upgrade goes through a tunnel (RFC 6455 section 4.1): after a 101 on a connection to the parent, the client
-        could ask a parent that reads on for anything.
+        Raises Denied or LimitExceeded for a target that no parent may be asked for.
         """
         if self.ways is not None:
             present = self.ways.present(target.host, target.port)
@@ -154,9 +150,8 @@ class Connector:
         """What is dialled for a tunnel, without TLS and pool: its bytes are the client's. Raises as `target`."""
         backend = self.spec.backend
         if backend.destination is _FQDN:
-            return DialTarget(
-                backend.hostname, backend.port, watch=self.fixed.watch if self.fixed is not None else None
-            )
+            watch = self.fixed.watch if self.fixed is not None else None
+            return DialTarget(backend.hostname, backend.port, watch=watch)
         if backend.destination is _DYNAMIC:
             if x.authority is None:
                 raise GatewayFault(Reason.INTERNAL, "the request names no destination")
@@ -180,13 +175,10 @@ class Connector:
         authority = x.authority
         if self.fixed is not None or authority is None:
             return target.host_field
-        if (
-            (x.scheme == b"https") is (target.tls is not None)
-            and authority.host == target.host
-            and (authority.port == target.port)
-        ):
+        is_https = x.scheme == b"https"
+        if is_https is (target.tls is not None) and authority.host == target.host and authority.port == target.port:
             return target.host_field
-        return authority.host_field(443 if x.scheme == b"https" else 80)
+        return authority.host_field(443 if is_https else 80)
 
     def _next_endpoint(self, x: Exchange, avoid: Collection[Target] = ()) -> EndpointAddress:
         endpoints = self.endpoints
@@ -256,10 +248,7 @@ class Connector:
 
     # --- pooled HTTP connections -------------------------------------------------------------------------------
     def refresh_name(self, x: Exchange, target: Target) -> bool:
-        """Ask DNS again, because the answer that connections to this target are kept to has ended.
-
-        Returns whether idle connections may be used meanwhile; else `acquire` waits for the answer.
-        """
+        """Ask DNS again: the answer has ended. Returns whether idle connections may be used; else `acquire` waits."""
         return target.name.refresh(self.opener.first_hop().address_policy(), client_of(x))
 
     async def catch_up(self, x: Exchange, target: Target) -> None:
@@ -267,10 +256,8 @@ class Connector:
         await target.name.catch_up(self.opener.first_hop().address_policy(), client_of(x))
 
     async def acquire(self, x: Exchange, target: Target, connect: Steps | None) -> Upstream:
-        """A new connection, one that becomes free while we wait, or a place on one of HTTP/2. Give it back with
-        `release`. An upgrade is asked for in HTTP/1, wherever that is spoken (RFC 6455 section 4.1).
-
-        Raises UpstreamFault, Denied, LimitExceeded.
+        """A new connection, one that becomes free while we wait, or a place on one of HTTP/2; `release` it. An upgrade
+        gets HTTP/1, where that is spoken (RFC 6455 section 4.1). Raises UpstreamFault, Denied, LimitExceeded.
         """
         name = target.name
         is_overdue = name.is_overdue
@@ -414,16 +401,10 @@ class Connector:
                 target.close_idle()
 
     def tls_failure(self, host: str) -> TlsFailure | None:
-        """Why the latest handshake with this host (any host: "") failed, by whichever way; None where none has since
-        the last that succeeded.
-        """
+        """Why the latest handshake with this host ("": any) failed, by whichever way; None where it has not."""
         ways: list[Connector] = [self] if self.ways is None else [self, *self.ways.connectors]
         failures = [failure for way in ways if (failure := way.opener.tls_failure) and host in ("", failure.host)]
         return max(failures, default=None)
-
-    @property
-    def is_retired(self) -> bool:
-        return self.targets.is_retired
 
     def counts(self) -> tuple[int, int]:
         """Connections (active, idle), for metrics."""
@@ -440,7 +421,6 @@ class Connector:
 
 
 def _parent_ways(spec: ConnectionIR, network: Network) -> ParentWays[Connector]:
-    """A connector for each parent of the backend, and one without for what no parent is asked for."""
     ways = [(parent, Connector(each, network)) for parent, each in specs_of_ways(spec)]
     no_proxy = spec.backend.no_proxy
     direct = Connector(direct_spec(spec), network) if no_proxy else None

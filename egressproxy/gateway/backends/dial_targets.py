@@ -22,14 +22,12 @@ from egressproxy.protocols.upstream import Upstream
 from egressproxy.upstream.pool import Pool, TenantPool
 from egressproxy.upstream.resolver import Resolver
 
-#: Beyond this number of destinations of one connector, those without a connection are forgotten; and beyond this number
-#: that one client has named first, those of them.
+#: Beyond so many destinations of a connector, or of one client there, those without a connection are forgotten.
 MAX_TARGETS: Final = 4096
 MAX_TARGETS_OF_CLIENT: Final = 1024
 #: How many are freed at one time.
 FREED_TARGETS: Final = 64
-#: TLS sessions of all tenants and targets of a connector, some kilobytes each: beyond them what was used the longest
-#: ago is forgotten, and costs a whole handshake.
+#: TLS sessions of all tenants and targets of a connector, some kilobytes each: what is forgotten costs a handshake.
 MAX_SESSIONS: Final = 4096
 Key = tuple[str, int, bool]  # host, port, whether over TLS
 TenantSessions = Callable[[tuple[str, int], str], TlsResumption]  # by host and port, and tenant
@@ -98,9 +96,8 @@ class SharedConnections(Protocol):
     __slots__ = ()
 
     async def acquire(self, x: Exchange, connect: Steps | None, alpn: tuple[str, ...]) -> Upstream | PendingProtocol:
-        """A place for this exchange; or a connection that was just opened, where the server has chosen HTTP/1.1.
-
-        `alpn` is what may be offered. Raises UpstreamFault, Denied, LimitExceeded.
+        """A place for this exchange; or a connection that was just opened, where the server has chosen HTTP/1.1 of the
+        `alpn` that may be offered. Raises UpstreamFault, Denied, LimitExceeded.
         """
 
     def adopt(self, parked: PendingProtocol, x: Exchange, version: int) -> Upstream:
@@ -184,7 +181,6 @@ class Target(DialTarget):
         return len(self.pool.waiting) + (self.shared.waiting if self.shared is not None else 0)
 
     def use_http_1(self) -> None:
-        """Ask for HTTP/1.1 from now on, where the backend speaks that, too."""
         self.wants_http_1 = True
 
     def close_idle(self) -> None:
@@ -215,9 +211,7 @@ def backend_origin(host: str, port: int, tls: BackendTlsIR | None) -> BackendOri
 
 
 def _new_sessions(_target: tuple[str, int], _tenant: str) -> TlsResumption:
-    """A session is no more another tenant's than the connection that it came from, by which a server may know who it
-    has to do with.
-    """
+    """A session is no more another tenant's than its connection: by either a server may know whom it serves."""
     return TlsResumption()
 
 
@@ -259,9 +253,8 @@ class Targets:
         return target if target is not None else self._add(host, port, tls, is_name)
 
     def named(self, client: str, authority: Authority, tls: BackendTlsIR | None) -> Target:
-        """A new target, for a destination that this client names first.
-
-        Raises LimitExceeded (503) where connections of this client, or of all, lead to too many destinations.
+        """A new target, which this client names. Raises LimitExceeded (503) where connections lead to too many
+        destinations.
         """
         for targets, limit, have in (
             (self._of_client.get(client, {}), MAX_TARGETS_OF_CLIENT, "this client has"),

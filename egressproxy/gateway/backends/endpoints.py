@@ -96,7 +96,7 @@ class Endpoints:
         return (named := self.named) is None or not isinstance(named.watch, NameWatch) or not named.watch.is_out
 
     def is_usable(self, target: Target) -> bool:
-        return not isinstance(target.watch, EndpointWatch) or target.watch.is_usable
+        return not isinstance(target.watch, EndpointWatch) or target.watch.health.is_usable(self._wheel.now)
 
     # --- retries -------------------------------------------------------------------------------------------------
     def take_retry(self) -> bool:
@@ -117,10 +117,8 @@ class Endpoints:
         return self.breaker.max_connections is not None or self.breaker.max_requests is not None
 
     def count_tunnel(self, target: Target, client: str) -> Callable[[], None]:
-        """Count a tunnel as a connection to this target, and as a request there. Call what is returned in its end.
-
-        It does not wait: where there are as many connections as there may be, an idle one makes way. Raises
-        LimitExceeded, or UpstreamFault, (503).
+        """Count a tunnel as a connection to this target, and as a request there. Call what is returned in its end. It
+        does not wait: an idle connection makes way. Raises LimitExceeded, or UpstreamFault, (503).
         """
         assert target.watch is not None
         target.watch.admit(target)
@@ -163,9 +161,8 @@ class Endpoints:
 
 
 class TargetGuard:
-    """The circuit breaker of every target of a connector. As a watch it knows no health.
-
-    Nothing here holds a target: what a reload retires has to be free of circles.
+    """The circuit breaker of every target of a connector; as a watch it knows no health. Nothing here holds a target:
+    what a reload retires has to be free of circles.
     """
 
     __slots__ = ("_name", "_network", "_scope", "_spec", "breaker")
@@ -199,9 +196,7 @@ class TargetGuard:
         )
 
     def is_failure(self, target: DialTarget, error: GatewayError, upstream: Upstream | None) -> bool:
-        """Whether an attempt that failed like this says something about the endpoint. A failure on the way through a
-        parent does not: the parent may be at fault.
-        """
+        """Whether an attempt that failed like this says something about the endpoint: behind a parent it does not."""
         if self._spec.backend.parent is not None or not isinstance(error, UpstreamFault):
             return False
         if error.reason is Reason.RESPONSE_TIMEOUT:
@@ -213,9 +208,7 @@ class TargetGuard:
         return error.reason in FAILURES
 
     def _has_kept_us_waiting(self, upstream: Upstream) -> bool:
-        """Whether the time until an answer was spent by the upstream. It was the client's where sending the request
-        took the larger part: a client that sends a body until the time is nearly over must not eject an endpoint.
-        """
+        """Whether the upstream, and not a client with a slow body, has taken the larger part of the time for it."""
         if not upstream.has_sent_all or upstream.is_write_blocked or upstream.head is not None:
             return False
         sent_at = max(upstream.sent_at, upstream.last_read)  # the latter is when the request began
@@ -269,11 +262,6 @@ class EndpointWatch:
     _guard: TargetGuard
     _detection: OutlierDetection
     health: EndpointHealth
-
-    @property
-    def is_usable(self) -> bool:
-        """Whether a request may go there now: for sessions, which ask for one endpoint."""
-        return self.health.is_usable(self._guard.now)
 
     def admit(self, target: Target) -> None:
         self._guard.admit(target)

@@ -184,10 +184,8 @@ class Course:
         *,
         waits_for_client: bool,
     ) -> RouteBackend | None:
-        """Where the request goes after this failure (None: a code) of a backend; None: nowhere.
-
-        `tried` are the targets that were tried for it. `waits_for_client`: the backend had not got the whole body yet,
-        so that its silence, which clients could bring about, says nothing of it.
+        """Where the request goes after this failure (None: a code) of a backend; None: nowhere. `tried`: its targets.
+        `waits_for_client`: the backend had not got the whole body yet, so that its silence says nothing of it.
         """
         if error is not None:
             if self._goes_to_same(x, backend, error, tried):
@@ -212,9 +210,8 @@ class Course:
         return not self._failover.spec.only_idempotent or x.method in IDEMPOTENT
 
     def _goes_to_same(self, x: Exchange, backend: RouteBackend, error: GatewayError, tried: Collection[Target]) -> bool:
-        """Whether it is not the backend that has failed: an idle connection had died, or one of several endpoints is
-        down. A backend may have read the request on such a connection before it ended, unless its GOAWAY says that it
-        has not.
+        """Whether it is not the backend that has failed: an idle connection had died (which may have been read before,
+        unless GOAWAY says otherwise), or one of several endpoints is down.
         """
         if error.retry is RetrySafety.IF_REUSED or error.is_left_out:
             if not (error.is_left_out or self._may_be_seen_twice(x)):
@@ -238,10 +235,8 @@ def is_over(error: GatewayError) -> bool:
 def with_failovers(
     specs: Sequence[WeightedBackend], backends: Sequence[RouteBackend]
 ) -> tuple[tuple[RouteBackend, ...], dict[RouteBackend, FailoverGroup]]:
-    """What a rule chooses among by weight, and its Failovers: see Route. `backends` are made of these `specs`.
-
-    One of its endpoints stands for a Failover, with the weight of the reference to it. An endpoint that cannot be used
-    is left out; where none can, requests get the error of the first.
+    """What a rule chooses among by weight, and its Failovers: see Route. An endpoint stands for its Failover, with the
+    weight of that. One that cannot be used is left out; where none can, requests get the error of the first.
     """
     choices, endpoints = [], defaultdict[FailoverIR, list[RouteBackend]](list)
     for spec, backend in zip(specs, backends, strict=True):

@@ -47,8 +47,7 @@ def retire(connection: Followed, pool: Pool[Any] | None) -> None:
 
 @dataclass(slots=True, eq=False, repr=False)
 class FollowedName:
-    """What one destination was resolved to, until when that holds (on the wheel's clock), and the connections to it.
-
+    """What a destination was resolved to, until when that holds (on the wheel's clock), and the connections to it.
     `version` counts the answers that some address had left.
     """
 
@@ -76,10 +75,7 @@ class FollowedName:
 
     # --- answers -----------------------------------------------------------------------------------------------
     def refresh(self, policy: AddressPolicy, client: str) -> bool:
-        """Ask DNS again on behalf of this client, because the answer has ended; unless a question is under way.
-
-        Returns whether connections may be used meanwhile.
-        """
+        """Ask DNS again for this client, unless it is asked. Returns whether connections may be used meanwhile."""
         if self._connections and not self._is_asked:
             asked = self.resolver.resolve(self.host, client)
             if asked.done():

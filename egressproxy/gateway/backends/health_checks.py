@@ -13,6 +13,7 @@ import logging
 import random
 from dataclasses import dataclass, field
 from time import monotonic
+from typing import Final
 
 from egressproxy.errors import GatewayError, Reason, UpstreamFault
 from egressproxy.gateway.backends.dial_targets import DialTarget
@@ -42,8 +43,8 @@ LIMITS = HeadLimits(max_fields=256)
 #: What counts as the client, for shares.
 CLIENT = "health-check:0"
 FIELDS = ((b"User-Agent", b"egressproxy-health-check"), (b"Accept", b"*/*"))
-#: Backends that are asked in HTTP/2; others in HTTP/1.1.
-HTTP_2_PROTOCOLS = frozenset((Protocol.HTTP2, Protocol.H2C, Protocol.GRPC))
+#: Backends that speak HTTP/2 alone: over TLS by ALPN, else by prior knowledge.
+HTTP_2_PROTOCOLS: Final = frozenset((Protocol.HTTP2, Protocol.H2C, Protocol.GRPC))
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -23,7 +23,7 @@ MAX_BYTES: Final = 64 * 1024
 
 @dataclass(slots=True, eq=False, repr=False)
 class HealthAnswer:
-    """The answer; as a sink it collects the body."""
+    """A sink that collects the answer's body."""
 
     body: bytes = b""
     trailers: Fields = field(default_factory=Fields)
@@ -44,9 +44,7 @@ async def ask_over_http2(
     opener: ConnectionOpener, network: Network, driver: Driver, target: DialTarget, x: Exchange, host: bytes,
     limits: HeadLimits, body: bytes,
 ) -> tuple[ResponseHead, bytes, Fields]:  # fmt: skip
-    """Send `x.request` with this body; the whole answer: head, body and trailers. Raises GatewayError. The connection
-    is closed in any case.
-    """
+    """Send `x.request` with this body, on a new connection. Returns head, body and trailers. Raises GatewayError."""
     connection = Http2Upstream(network.wheel, limits, is_secure=target.tls is not None, idle_s=0.0)
     answer = HealthAnswer()
     is_open = False

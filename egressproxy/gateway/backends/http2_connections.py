@@ -56,9 +56,6 @@ class Http2Connections:
     async def acquire(
         self, x: Exchange, connect: Steps | None, alpn: tuple[str, ...]
     ) -> UpstreamStream | PendingProtocol:
-        """A place, maybe after a wait or a dial. Where the upstream has chosen HTTP/1 (`alpn` offers it), the new
-        connection. Raises UpstreamFault, Denied, LimitExceeded.
-        """
         pool = self._pool
         claim: Claim[UpstreamStream] = Claim(client_of(x))
         found = pool.take(claim)
@@ -90,7 +87,6 @@ class Http2Connections:
         return await self._settled(x, self._place_on(opened, claim, version))
 
     def adopt(self, parked: PendingProtocol, x: Exchange, version: int) -> UpstreamStream:
-        """A place, after a dial that was not ours has led to HTTP/2. `version`: of the name, before the dial."""
         claim = Claim[UpstreamStream](client_of(x))
         found = self._pool.take(claim)
         if found is not None:  # another dial was faster
@@ -207,9 +203,7 @@ class Http2Connections:
 
 @dataclass(slots=True, eq=False, repr=False)
 class TenantConnections:
-    """The connections to one target, where each serves the exchanges of one tenant alone. `make` gives those of a
-    tenant that has none yet.
-    """
+    """The connections to one target, where each serves one tenant alone. `make`: those of a tenant without any."""
 
     _make: Callable[[], Http2Connections]
     _of: dict[str, Http2Connections] = field(default_factory=dict)

@@ -39,9 +39,8 @@ class McpSession(Session):
 
 
 class McpSessions:
-    """The MCP sessions of one rule, over all its backends that speak MCP, those of weight 0 included.
-
-    `others` is the session persistence that the rule asks for: it holds for requests without a session of MCP.
+    """The MCP sessions of one rule, over all its backends that speak MCP, those of weight 0 included. `others` is the
+    session persistence that the rule asks for: it holds for requests without a session of MCP.
     """
 
     __slots__ = ("_key", "_places", "_route", "others")
@@ -62,7 +61,6 @@ class McpSessions:
     # --- the request -----------------------------------------------------------------------------------------------
     def admit(self, x: Exchange) -> RouteBackend | None:
         """Read the id that the client shows, and leave the server's own in the request. Returns the session's backend.
-
         Raises BadRequest: 404 for an id that is none of ours, 400 for more than one.
         """
         fields = x.request.fields

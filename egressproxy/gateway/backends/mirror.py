@@ -17,8 +17,7 @@ from egressproxy.model.shares import Shares, most_of
 from egressproxy.routing.destinations import Denial, DestinationPolicy, Permission
 from egressproxy.telemetry.series import Series
 
-#: Copies of one filter at once; further ones are dropped. One client has three quarters of each of these bounds, and of
-#: those for the process (`Network`).
+#: Copies of one filter at once; others are dropped. One client has three quarters of each bound here and in `Network`.
 MAX_AT_ONCE: Final = 256
 #: Bytes of bodies that wait for a mirror: of one copy, and of one filter's.
 MAX_HELD: Final = 1024 * 1024
@@ -29,10 +28,8 @@ REST_S: Final = 60.0
 
 @dataclass(slots=True, eq=False, repr=False)
 class Mirror:
-    """One RequestMirror filter, live: where copies go, and which requests are copied.
-
-    `limits` are the steps of its own backend that look at a request before it is sent (limits of bodies); `chain` has
-    everything else that runs for a copy. `denied`: its place is denied by a policy. `permission`: what the route
+    """`limits` are the steps of its own backend that look at a request before it is sent (limits of bodies); `chain`
+    has everything else that runs for a copy. `denied`: its place is denied by a policy. `permission`: what the route
     permits a Dynamic one. `held` counts the bytes that wait for it.
     """
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Final
 
 from egressproxy.errors import GatewayError, Reason, UpstreamFault
 from egressproxy.filters.chain import finish, run_to_end
 from egressproxy.gateway.backends.mirror import MAX_HELD, Mirror
-from egressproxy.gateway.backends.parent_connect import refused_credentials
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.upstream_call import HeldConnection, Repeat, UpstreamCaller, call_upstream
 from egressproxy.gateway.enforcement import enforce
@@ -240,10 +240,8 @@ class Copy(UpstreamCaller):
             with suppress(GatewayError):  # how its body ends does not matter
                 await upstream.response_end()
         self._upstream = None
-        via = self.resources.connector
         self.resources.release(reusable=upstream.is_reusable)
-        if x.response.status == 407 and via is not None and via.behind is not None:
-            raise refused_credentials(via.behind)
+        self.resources.check_credentials(x)
 
     def send_request(
         self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
@@ -272,13 +270,11 @@ class _Dropped(Exception):
     """A copy is not worth going on with."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class _Waste:
     """Where answers of mirrors go."""
 
-    __slots__ = ("_bytes",)
-
-    def __init__(self) -> None:
-        self._bytes = 0
+    _bytes: int = 0
 
     def send_body(self, data: bytes) -> None:
         self._bytes += len(data)

@@ -30,27 +30,20 @@ MAX_COPIED_BYTES = 64 * 1024 * 1024
 
 
 def _nobody(*_told: object) -> None:
-    """For what nobody wants to hear."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
 class NetworkReports:
-    """Who is told of what happens on the way to backends.
+    """Who is told of what happens on the way to backends."""
 
-    Attributes:
-        dns_outcome: how the look-up of a name ended.
-        dns_query: the label of a DNS server, how a query to it ended, and seconds (`upstream.dns_client.OnQuery`).
-        reverse_check: what the names of an address said: "agrees", "differs" or "failed".
-        endpoint: an endpoint that has left service or returned, and why.
-        parent: a parent, why it is put aside (None: it can be connected to again), and a sentence.
-        failover: a backend of a Failover, why, and the seconds for which it is put aside (0.0: it returns).
-    """
-
-    dns_outcome: Callable[[str], None] = _nobody
-    dns_query: OnQuery = _nobody
-    reverse_check: Callable[[str], None] = _nobody
-    endpoint: Callable[[EndpointHealth, Why], None] = _nobody
+    dns_outcome: Callable[[str], None] = _nobody  # how the look-up of a name ended
+    dns_query: OnQuery = _nobody  # the label of a DNS server, how a query to it ended, and seconds
+    reverse_check: Callable[[str], None] = _nobody  # what the names of an address said: as ReverseFinding.result
+    endpoint: Callable[[EndpointHealth, Why], None] = _nobody  # one that has left service or returned
+    #: A parent, why it is put aside (None: it can be connected to again), and a sentence.
     parent: Callable[[BackendIR, Reason | None, str], None] = _nobody
+    #: A backend of a Failover, why, and the seconds for which it is put aside (0.0: it returns).
     failover: Callable[[BackendIR, str, float], None] = _nobody
 
 

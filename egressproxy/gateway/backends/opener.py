@@ -112,9 +112,8 @@ class ConnectionOpener:
         protocol: asyncio.Protocol,
         alpn: tuple[str, ...] = HTTP_1_1,
     ) -> asyncio.Transport:
-        """Dial, through a parent and with TLS where configured, and give the finished connection to this protocol.
-
-        Raises UpstreamFault, Denied, GatewayFault.
+        """Dial, by a parent and with TLS where configured, for this protocol. Raises UpstreamFault, Denied or
+        GatewayFault.
         """
         try:
             parked = await self.park(x, target, connect)
@@ -128,10 +127,7 @@ class ConnectionOpener:
             raise fault_at_parent(error, self._spec.backend.name) from None
 
     async def park(self, x: Exchange, target: DialTarget, connect: Steps | None) -> PendingProtocol:
-        """Dial, through a parent where configured. The connection has no TLS of ours and keeps what comes on it.
-
-        Raises UpstreamFault, Denied, GatewayFault.
-        """
+        """As `open`, without TLS to the target: the connection keeps what comes on it. Raises as that."""
         if self._parent is not None:
             parked = await self._open_through_parent(x, target, connect)
         else:
@@ -191,17 +187,8 @@ class ConnectionOpener:
         if self.resolver.why_not_asked(target.host):
             return addresses  # an operator wrote them
         through = resolved.through if isinstance(resolved, Resolved) else ()
-        authority = Authority(target.host, target.port)
-        return await check_addresses(
-            x,
-            self.reverse_check,
-            self.resolver,
-            authority,
-            addresses,
-            through,
-            client_of(x),
-            self._network.reports.reverse_check,
-        )
+        authority, count = Authority(target.host, target.port), self._network.reports.reverse_check
+        return await check_addresses(x, self.reverse_check, self.resolver, authority, addresses, through, count)
 
     async def _open_through_parent(self, x: Exchange, target: DialTarget, connect: Steps | None) -> PendingProtocol:
         """Reach the parent, and have it connect us to the target (RFC 9110 section 9.3.6, RFC 1928)."""
@@ -296,19 +283,14 @@ class ConnectionOpener:
         return self if self._parent is None else self._parent.opener.first_hop()
 
     def ask_parent_for(self, x: Exchange, target: DialTarget) -> None:
-        """A parent is to be asked for this target: whether it may be, and whether the client has another new name left.
-
-        Raises Denied, LimitExceeded.
-        """
+        """Raises Denied where no parent may be asked for this, LimitExceeded where its client has no new name left."""
         self.judge_for_parent(target)
         if self._spec.dns.new_names and self._spec.backend.destination not in OPERATOR and not _literal(target.host):
             self.resolver.count_for_parent(target.host, identity_of(x))
 
     def judge_for_parent(self, target: DialTarget) -> None:
-        """A parent resolves names. What is an address, or this machine by its name, is judged here, for clients
-        and operators alike.
-
-        Raises Denied. Source: RFC 6761 section 6.3 (localhost).
+        """A parent resolves names. What is an address, or this machine by its name, is judged here, for clients and
+        operators alike. Raises Denied. Source: RFC 6761 section 6.3 (localhost).
         """
         policy, host = self.address_policy(), target.host
         if self._spec.backend.destination in OPERATOR:

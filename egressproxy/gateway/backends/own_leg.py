@@ -65,16 +65,12 @@ async def body_of_leg(
 
 
 def flowing_leg(x: Exchange, chain: Chain) -> BodyChain | None:
-    """The filters that the body of this attempt flows through, for the one who sends it; None if there are none.
-    `chain` is that of the backend.
-    """
+    """The filters of the backend (with this `chain`) that the body of this attempt flows through; None: none."""
     return x.notes.pop(_FLOWING, None) if chain.leg_request_body is not None and x.notes is not None else None
 
 
 def unfiltered_body(x: Exchange, chain: Chain) -> tuple[bytes, bytes] | None:
-    """The whole body before the filters of the backend, whose `chain` this is, and the trailers behind it; None where
-    none of them had it.
-    """
+    """The whole body before the filters of the backend (with this `chain`), and its trailers; None: none had it."""
     return x.notes.get(_UNFILTERED) if chain.leg_request_body is not None and x.notes is not None else None
 
 

@@ -27,10 +27,7 @@ _LIMITS: Final = HeadLimits()
 
 
 def proxy_authorization(backend: BackendIR) -> SecretBytes | None:
-    """The Proxy-Authorization line for the parent of this backend, with a CRLF in front; None without credentials.
-
-    Source: RFC 9110 section 11.7.2.
-    """
+    """Proxy-Authorization (RFC 9110 section 11.7.2) for the parent of this backend, with a CRLF in front, if any."""
     credentials = backend.parent_credentials
     if credentials is None:
         return None
@@ -77,18 +74,13 @@ def parent_name(backend: BackendIR) -> str:
 
 
 class ParentUnreachable(UpstreamFault):
-    """There is no connection to the parent. `is_down`: whatever it is asked for; else it has closed a connection when
-    it was asked for this destination.
-    """
+    """There is no connection to the parent. `is_down`: not for any destination; else it has closed one for this one."""
 
     is_down = True
 
 
 def fault_at_parent(error: UpstreamFault, parent: str) -> ParentUnreachable:
-    """The same error, with the name of the parent that could not be reached: else the destination would be blamed.
-
-    A parent behind it that has failed is named already.
-    """
+    """The same error, with the name of the parent that could not be reached, unless one behind it is named already."""
     message, detail = error.message, error.detail
     if "parent proxy " not in message:
         message, detail = f"{message} (parent proxy {parent})", f"parent proxy {parent}: {detail or message}"
@@ -99,10 +91,7 @@ def fault_at_parent(error: UpstreamFault, parent: str) -> ParentUnreachable:
 
 
 def refused_credentials(backend: BackendIR) -> UpstreamFault:
-    """The error where the parent of this backend has answered 407; it says what an operator has to configure.
-
-    Its Proxy-Authenticate is meant for us; the codec has taken it out, so that no client sees it.
-    """
+    """The error where the parent of this backend has answered 407 (for us, not for clients): what to configure."""
     parent = parent_name(backend)
     credentials = backend.parent_credentials
     if credentials is None:
@@ -178,9 +167,7 @@ class ParentHandshake(asyncio.Protocol):
 
 
 class ConnectHandshake(ParentHandshake):
-    """Sends CONNECT. Content-Length and Transfer-Encoding of the 2xx head mean nothing. A 407, or 401, is for our
-    configuration, and never reaches a client.
-    """
+    """Sends CONNECT. The framing of the 2xx head means nothing. A 407, or 401, is for us: it reaches no client."""
 
     def __init__(self, authority: Authority, lines: bytes, backend: BackendIR) -> None:
         """`lines` are fields of ours, each with a CRLF in front. Where the client has asked for the tunnel, Via
@@ -236,9 +223,7 @@ class SocksHandshake(ParentHandshake):
     """Greets, shows username and password if the parent asks for them, and sends CONNECT."""
 
     def __init__(self, authority: Authority, via: bytes, backend: BackendIR) -> None:
-        """`via` is a value of Via: a parent that is such a gateway sees that it was asked before. `backend` is reached
-        through the parent, and has the credentials for it.
-        """
+        """`via` is a value of Via: a parent that is such a gateway sees that it was asked before."""
         super().__init__(backend)
         credentials = backend.parent_credentials
         self._client = SocksClient(authority, credentials.authorization if credentials is not None else None, via)

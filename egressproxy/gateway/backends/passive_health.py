@@ -41,9 +41,8 @@ class PassiveHealth:
             self.aside_until = now + self._hold_off_s
 
     def succeeded(self) -> bool:
-        """An attempt has ended well: the backend is as good as any, after the pause that it may have asked for.
-
-        Returns whether this has ended a hold-off, or was the trial after one.
+        """The backend is as good as any, after a pause that it asked for. Returns whether this ends a hold-off or its
+        trial.
         """
         if not self._failures:
             return False

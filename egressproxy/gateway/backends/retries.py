@@ -42,9 +42,7 @@ SETTLED = frozenset((Reason.DNS_NXDOMAIN, Reason.DNS_NO_ADDRESS, Reason.NO_ENDPO
 
 @dataclass(slots=True, eq=False, repr=False)
 class RetryPolicy:
-    """What a rule says of retries, hedging, sessions and short times. One per route; keeps nothing of an exchange.
-    `now` gives monotonic seconds.
-    """
+    """One per rule; keeps nothing of an exchange. `now` gives monotonic seconds."""
 
     _retry: RetryIR
     sessions: PersistentSessions | McpSessions | None
@@ -112,9 +110,7 @@ class RetryPolicy:
 
     def pause_s(self, retries: int) -> float:
         """Seconds to wait before this retry: at least the backoff, at most twice as much for each retry before, and the
-        maximum of the rule.
-
-        The time is random, so that clients do not all come back at once.
+        maximum of the rule; random, so that clients do not all come back at once.
         """
         least = self._retry.backoff_s
         return random.uniform(least, min(least * 2.0 ** min(retries, 30), self._retry.max_backoff_s))  # noqa: S311
@@ -122,8 +118,7 @@ class RetryPolicy:
 
 class Budget:
     """At most a share of the requests of an interval goes again: retries must not become the load that ends a backend.
-
-    Counts whole intervals; the one before counts with the part of it that is younger than an interval.
+    The interval before counts with the part of it that is younger than an interval.
     """
 
     __slots__ = ("_before", "_began", "_now", "_requests", "_retries", "_spec")

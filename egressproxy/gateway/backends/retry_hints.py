@@ -32,9 +32,8 @@ _MAX_TEXT: Final = 64
 
 
 def asked_pause_s(fields: Fields, now: float) -> float:
-    """Seconds for which the sender of this head wants no further request; 0.0 where it does not say. Not bounded.
-
-    `now` is seconds since 1970. What cannot be read counts as not said.
+    """Seconds for which the sender of this head wants no further request, not bounded; 0.0 where it does not say so in
+    a way that can be read. `now` is seconds since 1970.
     """
     said = _number(_text(fields, b"retry-after-ms"))
     if said is not None:

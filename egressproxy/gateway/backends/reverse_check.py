@@ -18,6 +18,7 @@ from egressproxy.errors import Denied, Reason, UpstreamFault
 from egressproxy.ir.policy import ReverseCheck
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.exchange import Exchange
+from egressproxy.model.shares import client_of
 from egressproxy.upstream.resolver import Resolver
 from egressproxy.upstream.reverse_names import MAX_CHECKED, AddressNames, agrees
 
@@ -51,7 +52,6 @@ async def check_addresses(
     target: Authority,
     addresses: Sequence[IPAddress],
     through: tuple[str, ...],
-    client: str,
     count: Callable[[str], None],
 ) -> tuple[IPAddress, ...]:
     """The addresses that may be dialled: with ENFORCE those of the first MAX_CHECKED that agree, with REPORT all of
@@ -60,7 +60,7 @@ async def check_addresses(
     Raises Denied(Reason.REVERSE_DNS_DENIED) if none agrees, or UpstreamFault with the reason of the lookup where that
     may be because one failed (503, 504 after a timeout).
     """
-    asked = [(address, resolver.reverse.resolve(address, client)) for address in addresses[:MAX_CHECKED]]
+    asked = [(address, resolver.reverse.resolve(address, client_of(x))) for address in addresses[:MAX_CHECKED]]
     if check is ReverseCheck.REPORT:
         gathered = asyncio.gather(*[future for _, future in asked])
         gathered.add_done_callback(partial(_note, x, asked, target.host, through, count))

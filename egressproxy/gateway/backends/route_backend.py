@@ -23,9 +23,7 @@ EXACT_BELOW_S: Final = 1.0
 
 @dataclass(slots=True, eq=False, repr=False)
 class _HotRouteBackend:
-    """What each exchange looks at. It lies together in memory: where each of thousands of tenants has policies of its
-    own, little of it is in the processor's cache.
-    """
+    """What each exchange looks at, together in memory: of thousands of rules little is in the processor's cache."""
 
     name: str
     connector: Connector | None
@@ -106,7 +104,5 @@ class RouteBackend(_HotRouteBackend):
 
 
 def on_the_wheel(seconds: float) -> float:
-    """The seconds to give the wheel of timers. A short time gets a tick more: the wheel's `now` is that of its last
-    tick, so the time would be over too early.
-    """
+    """The seconds to give the wheel of timers: a short time gets a tick more, since `now` is that of the last tick."""
     return seconds + TICK_S if 0 < seconds < EXACT_BELOW_S else seconds

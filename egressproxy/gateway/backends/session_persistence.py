@@ -50,10 +50,7 @@ class Session:
     endpoint: EndpointAddress | None
 
     def target(self, x: Exchange) -> Target:
-        """The target of the session's requests: its endpoint while that may be used, or the backend's next target.
-
-        Raises GatewayError.
-        """
+        """Its endpoint while that may be used, or the backend's next target. Raises GatewayError."""
         connector = self.backend.connector
         assert connector is not None
         if self.endpoint is None:
@@ -90,9 +87,6 @@ class SessionPlaces:
         assert backend.connector is not None
         has_endpoints = bool(backend.connector.endpoints)
         return self._names[(backend, target.host, target.port) if has_endpoints else (backend, "", 0)]
-
-    def __len__(self) -> int:
-        return len(self._places)
 
 
 class PersistentSessions:

@@ -12,7 +12,7 @@ from egressproxy.filters.chain import Chain, run, run_to_end
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.dial_targets import Target
 from egressproxy.gateway.backends.own_leg import body_of_leg
-from egressproxy.gateway.backends.parent_connect import absolute_form, identity_line
+from egressproxy.gateway.backends.parent_connect import absolute_form, identity_line, refused_credentials
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import SENT_BODY, Exchange
@@ -91,13 +91,17 @@ class HeldConnection:
             self.connector.release(self.target, upstream, reusable=reusable)  # type: ignore[union-attr, arg-type]  # held with it
 
     def fail(self, x: Exchange, error: GatewayError) -> None:
-        """Close the upstream connection, if there is one, on which this exchange has failed behind the head of its
-        response; the health of the endpoint is told.
-        """
+        """This exchange has failed behind the head of its response: close its connection, and tell of the endpoint."""
         target = self.target
         if self.upstream is not None and target is not None and target.watch is not None:
             target.watch.failed(target, error, x, self.upstream)
         self.release(reusable=False)
+
+    def check_credentials(self, x: Exchange) -> None:
+        """Raises UpstreamFault where a parent has answered 407, and not the backend."""
+        via = self.connector
+        if x.response.status == 407 and via is not None and via.behind is not None:
+            raise refused_credentials(via.behind)
 
     def give_away(self) -> Upstream:
         """Return the upstream connection and hold it no more: it belongs to a tunnel now."""
@@ -125,9 +129,7 @@ class UpstreamCaller(Protocol):
     def send_request(
         self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
     ) -> None:
-        """Send the head of `x.request`, and start to send its body; `pseudonym` is our name in Via. This form sends a
-        body that is whole.
-        """
+        """Send the head of `x.request`, and begin its body (here: one that is whole). `pseudonym`: our name in Via."""
         upstream.begin(self.driver, x.request)
         upstream.send_head(x.request, x.upstream_host, pseudonym)
         if isinstance(body, bytes):
@@ -239,9 +241,7 @@ async def call_upstream(
 
 
 def whole_body(x: Exchange, body: bytes | ReplayableBody | None) -> bytes:
-    """The whole body of an attempt, for filters that need it. Raises GatewayFault (502) where it is still to come: a
-    copy for a mirror, whose body nobody collects.
-    """
+    """The whole body, for filters that need it. Raises GatewayFault (502) where it is to come, as for a mirror."""
     if isinstance(body, ReplayableBody):
         body = body.given
     if body is None:
@@ -294,10 +294,8 @@ def send_to_parent(
     parent: Connector,
     target: Target,
 ) -> None:
-    """Send plain http in absolute-form (RFC 9112 section 3.2.2). Filters never see the parent's credential.
-
-    Raises LimitExceeded (503) where the circuit breaker of the target allows no further request: the connection, which
-    is the parent's, does not count there.
+    """Send plain http in absolute-form (RFC 9112 section 3.2.2). Filters never see the parent's credential. The request
+    counts at its target, though the connection is the parent's: raises LimitExceeded (503) of its circuit breaker.
     """
     if target.watch is not None:
         target.watch.admit(target)

@@ -22,20 +22,18 @@ from egressproxy.telemetry.metrics import Metrics
 
 
 class Accounting:
-    """One per process. `recent` has the latest decisions, `pseudonym` is our name in Via (RFC 9110 section 7.6.3),
-    `seen` what other gateways have said of their clients.
-    """
+    """One per process."""
 
     def __init__(self, wheel: TimerWheel, access_log: AccessLog, pseudonym: bytes, metrics: Metrics) -> None:
         self.wheel = wheel
         self.access_log = access_log
-        self.pseudonym = pseudonym
+        self.pseudonym = pseudonym  # our name in Via (RFC 9110 section 7.6.3)
         self.metrics = metrics
         self.notices = metrics.notices
-        self.recent: Remembered = deque(maxlen=KEPT)
+        self.recent: Remembered = deque(maxlen=KEPT)  # the latest decisions
         self.gate: RequestGate | None = None  # says which requests are admitted, where not all can be
         self.is_cutting = False  # the time of the drain is over: what ends now was ended by us
-        self.seen = SeenValues()
+        self.seen = SeenValues()  # what other gateways have said of their clients
         self._id_prefix = f"{secrets.token_hex(4)}-"
         self._number = 0
 

@@ -51,8 +51,7 @@ def name_request(
     """Write into `x` what a request names: logged path, scheme, authority and listener. Returns the listener.
 
     `server_name`: the SNI of the client's TLS, or "". `inside`: the tunnel that the request came in, or None.
-    Raises BadRequest (400), GatewayFault as `Port.listener_for`, and as `OpenedTunnel.check`. Source: RFC 9112 section
-    3.2.
+    Raises BadRequest (400), and as `Port.listener_for` and `OpenedTunnel.check`. Source: RFC 9112 section 3.2.
     """
     listener = port.first
     path = head.path
@@ -83,9 +82,8 @@ def name_request(
 
 
 def name_stream(x: Exchange, port: Port, hello: ClientHello | None) -> ActiveListener:
-    """Write into `x` what a ClientHello names: authority and listener. Returns the listener.
-
-    `hello` None: a TCP listener, where nothing is named. Raises GatewayFault (404), Denied.
+    """Write into `x` what a ClientHello (None: of TCP) names: authority and listener, which is returned. Raises
+    GatewayFault (404), Denied.
     """
     if hello is None:
         return port.first
@@ -130,7 +128,6 @@ async def identify(
     accounting: Accounting, x: Exchange, client: Client, listener: ActiveListener, head: RequestHead
 ) -> None:
     """Write into `x` who its client is: what the request says, before what its connection says. Loops are refused.
-
     Waits where a credential has to be checked. Raises as `refuse_loops` and `Authenticator.admit`.
     """
     refuse_loops(head, accounting.pseudonym)
@@ -143,8 +140,8 @@ async def identify(
 
 
 def identify_stream(x: Exchange, listener: ActiveListener, certified: CallerIdentity, until: float) -> None:
-    """The same of a connection that is no HTTP. `certified`: by its certificate, which holds until then (seconds
-    since 1970). Raises as `Authenticator.admit_stream`.
+    """The same of a connection that is no HTTP, `certified` until then (seconds since 1970) by its certificate. Raises
+    as `Authenticator.admit_stream`.
     """
     x.identity = certified
     if listener.authenticator is not None:
@@ -152,10 +149,7 @@ def identify_stream(x: Exchange, listener: ActiveListener, certified: CallerIden
 
 
 def believe_gateway(accounting: Accounting, x: Exchange, listener: ActiveListener, head: RequestHead) -> None:
-    """Learn who the client of another gateway is, where that has signed it with a key that holds here.
-
-    One that is not verified is not an error: the client is who it is without. The log says why.
-    """
+    """Learn who the client of another gateway is, where its signature holds here; else the log says why it does not."""
     keys, value = listener.spec.policy.gateway_keys, head.hop.egress_identity
     if not keys or not value or x.authority is None:
         return
@@ -178,7 +172,6 @@ def believe_gateway(accounting: Accounting, x: Exchange, listener: ActiveListene
 
 
 def _told_namespace(told: str, policy: PolicyIR) -> str:
-    """The namespace that another gateway has told, as this listener has it."""
     namespace, _, trust_domain = told.partition("@")
     own = policy.identity.trust_domain if policy.identity is not None else ""
     return namespace_in(trust_domain or policy.gateway_trust_domain, namespace, own)
@@ -190,10 +183,7 @@ def of_client(x: Exchange, listener: ActiveListener) -> ActiveListener:
 
 
 def route_request(listener: ActiveListener, authority: Authority, head: RequestHead) -> tuple[Route, bytes, Noted]:
-    """The rule that serves this request, and the PathPrefix that it matched (b"": none).
-
-    Raises Denied (403), or GatewayFault (404) where no route matches.
-    """
+    """The rule of this request, and the PathPrefix that it matched (b"": none). Raises Denied, GatewayFault (404)."""
     found = listener.http.match(authority.host, head.method, head.path, head.fields)
     if found is not None and (not listener.is_forward or found[0].serves(authority.host, authority.port)):
         route, prefix = found
@@ -227,9 +217,7 @@ def _unmatched_request(listener: ActiveListener, authority: Authority, *, is_nam
 
 
 def is_served_for_others(listener: ActiveListener, authority: Authority, denied: Denied) -> bool:
-    """Whether a route names the host of a request that was denied because nothing allows it. Who follows the usual
-    advice opens the whole host.
-    """
+    """Whether a route names the host of what nothing allows: who follows the usual advice opens the whole host."""
     return denied.reason in (Reason.DESTINATION_NOT_ALLOWED, Reason.NO_POLICY) and any(
         each.hostname for each in listener.http.rules_of(authority.host)
     )
@@ -248,10 +236,8 @@ def decide_names(
 
 
 async def admit_again(x: Exchange, client: Client) -> None:
-    """Of a request that has waited for a person: whether its client is still believed, and the configuration that is in
-    service now lets it in.
-
-    Raises GatewayError, as admission does.
+    """Of a request that has waited for a person: whether its client is still believed, and the present configuration
+    lets it in. Raises GatewayError, as admission does.
     """
     state = client.state
     if state.is_closed:
@@ -278,10 +264,7 @@ def route_tunnel(listener: ActiveListener, authority: Authority) -> tuple[Route,
 
 
 def route_of_stream(listener: ActiveListener, authority: Authority | None) -> tuple[Route, Noted]:
-    """The route of a stream, by the name in its ClientHello (None: there is no TLS), and what is noted of it.
-
-    Raises GatewayFault (404), Denied.
-    """
+    """The route of a stream, by the name in its ClientHello (None: no TLS). Raises GatewayFault (404), Denied."""
     host = authority.host if authority is not None else ""
     route = listener.streams.match(host)
     if route is None:
@@ -306,9 +289,8 @@ def not_opened(host: str, policy: str) -> Denied:
 
 
 def opened_stream(port: Port, listener: ActiveListener, authority: Authority | None) -> LeafCache | None:
-    """What a client is shown whose TLS would pass, and is to be opened; None: it passes.
-
-    Where the listener ends TLS itself, or shares its port with HTTPS, it is neither: `route_of_stream` refuses it.
+    """What a client is shown whose TLS would pass, and is to be opened; None: it passes. Where the listener ends TLS
+    itself, or shares its port with HTTPS, it is neither: `route_of_stream` refuses it.
     """
     if authority is None or listener.terminate is not None or not port.is_stream:
         return None
@@ -327,9 +309,8 @@ def admit_http(listener: ActiveListener, authority: Authority) -> Noted:
 
 
 def ways_to_http_port(listener: ActiveListener, authority: Authority) -> tuple[Route | None, bool]:
-    """The route of TLS in a tunnel to port 80 (None: it would be refused), and whether HTTP may go there.
-
-    Raises Denied where neither may; it is the denial of HTTP.
+    """The route of TLS in a tunnel to port 80 (None: it would be refused), and whether HTTP may go there. Raises Denied
+    where neither may; it is the denial of HTTP.
     """
     tls = None
     with suppress(Denied):
@@ -361,10 +342,7 @@ def judge(route: Route, authority: Authority) -> Noted:
 
 
 def default_route(listener: ActiveListener, authority: Authority) -> tuple[Route, Noted]:
-    """What the listener's policy says of a destination that no route matches; traffic is counted by what allows it.
-
-    Raises Denied.
-    """
+    """What policy says of a destination that no route matches; it is counted by what allows it. Raises Denied."""
     defaults = listener.defaults
     if defaults is None:
         raise Denied(Reason.NO_POLICY, f"{authority.host} is not allowed: no policy and no route says so")
@@ -385,9 +363,7 @@ def default_route(listener: ActiveListener, authority: Authority) -> tuple[Route
 
 
 def take_tunnel_slot(x: Exchange, state: OpenConnections, resources: HeldResources, listener: ActiveListener) -> None:
-    """Count a tunnel against `limits.tunnels` of this listener, and against what of them one client may have, until its
-    connection or stream has ended. Raises LimitExceeded (503).
-    """
+    """Count a tunnel against `limits.tunnels` and its client's share, until its end. Raises LimitExceeded (503)."""
     limits, client = listener.spec.policy.limits, client_of(x)
     place = listener.gateway, listener.name
     limit, taken = limits.tunnels, state.tunnels_of.get(place)

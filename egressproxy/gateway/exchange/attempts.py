@@ -41,14 +41,15 @@ from egressproxy.protocols.upstream import Upstream
 
 #: A server of gRPC that wants a call again later than this has its answer passed on.
 MAX_PUSHBACK_S = 300.0
+#: A sleep of nothing has no future, which a driver waits for.
+LEAST_PAUSE_S = 1e-6
 
 
 async def reach_with_retries(
     policy: RetryPolicy, x: Exchange, client: Client, route: Route, collected: bytes | ReplayableBody | None
 ) -> Answer | LocalResponse:
-    """Attempt after attempt, until `x.response` is there; returns its connection, or the response of a filter.
-
-    Raises GatewayError: what the last attempt raised. Source: GEP-1731.
+    """Attempts, until `x.response` is there; returns its connection, or a filter's response. Raises GatewayError: of
+    the last. Source: GEP-1731.
     """
     attempts = Attempts(policy, x, client, route)
     timer = None
@@ -150,11 +151,10 @@ class Attempts:
                 if chosen is not self._backend:
                     self._backend, self._session = chosen, None
             self._begin()
-            timer = None
+            timer = None  # hedged attempts have timers of their own
             is_hedged = x.method in policy.hedged_methods and self._may_hedge(collected)
-            if is_hedged:
-                pass  # each of its attempts has timers of its own
-            elif self._backend.is_brief or (failover is not None and failover.spec.first_byte_s):
+            is_timed = self._backend.is_brief or (failover is not None and failover.spec.first_byte_s)
+            if is_timed and not is_hedged:
                 timer = AttemptTimer(self._client, self._backend, failover, self._body)
             try:
                 upstream = await (self._attempt_hedged if is_hedged else self._attempt)(collected)
@@ -241,12 +241,7 @@ class Attempts:
                 await self._ai.narrow(x, self._client, self._body, course)
             course.answered(self._backend, x.response, self._client.wheel.now)
             self._following = self._next_backend(None)
-        if self._following is None and (
-            not (status in policy.codes or is_of_grpc)
-            or self._backend.has_parent
-            or not policy.has_another(self._retries, self._body)
-            or not may_retry(self._backend, self._counted)
-        ):
+        if self._following is None and not ((status in policy.codes or is_of_grpc) and self._may_retry()):
             return True
         self._failures.append(f"status {self._outcome}")
         return False
@@ -283,10 +278,12 @@ class Attempts:
     def _goes_on(self, error: UpstreamFault | LimitExceeded) -> bool:
         backend, body, policy = self._backend, self._body, self._policy
         self._outcome = error.reason.value
-        if isinstance(error, NextAttempt):
-            return self._goes_on_for_filter()
-        self._following = self._next_backend(error) if self._course is not None else None
-        if self._following is None:
+        is_wish = isinstance(error, NextAttempt)  # of a filter: nothing has failed
+        self._following = self._next_backend(None if is_wish else error) if self._course is not None else None
+        if is_wish:
+            if self._following is None and not self._may_retry():
+                return False
+        elif self._following is None:
             # The endpoint of a session is gone: it moves, whether or not the rule has retries.
             moves = self._session is not None and error.retry is RetrySafety.SAFE and (body is None or body.is_kept)
             if moves and not policy.attempts:
@@ -299,27 +296,25 @@ class Attempts:
             ):
                 return False
         self._failures.append(self._outcome)
+        if is_wish:
+            return True
         if error.retry is RetrySafety.IF_REUSED:
             self._wait_s = 0.0
         elif error.retry is RetrySafety.SAFE and self._target is not None:
             self._down.add(self._target)
         return True
 
-    def _goes_on_for_filter(self) -> bool:
-        self._following = self._next_backend(None) if self._course is not None else None
-        if self._following is None and (
-            self._backend.has_parent
-            or not self._policy.has_another(self._retries, self._body)
-            or not may_retry(self._backend, self._counted)
-        ):
-            return False
-        self._failures.append(self._outcome)
-        return True
+    def _may_retry(self) -> bool:
+        """Whether the rule asks this backend again after an answer of its own; if so that is counted."""
+        return (
+            not self._backend.has_parent
+            and self._policy.has_another(self._retries, self._body)
+            and may_retry(self._backend, self._counted)
+        )
 
     def _next_backend(self, error: GatewayError | None) -> RouteBackend | None:
-        """Where a Failover sends the request after this failure (None: a code); None where it has nobody left to ask,
-        where the body was not kept, where the budget of the rule is used up, or where the circuit breaker of the next
-        backend allows no retry.
+        """Where a Failover sends the request after this failure (None: a code); None where nobody is left to ask, the
+        body was not kept, the budget of the rule is used up, or the circuit breaker of the next allows no retry.
         """
         course, body = self._course, self._body
         assert course is not None
@@ -333,8 +328,8 @@ class Attempts:
 
     # --- several at once -------------------------------------------------------------------------------------------
     def _may_hedge(self, collected: bytes | ReplayableBody | None) -> bool:
-        """Whether the next attempt may have others beside it: not in a session, which is with one endpoint, nor with a
-        body that is still to come. Toward a parent only connections are tried again.
+        """Whether the next attempt may have others beside it: not in a session, which is with one endpoint, with a body
+        that is still to come, or toward a parent, where only connections are tried again.
         """
         head = self._x.request
         return (
@@ -440,19 +435,7 @@ def discard(client: Client, upstream: Upstream) -> None:
 async def pause(client: Client, seconds: float) -> None:
     """Between two attempts; the request's own time goes on. Always lets others have a turn."""
     client.end_attempt()
-    loop = asyncio.get_running_loop()
-    over = loop.create_future()
-    handle = loop.call_later(seconds, wake, over) if seconds > 0 else loop.call_soon(wake, over)
-    try:
-        await over
-    finally:
-        handle.cancel()
-
-
-def wake(over: asyncio.Future[None]) -> None:
-    """Let the waiting attempt go on."""
-    if not over.done():
-        over.set_result(None)
+    await asyncio.sleep(max(seconds, LEAST_PAUSE_S))
 
 
 def kept_body(

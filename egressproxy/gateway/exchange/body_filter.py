@@ -39,10 +39,8 @@ _NOBODY: Final = _Nobody()
 
 
 class BodyFilter:
-    """A sink that filters and hands on; for the sink it is the source.
-
-    The real source is paused while a filter waits, and while the sink is full. What still comes meanwhile is kept in
-    order. `chain` is the chain that filters.
+    """A sink that filters and hands on; for the sink it is the source. The real one is paused while a filter waits, or
+    the sink is full; what still comes is kept in order.
     """
 
     __slots__ = (
@@ -73,10 +71,8 @@ class BodyFilter:
         if chain.sends_more:
             x.keep(MORE, self.more)
         self.is_over = False
-        #: It has ended the exchange: whoever waits for its end is told the next time that he waits.
-        self.has_failed = False
-        #: The end of what was handed on.
-        self.tail = b""
+        self.has_failed = False  # it has ended the exchange: who waits for its end is told the next time that he waits
+        self.tail = b""  # of what was handed on
 
     @property
     def is_write_blocked(self) -> bool:
@@ -177,10 +173,9 @@ class BodyFilter:
                 self._wait(outcome, None)
 
     def _forget_more(self) -> None:
-        """What calls us would hold us."""
         self._more = ()
         if self.chain.sends_more and self._x.notes is not None:
-            self._x.notes.pop(MORE, None)
+            self._x.notes.pop(MORE, None)  # what calls us would hold us
 
     def _result(self, task: asyncio.Task[bytes]) -> bytes | None:
         """What the filters have returned; None where the exchange does not go on with it."""
@@ -250,9 +245,7 @@ class BodyFilter:
 
 
 class Collector:
-    """A sink that keeps a whole (filtered) body, of `limit` bytes at most; -1: the filters that asked for it bound its
-    size. `trailers` are those behind it, b"" for none.
-    """
+    """Keeps a whole (filtered) body, of `limit` bytes at most (-1: filters bound it), and the `trailers` behind it."""
 
     __slots__ = ("_client", "_limit", "_parts", "_size", "is_whole", "trailers")
 

@@ -39,11 +39,8 @@ from egressproxy.protocols.upstream import Upstream
 class Client(ExchangeClock, Protocol):
     """Asks its listener of the current snapshot anew for every request: a reload holds for the next one.
 
-    `state` is the open connections of its port, and leads to the port. `idle_s` is how long the connection may wait for
-    its next request.
-
-    The attributes are those of the protocol's class, whose `__init__` sets them: if they were set here, compiled code
-    would look up each of them by its name.
+    `idle_s` is how long the connection may wait for its next request. The attributes are those of the protocol's class,
+    whose `__init__` sets them: if they were set here, compiled code would look up each of them by its name.
     """
 
     __slots__ = SLOTS_OF_PROTOCOL
@@ -78,9 +75,8 @@ class Client(ExchangeClock, Protocol):
         return self
 
     def passable_of_request(self, trailers: bytes) -> bytes:
-        """Those of a request: none where a filter looks at the head and not at them, too. It has not seen them, and
-        some origins read them as fields that a filter, or the server that it asks, alone may set. And none in which
-        clients show who they are.
+        """Those of a request: none where a filter looks at the head and not at them, since some origins read them as
+        fields that filters, or the servers that they ask, alone may set; and none that show who a client is.
         """
         route, backend = self.resources.route, self.resources.backend
         if route is not None and route.chain.request_headers is not None and not route.chain.lets_request_trailers:
@@ -98,6 +94,17 @@ class Client(ExchangeClock, Protocol):
         if backend.chain.lets_response_trailers and self.resources.response_filter is not None:
             return trailers  # filters have let them pass
         return grpc_trailers(trailers, with_text=backend.chain.ignores_trailers)  # without a status no call ends
+
+    @property
+    def handler_is_pressed(self) -> bool:
+        """Whether the process is short of memory (it does not drain): nothing is begun that may be left undone."""
+        handler = self.request_handler
+        return bool(getattr(handler, "ends_connections", False) and not getattr(handler, "is_draining", False))
+
+    @property
+    def handler_has_no_memory(self) -> bool:
+        """Whether the process has no memory left: no body that is held may grow."""
+        return bool(getattr(self.request_handler, "has_no_memory", False))
 
     def serving(self) -> tuple[HeldResources, ...]:
         """What is held by the exchange in progress."""
@@ -202,10 +209,7 @@ class Client(ExchangeClock, Protocol):
         body: ReplayableBody | None,
         pseudonym: bytes,
     ) -> None:
-        """As `send_request`, of a body that flows through the body filters of the backend: those of this attempt alone.
-
-        `chain` are the filters of the rule before them; with a `body` they are before that.
-        """
+        """As `send_request`, through filters of the backend. `chain`: those of the rule, before them or `body`."""
         head, resources = x.request, self.resources
         if not (leg.keeps_length and (chain is None or chain.keeps_length)):
             head.body = CHUNKED
@@ -235,7 +239,7 @@ class Client(ExchangeClock, Protocol):
             self.send_request_body_to(body_filter)
 
     def take_request_body(self) -> bytes | None:
-        """The whole body of the request, if all of it is here. This form does not know."""
+        """The whole body of the request, if all of it is known to be here."""
         return None
 
     def pass_interim(self, head: ResponseHead, x: Exchange) -> None:
@@ -264,16 +268,8 @@ class Client(ExchangeClock, Protocol):
         """Whether nothing follows the current request: the client has ended its side."""
 
     @property
-    def handler_is_pressed(self) -> bool:
-        """Whether the process is short of memory: nothing is begun that may as well be left undone."""
-
-    @property
     def request_handler(self) -> RequestHandler:
         """Who is told of requests: the conductor."""
-
-    @property
-    def handler_has_no_memory(self) -> bool:
-        """Whether the process has no memory left: no body that is held may grow."""
 
     @property
     def unread(self) -> int:

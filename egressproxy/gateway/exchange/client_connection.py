@@ -15,16 +15,6 @@ from egressproxy.protocols.http1.downstream import DownstreamConnection, Request
 from egressproxy.protocols.http1.framing import HeadLimits
 
 
-def is_pressed(handler: RequestHandler) -> bool:
-    """Whether this handler, the conductor, ends connections for another reason than a drain."""
-    return bool(getattr(handler, "ends_connections", False) and not getattr(handler, "is_draining", False))
-
-
-def has_no_memory(handler: RequestHandler) -> bool:
-    """Whether this handler, the conductor, refuses every request since the process has no memory left."""
-    return bool(getattr(handler, "has_no_memory", False))
-
-
 class ClientConnection(DownstreamConnection, Client):
     """One exchange after the other."""
 
@@ -58,16 +48,8 @@ class ClientConnection(DownstreamConnection, Client):
         self.tunnel: OpenedTunnel | Redirection | None = None
 
     @property
-    def handler_is_pressed(self) -> bool:
-        return is_pressed(self.handler)
-
-    @property
     def request_handler(self) -> RequestHandler:
         return self.handler
-
-    @property
-    def handler_has_no_memory(self) -> bool:
-        return has_no_memory(self.handler)
 
     def trailers_to_pass(self, trailers: bytes) -> bytes:
         return self.passable_of_request(trailers)

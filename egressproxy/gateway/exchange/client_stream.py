@@ -13,7 +13,7 @@ from egressproxy.errors import BadRequest, ClientGone, GatewayError, Reason, Ups
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.route_backend import on_the_wheel
 from egressproxy.gateway.exchange.client import Client
-from egressproxy.gateway.exchange.client_connection import ClientConnection, has_no_memory, is_pressed
+from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.exchange.error_responses import answer_of_call, error_of_call, last_fields
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
@@ -41,9 +41,8 @@ SILENCE_S: Final = 1.0
 
 
 class ClientStream(DownstreamStream, Client):
-    """One exchange. `inner` is HTTP/1 inside the tunnel that a CONNECT to port 80 has made of it.
-
-    That of a `call` of gRPC: its deadline holds, and what goes wrong is told in its own words.
+    """`inner` is HTTP/1 inside the tunnel that a CONNECT to port 80 has made of it. Of a `call` of gRPC the deadline
+    holds, and what goes wrong is told in its own words.
     """
 
     __slots__ = (
@@ -97,16 +96,8 @@ class ClientStream(DownstreamStream, Client):
         super().refuse(fault, fields, has_ended=has_ended)
 
     @property
-    def handler_is_pressed(self) -> bool:
-        return is_pressed(self.connection.handler)
-
-    @property
     def request_handler(self) -> RequestHandler:
         return self.connection.handler
-
-    @property
-    def handler_has_no_memory(self) -> bool:
-        return has_no_memory(self.connection.handler)
 
     def trailers_to_pass(self, trailers: bytes) -> bytes:
         return self.passable_of_request(trailers)
@@ -163,7 +154,7 @@ class ClientStream(DownstreamStream, Client):
 
     # --- a call of gRPC --------------------------------------------------------------------------------------------
     def start_clock(self, request_s: float, idle_s: float) -> None:
-        """As of Client; of the deadline of a call and `request_s` the earlier one holds. Raises GatewayError."""
+        """As of Client; of a call's deadline and `request_s` the earlier one holds. Raises GatewayError."""
         if self.call is not None:
             seconds = self.call.begin()
             if seconds != NEVER:
@@ -233,9 +224,8 @@ class ClientStream(DownstreamStream, Client):
 
 
 class GrpcCall:
-    """What is known of one call. `timeout` is what its head says of it, `ends_at` the deadline (monotonic seconds).
-
-    `is_open`: the head of its response has gone, and trailers may say how it ends.
+    """`timeout` is what the head of the call says of it, `ends_at` the deadline (monotonic seconds). `is_open`: the
+    head of its response has gone, and trailers may say how it ends.
     """
 
     __slots__ = ("ends_at", "exchange", "is_open", "timeout")
@@ -321,9 +311,7 @@ class ClientHttp2(DownstreamHttp2):
         return False
 
     def exchange_over(self) -> None:
-        """An exchange has ended on which a connection of HTTP/1 would be closed: the gateway drains, or is short of
-        memory, which it has told with GOAWAY from here on (RFC 9113 section 6.8).
-        """
+        """An exchange has ended: if the gateway drains, or is short of memory, say GOAWAY (RFC 9113 section 6.8)."""
         if getattr(self.handler, "ends_connections", False):
             self.leave(gently=True)
 
@@ -333,7 +321,7 @@ class ClientHttp2(DownstreamHttp2):
 
     @property
     def may_leave_gently(self) -> bool:
-        """Whether what the client began before it heard of our leaving may still be served: not on former terms."""
+        """Whether what the client began before it heard of our leaving is still served: not on former terms."""
         return bool(getattr(self.handler, "is_draining", False))
 
 

@@ -22,13 +22,7 @@ SLOTS_OF_PROTOCOL: Final[tuple[str, ...]] = ()
 
 
 class ExchangeClock(UpstreamCaller, Protocol):
-    """Base of Client: its part that knows the time.
-
-    Attributes (in seconds on the clock of `wheel`, NEVER for none):
-    exchange_ends_at, attempt_ends_at: the exchange's own time, and that of the attempt under way.
-    idle_limit_s: how long nothing may move (seconds; 0: as long as it likes).
-    seen_octets: bytes that had moved at the last look; -1: whatever has moved since counts.
-    """
+    """Base of Client: its part that knows the time."""
 
     __slots__ = SLOTS_OF_PROTOCOL
 
@@ -39,11 +33,11 @@ class ExchangeClock(UpstreamCaller, Protocol):
     octets_out: int
     wheel: TimerWheel
     # of the gateway
-    attempt_ends_at: float
-    exchange_ends_at: float
-    idle_limit_s: float
+    attempt_ends_at: float  # of the attempt under way, as below
+    exchange_ends_at: float  # on the clock of `wheel`; NEVER: it has no end
+    idle_limit_s: float  # how long nothing may move; 0: as long as it likes
     resources: HeldResources
-    seen_octets: int
+    seen_octets: int  # bytes that had moved at the last look; -1: whatever has moved since counts
 
     @property
     def awaits_bytes(self) -> bool:
@@ -54,9 +48,7 @@ class ExchangeClock(UpstreamCaller, Protocol):
         """Bytes that were said, and that the client has not taken."""
 
     def start_clock(self, request_s: float, idle_s: float) -> None:
-        """One deadline per exchange: the earliest of its whole time, its attempt's, and the next look at whether it
-        moves.
-        """
+        """One deadline per exchange: the earliest of its time, its attempt's, and the next look at whether it moves."""
         now = self.wheel.now
         self.exchange_ends_at = at = now + request_s if request_s > 0 else NEVER
         self.attempt_ends_at = NEVER
@@ -128,11 +120,9 @@ class ExchangeClock(UpstreamCaller, Protocol):
         return UpstreamFault(Reason.RESPONSE_TIMEOUT, "the backend took too long", status=504, retry=retry)
 
     def _waits_for_answer(self) -> bool:
-        """Whether the backend has the whole request and may still take its time.
-
-        That time is `request` and `backendRequest`, not `idle`, which is for bodies that stall. Where neither is set it
-        is ANSWER_S, since a client that waits cannot be seen to have left; but one that has ended its side has left,
-        nearly always: that `idle` is long enough for the few that have not.
+        """Whether the backend has the whole request and may still take its time: `request` and `backendRequest`, not
+        `idle`, which is for bodies that stall. Where neither is set it is ANSWER_S, since a client that waits cannot be
+        seen to have left; but one that has ended its side has left, nearly always, and `idle` will do for the others.
         """
         upstream = self.resources.upstream
         if self.has_ended:
@@ -142,10 +132,7 @@ class ExchangeClock(UpstreamCaller, Protocol):
         return self.wheel.now - upstream.last_read < ANSWER_S
 
     def _may_be_quiet(self) -> bool:
-        """Whether an MCP server has begun a stream of events, and may have nothing to say on it.
-
-        It has the time `tunnelIdle` of the route, unless the client has left or does not read.
-        """
+        """Whether an MCP server has begun events, which may rest for `tunnelIdle` while the client reads."""
         resources = self.resources
         upstream, backend, route = resources.upstream, resources.backend, resources.route
         if upstream is None or backend is None or route is None or self.has_ended or self.unsent_octets:

@@ -50,9 +50,6 @@ from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import CHUNKED, RequestHead
 from egressproxy.model.shares import Tries
 from egressproxy.net.driver import PAUSE
-from egressproxy.net.timers import TimerWheel
-from egressproxy.telemetry.access_log import AccessLog
-from egressproxy.telemetry.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
@@ -64,18 +61,11 @@ _IF_STALE: Final = Repeat.IF_STALE  # a member looked up on its class costs 60 n
 class Conductor:
     """Serves every exchange of this process. Implements RequestHandler for its client connections."""
 
-    def __init__(
-        self,
-        wheel: TimerWheel,
-        access_log: AccessLog,
-        pseudonym: bytes,
-        metrics: Metrics,
-        connections: int | None = None,
-    ) -> None:
-        """`pseudonym` is the name in Via; `connections`: see ProcessLimits."""
-        self.wheel = wheel
-        self.pseudonym = pseudonym
-        self.accounting = Accounting(wheel, access_log, pseudonym, metrics)
+    def __init__(self, accounting: Accounting, connections: int | None = None) -> None:
+        """`connections`: see ProcessLimits."""
+        self.accounting = accounting
+        self.wheel = accounting.wheel
+        self.pseudonym = accounting.pseudonym
         self.clients = clients_of_process(connections)
         self.waiting: Waiting = nothing_waits
         self.asked = Tries(MAX_ASKED, ASKED_S)  # what egress.internal was asked
@@ -168,10 +158,8 @@ class Conductor:
                 backend = resources.backend = route.choose()
                 x.backend = backend.name
                 x.series = backend.series
-                if backend.mirrors is not None:
-                    resources.copies = copies_of(
-                        backend.mirrors, x
-                    )  # before filters of this backend add its credential
+                if backend.mirrors is not None:  # before filters of this backend add its credential
+                    resources.copies = copies_of(backend.mirrors, x)
                 chain = backend.chain
                 connector: Connector = backend.connector  # type: ignore[assignment]  # `choose` gives none without
                 found: Answer | LocalResponse = await call_upstream(
@@ -224,10 +212,7 @@ class Conductor:
     def begin_response(
         self, x: Exchange, client: Client, chain: BodyChain | None, upstream: Answer, body: bytes | None = None
     ) -> bool:
-        """Send the head. True if the response is complete with that: no body, or all of it was here, and is sent.
-
-        `body` is what filters have made of one that was here.
-        """
+        """Send the head, and `body` if filters have made it of what was here. True if that is the whole response."""
         request = x.request
         resources = client.resources
         if chain is not None and not chain.keeps_length:
@@ -268,9 +253,7 @@ class Conductor:
         resources.release(reusable=upstream.is_reusable)
 
     async def filter_response(self, x: Exchange, client: Client, plan: BodyPlan, upstream: Answer) -> None:
-        """Send the response through those body filters that do not let it pass unread. Where one of them gets it whole,
-        the head follows what they return.
-        """
+        """Send it through those body filters that do not let it pass unread. If one gets it whole, the head waits."""
         chosen = None
         response = x.response
         if response.body == CHUNKED:
@@ -329,7 +312,7 @@ class Conductor:
         self, x: Exchange, client: Client, head: RequestHead, route: Route
     ) -> bytes | ReplayableBody | None:
         """Let the body filters decide how they get the body. Returns it, filtered, where one of them gets it whole or a
-        filter of the head has collected it already; None where it is still to come.
+        filter of the head has collected it; None where it is still to come.
         """
         resources, plan = client.resources, route.chain.request_body
         chosen = plan.choose(x) if plan is not None else None
@@ -443,8 +426,8 @@ class Conductor:
 
 
 def wanted_credentials(via: Connector | CountedWay | None) -> UpstreamFault:
-    """Why a 407 does not reach the client: it would send what is meant for us. `via` has given the connection. Plain
-    http to a parent is answered by that; whatever else asks for proxy credentials is no proxy of ours.
+    """Why a 407 does not reach the client, which would send what is meant for us. `via` has given the connection: a
+    parent answers plain http itself; whatever else asks for proxy credentials is no proxy of ours.
     """
     if via is not None and via.behind is not None:
         return refused_credentials(via.behind)

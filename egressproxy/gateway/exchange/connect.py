@@ -89,9 +89,8 @@ async def serve_connect(accounting: Accounting, x: Exchange, client: Client, hea
 async def serve_http_port(
     accounting: Accounting, x: Exchange, client: Client, authority: Authority, listener: ActiveListener
 ) -> LocalResponse | None:
-    """A CONNECT to port 80: refused where neither TLS nor HTTP could go there, else answered 200 and listened to.
-
-    The first byte tells: no method of HTTP begins with one that a TLS server would take.
+    """A CONNECT to port 80: refused where neither TLS nor HTTP could go there, else answered 200. Then the first byte
+    tells: no method of HTTP begins with one that a TLS server would take.
     """
     ways_to_http_port(listener, authority)
     if accounting.gate is not None:
@@ -125,10 +124,7 @@ async def serve_http_port(
 
 
 async def first_bytes(client: Client) -> ActiveListener:
-    """Wait until the client has said something, or its end. Gives its listener of that moment.
-
-    Raises BadRequest (CLIENT_TIMEOUT) where nothing comes in the time for a request head.
-    """
+    """Wait for the client's first bytes, or end. Returns its listener of then. Raises BadRequest (CLIENT_TIMEOUT)."""
     client.deadline.after(client.request_headers_s or client.idle_s)
     while not client.unread and not client.has_ended:
         client.listen()
@@ -193,10 +189,7 @@ async def refuse_answer(steps: Steps, x: Exchange) -> None:
 async def dial(
     x: Exchange, backend: RouteBackend, resources: HeldResources, *, terminated: bool = False
 ) -> PendingProtocol:
-    """A transport to this backend, with whatever it has said already. `terminated`: the client's TLS ends with us.
-
-    The tunnel counts in the circuit breaker of its target until the exchange ends.
-    """
+    """A transport to this backend, which counts in its circuit breaker. `terminated`: the client's TLS ends with us."""
     connector = backend.connector
     assert connector is not None
     x.attempts += 1

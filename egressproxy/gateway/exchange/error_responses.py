@@ -177,10 +177,8 @@ def error_event(
     error: GatewayError, x: Exchange, call: McpCall | ProviderCall | None, chain: BodyChain, sent: bytes
 ) -> bytes:
     """The event that tells of an error in a stream that has begun, in the shape of its API and in the content coding of
-    the stream; b"" where it cannot.
-
-    `call` is the request as its API has it, `chain` has the filters of the body, and `sent` is the end of what was sent
-    of it: behind half an event nothing can be told.
+    the stream; b"" where it cannot. `chain` has the filters of the body, and `sent` is the end of what was sent of it:
+    behind half an event nothing can be told.
     """
     head = x.response
     if call is None or head.body != CHUNKED:
@@ -215,9 +213,8 @@ def error_of_call(error: GatewayError, request_id: str) -> LocalResponse:
 
 
 def last_fields(error: GatewayError, *, is_late: bool = False) -> list[tuple[bytes, bytes]]:
-    """The status and the message of a call that this error ends; `is_late`: behind the head of its response.
-
-    A stream in which nothing moves any more may be begun anew: that is not the deadline of its caller.
+    """The status and the message of a call that this error ends. `is_late`: behind the head of its response, where a
+    stream in which nothing moves may be begun anew: that is not the deadline of its caller.
     """
     said = f"{error.reason}: {error.message}"
     if error.remedy:
@@ -229,10 +226,7 @@ def last_fields(error: GatewayError, *, is_late: bool = False) -> list[tuple[byt
 
 
 def answer_of_call(answer: LocalResponse, reason: Reason) -> LocalResponse:
-    """A response of a filter, as a call is told of it; one that is gRPC already stays.
-
-    `reason` is that of the exchange: OK where the filter itself has none.
-    """
+    """A response of a filter, as a call is told of it; one that is gRPC already stays. `reason`: of the exchange."""
     fields = Fields.of(answer.fields)
     content_type = fields.get(b"content-type")
     if is_grpc(content_type) or b"grpc-status" in fields:

@@ -43,10 +43,9 @@ CANCELLED: Final = "cancelled"
 
 
 class HedgedAttempt(UpstreamCaller):
-    """One attempt. `x` is its own: what comes of it reaches the client's exchange where it decides.
-
-    `counted`: whose `maxParallelRetries` it counts in. `first_byte_s`: an answer has to begin its body within this
-    time; 0.0: its head will do. `ends_at`: when the time of the backend for an attempt is over (monotonic seconds).
+    """`x` is its own: what comes of it reaches the client's exchange where it decides. `counted`: whose
+    `maxParallelRetries` it counts in. `first_byte_s`: an answer has to begin its body within this time; 0.0: its head
+    will do. `ends_at`: when the time of the backend for an attempt is over (monotonic seconds).
     """
 
     __slots__ = (

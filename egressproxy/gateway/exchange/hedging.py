@@ -69,9 +69,7 @@ class HedgedCall:
 
     async def result(self, backend: RouteBackend) -> Upstream | LocalResponse:
         """The decisive answer, of this backend or of one beside it: the client holds its connection then, and the
-        exchange is that of its attempt.
-
-        Raises GatewayError: the failure of the decisive attempt, or what ends the exchange.
+        exchange is that of its attempt. Raises GatewayError: its failure, or what ends the exchange.
         """
         client, idle_s = self._client, self._client.idle_limit_s
         client.leave_clock_to_attempts()
@@ -142,8 +140,8 @@ class HedgedCall:
         self._begin(backend, target, counted=endpoints)
 
     def _elsewhere(self, first: RouteBackend) -> tuple[RouteBackend, Target] | None:
-        """Backend and endpoint of another attempt. The same endpoint only where that is a name, behind which there may
-        be many servers, and where a Failover has no other backend that serves.
+        """Where to: the same endpoint only of a name, maybe of many servers, where no other backend of a Failover
+        serves.
         """
         course, x, tried = self._course, self._x, self._tried
         backend = first if course is not None else self._route.choose()
@@ -243,9 +241,7 @@ class HedgedCall:
 
 
 def finish_attempts(x: Exchange, route: Route, earlier: Sequence[RouteBackend]) -> None:
-    """Run `complete` of those filters that ran for each of these attempts: several attempts at once begin with nothing
-    of what others hold, and each gives back what is its own.
-    """
+    """Run `complete` of those filters that ran for each of these attempts: each gives back what is its own."""
     if not earlier:
         return
     chain = route.chain

@@ -16,16 +16,7 @@ from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, Exchange
 
 
 class HeldResources(HeldConnection):
-    """One per client connection, used for one exchange after the other.
-
-    `close`: the client's connection ends with this exchange.
-    `is_handed_over`: a tunnel has the exchange, and completes it.
-    `request_chain`: the body filters of the route for the request under way, where the route has any and the request
-    has a body; None where all of them let it pass unread, or it has passed them.
-    `leg_filter`: those of the backend, of the attempt under way.
-    `exchange`: whose they are; None between two.
-    `tenant`: who the exchange is counted for, while the gateway is short of something (`gateway/overload`).
-    """
+    """Used for one exchange after the other."""
 
     __slots__ = (
         "backend",
@@ -47,22 +38,22 @@ class HeldResources(HeldConnection):
         self.upstream = None
         # As before as soon as each is given back (`Accounting.account`), which few exchanges have:
         self.request_filter: BodyFilter | None = None
-        self.leg_filter: BodyFilter | None = None
+        self.leg_filter: BodyFilter | None = None  # of the backend, of the attempt under way
         self.response_filter: BodyFilter | None = None
-        self.request_chain: BodyChain | None = None
+        self.request_chain: BodyChain | None = None  # of the route: that the body of the request has yet to pass
         self.on_complete: Callable[[], None] | None = None
-        self.tenant: Tenant | None = None
+        self.tenant: Tenant | None = None  # for whom it is counted, while something is short (`gateway/overload`)
 
     def reset(self) -> None:
         """Forget the rest, when what is held was given back."""
-        self.exchange: Exchange | None = None
+        self.exchange: Exchange | None = None  # whose they are; None between two
         self.connector = None
         self.target = None
         self.route: Route | None = None
         self.backend: RouteBackend | None = None
         self.copies: Copies | None = None
-        self.close = False
-        self.is_handed_over = False
+        self.close = False  # the client's connection ends with this exchange
+        self.is_handed_over = False  # a tunnel has the exchange, and completes it
 
     @property
     def identity(self) -> CallerIdentity:

@@ -58,11 +58,9 @@ async def intercept(
     listener: ActiveListener,
     leaves: LeafCache,
 ) -> None:
-    """Verify the server, answer 200 unless that was said already, and end the client's TLS. The client's connection is
-    served on from there, in requests of their own; this exchange is over with the handshake, whatever becomes of it.
-    The tunnel counts with `listener`, that of the client, until its connection ends.
-
-    Raises GatewayError before that.
+    """Verify the server, answer 200 unless that was said already, and end the client's TLS. This exchange is over with
+    the handshake, and requests inside are exchanges of their own. The tunnel counts with `listener`, that of the
+    client, until its connection ends. Raises GatewayError before that.
     """
     take_tunnel_slot(x, client.state, client.resources, listener)
     x.scheme = b"https"  # of what is asked inside: that is what the server is verified for
@@ -106,8 +104,7 @@ async def verified(x: Exchange, client: Client, authority: Authority) -> Gateway
     """Connect to the server, and keep the connection for what the client asks. Returns why that cannot be.
 
     Where it depends on the request who serves it, where filters look at its head first, or where policy denies the
-    destination, nothing is looked up or connected to: each request says it. So does one that may go again, where
-    retries are configured.
+    destination, nothing is connected to, and each request says it; so does each one that may go again.
     """
     held, may_go_again = HeldResources(), False
     try:
@@ -163,10 +160,8 @@ def as_fault(error: GatewayError) -> GatewayError:
 async def end_tls(
     context: ssl.SSLContext, accounting: Accounting, x: Exchange, client: Client, tunnel: OpenedTunnel
 ) -> bool:
-    """The handshake with the client, behind which it is served. Returns when it has said something inside; False where
-    it leaves before: some libraries verify what they were shown when the handshake is over.
-
-    Raises Denied, ClientGone, BadRequest (CLIENT_TIMEOUT).
+    """The handshake with the client. Returns when it has said something inside; False where it leaves before, as
+    libraries do that verify behind the handshake. Raises Denied, ClientGone, BadRequest (CLIENT_TIMEOUT).
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[bool] = loop.create_future()
@@ -188,8 +183,7 @@ async def end_tls(
 
 
 class OpenedTls(ServedTls):
-    """TLS with a client inside its tunnel, in front of what serves it. Counts with the listener like the connection
-    that it continues.
+    """TLS with a client inside its tunnel, in front of what serves it, in place of the connection that it continues.
 
     `begun` is set when the client has said something inside (True), or has left without (False), or has refused TLS.
     """

@@ -74,9 +74,8 @@ class Redirection:
     authority: Authority
 
     def check(self, head: RequestHead) -> Authority:
-        """Where a request goes: to its Host, and without one to the address.
-
-        Raises BadRequest (400), and GatewayFault (421) where Host names another port than was dialled.
+        """Where it goes: to its Host, else to the address. Raises BadRequest (400), GatewayFault (421) for another port
+        than was dialled.
         """
         if head.form is _ABSOLUTE and head.scheme != self.scheme:
             raise BadRequest(Reason.BAD_TARGET, "only http is spoken on a redirected connection without TLS")

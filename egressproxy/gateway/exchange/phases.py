@@ -25,9 +25,8 @@ async def answer_of(outcome: Outcome, steps: Steps, x: Exchange, resources: Held
 async def dressed(
     answer: LocalResponse, x: Exchange, resources: HeldResources, steps: Steps | None = None
 ) -> LocalResponse:
-    """A filter's answer as the response-headers filters leave it: they see all that a client gets.
-
-    `steps`: the phase that has answered; a phase does not see its own answer.
+    """A filter's answer as the response-headers filters leave it: they see all that a client gets, but for the answer
+    of their own phase (`steps`).
     """
     place = resources.backend or resources.route
     dressing = place.chain.response_headers if place is not None else None

@@ -18,15 +18,14 @@ KEPT: Final = 1024
 MAX_PATH: Final = 1024
 
 _Entry = tuple[float, bytes, bytes, Authority | None, bytes, str, str, CallerIdentity, Reason]
-#: What `Conductor.account` keeps: when (wall clock), method, scheme, authority, path, gateway, listener, identity, how
-#: it ended.
+#: What Accounting keeps: when (wall clock), method, scheme, authority, path, gateway, listener, identity, how it ended.
 Remembered = deque[_Entry]
 
 
 class RecentDecision(NamedTuple):
-    """One of them. `time` is in seconds since 1970; `method` "-" is a stream on a TLS or TCP listener; `reason` "-" is
-    a good end. Of the client: its `name`, the `policies` with subjects that hold for it now, and which of the `groups`
-    and `claims` it has that such policies ask for. What else its token said is not told.
+    """`time` is in seconds since 1970; `method` "-" is a stream on a TLS or TCP listener; `reason` "-" is a good end.
+    Of the client: its `name`, the `policies` with subjects that hold for it now, and those of its `groups` and `claims`
+    that such policies ask for. What else its token said is not told.
     """
 
     method: str

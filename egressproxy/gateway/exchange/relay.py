@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable
 from typing import Protocol
 
 from egressproxy.errors import Reason
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.held_resources import HeldResources
-from egressproxy.gateway.open_connections import OpenConnections
+from egressproxy.gateway.open_connections import Connection, OpenConnections
 from egressproxy.model.exchange import CallerIdentity, Exchange
 from egressproxy.net.driver import Driver
 from egressproxy.net.pending_protocol import PendingProtocol
@@ -41,32 +40,19 @@ class TunnelClient(Protocol):
         """The tunnel that was given the transport has ended, and the transport with it."""
 
 
-class PlainClient(TunnelClient, Protocol):
+class PlainClient(TunnelClient, Connection, Protocol):
     """A client's connection that counts with its listener, and may be replaced there by a tunnel."""
 
     resources: HeldResources
     state: OpenConnections
-
-    @property
-    def identity(self) -> CallerIdentity:
-        """Who the client is, where its connection has said so."""
-
-    def abort(self) -> None:
-        """Break the connection off."""
-
-    def close_if_idle(self) -> bool:
-        """Close it unless something is under way; returns whether it closes."""
-
-    def serving(self) -> Iterable[HeldResources]:
-        """What is held by each exchange in progress."""
 
 
 def hand_over(
     accounting: Accounting, x: Exchange, client: PlainClient, upstream: PendingProtocol, rest: bytes,
     guard: SniGuard | None, idle_s: float, *, through_parent: bool = False,
 ) -> bool:  # fmt: skip
-    """Let a SocketTunnel have both sockets, where both are plain, and the exchange with them: the caller has nothing
-    more to do with either, and nothing of the client's connection is kept. False, and nothing is changed, otherwise.
+    """Let a SocketTunnel have both sockets, where both are plain, and the exchange with them: nothing of the client's
+    connection is kept. False, and nothing is changed, otherwise.
     """
     one, other = client.transport, upstream.transport
     if not isinstance(one, SocketTransport) or not isinstance(other, SocketTransport):

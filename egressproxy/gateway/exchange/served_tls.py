@@ -56,9 +56,7 @@ class ServedTls(TlsStream):
         del self._client  # it holds us as its transport: let go
 
     def close_if_idle(self) -> bool:
-        """True if it closes: no exchange is under way. The client is told at the end of the turn: thousands may be
-        closed together.
-        """
+        """True if it closes: no exchange is under way. It closes at the end of the turn: thousands may do together."""
         if self.is_lost:
             return True  # who asks has kept it
         self._closes_later = True

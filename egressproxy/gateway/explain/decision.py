@@ -45,9 +45,7 @@ class Decision:
 
 
 def decide(snapshot: Snapshot, question: HypotheticalRequest) -> Decision:
-    """Decide about a request that nobody sends. Raises HypotheticalRequestError for one that no client could send, and
-    where no listener, or more than one, is meant.
-    """
+    """Raises HypotheticalRequestError for a request that no client could send, or that is not for just one listener."""
     question.check()
     port = question.port(snapshot)
     x = Exchange("-", port.first.gateway, port.first.name, 0.0)

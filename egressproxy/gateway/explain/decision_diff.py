@@ -115,9 +115,8 @@ def flips(
     before: Snapshot | None, after: Snapshot, recent: Iterable[RecentDecision]
 ) -> Cooperative[list[DecisionChange]]:
     """The recent decisions that change, each request once. Without `before` they are compared with what was recorded.
-
-    A refusal by a filter, or for what a tunnel carries, may change where one of these checks is gone. Refusals by
-    limits are left out.
+    A refusal by a filter, or for what a tunnel carries, may change where one of these checks is gone; those by limits
+    are left out.
     """
     seen = set()
     found = []
@@ -148,9 +147,8 @@ def _flip(before: Snapshot | None, after: Snapshot, decision: RecentDecision) ->
             return None
         return DecisionChange(decision, was, then)
     if before is not None and decision.reason in REFUSED and then.takes_tls and was.is_allowed and not was.takes_tls:
-        return DecisionChange(
-            decision, Outcome(False, decision.reason), then
-        )  # TLS, in a tunnel that could have carried HTTP
+        # TLS, in a tunnel that could have carried HTTP
+        return DecisionChange(decision, Outcome(False, decision.reason), then)
     if before is not None and was.is_allowed and decision.reason in JUDGED:
         gone = _judges(before, decision) - _judges(after, decision)
         if gone:
@@ -177,13 +175,12 @@ def outcome(snapshot: Snapshot, decision: RecentDecision) -> Outcome:
     if decided.route is None:
         takes_tls = decided.tls_route is not None
         return Outcome(True, "-", is_sure and (takes_tls or decision.reason not in REFUSED), takes_tls=takes_tls)
-    if not decided.route.backends:
+    backends = decided.route.backends
+    if not backends:
         return Outcome(True, "-", is_sure)
-    if all(backend.denied is not None and backend.connector is None for backend in decided.route.backends):
+    if all(backend.denied is not None and backend.connector is None for backend in backends):
         return Outcome(False, Reason.DESTINATION_DENIED.value, is_sure)
-    judged = [
-        _judge(decided.x, backend.connector) for backend in decided.route.backends if backend.connector is not None
-    ]
+    judged = [_judge(decided.x, backend.connector) for backend in backends if backend.connector is not None]
     if judged and all(each is False for each in judged):
         return Outcome(False, Reason.ADDRESS_DENIED.value, is_sure)
     return Outcome(True, "-", is_sure, None not in judged)

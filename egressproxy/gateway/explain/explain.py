@@ -21,6 +21,7 @@ from egressproxy.gateway.backends.dial_targets import DialTarget, backend_origin
 from egressproxy.gateway.backends.opener import OPERATOR, named_address
 from egressproxy.gateway.backends.parent_connect import is_socks
 from egressproxy.gateway.backends.route_backend import RouteBackend
+from egressproxy.gateway.exchange.error_responses import is_denial
 from egressproxy.gateway.explain import render
 from egressproxy.gateway.explain.decision import Decision, decide
 from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest
@@ -47,9 +48,8 @@ MAX_NEAR = 5
 
 
 async def explain(snapshot: Snapshot, question: HypotheticalRequest) -> dict[str, Any]:
-    """The explanation; `verdict` is "allowed", "denied" (policy refuses) or "failed" (nothing could be served).
-
-    Raises HypotheticalRequestError. Takes as long as a name server does, which its policy limits.
+    """The explanation; `verdict` is "allowed", "denied" (policy refuses) or "failed" (nothing could be served). Raises
+    HypotheticalRequestError. Takes as long as a name server does, which its policy limits.
     """
     decided = decide(snapshot, question)
     x, route = decided.x, decided.route
@@ -128,7 +128,6 @@ def _is_call(decided: Decision, error: dict[str, Any]) -> bool:
 
 
 def _matches(decided: Decision) -> list[Match[Route]]:
-    """The rules that hold, the first two of them."""
     x = decided.x
     if x.authority is None or not x.has_request:
         return []
@@ -157,9 +156,7 @@ def _policy(decided: Decision) -> dict[str, Any]:
     if decided.error is not None and x.authority is None:
         made["decision"] = "not asked: the request is refused before"
     elif decided.error is not None:
-        made["decision"] = (
-            "denied" if render.error_values(decided.error)["denied"] else "not asked: nothing serves this"
-        )
+        made["decision"] = "denied" if is_denial(decided.error) else "not asked: nothing serves this"
     elif x.would_deny:
         made["decision"] = "allowed, because mode is Report: it would be denied"
         refused = _refusal(decided, x.authority) if x.authority is not None else None
@@ -352,7 +349,6 @@ async def _describe_addresses(
 
 
 def _tls(decided: Decision, connector: Connector, host: str) -> dict[str, Any] | None:
-    """TLS of ours; None where there is none."""
     backend = connector.spec.backend
     tls = backend.tls
     if backend.destination is Destination.DYNAMIC and not decided.x.is_tunnel:
@@ -367,13 +363,8 @@ def _tls_values(tls: BackendTlsIR, connector: Connector, host: str) -> dict[str,
     values = render.tls_values(tls, host, connector.spec.backend.destination)
     failure = connector.tls_failure(host)
     if failure is not None:
-        values["latestFailure"] = {
-            "secondsAgo": round(connector.network.wheel.now - failure.at, 1),
-            "host": failure.host,
-            "message": failure.message,
-            "remedy": failure.remedy,
-            "detail": failure.detail,
-        }
+        told = failure._asdict()
+        values["latestFailure"] = {"secondsAgo": round(connector.network.wheel.now - told.pop("at"), 1), **told}
     return values
 
 
@@ -390,9 +381,8 @@ def _forecast(steps: Steps | None, x: Exchange) -> dict[str, Any] | None:
 def _outcome(route: Route, made: dict[str, Any]) -> dict[str, Any] | None:
     """What ends every request of this rule; None if any of its backends can serve."""
     if not route.backends:
-        return render.error_values(
-            GatewayFault(Reason.BACKEND_INVALID, f"route {route.name} has no backend", rule=route.rule)
-        )
+        missing = GatewayFault(Reason.BACKEND_INVALID, f"route {route.name} has no backend", rule=route.rule)
+        return render.error_values(missing)
     errors: list[dict[str, Any] | None] = [each.get("error") for each in made["backends"]]
     if None not in errors:
         return errors[0]

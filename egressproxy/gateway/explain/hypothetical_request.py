@@ -46,10 +46,7 @@ class HypotheticalRequest:
 
     @classmethod
     def of(cls, pairs: Iterable[tuple[str, str]]) -> HypotheticalRequest:
-        """A request by the parameters of /explain; `header`, `group` and `claim` may be repeated.
-
-        Raises HypotheticalRequestError.
-        """
+        """By parameters of /explain; `header`, `group`, `claim` may be repeated. Raises HypotheticalRequestError."""
         values: dict[str, str] = {}
         fields, groups, claims = [], [], []
         for key, value in pairs:
@@ -123,14 +120,12 @@ class HypotheticalRequest:
             except AuthorityError as error:
                 raise HypotheticalRequestError(f"CONNECT asks for HOST:PORT, not for {self.url!r}: {error}") from None
         elif not _URL.match(self.url) and not self.url.startswith("/"):
-            raise HypotheticalRequestError(
-                f"{self.url!r} is neither an http:// or https:// URL nor a path that begins with a slash"
-            )
+            message = f"{self.url!r} is neither an http:// or https:// URL nor a path that begins with a slash"
+            raise HypotheticalRequestError(message)
         for name, value in self.fields:
             if not TOKEN.fullmatch(name.encode()) or not VALUE.fullmatch(value.encode("utf-8")):
-                raise HypotheticalRequestError(
-                    f"no header can be sent like this: {name!r}"
-                )  # its value may be a credential
+                # Its value may be a credential.
+                raise HypotheticalRequestError(f"no header can be sent like this: {name!r}")
 
     # --- where it would come to ------------------------------------------------------------------------------------
     def port(self, snapshot: Snapshot) -> Port:
@@ -142,9 +137,8 @@ class HypotheticalRequest:
                 ranked.setdefault(rank, {}).setdefault(_names(port), port)
         if not ranked:
             known = ", ".join(dict.fromkeys(name for port in snapshot.ports.values() for name in _names(port)))
-            raise HypotheticalRequestError(
-                f"no listener takes {self.method} {self.url}; the listeners are {known or 'none'}"
-            )
+            message = f"no listener takes {self.method} {self.url}; the listeners are {known or 'none'}"
+            raise HypotheticalRequestError(message)
         best = ranked[min(ranked)]
         if len(best) > 1:
             names = ", ".join(name for each in best.values() for name in self._takers(each))
@@ -204,7 +198,6 @@ class HypotheticalRequest:
 
     @property
     def _named(self) -> tuple[str, int]:
-        """Host and port as they are matched; ("", 0) for a path."""
         try:
             named = parse_authority(self.authority.encode(), _DEFAULT_PORTS.get(self.scheme, 0))
         except AuthorityError:

@@ -30,9 +30,7 @@ MAX_PLACES = 16
 
 @dataclass(frozen=True, slots=True)
 class NameQuestion:
-    """A name and a port, at the places of a Gateway, a policy or a backend (`namespace/name`); without one of them
-    wherever it may be asked for. `identity`: for whom, where policies have subjects.
-    """
+    """A name and a port, at a Gateway, a policy or a backend (`namespace/name`), or anywhere. `identity`: for whom."""
 
     authority: Authority
     gateway: str = ""
@@ -152,13 +150,10 @@ def _nowhere(snapshot: Snapshot, question: NameQuestion) -> str:
         return f"no backend {question.backend} with a hostname is in service; there are {', '.join(known) or 'none'}"
     gateways = sorted({listener.gateway for listener in _listeners(snapshot)})
     if question.gateway:
-        return (
-            f"no forward proxy of Gateway {question.gateway} is in service; there are {', '.join(gateways) or 'none'}"
-        )
-    where = f" under policy {question.policy}" if question.policy else ""
-    return (
-        f"nothing in service resolves {question.authority.host}{where}: no forward proxy, and no backend of this name"
-    )
+        known_ones = ", ".join(gateways) or "none"
+        return f"no forward proxy of Gateway {question.gateway} is in service; there are {known_ones}"
+    name = question.authority.host + (f" under policy {question.policy}" if question.policy else "")
+    return f"nothing in service resolves {name}: no forward proxy, and no backend of this name"
 
 
 async def _described(place: _Place, authority: Authority) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener, Port
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination
 from egressproxy.ir.identity import IdentityIR
-from egressproxy.ir.policy import ConnectionsIR, DestinationRule, ExtensionIR, ReverseCheck
+from egressproxy.ir.policy import ConnectionsIR, DestinationRule, ExtensionIR, ReverseCheck, SniCheck
 from egressproxy.model.addresses import Resolved
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.exchange import Exchange
@@ -34,7 +34,7 @@ BACKEND_PHASES = (
 
 
 def listener_values(listener: ActiveListener, port: Port) -> dict[str, Any]:
-    """One listener of a port, as plain values."""
+    """One listener of a port."""
     spec = listener.spec
     made: dict[str, Any] = {
         "gateway": listener.gateway, "name": listener.name, "protocol": spec.protocol.value,
@@ -61,20 +61,15 @@ def listener_values(listener: ActiveListener, port: Port) -> dict[str, Any]:
 
 def identity_values(rules: IdentityIR) -> dict[str, Any]:
     """What makes clients known, as plain values: of users and addresses how many there are."""
-    made: dict[str, Any] = {}
-    if rules.is_required:
-        made["required"] = True
-    if rules.issuers:
-        made["issuers"] = [{"issuer": each.issuer, "audiences": list(each.audiences)} for each in rules.issuers]
-    if rules.token_field:
-        made["header"] = rules.token_field
-    if rules.users:
-        made["users"] = len(rules.users)
-    if rules.addresses:
-        made["addresses"] = sum(len(each.networks) for each in rules.addresses)
-    if rules.senders:
-        made["proxyProtocol"] = list(map(str, rules.senders))
-    return made
+    made = {
+        "required": rules.is_required,
+        "issuers": [{"issuer": each.issuer, "audiences": list(each.audiences)} for each in rules.issuers],
+        "header": rules.token_field,
+        "users": len(rules.users),
+        "addresses": sum(len(each.networks) for each in rules.addresses),
+        "proxyProtocol": list(map(str, rules.senders)),
+    }
+    return {name: value for name, value in made.items() if value}
 
 
 def match_values(match: Match[Route]) -> dict[str, Any]:
@@ -86,16 +81,14 @@ def match_values(match: Match[Route]) -> dict[str, Any]:
 
 def entry_values(rule: DestinationRule) -> dict[str, Any]:
     """One entry of `destinations`, in the words of an EgressPolicy."""
-    entry: dict[str, Any] = {"policy": rule.policy}
-    if rule.hostnames:
-        entry["hostnames"] = list(rule.hostnames)
-    if rule.ports:
-        entry["ports"] = list(rule.ports)
-    if rule.cidrs:
-        entry["cidrs"] = [str(network) for network in rule.cidrs]
-    if rule.sni.value != "Match":
-        entry["sni"] = rule.sni.value
-    return entry
+    said = {
+        "policy": rule.policy,
+        "hostnames": list(rule.hostnames),
+        "ports": list(rule.ports),
+        "cidrs": list(map(str, rule.cidrs)),
+        "sni": rule.sni.value if rule.sni is not SniCheck.MATCH else "",
+    }
+    return {name: value for name, value in said.items() if value}
 
 
 def error_values(error: GatewayError) -> dict[str, Any]:
@@ -163,9 +156,7 @@ def tls_values(tls: BackendTlsIR, host: str, destination: Destination) -> dict[s
 
 
 def filter_values(chain: Chain, phases: Iterable[str], x: Exchange) -> list[dict[str, Any]]:
-    """The filters of unknown types, which requests skip; then those of these phases in the order in which they run,
-    with what is left of their limits for this exchange.
-    """
+    """Filters of unknown types, which requests skip; then those of these phases, with what their limits have left."""
     why = "the type is not known, and failOpen is set"
     skipped = [_filter_values(spec, spec.phase) | {"skipped": why} for spec in chain.skipped]
     made = []
@@ -226,9 +217,7 @@ def timeout_values(
 
 
 def kept_values(kept: ConnectionsIR) -> dict[str, float | bool]:
-    """What ends a connection to the backend, besides idle time: `maxAge` in seconds, `maxRequests` in exchanges; and
-    `shareTenants` where it serves one tenant alone.
-    """
+    """What ends a connection to the backend, besides idle time (seconds, exchanges), and whether tenants share it."""
     made = {"maxAge": kept.max_age_s, "maxRequests": float(kept.max_requests)}
     said: dict[str, float | bool] = {name: value for name, value in made.items() if value}
     return said | ({"shareTenants": False} if kept.is_per_tenant else {})
@@ -254,9 +243,7 @@ def address_values(address: IPAddress, port: int, verdict: str, why: str) -> dic
 
 async def describe_resolved(made: dict[str, Any], opener: ConnectionOpener, host: str, port: int) -> None:
     """Resolve a name as the traffic of this opener does, and put into `made` what it leads to: `dns` (whether a server
-    was asked), `cnames` where there are any, and `addresses`.
-
-    Raises UpstreamFault and Denied as a dial does, with `made` filled as far as is known.
+    was asked), `cnames` where there are any, and `addresses`. Raises UpstreamFault and Denied as a dial does.
     """
     resolver, policy = opener.resolver, opener.address_policy()
     why_not_asked = resolver.why_not_asked(host)

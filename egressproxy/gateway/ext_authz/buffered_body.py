@@ -52,10 +52,7 @@ class BufferedRequest:
         return (str(name[0]), int(name[1])) if isinstance(name, tuple) and len(name) > 1 else ("", 0)
 
     async def take_body(self, limit: int) -> bytes:
-        """The whole body, as long as it has at most `limit` bytes. Raises LimitExceeded (413) for a longer one.
-
-        For a task: a client that leaves, or sends too much, cancels it.
-        """
+        """The whole body, of at most `limit` bytes; else LimitExceeded (413). For a task: it ends with the client."""
         if self._head.body > limit or self._size > limit:
             message = f"the request body is longer than the {limit} bytes that are shown to the authorization server"
             raise LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, close=True)
@@ -66,18 +63,12 @@ class BufferedRequest:
         return self.body
 
     async def peek(self, limit: int) -> bytes:
-        """The beginning of the body: `limit` bytes, or all where it is shorter. They stay a part of it.
-
-        For a task, as `take_body`.
-        """
+        """The first `limit` bytes of the body, or all, which stay a part of it. For a task, as `take_body`."""
         await self._read_on(limit)
         return self._parts.joined()[:limit]
 
     def send_request_body_to(self, sink: BodySink) -> None:
-        """From now on the body goes there: what was read early, then what the client sends.
-
-        Raises LimitExceeded (413) if a limit that came later allows less than was read.
-        """
+        """From now on the body goes there. Raises LimitExceeded (413) if too much for a later limit was read."""
         client = self._client
         if 0 <= client.body_limit < self._size:
             message = f"the request body is longer than {client.body_limit} bytes"

@@ -30,9 +30,7 @@ from egressproxy.telemetry.notices import Refusal
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """What an authorization server has said. `answer` is a denial, as the client gets it. None: the request goes on,
-    changed by `request`, and the response to the client is changed by `response`.
-    """
+    """`answer` is a denial. None: the request goes on, with these changes of it, and of the response to the client."""
 
     answer: LocalResponse | None = None
     request: tuple[FieldChange, ...] = ()
@@ -50,9 +48,8 @@ def is_for_clients(name: bytes) -> bool:
 
 
 def denial(status: int, fields: Iterable[tuple[bytes, bytes]], body: bytes, phrase: bytes = b"") -> CheckResult:
-    """A refusal in the server's own words. Raises ValueError for a status or a field that no answer can have.
-
-    A 407 would make clients send us the credentials that they have for a proxy.
+    """A refusal in the server's own words. Raises ValueError for a status or a field that no answer can have; a 407
+    would make clients send us the credentials that they have for a proxy.
     """
     if not 200 <= status <= 599 or status == 407:
         raise ValueError(f"status {status}")
@@ -70,16 +67,14 @@ class AuthzClient(Protocol):
     """Puts the question in one protocol."""
 
     async def check(self, x: Exchange, held: BufferedRequest, body: bytes, timeout_s: float) -> CheckResult:
-        """Ask about `x`, showing this part of its body, in a task that is cancelled after `timeout_s` seconds.
-
-        Raises GatewayError if there is no response, ValueError if it is invalid.
+        """Ask about `x`, showing this part of its body, in a task that is cancelled after `timeout_s` seconds. Raises
+        GatewayError if there is no response, ValueError if it is invalid.
         """
 
 
 class ExternalAuth(Filter):
-    """`client` None: there is no server that could be asked, and every request is refused.
-
-    `closed_by`: the place of the server is denied by a policy; with a client (Report mode) it is noted and no more.
+    """`client` None: there is no server that could be asked, and every request is refused. `closed_by`: a policy denies
+    the place of the server; with a client (Report mode) it is noted and no more.
     """
 
     ignores_trailers = True
@@ -98,17 +93,13 @@ class ExternalAuth(Filter):
         self._source = spec.place.source
         self.server = spec.backend.backend.label if spec.backend.backend is not None else "-"
         self._route = route
-        remedy = "its answer, which the client got, says why"
-        message = "the authorization server refused a request"
-        self._denied = Refusal(Reason.EXT_AUTH_DENIED, message, self._source, remedy)
+        refused, why = "the authorization server refused a request", "its answer, which the client got, says why"
+        self._denied = Refusal(Reason.EXT_AUTH_DENIED, refused, self._source, why)
         self._metrics = metrics
         self._timeout_s = spec.backend.policy.timeouts.backend_request_s or AUTH_TIMEOUT_S
 
     async def request_headers(self, x: Exchange) -> LocalResponse | None:
-        """Ask the server. Returns its denial, or None if the request may go on.
-
-        Raises GatewayError if there is no server, or it gives no valid response in time.
-        """
+        """Ask the server. Returns its denial. Raises GatewayError without a server or a valid response in time."""
         if self._client is None:
             raise self.unusable()
         if self._closed_by is not None:

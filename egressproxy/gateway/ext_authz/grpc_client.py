@@ -65,7 +65,6 @@ class GrpcAuthzClient:
 
 
 def _address(client: str) -> tuple[str, int]:
-    """`address:port`, as the exchange has it."""
     host, _, port = client.rpartition(":")
     return (host.strip("[]"), int(port)) if port.isdigit() else ("", 0)
 

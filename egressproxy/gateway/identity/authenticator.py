@@ -120,17 +120,13 @@ class Authenticator:
         return None
 
     def admit_stream(self, x: Exchange, identity: CallerIdentity, until: float) -> None:
-        """The same of a connection that is no HTTP: what its certificate says (until when), or its address.
-
-        Raises Unauthenticated, Denied.
-        """
+        """As `admit`, of no HTTP: by its certificate (until when), or its address. Raises Unauthenticated, Denied."""
         x.identity = self._of_connection(x.client, identity, until)
         self._demand(x)
 
     def admit_again(self, x: Exchange, client: AuthenticatedClient) -> Coroutine[Any, Any, None] | None:
         """Of an exchange that was admitted and has waited for a person since: whether its client is still who it was,
-        by the rules and keys of now. What was shown is checked again where it is no more fresh. Await what is returned,
-        as of `admit`. Raises as that, and Denied where the client would be somebody else.
+        by the rules and keys of now. Returns and raises as `admit`, and Denied where it would be somebody else.
         """
         verdict = client.verdict
         if client.tunnel is not None and client.tunnel.has_client:
@@ -163,7 +159,6 @@ class Authenticator:
         return rules is self._credentials.rules or rules is self._epoch.rules
 
     def _admit_connection(self, x: Exchange, client: AuthenticatedClient) -> None:
-        """Nothing is shown with the request."""
         identity = self._of_connection(x.client, client.identity, client.identity_until)
         self._tell(x, identity)
         self._demand(x)
@@ -237,10 +232,7 @@ class Authenticator:
 
     @staticmethod
     def _demand_same(verdict: Verdict, identity: CallerIdentity) -> None:
-        """Raises Denied where the client is another than that of the verdict: what has let its request in was said of
-        that one.
-        """
-        if identity != verdict.identity:
+        if identity != verdict.identity:  # what has let its request in was said of that one
             raise _somebody_else()
 
     def _accept(self, x: Exchange, client: AuthenticatedClient, raw: bytes, verdict: Verdict) -> None:
@@ -251,9 +243,7 @@ class Authenticator:
         client.remember(Verdict(verdict.epoch, raw, verdict.identity, until, verdict.fresh_until))
 
     def _taken(self, field: _Field, head: RequestHead) -> bytes:
-        """The value of this field, which the request does not have any more, in no spelling. Raises Unauthenticated
-        where it stands there twice.
-        """
+        """Take this field out of the request, in every spelling. Raises Unauthenticated where it stands there twice."""
         values = field.finder.findall(head.fields.block)
         head.fields.cut(field.every_spelling)
         if not values:
@@ -283,7 +273,7 @@ class _Field:
 
     def __init__(self, name: str) -> None:
         self.name = name.lower()
-        self.finder = finder(name.lower().encode())
+        self.finder = finder(self.name.encode())
         self.every_spelling = every_spelling((name,))
 
 

@@ -46,8 +46,8 @@ class Authenticators:
         *,
         is_forward: bool,
     ) -> Cooperative[Authenticator | None]:
-        """The one for a listener with these rules; None where it has none. `urls` are those of its issuers, `call`
-        makes a call of a backend, in this name. Raises UnusableKeySet.
+        """That of a listener with these rules. `urls`: of issuers. `call` makes a call of a backend, by a name. Raises
+        UnusableKeySet.
         """
         if spec is None:
             return None

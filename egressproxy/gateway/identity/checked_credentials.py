@@ -50,9 +50,9 @@ class _Job:
 
 
 class Checks:
-    """Passwords and signatures are checked in two threads, since one check of a password takes as long as hundreds of
-    requests. Clients take turns, and what waits is bounded: a flood of wrong passwords delays others by a check or two.
-    Who guesses passwords has to wait. One per process; the threads begin with the first check.
+    """Checks passwords and signatures in threads, since a password takes as long as hundreds of requests. Clients take
+    turns, and what waits is bounded: a flood of wrong passwords delays others by a check or two. Who guesses passwords
+    has to wait. One per process; the threads begin with the first check.
     """
 
     __slots__ = ("_guesses", "_jobs", "_running", "_threads", "_waiting")
@@ -126,9 +126,7 @@ class Checks:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Epoch:
-    """The time in which what was concluded holds. `rules` are those that it was concluded under, None once a key of its
-    issuer was withdrawn.
-    """
+    """The time in which what was concluded under these `rules` holds; None once a key of its issuer was withdrawn."""
 
     rules: object
 
@@ -170,9 +168,7 @@ class CheckedCredentials:
         verify: Verify | None,
         sources: Mapping[str, Callable[[Callable[[], None]], KeySource]] | None = None,
     ) -> None:
-        """`verify` None: none are taken. `sources` makes those of keys that are fetched, by issuer, of what is to be
-        called when a key holds no more.
-        """
+        """`verify` None: none are taken. `sources`, by issuer, are made of what they call when a key holds no more."""
         self._checks = checks
         self._verify = verify
         self._sources = {issuer: make(partial(self._forget, issuer)) for issuer, make in (sources or {}).items()}
@@ -205,9 +201,8 @@ class CheckedCredentials:
     async def check(
         self, x: Exchange, credential: Credential, digest: bytes, *, waits_for_keys: bool = False
     ) -> Verdict | CredentialRefused:
-        """Whose it is, or why it is refused. `waits_for_keys`: where keys that are fetched are to be fetched again, not
-        by those of before, unless the issuer does not answer. Raises LimitExceeded: 503, and 429 for who guesses
-        passwords.
+        """Whose it is, or why it is refused. `waits_for_keys`: not by those from before, where some are to be fetched
+        again and the issuer answers. Raises LimitExceeded: 503, and 429 for who guesses passwords.
         """
         is_password = credential.user is not None
         if is_password:
@@ -240,26 +235,20 @@ class CheckedCredentials:
         return found, epochs
 
     async def _run(self, x: Exchange, credential: Credential, digest: bytes) -> tuple[Found, Mapping[str, Epoch]]:
-        """As `_verified`, by the keys that are here. Nobody waits for a check that has begun before keys were
-        withdrawn.
-        """
+        """As `_verified`, by the present keys. Nobody waits for a check that began before keys were withdrawn."""
         assert self._verify is not None
         epochs, key = self._epochs.copy(), b"%b %d" % (digest, self._withdrawn)
         return await self._checks.run(client_of(x), key, partial(_outcome, self._verify, credential, time())), epochs
 
     def _forget(self, issuer: str) -> None:
-        """A key of this issuer holds no more: whatever was concluded from its keys does not, either, nor what is being
-        concluded.
-        """
+        """A key of this issuer holds no more, nor what was, or is just being, concluded from its keys."""
         self._epochs[issuer].rules = None
         self._epochs[issuer] = Epoch(self.rules)
         self._withdrawn += 1
 
 
 def _outcome(verify: Verify, credential: Credential, now: float) -> Found:
-    """What `verify` returns, or the error that it raises, without the frames that lead to it: they would lead to who
-    waits for it, and keep each other.
-    """
+    """What `verify` returns, or its error, without frames: they would lead to who waits for it, and keep each other."""
     try:
         return verify(credential, now)
     except CredentialRefused as refused:

@@ -31,9 +31,7 @@ TIMEOUT_S: Final = 5.0
 
 @dataclass(slots=True, eq=False, repr=False)
 class KeySource:
-    """Of one issuer. `keys` has what was fetched, under its name; others may read it at any time. `read` makes keys of
-    an answer; `withdraw` is called when a key holds no more.
-    """
+    """`keys` gets what was fetched, for all to read. `read` makes it of an answer; `withdraw`: a key holds no more."""
 
     _issuer: str
     _call: FilterCall
@@ -62,9 +60,7 @@ class KeySource:
             await asyncio.shield(self._task)
 
     async def renewed(self, since: int) -> bool:
-        """Fetch the keys, or wait for those that are being fetched, unless more than `since` fetches have ended. False:
-        they were fetched a moment ago.
-        """
+        """Have the keys fetched, unless more than `since` fetches have ended. False: they were a moment ago."""
         if self.fetches > since:
             return True
         task = self._begin()

@@ -86,10 +86,8 @@ class LeafCache:
         return self.known(host) or await self.begin(host, client)
 
     def begin(self, host: str, client: str) -> asyncio.Future[ssl.SSLContext]:
-        """Have the context made. All who wait for one name wait for one leaf.
-
-        Raises GatewayFault: 503 where too much is being minted; the future does: 500 where the CA cannot sign (it has
-        expired).
+        """Have the context made. All who wait for one name wait for one leaf. Raises GatewayFault: 503 where too much
+        is being minted; the future does: 500 where the CA cannot sign (it has expired).
         """
         future: asyncio.Future[ssl.SSLContext] = asyncio.get_running_loop().create_future()
         future.add_done_callback(seen)
@@ -152,15 +150,12 @@ def unusable(policy: str, error: BaseException) -> GatewayFault:
     message = f"the CA of intercept in policy {policy} cannot sign a certificate"
     remedy = "renew the Secret in intercept.caCertificateRef"
     detail = str(error) if isinstance(error, CannotMint) else f"{type(error).__name__}: {error}"
-    return GatewayFault(
-        Reason.INTERCEPTION_FAILED, message, rule=f"EgressPolicy {policy}", remedy=remedy, detail=detail
-    )
+    rule = f"EgressPolicy {policy}"
+    return GatewayFault(Reason.INTERCEPTION_FAILED, message, rule=rule, remedy=remedy, detail=detail)
 
 
 class LeafCaches:
-    """Those of one snapshot, by CA. That of a CA which the next one has, too, is kept, and so is the minter. `known`
-    are those in service.
-    """
+    """Those of one snapshot, by CA. The next one keeps those of its CAs, and the minter. `known`: in service."""
 
     __slots__ = ("_known", "_made", "_minter")
 
@@ -176,5 +171,4 @@ class LeafCaches:
         return found
 
     def forget_known(self) -> None:
-        """Those in service before are no longer looked for."""
         self._known = {}

@@ -70,9 +70,7 @@ class BoundPort:
         self._former: list[OpenConnections] = []  # of connections that came on other terms
 
     def start(self) -> None:
-        """Accept connections. Other processes may share the socket: each connection wakes one of them, the first in
-        the kernel's queue that has nothing to do.
-        """
+        """Accept connections. Of the processes that share the socket each wakes the first that has nothing to do."""
         self._sock.setblocking(False)
         self._poller = poller()
         self._watch = ListenerWatch(self._poller, self._sock.fileno(), self)
@@ -129,9 +127,8 @@ class BoundPort:
             self._watch = None
 
     def ready(self, _fd: int, _events: int) -> None:
-        """Connections wait: take as many as the last time, and more where there were more.
-
-        Asking for one that is not there costs as much as taking one, so a single one is taken without asking again.
+        """Connections wait: take as many as the last time, and more where there were more. Asking for one that is not
+        there costs as much as taking one, so a single one is taken without asking again.
         """
         for _ in range(self._at_once):
             try:

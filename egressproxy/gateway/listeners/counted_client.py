@@ -33,9 +33,8 @@ class CountedClient(ClientConnection):
         if self.state.is_closed:  # accepted in the moment in which its listener went
             self.abort()
             return
-        refused = self.state.admit(self, self.client)
+        refused = self.state.admit(self, self.client, self.metrics)
         if refused is not None:
-            self.state.count_refusal(self.metrics, refused)
             is_of_all = refused is TOO_MANY or refused is OF_PROCESS
             says = b"too many connections\n" if is_of_all else b"too many connections of this client\n"
             self.refuse_connection(LocalResponse(503, ((b"Retry-After", b"1"),), says))

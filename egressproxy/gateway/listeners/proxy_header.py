@@ -35,9 +35,7 @@ NO_HEADER = Refusal(
 
 
 class ProxyHeaderFront(asyncio.Protocol):
-    """Its connection counts with the listener when the header is there, for the client that it is of: a load balancer
-    is many clients.
-    """
+    """The connection counts when the header is there, as its client's: a load balancer is many clients."""
 
     __slots__ = ("_deadline", "_is_waiting", "_make", "_metrics", "_reader", "_senders", "_state", "_transport")
 
@@ -51,7 +49,6 @@ class ProxyHeaderFront(asyncio.Protocol):
         metrics: Metrics,
         state: OpenConnections,
     ) -> None:
-        """`make` makes what serves the connection."""
         self._senders = senders
         self._make = make
         self._metrics = metrics

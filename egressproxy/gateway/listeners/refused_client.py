@@ -22,8 +22,7 @@ WAIT_S = 0.5
 MAX_WAITING = 64
 #: How a client of HTTP/2 that knows us begins (RFC 9113 section 3.4), as far as no method of HTTP/1 does.
 PREFACE = b"PRI * HTTP/2.0"
-#: An empty SETTINGS frame, which comes first, and GOAWAY: no stream was served, and the client has done nothing wrong
-#: (RFC 9113 sections 6.5 and 6.8).
+#: An empty SETTINGS frame, and GOAWAY: no stream was served, for no fault of the client (RFC 9113 sections 6.5, 6.8).
 GOAWAY = (
     struct.pack(">I", 0)[1:] + bytes((4, 0)) + struct.pack(">I", 0)
     + struct.pack(">I", 8)[1:] + bytes((7, 0)) + struct.pack(">III", 0, 0, ErrorCodes.NO_ERROR)

@@ -18,10 +18,8 @@ from egressproxy.telemetry.metrics import Metrics
 
 
 class SniDispatch(asyncio.Protocol):
-    """Holds what a client says until its ClientHello is whole, then lets one of two protocols have all of it.
-
-    Who names no host, or one that is nobody's, is answered in HTTP; what is no ClientHello goes to the streams, which
-    say so.
+    """Holds what a client says until its ClientHello is whole, then lets one of two protocols have all of it. Who names
+    no host, or one that is nobody's, is answered in HTTP; of what is no ClientHello the streams say so.
     """
 
     __slots__ = ("_as_http", "_as_stream", "_deadline", "_metrics", "_reader", "_state", "_transport")
@@ -46,18 +44,12 @@ class SniDispatch(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         state = self._state
-        if state.is_closed:
-            self.abort()
-            return
-        refused = state.admit(self, peer_name(transport))
-        if refused is not None:
-            state.count_refusal(self._metrics, refused)
+        if state.is_closed or state.admit(self, peer_name(transport), self._metrics) is not None:
             self.abort()
             return
         self._deadline.after(state.port.first.timeouts.tls_handshake_s or 60.0)
 
     def data_received(self, data: bytes) -> None:
-        """Collect the ClientHello; when it is whole, its server name decides who goes on."""
         try:
             hello = self._reader.feed(data)
         except (NotTls, BadClientHello):

@@ -122,8 +122,7 @@ class SocksConnection(CountedClient):
         super().finish(close=close or self.tunnel is None)
 
     def refuse_connection(self, answer: LocalResponse) -> None:
-        """There is no reply before a request."""
-        self.transport.abort()
+        self.transport.abort()  # there is no reply before a request
 
 
 def reply_code(error: GatewayError) -> ReplyCode:

@@ -119,16 +119,13 @@ class StreamConnection(_HoldingConnection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self.client = self.peer_name()
-        refused = self.state.admit(self, self.client)
-        if refused is not None:
-            self.state.count_refusal(self.metrics, refused)
+        if self.state.admit(self, self.client, self.metrics) is not None:
             self.transport.abort()
             return
         self.deadline.after(self.request_headers_s)
         self.driver.start(serve_stream(self.accounting, self))
 
     def data_received(self, data: bytes) -> None:
-        """Keep what the client says until the tunnel takes it; a TLS listener reads its ClientHello."""
         self.octets_in += len(data)
         self.held.append(data)
         if self.reader is not None and self.hello is None and self.error is None:
@@ -292,9 +289,8 @@ async def open_stream(
     own: ActiveListener,
     leaves: LeafCache,
 ) -> None:
-    """End the client's TLS, and serve what it asks inside, as in a CONNECT (`exchange/interception`).
-
-    `own`: the listener as it is for this client. Raises as `intercept` and `identify`.
+    """End the client's TLS, and serve what it asks inside, as in a CONNECT (`exchange/interception`). `own`: the
+    listener as it is for this client. Raises as `intercept` and `identify`.
     """
     outer = OpenedStream(client, listener)
     try:
@@ -387,17 +383,14 @@ async def terminate(client: StreamConnection, listener: ActiveListener) -> _Inne
     def on_handshake(stream: TlsStream, error: Exception | None) -> None:
         if done.done():
             return
-        if (
-            error is None
-            and client.hello is not None
-            and server_name(stream.get_extra_info("ssl_object")) != client.hello.sni
-        ):
+        peer = stream.get_extra_info("ssl_object")
+        if error is not None:
+            done.set_exception(handshake_denial(error, peer))
+        elif client.hello is not None and server_name(peer) != client.hello.sni:
             # A session of TLS 1.2 for another name was resumed, which chose neither this route nor this listener.
             done.set_exception(Denied(Reason.SNI_MISMATCH, "the TLS session is one for another name"))
-        elif error is None:
-            done.set_result(None)
         else:
-            done.set_exception(handshake_denial(error, stream.get_extra_info("ssl_object")))
+            done.set_result(None)
 
     inner = _Inner(client.driver, 0.0)
     tls = TlsStream(listener.terminate, server_side=True, server_hostname=None, inner=inner, on_handshake=on_handshake)

@@ -35,12 +35,7 @@ class TlsFront(ServedTls):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Breaks off where the listener has its connections already; else the time for the handshake begins."""
         state = self._client.state
-        if state.is_closed:
-            cast(asyncio.Transport, transport).abort()
-            return
-        refused = state.admit(self, peer_name(transport))
-        if refused is not None:
-            state.count_refusal(self._metrics, refused)
+        if state.is_closed or state.admit(self, peer_name(transport), self._metrics) is not None:
             cast(asyncio.Transport, transport).abort()
             return
         seconds = state.port.first.timeouts.tls_handshake_s or 60.0

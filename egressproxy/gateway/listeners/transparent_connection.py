@@ -66,7 +66,6 @@ class TransparentConnection(CountedClient):
             self.deadline.after(min(SILENCE_S, self.request_headers_s or SILENCE_S))
 
     def data_received(self, data: bytes) -> None:
-        """Until it is decided what is spoken the bytes are held."""
         if self._is_decided:
             super().data_received(data)
             return
@@ -185,9 +184,7 @@ class TransparentConnection(CountedClient):
                 self.send(alert)
 
     def finish(self, *, close: bool) -> None:
-        """A tunnel that did not come about is the end of the connection."""
-        super().finish(close=close or self.tunnel is None)
+        super().finish(close=close or self.tunnel is None)  # a tunnel that did not come about
 
     def refuse_connection(self, answer: LocalResponse) -> None:
-        """Nobody knows yet what the client speaks."""
-        self.transport.abort()
+        self.transport.abort()  # nobody knows yet what the client speaks

@@ -21,9 +21,8 @@ UNSUPPORTED_VERSION: Final = -32022
 
 @dataclass(slots=True, eq=False, repr=False)
 class McpCall:
-    """`body` is None until the request's body was looked at, and for requests without JSON-RPC.
-
-    `supported` are the revisions that the backends of the rule speak, where they say it.
+    """`body` is None until the request's body was looked at, and for requests without JSON-RPC. `supported` are the
+    revisions that the backends of the rule speak, where they say it.
     """
 
     supported: tuple[str, ...]
@@ -55,10 +54,7 @@ class McpCall:
         return self.body.error(code, error.message, about)
 
     def error_in_stream(self, kind: bytes, error: GatewayError, about: dict[str, object], *, denied: bool) -> bytes:
-        """The event with the error object, where the answer of one request is refused.
-
-        b"" elsewhere: a client resumes a stream that breaks off, by Last-Event-ID.
-        """
+        """The event with the error, if one request's answer is refused; else b"": clients resume by Last-Event-ID."""
         if not denied or kind != _EVENTS or self.body is None or self.body.is_batch:
             return b""
         return b"event: message\ndata: %b\n" % self.body.error(SERVER_ERROR, error.message, about)

@@ -133,10 +133,7 @@ def requests_filter(
 
 
 def path_filter(rule: HttpRuleIR, weighted: WeightedBackend) -> McpPath | None:
-    """The filter that sends requests to the path of this backend's endpoint; None where they keep their own.
-
-    They do where the rule rewrites it (URLRewrite).
-    """
+    """What sends requests to the path of this backend's endpoint; None where they keep theirs, as with a URLRewrite."""
     backend = weighted.backend
     if backend is None or backend.mcp is None or not backend.mcp.path:
         return None

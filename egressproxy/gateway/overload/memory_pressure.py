@@ -59,9 +59,7 @@ class MemoryPressure:
     _calm_since: float = 0.0
 
     def observe(self, resident: int, load: int, now: float) -> OverloadState:
-        """A look: bytes that are resident, connections of clients and requests in progress together, and the time in
-        seconds. Returns the state.
-        """
+        """`resident` bytes; `load`: connections of clients and requests in progress. Returns the state from now on."""
         if not self.kept or resident < self.kept:
             self.kept = resident  # at first: what the process has before it serves anybody
         if resident > self._steady_at + self.limit * GROWTH or self.state is OverloadState.NORMAL:

@@ -61,10 +61,8 @@ class Tenant:
 
 
 class RequestGate:
-    """Counts requests in progress by tenant. `limit` is how many there may be; 0: any number, and they are counted.
-    Clients that are `killed` have none.
-
-    `tenants` has those with a request in progress, and what they are a part of: at most four times as many as requests.
+    """Counts requests in progress by tenant. `limit` is how many there may be; 0: any number. Clients that are `killed`
+    have none. `tenants` has those with one, and what they are a part of: at most four times as many as requests.
     """
 
     __slots__ = ("_ceilings", "active", "is_closed", "is_pressed", "killed", "limit", "shed", "tenants")
@@ -86,10 +84,7 @@ class RequestGate:
         self._ceilings = {priority: max(1, -(-limit * part // OF)) for priority, part in CEILINGS.items()}
 
     def admit(self, x: Exchange, priority: Priority) -> Tenant:
-        """Count a request. The result is to be told when it ends.
-
-        Raises LimitExceeded (OVERLOADED, 503), Denied (IDENTITY_KILLED, 403).
-        """
+        """Count a request; the result is told its end. Raises LimitExceeded (OVERLOADED), Denied (IDENTITY_KILLED)."""
         if self.killed:
             self.killed.refuse(x.identity)
         if self.is_closed:

@@ -21,10 +21,7 @@ METADATA: Final = "dynamic metadata"
 
 
 def attributes(names: Iterable[str], x: Exchange, shown: re.Pattern[bytes] | None = None) -> dict[str, Any]:
-    """The values of these attributes, without those that this exchange does not have.
-
-    Of fields they tell those whose names match `shown`; None: all.
-    """
+    """The values of these attributes, as far as it has them; of fields those whose names match `shown` (None: all)."""
     found = ((name, _READERS[name](x, shown)) for name in names)
     return {name: value for name, value in found if value not in (None, "")}
 

@@ -31,9 +31,7 @@ _DUPLEX: Final = BodySendMode.FULL_DUPLEX_STREAMED
 
 
 class ExternalProcessor(Filter):
-    """One stream for each exchange; on a Backend, one for each attempt. Whatever it raises is a failure of the
-    processor, named by its class, but for Rejected.
-    """
+    """One stream for each exchange; on a Backend for each attempt. All that it raises but Rejected are its failures."""
 
     def __init__(self, context: FilterContext) -> None:
         config: ExternalProcessorConfig = context.config
@@ -136,10 +134,7 @@ class ExternalProcessor(Filter):
         return await self._body(x, MessagePart.RESPONSE_BODY, data, last=last)
 
     async def request_trailers(self, x: Exchange, fields: Fields) -> None:
-        """Show the trailers, and do what the processor says. Where its mode is not SEND, none go on.
-
-        Raises Rejected for an immediate response, which comes too late.
-        """
+        """Show them; in another mode than SEND none go on. Raises Rejected for an immediate response: it is late."""
         await self._trailers(x, MessagePart.REQUEST_TRAILERS, fields)
 
     async def response_trailers(self, x: Exchange, fields: Fields) -> None:
@@ -217,7 +212,6 @@ class ExternalProcessor(Filter):
         return session
 
     def _of_attempt(self, x: Exchange) -> ProcessorSession | None:
-        """The session of this attempt, if it has begun."""
         session: ProcessorSession | None = x.notes.get(self._note) if x.notes is not None else None
         return session if session is not None and session.attempt == x.attempts else None
 

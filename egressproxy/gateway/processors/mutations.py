@@ -49,9 +49,8 @@ class MutationChecker:
         self._disallowed = re.compile(rules.disallow_expression.encode()) if rules.disallow_expression else None
 
     def change_request(self, changes: Sequence[FieldChange], x: Exchange, *, replaces: bool = False) -> None:
-        """Change the head of the request. `replaces`: the whole message is replaced, and its method may be, too.
-
-        Raises HeaderNotAllowed and InvalidMutation; the head is as it was then.
+        """Change the head of the request. `replaces`: the whole message is replaced, and its method may be, too. Raises
+        HeaderNotAllowed and InvalidMutation; the head is as it was then.
         """
         request = x.request
         before = request.fields.block, request.path, request.method, x.upstream_host

@@ -37,11 +37,8 @@ def body_mode(mode: BodySendMode, *, is_held: bool) -> BodyMode | None:
     """How the filter gets a body; one FULL_DUPLEX_STREAMED whole where it `is_held`."""
     if mode is BodySendMode.NONE:
         return None
-    return (
-        BodyMode.BUFFER
-        if mode is BodySendMode.BUFFERED or (mode is BodySendMode.FULL_DUPLEX_STREAMED and is_held)
-        else BodyMode.STREAM
-    )
+    is_whole = mode is BodySendMode.BUFFERED or (mode is BodySendMode.FULL_DUPLEX_STREAMED and is_held)
+    return BodyMode.BUFFER if is_whole else BodyMode.STREAM
 
 
 def pieces_of(data: bytes, *, last: bool) -> list[tuple[bytes, bool]]:
@@ -85,9 +82,8 @@ async def duplex_piece(session: ProcessorSession, part: MessagePart, data: bytes
 async def partial(
     session: ProcessorSession, part: MessagePart, data: bytes, limit: int, *, last: bool, is_end: bool
 ) -> bytes:
-    """BUFFERED_PARTIAL: the first `limit` bytes in one message, when they are complete or the body is over.
-
-    `is_end`: no trailers follow. Raises as `ProcessorSession.ask`.
+    """BUFFERED_PARTIAL: the first `limit` bytes in one message, when they are complete or the body is over. `is_end`:
+    no trailers follow. Raises as `ProcessorSession.ask`.
     """
     kept = session.kept.setdefault(part, bytearray())
     if kept is None:
@@ -155,9 +151,8 @@ async def last_duplex_piece(
 async def before_trailers(
     session: ProcessorSession, part: MessagePart, behind: MessagePart, answer: asyncio.Future[ProcessingResponse | None]
 ) -> bytes:
-    """FULL_DUPLEX_STREAMED: the answer to the trailers says that no piece of the body before them comes any more.
-
-    Raises StreamBroke where the processor has ended the stream without it, and as `ProcessorSession.ask`.
+    """FULL_DUPLEX_STREAMED: the answer to the trailers says that no piece of the body comes any more. Raises as
+    `ProcessorSession.ask`, and StreamBroke where the processor has ended the stream without it.
     """
     response = session.early_trailers[behind] = await session.answered(behind, answer)
     if response is None and session.immediate is None:
@@ -180,10 +175,7 @@ class ProcessedBodies:
     async def changed(
         self, session: ProcessorSession, x: Exchange, part: MessagePart, data: bytes, *, last: bool
     ) -> bytes:
-        """What the processor makes of the body, or of a piece of it; `last`: no piece follows.
-
-        Raises as `ProcessorSession.ask` and ProcessorAnswers.
-        """
+        """What the processor makes of a body, or a piece. Raises as `ProcessorSession.ask` and ProcessorAnswers."""
         of_request = part is MessagePart.REQUEST_BODY
         new = session.new_request if of_request else session.new_response
         if new is not None:

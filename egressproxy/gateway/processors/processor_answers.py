@@ -61,7 +61,6 @@ class ProcessorAnswers:
         self, session: ProcessorSession, x: Exchange, response: ProcessingResponse | None, *, has_body: bool
     ) -> LocalResponse | None:
         """Do what the answer to the head of the request says; `has_body`: that has one. Returns an immediate response.
-
         Raises InvalidMessage, HeaderNotAllowed and InvalidMutation.
         """
         if response is None:
@@ -110,10 +109,7 @@ class ProcessorAnswers:
         data: bytes,
         response: ProcessingResponse | None,
     ) -> bytes:
-        """The body as the answer to one BUFFERED has it. It may change the head, too: that has not gone yet.
-
-        Raises HeaderNotAllowed and InvalidMutation.
-        """
+        """The body as the answer to one BUFFERED has it, and the head, which has not gone yet. Raises as the others."""
         if response is None:
             return data
         of_request = part is MessagePart.REQUEST_BODY
@@ -125,10 +121,7 @@ class ProcessorAnswers:
     def take_trailers(
         self, session: ProcessorSession, x: Exchange, fields: Fields, response: ProcessingResponse | None
     ) -> None:
-        """Change the trailers as the answer to them says.
-
-        Raises Rejected for an immediate response, which comes too late; HeaderNotAllowed and InvalidMutation.
-        """
+        """Change trailers. Raises Rejected for an immediate response; HeaderNotAllowed and InvalidMutation."""
         if response is None:
             answer = self.immediate(session, x)
             if answer is not None:

@@ -102,8 +102,7 @@ class ProcessorSession:
     #: Bodies FULL_DUPLEX_STREAMED that are taken whole; reading on never waits for the rest to be sent.
     collected: set[MessagePart] = field(default_factory=set)
     is_off: bool = False  # the filter has failed in this exchange, and it goes on without it
-    #: Called when something comes of a body that flows, and nobody waits for it; None where nobody can go on with it
-    #: before the next piece.
+    #: Called when something comes of a body that flows, for which nobody waits; None: it can wait for the next piece.
     has_more: Callable[[], None] | None = None
     has_made_body: bool = False  # the processor has given a body to a request without one
     #: The answers to trailers that came with the body before them.
@@ -144,9 +143,7 @@ class ProcessorSession:
 
     async def ask(self, request: ProcessingRequest) -> ProcessingResponse | None:
         """Send a message and wait for its answer. None: the processor wants to be asked nothing more, or has given an
-        immediate response.
-
-        Raises MessageTimeout, UnexpectedMessage, InvalidMessage and StreamBroke.
+        immediate response. Raises MessageTimeout, UnexpectedMessage, InvalidMessage and StreamBroke.
         """
         self.check()
         if self.is_over or self.immediate is not None:
@@ -222,7 +219,7 @@ class ProcessorSession:
 
     @property
     def is_full(self) -> bool:
-        """The processor does not keep up with what it is told."""
+        """Whether the processor does not keep up."""
         return self._stream is not None and self._stream.unsent_bytes > _MOST_WAITING
 
     def finish(self) -> None:
@@ -236,9 +233,7 @@ class ProcessorSession:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        """Where the filter has failed in this exchange, or is cancelled (its time is over, or the client has left), the
-        processor is asked nothing more of it.
-        """
+        """Where the filter has failed, or is cancelled (its time is over, its client gone), nothing more is asked."""
         if kind is not None:
             self.is_off = True
             self.close()
@@ -250,9 +245,8 @@ class ProcessorSession:
             self._stream.close()
 
     def override(self, wanted: ProcessingMode | None, *, of_response: bool) -> None:
-        """Take over the mode that an answer to headers asks for, if that is allowed. Raises InvalidMessage.
-
-        Source: ProcessingResponse.mode_override; of headers and trailers DEFAULT changes nothing.
+        """Take over the mode that an answer to headers asks for, if that is allowed. Raises InvalidMessage. Source:
+        ProcessingResponse.mode_override; of headers and trailers DEFAULT changes nothing.
         """
         if wanted is None or not self._settings.allows_override:
             return

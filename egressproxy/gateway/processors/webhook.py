@@ -116,42 +116,43 @@ class Webhook(Filter):
         self.max_buffer_bytes = config.max_body_bytes
         sent = frozenset(Phase(name) for name in config.send)
         self._sends = sent
-        heads = {Phase.REQUEST_HEADERS: Phase.REQUEST_HEADERS, Phase.RESPONSE_HEADERS: Phase.RESPONSE_HEADERS}
+        request, response = Phase.REQUEST_HEADERS, Phase.RESPONSE_HEADERS
         if context.phase is Phase.BACKEND_REQUEST:
-            heads = {Phase.REQUEST_HEADERS: Phase.BACKEND_REQUEST, Phase.RESPONSE_HEADERS: Phase.BACKEND_RESPONSE}
-        runs = {heads.get(phase, phase) for phase in sent}
-        if Phase.REQUEST_BODY in sent:
-            runs.add(heads[Phase.REQUEST_HEADERS])  # of requests without a body
-        if Phase.RESPONSE_BODY in sent:
-            runs.add(heads[Phase.RESPONSE_HEADERS])
-        self.runs_in = frozenset(runs)
+            request, response = Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE
+        # A message without a body is sent with its head.
+        heads = {Phase.REQUEST_HEADERS: request, Phase.REQUEST_BODY: request}
+        heads |= {Phase.RESPONSE_HEADERS: response, Phase.RESPONSE_BODY: response}
+        self.runs_in = frozenset(map(heads.__getitem__, sent)) | (sent & {Phase.REQUEST_BODY, Phase.RESPONSE_BODY})
 
     async def request_headers(self, x: Exchange) -> None:
-        if Phase.REQUEST_HEADERS in self._sends or not _has_body(x):
-            phase = Phase.REQUEST_HEADERS if Phase.REQUEST_HEADERS in self._sends else Phase.REQUEST_BODY
-            answer = await self._ask(x, phase, None)
-            self._checker.change_request(answer.headers, x)
+        if Phase.REQUEST_HEADERS in self._sends:
+            await self._changed(x, Phase.REQUEST_HEADERS)
+        elif not _has_body(x):
+            await self._changed(x, Phase.REQUEST_BODY)
 
     backend_request = request_headers
 
     async def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
-        answer = await self._ask(x, Phase.REQUEST_BODY, data)
-        self._checker.change_request(answer.headers, x)
-        return data if answer.body is None else answer.body
+        return await self._changed(x, Phase.REQUEST_BODY, data)
 
     async def response_headers(self, x: Exchange) -> None:
-        has_body = x.response.body != 0 and x.request.method != b"HEAD" and x.response.status != 101
-        if Phase.RESPONSE_HEADERS in self._sends or not has_body:
-            phase = Phase.RESPONSE_HEADERS if Phase.RESPONSE_HEADERS in self._sends else Phase.RESPONSE_BODY
-            answer = await self._ask(x, phase, None)
-            self._checker.change_response(answer.headers, x)
+        if Phase.RESPONSE_HEADERS in self._sends:
+            await self._changed(x, Phase.RESPONSE_HEADERS)
+        elif x.response.body == 0 or x.request.method == b"HEAD" or x.response.status == 101:
+            await self._changed(x, Phase.RESPONSE_BODY)
 
     backend_response = response_headers
 
     async def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
-        answer = await self._ask(x, Phase.RESPONSE_BODY, data)
-        self._checker.change_response(answer.headers, x)
-        return data if answer.body is None else answer.body
+        return await self._changed(x, Phase.RESPONSE_BODY, data)
+
+    async def _changed(self, x: Exchange, phase: Phase, data: bytes | None = None) -> bytes:
+        """Ask, and change the head as the answer says; returns the body as that says."""
+        answer = await self._ask(x, phase, data)
+        is_response = phase in (Phase.RESPONSE_HEADERS, Phase.RESPONSE_BODY)
+        change = self._checker.change_response if is_response else self._checker.change_request
+        change(answer.headers, x)
+        return (data or b"") if answer.body is None else answer.body
 
     def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
         return BodyMode.BUFFER
@@ -173,12 +174,8 @@ class Webhook(Filter):
         if answer.body is not None and body is None:
             raise InvalidAnswer("a body where none was sent")
         if answer.status:
-            raise Rejected(
-                answer.message or "the webhook refused it",
-                status=answer.status,
-                reason=Reason.FILTER_REJECTED,
-                retry_after_s=answer.retry_after_s,
-            )
+            why, wait_s = answer.message or "the webhook refused it", answer.retry_after_s
+            raise Rejected(why, status=answer.status, reason=Reason.FILTER_REJECTED, retry_after_s=wait_s)
         return answer
 
 

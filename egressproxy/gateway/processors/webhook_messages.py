@@ -27,10 +27,7 @@ class InvalidAnswer(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class WebhookAnswer:
-    """What a webhook has decided.
-
-    `status` 0: the exchange goes on. `headers` and `body` change the message that was sent; `body` None: it stays.
-    """
+    """`status` 0: the exchange goes on. `headers` and `body` change the message that was sent; None: the body stays."""
 
     status: int = 0
     message: str = ""
@@ -40,8 +37,8 @@ class WebhookAnswer:
 
 
 def webhook_message(phase: str, x: Exchange, request: Lines, response: Lines | None, body: bytes | None) -> bytes:
-    """The JSON for one phase. `request` and `response` are the lines of the heads that the webhook may see; `body` is
-    that of the message that the phase is about, None: it is not sent.
+    """The JSON for one phase: the lines of heads that may be seen, and the `body` of its message (None: it is not
+    sent).
     """
     shown = [(_text(name), _text(value)) for name, value in request]
     message: dict[str, Any] = {

@@ -99,7 +99,6 @@ def _known(text: str) -> str | None:
 
 
 def _waiting(hold: Mapping[str, Any]) -> dict[str, Any]:
-    """In whole seconds."""
     return {name: round(hold[name]) if name.endswith("Seconds") else hold[name] for name in OF_HOLDS}
 
 
@@ -107,14 +106,9 @@ def _entries(rules: Iterable[DestinationRule]) -> list[dict[str, Any]]:
     """In the words of an EgressPolicy; without names and ranges an entry is for every host."""
     made = []
     for rule in islice(rules, MAX_ENTRIES):
-        entry: dict[str, Any] = {}
-        if rule.hostnames:
-            entry["hostnames"] = list(rule.hostnames)
-        if rule.cidrs:
-            entry["cidrs"] = [str(network) for network in rule.cidrs]
-        if rule.ports:
-            entry["ports"] = list(rule.ports)
-        made.append(entry)
+        said = {"hostnames": rule.hostnames, "cidrs": map(str, rule.cidrs), "ports": rule.ports}
+        lists = {name: list(values) for name, values in said.items()}
+        made.append({name: values for name, values in lists.items() if values})
     return made
 
 
@@ -142,9 +136,7 @@ def _may_ask(route: Route, hostname: str) -> bool:
 
 
 def _limits(x: Exchange, listener: ActiveListener, rules: Rules) -> list[dict[str, Any]]:
-    """Of each limit that may hold for the caller: what it allows and what is left. Those that read the same, as that of
-    a Gateway does in each rule, stand there once.
-    """
+    """Of each limit that may hold for the caller what it allows and has left; what reads the same stands there once."""
     found: dict[tuple[object, ...], list[LimitState]] = {}
     for name, hostname, chain, backend in islice(_chains(listener, rules), MAX_RULES):
         asked = _asked(x, hostname)

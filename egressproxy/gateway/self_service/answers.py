@@ -28,8 +28,7 @@ from egressproxy.model.message import RequestHead
 from egressproxy.model.own_names import OWN_HOST
 from egressproxy.model.shares import Tries, client_of, identity_of
 
-#: The route of a request or tunnel, first of what is decided; raises GatewayError where this listener, as it is for the
-#: caller, does not let it pass.
+#: The route of a request or tunnel comes first. Raises GatewayError where the caller's listener does not let it pass.
 Decide = Callable[[ActiveListener, Authority, RequestHead], tuple[Route, *tuple[object, ...]]]
 #: What waits for approval of this client (`identity_of`); None where not all workers have said it.
 Waiting = Callable[[str], Awaitable[list[dict[str, Any]] | None]]
@@ -55,10 +54,7 @@ async def nothing_waits(_identity: str) -> list[dict[str, Any]]:
 
 
 def refuse_flood(x: Exchange, asked: Tries) -> None:
-    """Count a request for egress.internal, which limits of policies do not count.
-
-    Raises LimitExceeded (429) for a client that has asked too often.
-    """
+    """Count a request for egress.internal. Raises LimitExceeded (429) for a client that has asked too often."""
     client, now = client_of(x), monotonic()
     wait_s = asked.wait_s(client, now)
     if wait_s:
@@ -69,8 +65,7 @@ def refuse_flood(x: Exchange, asked: Tries) -> None:
 async def answer_caller(
     x: Exchange, listener: ActiveListener, head: RequestHead, held: BufferedRequest, decide: Decide, waiting: Waiting
 ) -> LocalResponse:
-    """The response to a request for egress.internal. `listener`: as it is for the caller; `held`: the request's body;
-    `waiting` gives what waits for approval of a client that is known.
+    """The response to a request for egress.internal. `listener`: as it is for the caller; `held`: the request's body.
 
     Raises GatewayFault (404) on a reverse listener for a client that is not known, which gets what it would get there
     without this; LimitExceeded (413) for a message that is too long.

@@ -76,7 +76,6 @@ def _section(title: str, content: str) -> str:
 
 
 def _form(checked: Mapping[str, Any] | None) -> str:
-    """Where a URL is asked about, and what was found of the last one."""
     url = escape(checked["url"]) if checked is not None else ""
     form = (
         '<form action="/" method="get"><label for="url" class="dim">Type a URL. Nothing is sent there.</label>'
@@ -99,28 +98,20 @@ def _form(checked: Mapping[str, Any] | None) -> str:
 
 
 def _waiting(holds: Iterable[Mapping[str, Any]]) -> str:
-    rows = (
-        (
-            f"{hold['method']} {hold['authority']}{hold['path']}{' tool ' + hold['tool'] if hold['tool'] else ''}",
-            hold["id"], _duration(hold["waitsSeconds"]), _duration(hold["leftSeconds"]),
-        )
-        for hold in holds
-    )  # fmt: skip
+    rows = []
+    for hold in holds:
+        asked = f"{hold['method']} {hold['authority']}{hold['path']}{' tool ' + hold['tool'] if hold['tool'] else ''}"
+        rows.append((asked, hold["id"], _duration(hold["waitsSeconds"]), _duration(hold["leftSeconds"])))
     return _table(("request", "id", "waits for", "denied in"), rows) + (
         '<p class="dim">Somebody who runs this gateway decides: tell them the id.</p>'
     )
 
 
 def _limits(limits: Iterable[Mapping[str, Any]]) -> str:
-    rows = [
-        (
-            each["name"],
-            each["allows"],
-            f"{each['left']:,} of {each['limit']:,}",
-            _duration(each["resetSeconds"]) if each["resetSeconds"] else "—",
-        )
-        for each in limits
-    ]
+    rows = []
+    for each in limits:
+        reset = _duration(each["resetSeconds"]) if each["resetSeconds"] else "—"
+        rows.append((each["name"], each["allows"], f"{each['left']:,} of {each['limit']:,}", reset))
     return _table(("limit", "allows", "left", "all again in"), rows) if rows else "<p>no limit</p>"
 
 
@@ -135,20 +126,15 @@ def _duration(seconds: float) -> str:
 def _table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """On a narrow screen each cell says what it is."""
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
-    body = "".join(
-        "<tr>"
-        + "".join(
-            f'<td data-of="{escape(name)}"><span>{escape(cell)}</span></td>'
-            for name, cell in zip(names, row, strict=True)
-        )
-        + "</tr>"
-        for row in rows
-    )
+    body = ""
+    for row in rows:
+        cells = zip(map(escape, names), map(escape, row), strict=True)
+        told = "".join(f'<td data-of="{name}"><span>{cell}</span></td>' for name, cell in cells)
+        body += f"<tr>{told}</tr>"
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def _entries(group: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-    """A host, or a network, in each line, with its ports."""
     for entry in group:
         ports = ", ".join(map(str, entry.get("ports", ())))
         for host in (*entry.get("hostnames", ()), *entry.get("cidrs", ())) or ("every host",):

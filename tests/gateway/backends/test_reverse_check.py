@@ -59,14 +59,14 @@ class Checks:
     async def __call__(self, check: ReverseCheck, *addresses: IPAddress, through: tuple[str, ...] = ()) -> Any:
         resolver = cast(Resolver, self)
         count = lambda result: self.counted.update([result])  # noqa: E731
-        return await check_addresses(self.x, check, resolver, TARGET, addresses, through, "client", count)
+        return await check_addresses(self.x, check, resolver, TARGET, addresses, through, count)
 
 
 async def test_enforced_it_leaves_the_addresses_that_agree():
     check = Checks()
     assert await check(ReverseCheck.ENFORCE, OTHER, GOOD, NONE, BELOW, BROKEN) == (GOOD, BELOW)
     assert check.counted == {"agrees": 2, "differs": 2, "failed": 1}
-    assert {client for _, client in check.reverse.asked} == {"client"}
+    assert {client for _, client in check.reverse.asked} == {"192.0.2.9"}
     assert await check(ReverseCheck.ENFORCE, OTHER, through=("b.example",)) == (OTHER,)
 
 

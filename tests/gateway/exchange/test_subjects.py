@@ -228,8 +228,8 @@ def test_variants_share_rules_that_are_not_otherwise_for_them(converse: Start):
     talk = converse(forward(*routed, other, of_subjects(allow=None, mode="Report", targetRefs=[target])))
     listener = talk.ports[0].state.port.first
     (variant,) = listener.variants or ()
-    rules = {payload.name: payload for payload in listener.http.payloads()}
-    shared = {payload.name: payload is rules[payload.name] for payload in variant.http.payloads()}
+    rules = {payload.name: payload for _, payload in listener.http.every()}
+    shared = {payload.name: payload is rules[payload.name] for _, payload in variant.http.every()}
     assert (shared["agents/r"], shared["agents/other"]) == (True, False)
 
 
