@@ -62,9 +62,7 @@ class PasswordVerifier:
         self._decoys = list(users.values())
 
     def verify(self, user: bytes, password: bytes) -> CallerIdentity:
-        """Who this user is. Raises CredentialRefused, after the same time and with the same words for a user who is
-        not there as for a wrong password.
-        """
+        """Who this user is. Raises CredentialRefused, for an unknown user with the same words after the same time."""
         name = user.decode("utf-8", "replace")
         found = self._users.get(name)
         if found is None:

@@ -67,9 +67,7 @@ class CertificateTable:
             self._known[client.kind, _value(client)] = identity
 
     def find(self, certificate: Mapping[str, Any]) -> CallerIdentity | None:
-        """The identity in a verified client certificate, as `ssl.SSLObject.getpeercert` gives it. None if no rule
-        matches it, or if several do.
-        """
+        """Who shows this certificate (`ssl.SSLObject.getpeercert`). None if no rule matches it, or several do."""
         subject = tuple(
             sorted(
                 (_SHORT.get(name.lower(), name), value)

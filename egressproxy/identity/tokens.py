@@ -38,9 +38,7 @@ _ACCOUNT_NAME: Final = re.compile(_ACCOUNT)
 
 
 class TokenVerifier:
-    """Verifies the tokens of these issuers. `claims` are the names of those that policies ask for. `trust_domain` is
-    the listener's own.
-    """
+    """Verifies tokens of these issuers. `claims`: those that policies ask for. `trust_domain`: that of the listener."""
 
     __slots__ = ("_claims", "_issuers", "_own", "_skew_s")
 
@@ -57,10 +55,7 @@ class TokenVerifier:
         self._skew_s = skew_s
 
     def verify(self, token: bytes, keys: Mapping[str, KeySet], now: float) -> Believed:
-        """The identity in this token, and when the token expires. `now` and the expiry are seconds since 1970.
-
-        `keys` maps each issuer to its keys. Raises CredentialRefused.
-        """
+        """Whose token it is, until when (seconds since 1970, as `now`). `keys`: by issuer. Raises CredentialRefused."""
         try:
             return self._verify(token.decode("ascii"), keys, now)
         except CredentialRefused:
