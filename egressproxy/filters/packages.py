@@ -63,10 +63,7 @@ class PackagedType:
 
 
 def packaged_types() -> dict[str, PackagedType]:
-    """The types of all installed packages, by name, without an import of any of them.
-
-    Of two packages with one type the one whose name comes first has it.
-    """
+    """The types of installed packages, by name; none is imported. Of two with one name that of the first package."""
     allowed = os.environ.get(SWITCH)
     names = None if allowed is None else {_normalized(name) for name in allowed.split(",")}
     found: dict[str, PackagedType] = {}
@@ -108,10 +105,7 @@ def _normalized(package: str) -> str:
 
 
 def _reporting(kind: FilterType) -> Callable[[FilterContext], Filter]:
-    """Its `build`, which raises ValueError whatever goes wrong in it, or UnusableReference where the config names
-    Secrets, one of which may be at fault: with the place, and without the text, since what builds a filter has seen
-    secrets.
-    """
+    """Its `build`; what it raises is told by type and place, as UnusableReference where the config names Secrets."""
 
     def built(context: FilterContext) -> Filter:
         try:
