@@ -48,9 +48,7 @@ class Link:
 
 
 def made_line(chain: str, before: Link, values: Mapping[str, Any], key: SecretBytes | None) -> tuple[bytes, Link]:
-    """The line of the next record, with its line feed, and where the chain is then. A value that is none of JSON is
-    written as the text that it makes of itself.
-    """
+    """The next line, with its line feed, and where the chain is then. What is none of JSON is written as text."""
     head = {"chain": chain, "seq": before.seq + 1, "prev": before.hash}
     told = json.dumps(head | dict(values), separators=(",", ":"), default=str).encode("utf-8", "backslashreplace")[:-1]
     digest = _digest(told, key)

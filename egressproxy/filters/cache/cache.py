@@ -47,7 +47,7 @@ from egressproxy.filters.cache.store import AnswerStore, StoredAnswer
 from egressproxy.filters.settings import CalledBackendRef, FieldName, FilterConfig, Within
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.admin_requests import CachePurge
-from egressproxy.model.exchange import CallerIdentity, Exchange
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields, every_spelling, media_type
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import ResponseHead
@@ -345,31 +345,28 @@ class Cache(Filter):
 
     def _key(self, x: Exchange, body: bytes) -> bytes:
         """The key of a request, whatever Vary says."""
-        pending, identity = self._pending(x), x.identity
+        pending = self._pending(x)
         assert pending is not None  # what has none is not looked for
         fields = pending.fields
         parts: list[bytes] = [
             b"%d" % self._place, x.gateway.encode(), x.listener.encode(), x.route.encode(),
-            *self._client(identity), self._address(x), credentials_of(fields),
+            *self._client(x), credentials_of(fields),
             x.scheme, str(x.authority).encode(), x.method, pending.target, x.request.path, x.upstream_host,
             told_by(self._telling, fields), body,
         ]  # fmt: skip
         return digest(parts)
 
-    def _client(self, identity: CallerIdentity) -> tuple[bytes, ...]:
-        """Who it is, whose answers these are."""
-        if self._config.share_tenants and is_named(identity):
-            return (b"known",)
-        names = identity.namespace, identity.service_account, identity.origin_gateway, identity.name
+    def _client(self, x: Exchange) -> tuple[bytes, ...]:
+        """Whose answers these are; without an identity also the address: several may hold one credential."""
+        identity, address = x.identity, ""
+        is_client_named = is_named(identity)
+        if self._config.share_tenants and is_client_named:
+            return b"known", b""
+        if not (self._config.share_anonymous or is_client_named):
+            # Behind another gateway of ours all clients come from the address of that.
+            address = client_of(x) if identity.origin_client == "-" else identity.origin_client
+        names = identity.namespace, identity.service_account, identity.origin_gateway, identity.name, address
         return tuple(name.encode() for name in names)
-
-    def _address(self, x: Exchange) -> bytes:
-        """That of a client without an identity: several may hold one credential, such as the placeholder of a key."""
-        identity = x.identity
-        if self._config.share_anonymous or is_named(identity):
-            return b""
-        # Behind another gateway of ours all clients come from the address of that.
-        return (client_of(x) if identity.origin_client == "-" else identity.origin_client).encode()
 
     def _may_keep(self, x: Exchange, pending: _Pending) -> bool:
         """What the backend says of it holds, and what filters of its head have made of that."""

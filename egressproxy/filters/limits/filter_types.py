@@ -39,10 +39,7 @@ class RequestRateLimitConfig(FilterConfig):
 
 
 class RequestRateLimit(Filter):
-    """A token bucket, kept as one number: the moment when it is full again (monotonic seconds).
-
-    A refused request takes no token.
-    """
+    """A token bucket as one number: when it is full again (monotonic seconds). What is refused takes no token."""
 
     def __init__(self, context: FilterContext, clock: Callable[[], float] = time.monotonic) -> None:
         config: RequestRateLimitConfig = context.config
@@ -146,9 +143,7 @@ class ConcurrencyLimit(Filter):
         self._message = f"more than {requests_text(config.limit)} at once"
         self._held = f"concurrency {id(self)}"
         row = context.row or Row()
-        self._counts = row.held
-        self._mine = row.mine
-        self._lock = row.lock or _NO_LOCK
+        self._counts, self._mine, self._lock = row.held, row.mine, row.lock or _NO_LOCK
 
     @property
     def in_progress(self) -> int:
@@ -169,11 +164,8 @@ class ConcurrencyLimit(Filter):
     backend_request = request_headers
 
     def explain(self, x: Exchange) -> list[LimitState]:
-        return [
-            LimitState(
-                self._name, self._message.removeprefix("more than "), self._limit, self._limit - self.in_progress
-            )
-        ]
+        allows, left = self._message.removeprefix("more than "), self._limit - self.in_progress
+        return [LimitState(self._name, allows, self._limit, left)]
 
     def complete(self, x: Exchange) -> None:
         if x.notes is not None and x.notes.pop(self._held, None):
