@@ -28,9 +28,7 @@ from egressproxy.model.exchange import Exchange
 
 @dataclass(slots=True, eq=False)
 class _StepState:
-    """One step and its state for one body. `is_off`: it failed open. `has_changed`: its output differed from its input,
-    so it can no longer fail open.
-    """
+    """One step of one body. `is_off`: it failed open. `has_changed`: it changed something, and no longer can."""
 
     step: Step
     buffer: bytearray | None
@@ -128,10 +126,7 @@ class BodyChain:
             x.keep(REQUEST_TRAILERS if self._phase is Phase.REQUEST_BODY else RESPONSE_TRAILERS, block)
 
     def run_trailers(self, x: Exchange, block: bytes) -> bytes | asyncio.Task[bytes]:
-        """What filters leave of the trailers behind the body, or a task that says it. Not those which have failed open.
-
-        Raises what a filter refuses with, and GatewayFault(FILTER_FAILED, 502) if one fails.
-        """
+        """What filters that have not failed open leave of these trailers, or a task. Raises as `feed`."""
         if not self.keeps_length and (not self.holds or any(flow.has_changed for flow in self._flows)):
             block = without_digests(block)  # those of the body as it came
         off = {id(flow.step.filter) for flow in self._flows if flow.is_off}
@@ -156,15 +151,17 @@ class BodyChain:
     def _through(
         self, flows: Sequence[_StepState], x: Exchange, data: bytes, last: bool, has_more: bool = False
     ) -> bytes | asyncio.Task[bytes]:
-        """What goes on of a piece behind these filters, the last of the chain. The first is called with b"", too, if it
-        `has_more`.
-        """
+        """What goes on behind these filters, the last of the chain. The first gets b"", too, if it `has_more`."""
         for flow in flows:
             if flow.is_off:
                 continue
             if flow.buffer is not None:
                 if flow.buffer or not last or len(data) > flow.step.filter.max_buffer_bytes:
-                    self._collect(flow, flow.buffer, data)
+                    bound = flow.step.filter.max_buffer_bytes
+                    if len(flow.buffer) + len(data) > bound:
+                        raise too_long(flow.step, bound, self._phase)
+                    flow.buffer += data
+                    self.held += len(data)
                     if not last:
                         return b""
                     data = bytes(flow.buffer)
@@ -203,14 +200,6 @@ class BodyChain:
         except Exception as error:
             _settle(flow, error)
         return await _whole(self._through(self._flows[self._flows.index(flow) + 1 :], x, data, last))
-
-    def _collect(self, flow: _StepState, buffer: bytearray, data: bytes) -> None:
-        bound = flow.step.filter.max_buffer_bytes
-        if len(buffer) + len(data) <= bound:
-            buffer += data
-            self.held += len(data)
-            return
-        raise too_long(flow.step, bound, self._phase)
 
     def _given(self, flow: _StepState, data: bytes, result: object) -> bytes:
         """What the filter has returned for `data`. Raises FilterAnswered, and TypeError for what is no result."""

@@ -160,7 +160,9 @@ class BodyPlan:
         """
         head = head_of(x, self.phase)
         is_part = isinstance(head, ResponseHead) and head.status == 206
-        if (coding in CODINGS and not is_part) or (chosen.only_reads and self._is_read(coding)):
+        if (coding in CODINGS and not is_part) or (
+            chosen.only_reads and self.phase is Phase.REQUEST_BODY and is_readable(coding)
+        ):
             return chosen, coding
         for step in chosen.steps:
             if step.decodes:
@@ -170,9 +172,6 @@ class BodyPlan:
                     raise undecodable(self.phase, why, step.spec.source, is_unknown=True)
         left = [each for each in zip(chosen.steps, chosen.bounds, strict=True) if not each[0].decodes]
         return self._made(left), b""
-
-    def _is_read(self, coding: bytes) -> bool:
-        return self.phase is Phase.REQUEST_BODY and is_readable(coding)
 
 
 def _mode_for(step: Step, x: Exchange, phase: Phase) -> BodyMode | None:

@@ -206,10 +206,7 @@ Outcome = LocalResponse | asyncio.Task[LocalResponse | None]
 
 
 def run(steps: Steps, x: Exchange) -> Outcome | None:
-    """Run one header phase. Returns None if all filters passed.
-
-    Raises what a filter refuses with (Rejected or another GatewayError), GatewayFault(FILTER_FAILED, 502) if one fails.
-    """
+    """Run one header phase; None: all filters passed. Raises what one refuses with; GatewayFault (502) if one fails."""
     try:
         for step in steps:
             mark = step.mark

@@ -154,9 +154,7 @@ class FilterExited(Exception):
 
 
 def checked_answer(step: Step, response: LocalResponse) -> LocalResponse:
-    """The filter's response without fields of the framing. Raises ValueError or TypeError for invalid fields, and
-    TypeError for a status, body or phrase of another type.
-    """
+    """The response without fields of the framing. Raises ValueError or TypeError for what is not valid in it."""
     if not (
         isinstance(response.status, int) and isinstance(response.body, bytes) and isinstance(response.phrase, bytes)
     ):

@@ -52,9 +52,7 @@ _SECRET_PARAMETERS: Final = frozenset(("appid", "code", "key", "subscription-key
 
 
 def shown_request(x: Exchange, body: bytes, redactor: Redactor) -> dict[str, Any]:
-    """Who asks for what, without its query and body, of which there are digests: `bodySha256`, and `requestSha256` of
-    everything that is fixed.
-    """
+    """Who asks for what, with digests: `bodySha256` of the body, `requestSha256` of everything that is fixed."""
     path = x.request.path.partition(b"?")[0].decode("latin-1")
     digest = hashlib.sha256(body).hexdigest()
     authority = str(x.authority)
@@ -67,9 +65,7 @@ def shown_request(x: Exchange, body: bytes, redactor: Redactor) -> dict[str, Any
 
 
 def shown_content(x: Exchange, body: bytes, redactor: Redactor) -> dict[str, Any]:
-    """The query, the calls of tools and the beginning of the body, without secrets; `isCut` where one of them, or the
-    path, is longer than what is shown.
-    """
+    """Query, calls of tools and beginning of the body, without secrets; `isCut`: one of them, or the path, goes on."""
     path, query = x.request.path.partition(b"?")[::2]
     made = {"query": _clean(_pairs(query.decode("latin-1"), redactor))}
     calls = called_tools(body) if len(body) <= MAX_JSON and _may_be_json(body) else []
@@ -86,9 +82,7 @@ def shown_content(x: Exchange, body: bytes, redactor: Redactor) -> dict[str, Any
 
 
 def called_tools(body: bytes) -> list[tuple[str, Any]]:
-    """The tools that these messages of JSON-RPC call, with their arguments; UNREADABLE for what names none, and for a
-    body that is not JSON with one meaning.
-    """
+    """The tools that this JSON-RPC calls, and their arguments; UNREADABLE for what names none, or cannot be read."""
     try:
         value = JsonMessage.parse(body)
     except Unreadable:
