@@ -95,21 +95,13 @@ class EnvoyConversation:
     # --- filters ---------------------------------------------------------------------------------------------------
     async def is_answered(self, steps: Steps | None) -> bool:
         """Run a phase. True if one of its filters has answered, and Envoy is told that."""
-        if steps is None:
-            return False
-        outcome = run(steps, self.x)
-        if outcome is None:
+        outcome = run(steps, self.x) if steps is not None else None
+        if steps is None or outcome is None:
             return False
         answer = await answer_of(outcome, steps, self.x, self.resources)
-        if answer is None:
-            return False
-        self.send_immediate(answer)
-        return True
-
-    async def fed(self, chain: BodyChain, data: bytes, *, is_last: bool) -> bytes:
-        """What the filters make of a piece of a body. Raises as BodyChain.feed."""
-        outcome = chain.feed(self.x, data, is_last)
-        return outcome if isinstance(outcome, bytes) else await outcome
+        if answer is not None:
+            self.send_immediate(answer)
+        return answer is not None
 
     async def shown(self, chain: BodyChain, block: bytes) -> bytes:
         """What goes on of these trailers behind the filters. Raises as BodyChain.run_trailers."""

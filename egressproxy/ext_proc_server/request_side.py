@@ -129,9 +129,9 @@ class RequestSide:
             return
         is_last = message.end_of_stream
         if body is not None:
-            data = await conversation.fed(body, data, is_last=is_last)
+            data = await body.feed_to_end(x, data, is_last)
         if self._leg is not None:
-            data = await conversation.fed(self._leg, data, is_last=is_last)
+            data = await self._leg.feed_to_end(x, data, is_last)
         self.is_over = self._has_body_ended = is_last
         conversation.send(MessagePart.REQUEST_BODY, body=data if data != message.body else None)
 
@@ -141,7 +141,7 @@ class RequestSide:
             raise EnvoyMisconfigured("Envoy has sent a piece of the request's body to a filter that needs all of it")
         data = message.body
         if self._body is not None:
-            data = await conversation.fed(self._body, data, is_last=True)
+            data = await self._body.feed_to_end(x, data, True)
         self.wants_whole = False
         self._has_body_ended = True
         x.request.body = len(data)
@@ -168,7 +168,7 @@ class RequestSide:
                 continue
             if not self._has_body_ended:
                 body.expect_trailers(x, block)
-                left = await conversation.fed(body, left, is_last=True)
+                left = await body.feed_to_end(x, left, True)
             if block:
                 block = await conversation.shown(body, block)
         if left:
@@ -225,7 +225,7 @@ class RequestSide:
             conversation.need(conversation.configured.response_body_mode)
         if body:  # that of a Backend's own leg, which flows, begins when the head has gone
             self._leg = begun(chain.leg_request_body, x, -1)
-            body = body if self._leg is None else await conversation.fed(self._leg, body, is_last=True)
+            body = body if self._leg is None else await self._leg.feed_to_end(x, body, True)
         self._sent_body = body
         if chain.needs_body >= 0:
             x.keep(SENT_BODY, body)

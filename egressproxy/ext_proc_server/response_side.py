@@ -85,7 +85,7 @@ class ResponseSide:
             data = b""
         elif body is not None:
             try:
-                data = await conversation.fed(body, data, is_last=is_last)
+                data = await body.feed_to_end(x, data, is_last)
             except GatewayError as error:
                 data = self._last_event(error)
         self._tail = data[-4:] or self._tail
@@ -127,7 +127,7 @@ class ResponseSide:
         if body is not None:
             if not self._has_body_ended and not self._is_cut:
                 body.expect_trailers(x, block)
-                left = await conversation.fed(body, b"", is_last=True)
+                left = await body.feed_to_end(x, b"", True)
                 if left and not self._is_duplex:
                     message_text = "a filter of the response's body holds back what Envoy does not take behind trailers"
                     raise EnvoyMisconfigured(message_text)

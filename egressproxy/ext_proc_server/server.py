@@ -85,11 +85,10 @@ class FilterServer:
         ends_at = monotonic() + timeout_s
         while self._connections and monotonic() < ends_at:  # noqa: ASYNC110 (as the gateway's drain)
             await asyncio.sleep(_DRAIN_POLL_S)
-        left = list(self._connections)
-        for connection in left:
-            connection.transport.abort()
+        left = len(self._connections)
+        self.hurry()
         await asyncio.sleep(0)
-        return len(left)
+        return left
 
     def hurry(self) -> None:
         for connection in list(self._connections):

@@ -266,9 +266,7 @@ class Filter:
         return self
 
     def in_service(self) -> None:
-        """A configuration that has this filter is in service, and its places are those for which `at_place` was asked
-        since it was last. Must not raise or wait.
-        """
+        """A configuration with this filter, at the places of `at_place`, is in service. Must not raise or wait."""
 
     def forecast(self, x: Exchange) -> None:
         """For `egressproxy explain`: raises what would refuse each request to `x.backend`. Must not change or count."""

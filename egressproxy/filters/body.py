@@ -13,13 +13,7 @@ from dataclasses import dataclass
 
 from egressproxy.errors import GatewayError
 from egressproxy.filters.base import ORIGINAL_BODY, REQUEST_TRAILERS, RESPONSE_TRAILERS, Phase, sees_trailers
-from egressproxy.filters.chosen_steps import (
-    UNBOUND,
-    ChosenSteps,
-    checked_result,
-    length_not_kept,
-    too_long,
-)
+from egressproxy.filters.chosen_steps import UNBOUND, ChosenSteps, checked_result, length_not_kept, too_long
 from egressproxy.filters.coded_body import CodedBody, head_of
 from egressproxy.filters.content_coding import coding_of, note_change, without_digests
 from egressproxy.filters.filter_step import Step, run_trailers, settle, start, wait
@@ -133,9 +127,7 @@ class BodyChain:
         return run_trailers([step for step in self._chosen.trailers if id(step.filter) not in off], x, block)
 
     def tail(self, x: Exchange, sent: bytes) -> bytes | None:
-        """The end of the body that has gone on, its content coding undone; None where it is not known, and nothing fits
-        behind it. `sent`: the end of the bytes that have gone on.
-        """
+        """The end of what has gone on (`sent`), without its coding; None: not known, and nothing fits behind it."""
         if self._coded is not None:
             return self._coded.tail
         return None if coding_of(head_of(x, self._phase).fields) else sent
@@ -146,7 +138,8 @@ class BodyChain:
 
     async def feed_to_end(self, x: Exchange, data: bytes, last: bool) -> bytes:
         """As `feed`, and waits for the task."""
-        return await _whole(self.feed(x, data, last))
+        outcome = self.feed(x, data, last)
+        return outcome if isinstance(outcome, bytes) else await outcome
 
     def _through(
         self, flows: Sequence[_StepState], x: Exchange, data: bytes, last: bool, has_more: bool = False
@@ -199,7 +192,8 @@ class BodyChain:
             data = self._given(flow, data, await wait(flow.step, awaitable, x))
         except Exception as error:
             _settle(flow, error)
-        return await _whole(self._through(self._flows[self._flows.index(flow) + 1 :], x, data, last))
+        outcome = self._through(self._flows[self._flows.index(flow) + 1 :], x, data, last)
+        return outcome if isinstance(outcome, bytes) else await outcome
 
     def _given(self, flow: _StepState, data: bytes, result: object) -> bytes:
         """What the filter has returned for `data`. Raises FilterAnswered, and TypeError for what is no result."""
@@ -207,10 +201,6 @@ class BodyChain:
         if (flow.step.fail_open or self.holds) and not flow.has_changed:
             flow.has_changed = given != data
         return given
-
-
-async def _whole(outcome: bytes | asyncio.Task[bytes]) -> bytes:
-    return outcome if isinstance(outcome, bytes) else await outcome
 
 
 def _settle(flow: _StepState, error: BaseException) -> None:

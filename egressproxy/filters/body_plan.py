@@ -101,9 +101,7 @@ class BodyPlan:
             step.stats.fail("UnaskedPart", is_open=step.fail_open)
             if not step.fail_open:
                 message = f"the backend has answered with a part ({x.response.status}) that it was not asked for"
-                error = UpstreamFault(Reason.BAD_RESPONSE, message)
-                error.rule = step.spec.source
-                raise error
+                raise UpstreamFault(Reason.BAD_RESPONSE, message, rule=step.spec.source)
         return self._made(left) if left or self.heads else None
 
     def _choice(self, key: int) -> ChosenSteps:

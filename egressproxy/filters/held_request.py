@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 from urllib.parse import unquote_plus
@@ -123,14 +124,12 @@ def _json(value: Any, redactor: Redactor) -> str:
     return _clean(json.dumps(_WithoutSecrets(redactor)(value), ensure_ascii=False))
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class _WithoutSecrets:
     """Makes of a value of JSON one without secrets, as far as it is shown: behind SHOWN characters it ends."""
 
-    __slots__ = ("_left", "_redactor")
-
-    def __init__(self, redactor: Redactor) -> None:
-        self._redactor = redactor
-        self._left = SHOWN
+    _redactor: Redactor
+    _left: int = SHOWN
 
     def __call__(self, value: Any) -> Any:
         if type(value) is str:

@@ -34,9 +34,7 @@ class FilterBuildError(ValueError):
 
 
 class UnusableFilter(FilterBuildError):
-    """What the config names (a Secret, a variable of the environment) does not fit. The manifests are good, so that
-    its places are closed alone: see `FilterInstances.place_or_close`.
-    """
+    """What the config names does not fit. The manifests are good: its places are closed alone (`place_or_close`)."""
 
 
 class FilterInstances:
@@ -84,7 +82,7 @@ class FilterInstances:
             found = self._made.get(key) or self._previous.get(key)
             if found is None and self._held is not None and kind.inspect is not None:
                 kind.inspect(context)
-                return self._held.setdefault(spec, PlacedFilter(spec, _Nothing()))
+                return self._held.setdefault(spec, PlacedFilter(spec, Filter()))  # which does nothing
             placed = found or self._build(spec, kind, context)
         except UnusableReference as error:
             raise UnusableFilter(f"{spec.source}: filter {spec.name} ({spec.type}): {error}") from None
@@ -113,10 +111,7 @@ class FilterInstances:
         return kind is not None and kind.runs_code
 
     def secrets(self, spec: ExtensionIR) -> dict[str, bool]:
-        """The Secrets that this filter refers to (`name/key` as written), and whether each is there.
-
-        Empty for ExternalAuth, which is not in the catalogue. Raises FilterBuildError for a wrong config.
-        """
+        """The Secrets (`name/key`) of this filter: which of them are there. Raises FilterBuildError."""
         if self._catalog.get(spec.implementation or spec.type) is None:
             return {}
         kind, context = self._context(spec)
@@ -201,12 +196,6 @@ class FilterInstances:
 def _labels(spec: ExtensionIR) -> tuple[str, ...]:
     """What a filter is counted under."""
     return spec.name, spec.type, spec.phase, spec.scope, spec.source
-
-
-class _Nothing(Filter):
-    """In the place of a filter whose code must not run yet."""
-
-    runs_in = frozenset()
 
 
 class _Closed(Filter):

@@ -44,10 +44,7 @@ class Mask:
         return data
 
     def feed(self, held: bytes, data: bytes, last: bool) -> tuple[bytes, bytes]:
-        """Mask one piece of a stream; `held` is what was held back before. Returns what to send, and what to hold back.
-
-        Only an end that may be the beginning of a form is held back, so a stream of events is not delayed.
-        """
+        """Mask a piece of a stream. Returns what to send, and what may begin a form: the next `held`."""
         data = self.apply(held + data if held else data)
         if last:
             return data, b""

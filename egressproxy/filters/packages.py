@@ -31,9 +31,7 @@ _NAME: Final = re.compile(r"(?P<domain>[a-z0-9][a-z0-9.-]*\.[a-z0-9-]+)/[A-Za-z]
 
 @dataclass(frozen=True, slots=True)
 class PackagedType:
-    """A type that an installed package makes known. `problem`: why it cannot be used, "" if nothing is known of that
-    (the package may still turn out to be broken, see `load`).
-    """
+    """A type that a package makes known. `problem`: why it cannot be used, as far as that is known before `load`."""
 
     name: str
     package: str  # name and version
@@ -68,7 +66,7 @@ def packaged_types() -> dict[str, PackagedType]:
     names = None if allowed is None else {_normalized(name) for name in allowed.split(",")}
     found: dict[str, PackagedType] = {}
     for entry_point in installed():
-        package = entry_point.dist.name if entry_point.dist is not None else "-"
+        package = _package(entry_point)
         version = entry_point.dist.version if entry_point.dist is not None else ""
         problem = _problem(entry_point.name)
         if names is not None and _normalized(package) not in names:
@@ -83,7 +81,7 @@ def packaged_types() -> dict[str, PackagedType]:
 @cache
 def installed() -> tuple[EntryPoint, ...]:
     """The entry points of the group, sorted by package. Looked for once in a process: it reads many small files."""
-    return tuple(sorted(entry_points(group=GROUP), key=_age))
+    return tuple(sorted(entry_points(group=GROUP), key=lambda each: (_normalized(_package(each)), each.value)))
 
 
 def _problem(name: str) -> str:
@@ -95,8 +93,8 @@ def _problem(name: str) -> str:
     return ""
 
 
-def _age(entry_point: EntryPoint) -> tuple[str, str]:
-    return (_normalized(entry_point.dist.name) if entry_point.dist is not None else "", entry_point.value)
+def _package(entry_point: EntryPoint) -> str:
+    return entry_point.dist.name if entry_point.dist is not None else "-"
 
 
 def _normalized(package: str) -> str:

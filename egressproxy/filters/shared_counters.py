@@ -122,9 +122,7 @@ class SharedCounters:
         return found
 
     def _let_go(self, entry: int) -> None:
-        """Nobody in this process has the table any more. Without the lock: whoever holds it may be interrupted by this,
-        and no other process writes the number.
-        """
+        """Nobody here has the table any more. No lock: this may interrupt who holds it, and no other process writes."""
         self._numbers[entry + _USERS + self._mine] -= 1
 
     @property

@@ -72,11 +72,10 @@ class TokenVerifier:
             raise CredentialRefused("this kind of token is no credential", f"typ {kind[:40]}")
         if "crit" in head or "b64" in head:
             raise CredentialRefused("the token asks for an extension that is not understood (crit)")
-        issuer = self._issuers.get(str(payload.get("iss")))
+        said = str(payload.get("iss"))
+        issuer = self._issuers.get(said)
         if issuer is None:
-            raise CredentialRefused(
-                "the issuer of the token is not trusted here", f"iss {str(payload.get('iss'))[:200]}"
-            )
+            raise CredentialRefused("the issuer of the token is not trusted here", f"iss {said[:200]}")
         known = keys.get(issuer.issuer)
         candidates = known.candidates(kid, algorithm) if known is not None else []
         if not candidates:
@@ -160,9 +159,7 @@ def _mapped(claims: dict[str, Any], claim: str, form: re.Pattern[str]) -> str:
 
 
 def _texts(claims: dict[str, Any], claim: str) -> list[str]:
-    """What a claim says, as texts: one, or each of a list. Raises CredentialRefused where that is too much: to leave
-    some out could lift what a policy denies to a group.
-    """
+    """What a claim says, as texts. Raises CredentialRefused for too much: to leave some out could lift a denial."""
     value = claims.get(claim) if claim else None
     if value is None:
         return []

@@ -1,7 +1,4 @@
-"""What an audit record tells of one body: bytes, SHA-256, the content without secrets; models, tools and tokens.
-
-A body is looked at while it flows; nothing is held back. Bounds: MAX_JSON bytes are kept of one that is JSON.
-"""
+"""What an audit record tells of a body, as it flows: bytes, SHA-256, content without secrets; models, tools, tokens."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ from egressproxy.filters.cache.keys import (
 )
 from egressproxy.filters.cache.semantic import Embedder, MeaningIndex, SemanticConfig, Vector, question_of
 from egressproxy.filters.cache.store import AnswerStore, StoredAnswer
-from egressproxy.filters.settings import CalledBackendRef, FieldName, FilterConfig, Within
+from egressproxy.filters.settings import FieldName, FilterConfig, Within
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.admin_requests import CachePurge
 from egressproxy.model.exchange import Exchange
@@ -393,7 +393,6 @@ class Cache(Filter):
         assert pending.head is not None
         if pending.purges != self._store.purges:
             return  # it may be as old as what was purged
-        status, phrase, fields = pending.head
         now = self.now()
         heads = _heads(pending, x)
         age_s = max(_seconds((said.get(b"age") or b"").decode("latin-1")) for said in heads)
@@ -404,20 +403,8 @@ class Cache(Filter):
         names = b",".join(line for said in heads for line in said.get_all(b"vary")).lower().split(b",")
         vary = tuple(sorted({name.strip() for name in names} - {b"", b"accept-encoding"}))  # kept without coding
         identity = f"{x.identity.namespace}/{x.identity.service_account}"
-        answer = StoredAnswer(
-            status,
-            phrase,
-            fields,
-            body,
-            now,
-            now + lifetime,
-            age_s,
-            usage,
-            self._place,
-            x.route,
-            pending.target,
-            identity,
-        )
+        age = now, now + lifetime, age_s
+        answer = StoredAnswer(*pending.head, body, *age, usage, self._place, x.route, pending.target, identity)
         key = _variant(pending, vary)
         evicted = self._store.put(pending.base, vary, key, answer)
         if pending.vector is not None and not vary:
@@ -450,16 +437,14 @@ def _seconds(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
 
 
-def _backend_refs(config: CacheConfig) -> tuple[tuple[str, CalledBackendRef], ...]:
-    return (("semantic.backendRef", config.semantic.backend_ref),) if config.semantic is not None else ()
-
-
 CACHE = FilterType(
     name="egressproxy.io/Cache:v1",
     phases=frozenset((Phase.REQUEST_HEADERS,)),
     config_model=CacheConfig,
     build=Cache,
-    backend_refs=_backend_refs,
+    backend_refs=lambda config: (
+        () if config.semantic is None else (("semantic.backendRef", config.semantic.backend_ref),)
+    ),
     also=frozenset((Phase.REQUEST_BODY, Phase.BACKEND_RESPONSE, Phase.RESPONSE_HEADERS, Phase.RESPONSE_BODY)),
     summary="Gives the same client the same answer again, streams included.",
 )

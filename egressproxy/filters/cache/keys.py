@@ -26,8 +26,7 @@ _STATEFUL: Final = ("background", "conversation", "previous_response_id")
 
 def is_known(x: Exchange, fields: Fields) -> bool:
     """Whether anything tells this client, who has sent these fields, from others."""
-    identity = x.identity
-    return is_named(identity) or CREDENTIALS.search(fields.block) is not None
+    return is_named(x.identity) or CREDENTIALS.search(fields.block) is not None
 
 
 def is_named(identity: CallerIdentity) -> bool:

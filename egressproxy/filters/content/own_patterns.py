@@ -27,9 +27,7 @@ _ASSERTIONS: Final = frozenset(("^", "$", r"\b", r"\B", r"\A", r"\z"))
 
 
 def check_names(names: Iterable[str], others: Iterable[str]) -> None:
-    """Raises FieldFault (at `deny[N].name`) for the name of a rule that another one has, whatever the case of its
-    letters. `others`: the names of the filter's own rules.
-    """
+    """Raises FieldFault (at `deny[N].name`) for a name that another rule, or one of `others`, has in any case."""
     taken = {name.casefold(): name for name in others}
     for index, name in enumerate(names):
         other = taken.get(name.casefold())

@@ -208,10 +208,6 @@ class SpanStream:
             places = [Span(index[s - before], index[e - before], entity, 0) for s, e, entity, _ in found if s < end]
         return text[:cut], places
 
-    @property
-    def held(self) -> int:
-        return len(self._held)
-
 
 class TextStream(SpanStream):
     """A TextFunction: what is fed goes out with every span replaced."""

@@ -138,10 +138,7 @@ class AwsInjector(BoundCredential):
         return BodyMode.STREAM if said in _IN_CHUNKS and x.backend != "-" else None
 
     def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes | Awaitable[bytes]:
-        """Signs chunks anew. A body that is whole already comes before `backend_request`, one that flows behind it.
-
-        Raises Denied(FILTER_REJECTED, 403) for what is no such body.
-        """
+        """Signs chunks anew. Raises Denied (403). Whole bodies come before `backend_request`, others behind it."""
         chunks = (x.notes or {}).get(self._body)
         if isinstance(chunks, ChunkSigner):
             return self._fed(chunks, data, last)

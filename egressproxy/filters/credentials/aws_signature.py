@@ -89,18 +89,16 @@ def _encoded(text: bytes) -> bytes:
     return quote(unquote_to_bytes(text), safe=_UNRESERVED).encode()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class SigV4:
     """Signs with one access key for one scope. The key that is derived for a day is kept for that day."""
 
-    __slots__ = ("_day", "_key", "_keys", "_scope")
-
     algorithm = V4
 
-    def __init__(self, keys: AwsKeys, scope: Scope) -> None:
-        self._keys = keys
-        self._scope = scope
-        self._day = b""
-        self._key = b""
+    _keys: AwsKeys
+    _scope: Scope
+    _day: bytes = b""
+    _key: bytes = b""
 
     def authorization(
         self, method: bytes, target: bytes, fields: Iterable[tuple[bytes, bytes]], payload: bytes, time: bytes
@@ -128,10 +126,7 @@ class SigV4:
 
 
 class SigV4A(SigV4):
-    """Signs with a key pair that is derived from one access key. `region` of the scope is a set: `*`, `eu-*,us-east-1`.
-
-    X-Amz-Region-Set has to be among the fields that are signed.
-    """
+    """Signs with a key pair of one access key. `region`: a set (`eu-*,us-east-1`). Needs X-Amz-Region-Set signed."""
 
     __slots__ = ("_private_key",)
 

@@ -175,9 +175,7 @@ def _static(config: CredentialInjectorConfig, context: FilterContext) -> tuple[s
 
 
 def _fetch(config: CredentialInjectorConfig, context: FilterContext) -> Callable[[], Awaitable[Fetched]] | None:
-    """What fetches a value that changes while the filter lives; None for one that does not. Raises UnusableReference,
-    and ValueError for a path of a file that must not be read.
-    """
+    """What fetches a value that changes; None for one that does not. Raises UnusableReference, ValueError."""
     # Here, since few filters have such a source.
     if config.file or config.command is not None:
         from egressproxy.filters.credentials import local_sources

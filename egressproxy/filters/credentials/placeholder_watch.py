@@ -52,9 +52,7 @@ class PlaceholderWatch(Filter):
 
 
 class BodyWatch(Filter):
-    """Ends requests that have a placeholder, of whichever backend, in the first `limit` bytes of their body; of one in
-    a content coding that can be undone, in those of its content. Others pass.
-    """
+    """Ends requests with a placeholder in the first `limit` bytes of their body, decoded if it can be. Others pass."""
 
     only_reads = True
     decodes = True

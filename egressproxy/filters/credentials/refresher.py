@@ -40,10 +40,7 @@ class FetchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A value as its source gave it, and how long it is valid from now, in seconds (infinite: until it is replaced).
-
-    `refresh_s`: when to fetch the next one; 0: before the life ends.
-    """
+    """A value, for how long it is valid (seconds; infinite: until replaced), and when to fetch again (0: before)."""
 
     value: object = field(repr=False)
     life_s: float = math.inf

@@ -20,7 +20,7 @@ from egressproxy.filters.base import REQUEST_HEADS, Filter, FilterContext, Filte
 from egressproxy.filters.limits.qos_config import QoSControllerConfig
 from egressproxy.filters.limits.rules import NEEDS_BODY
 from egressproxy.filters.limits.windows import SECONDS, TokenBucket, span_text
-from egressproxy.filters.settings import CalledBackendRef, FilterConfig, SecretRef, Within
+from egressproxy.filters.settings import FilterConfig, Within
 from egressproxy.filters.shared_counters import Row
 from egressproxy.model.exchange import Exchange
 
@@ -239,22 +239,16 @@ def quota(context: FilterContext) -> Filter:
     return SettledQuota(context) if types - {"Requests"} else Quota(context)
 
 
-def _secrets(config: QoSControllerConfig) -> tuple[SecretRef, ...]:
-    return () if config.store is None or config.store.secret_ref is None else (config.store.secret_ref,)
-
-
-def _backends(config: QoSControllerConfig) -> tuple[tuple[str, CalledBackendRef], ...]:
-    return () if config.store is None else (("store.backendRef", config.store.backend_ref),)
-
-
 QOS_CONTROLLER = FilterType(
     name="egressproxy.io/QoSController:v1",
     phases=REQUEST_HEADS,
     config_model=QoSControllerConfig,
     build=_build,
     also=frozenset((Phase.REQUEST_BODY, Phase.BACKEND_RESPONSE, Phase.RESPONSE_HEADERS, Phase.RESPONSE_BODY)),
-    secret_refs=_secrets,
-    backend_refs=_backends,
+    secret_refs=lambda config: (
+        (ref,) if config.store is not None and (ref := config.store.secret_ref) is not None else ()
+    ),
+    backend_refs=lambda config: () if config.store is None else (("store.backendRef", config.store.backend_ref),),
     is_shared=True,
     summary="Limits requests, bytes, tokens, money and concurrency, per identity, model and more; others get 429.",
 )
