@@ -39,7 +39,7 @@ class ServedGateways:
                     self._by_listener[gateway, listener.name] = _port(port, [listener])
 
     def port_for(self, gateway: bytes, listener: bytes) -> Port:
-        """The listeners for these fields of a call (b"": none). Raises GatewayFault (500) if they name no one port."""
+        """The listeners for these fields of a call (b"": none). Raises GatewayFault (500) if no one port has them."""
         name, section = gateway.decode("latin-1"), listener.decode("latin-1")
         if not name:
             if len(self._by_gateway) != 1:

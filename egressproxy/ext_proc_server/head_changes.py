@@ -23,7 +23,7 @@ _OF_THE_HOP = frozenset(
 
 
 def changes_of(before: bytes, after: Fields) -> tuple[FieldChange, ...]:
-    """The changes from block `before` to `after`, removals first. The order of names means nothing (RFC 9110, 5.3)."""
+    """The changes from `before`, a block, to `after`, removals first; names have no order (RFC 9110 section 5.3)."""
     if before == after.block:
         return ()
     old, new = _that_differ(before, after.block)

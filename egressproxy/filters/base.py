@@ -132,7 +132,7 @@ class LimitState(NamedTuple):
     is_whole: bool = True
 
     def told(self) -> dict[str, Any]:
-        """For JSON, as people count: a part of a request is not left; after `resetSeconds` all of it is."""
+        """For JSON, as people count: a part of a request is none; after `resetSeconds` the whole limit is left."""
         # What is left of a bucket is a sum of seconds: 4.9999999 is 5.
         is_whole = self.is_whole or self.left == int(self.left)
         left = floor(self.left + 1e-6) if is_whole else round(self.left, 4)
@@ -266,7 +266,9 @@ class Filter:
         return self
 
     def in_service(self) -> None:
-        """A configuration with this filter, at the places of `at_place`, is in service. Must not raise or wait."""
+        """A configuration that has this filter is in service, and its places are those for which `at_place` was asked
+        since it was last. Must not raise or wait.
+        """
 
     def forecast(self, x: Exchange) -> None:
         """For `egressproxy explain`: raises what would refuse each request to `x.backend`. Must not change or count."""

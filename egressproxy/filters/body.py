@@ -22,7 +22,7 @@ from egressproxy.model.exchange import Exchange
 
 @dataclass(slots=True, eq=False)
 class _StepState:
-    """One step of one body. `is_off`: it failed open. `has_changed`: it changed something, and no longer can."""
+    """One step of one body. `is_off`: it failed open, which it cannot once its output `has_changed` the body."""
 
     step: Step
     buffer: bytearray | None

@@ -56,7 +56,7 @@ def made_line(chain: str, before: Link, values: Mapping[str, Any], key: SecretBy
 
 
 def read_line(line: bytes, key: SecretBytes | None) -> tuple[dict[str, Any], str]:
-    """What a line says, and its hash; that of an HMAC is compared with a `key` alone. Raises BadLine, with the why."""
+    """What a line says, and its hash; that of an HMAC is compared with a `key` alone. Raises BadLine, with a reason."""
     found = _LINE.fullmatch(line)
     if found is None:
         raise BadLine("the line is no record")
