@@ -1,7 +1,4 @@
-"""StreamingCall: a call of gRPC as its server sees it, on a stream of a client's HTTP/2 connection.
-
-Source: grpc.io, gRPC over HTTP2.
-"""
+"""StreamingCall: a call of gRPC as its server sees it, on a stream of HTTP/2. Source: grpc.io, gRPC over HTTP2."""
 
 from __future__ import annotations
 
@@ -33,10 +30,7 @@ class MalformedCall(Exception):
 
 
 class StreamingCall:
-    """Takes the messages of one call, and sends others. Used on the stream's driver.
-
-    `has_begun`: a message was sent; `is_ended`: the call has ended on our side.
-    """
+    """Takes and sends messages, on the driver of the stream. `has_begun`: one was sent; `is_ended`: on our side."""
 
     __slots__ = ("_fault", "_has_end", "_reader", "_stream", "_waiting", "has_begun", "is_ended")
 

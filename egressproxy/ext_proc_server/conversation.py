@@ -1,10 +1,9 @@
-"""EnvoyConversation: what both directions of an exchange share: the exchange and what it holds, the filters that run in
-its phases, and what Envoy is told.
-"""
+"""EnvoyConversation: what both directions of an exchange share: what it holds, its filters, what Envoy is told."""
 
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass, field
 
 from egressproxy.errors import GatewayError, Reason
 from egressproxy.ext_proc_server.call import StreamingCall
@@ -36,46 +35,41 @@ from egressproxy.protocols.grpc.statuses import is_grpc
 log = logging.getLogger(__name__)
 
 _DEFAULT, _SEND = HeaderSendMode.DEFAULT, HeaderSendMode.SEND
+_UNKNOWN = ProcessingMode()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class EnvoyConversation:
     """Used on the driver of the call's stream.
 
     Attributes:
-        accounting: of the gateway.
         peer: address and port of the Envoy.
+        begun: the exchange, None as long as its head has not come.
         resources: what the exchange holds.
         configured: how Envoy sends bodies as long as nothing else is asked for.
         mode: what it sends from now on.
         has_ended: Envoy has a response of ours; what it sends behind that is of no interest.
     """
 
-    __slots__ = ("_call", "_x", "accounting", "configured", "has_ended", "mode", "peer", "resources")
-
-    def __init__(self, call: StreamingCall, accounting: Accounting, peer: str) -> None:
-        self._call = call
-        self._x: Exchange | None = None
-        self.accounting = accounting
-        self.peer = peer
-        self.resources = HeldResources()
-        self.configured = self.mode = ProcessingMode()
-        self.has_ended = False
+    call: StreamingCall
+    accounting: Accounting
+    peer: str
+    begun: Exchange | None = None
+    resources: HeldResources = field(default_factory=HeldResources)
+    configured: ProcessingMode = _UNKNOWN
+    mode: ProcessingMode = _UNKNOWN
+    has_ended: bool = False
 
     # --- the exchange ----------------------------------------------------------------------------------------------
     def begin(self, x: Exchange, configured: ProcessingMode) -> None:
-        self._x = x
+        self.begun = x
         self.configured = self.mode = configured
 
     @property
     def x(self) -> Exchange:
         """The exchange. Asked for once it has begun."""
-        assert self._x is not None, "its head has come"
-        return self._x
-
-    @property
-    def begun(self) -> Exchange | None:
-        """The exchange, None as long as its head has not come."""
-        return self._x
+        assert self.begun is not None, "its head has come"
+        return self.begun
 
     @property
     def chain(self) -> Chain:
@@ -87,13 +81,13 @@ class EnvoyConversation:
     @property
     def is_call(self) -> bool:
         """Whether the client has called a method of gRPC."""
-        x = self._x
+        x = self.begun
         return x is not None and x.has_request and is_grpc(x.request.fields.get(b"content-type"))
 
     def blame(self, error: GatewayError) -> None:
         """The exchange has failed with this error."""
-        if self._x is not None:
-            self.accounting.blame(self._x, self.resources, error)
+        if self.begun is not None:
+            self.accounting.blame(self.begun, self.resources, error)
         else:
             remedy = error.remedy and f": {error.remedy}"
             log.warning("a call of %s is refused: %s%s", self.peer, error.message, remedy)
@@ -101,21 +95,13 @@ class EnvoyConversation:
     # --- filters ---------------------------------------------------------------------------------------------------
     async def is_answered(self, steps: Steps | None) -> bool:
         """Run a phase. True if one of its filters has answered, and Envoy is told that."""
-        if steps is None:
-            return False
-        outcome = run(steps, self.x)
-        if outcome is None:
+        outcome = run(steps, self.x) if steps is not None else None
+        if steps is None or outcome is None:
             return False
         answer = await answer_of(outcome, steps, self.x, self.resources)
-        if answer is None:
-            return False
-        self.send_immediate(answer)
-        return True
-
-    async def fed(self, chain: BodyChain, data: bytes, *, is_last: bool) -> bytes:
-        """What the filters make of a piece of a body. Raises as BodyChain.feed."""
-        outcome = chain.feed(self.x, data, is_last)
-        return outcome if isinstance(outcome, bytes) else await outcome
+        if answer is not None:
+            self.send_immediate(answer)
+        return answer is not None
 
     async def shown(self, chain: BodyChain, block: bytes) -> bytes:
         """What goes on of these trailers behind the filters. Raises as BodyChain.run_trailers."""
@@ -124,11 +110,7 @@ class EnvoyConversation:
 
     # --- what Envoy is told ----------------------------------------------------------------------------------------
     def need(self, mode: BodySendMode) -> None:
-        """Filters need a body that Envoy sends in this mode as long as nothing else is asked for.
-
-        Raises EnvoyMisconfigured for NONE: an Envoy that ignores what is asked for would let it pass unseen, and only
-        this mode is told beforehand.
-        """
+        """Raises EnvoyMisconfigured for NONE: an Envoy that ignores overrides would let a body pass unseen."""
         if mode is BodySendMode.NONE:
             raise EnvoyMisconfigured("a filter needs a body that Envoy would let pass if it ignored overrides")
 
@@ -142,7 +124,7 @@ class EnvoyConversation:
     ) -> ProcessingMode | None:
         """What is to be sent from now on, None: as before. Returns None where all of it is so already."""
         before = self.mode
-        wanted = ProcessingMode(
+        self.mode = ProcessingMode(
             _DEFAULT,
             _SEND,
             before.request_body_mode if request_body is None else request_body,
@@ -150,10 +132,7 @@ class EnvoyConversation:
             before.request_trailer_mode if request_trailers is None else request_trailers,
             before.response_trailer_mode if response_trailers is None else response_trailers,
         )
-        if wanted == before:
-            return None
-        self.mode = wanted
-        return wanted
+        return None if self.mode == before else self.mode
 
     def send(
         self,
@@ -166,11 +145,11 @@ class EnvoyConversation:
     ) -> None:
         """Answer this part: what changes of its fields, its body (None: nothing), what is to be sent from now on."""
         response = ProcessingResponse(part, headers=changes, body=body, streamed=streamed, mode_override=mode)
-        self._call.send(response_bytes(response))
+        self.call.send(response_bytes(response))
 
     def send_immediate(self, answer: LocalResponse) -> None:
         """The response that the client gets instead; nothing follows it."""
-        x = self._x
+        x = self.begun
         if x is not None:
             answer = answer_of_call(answer, x.reason) if self.is_call else answer
             x.status = answer.status
@@ -178,7 +157,7 @@ class EnvoyConversation:
         immediate = immediate_response(answer, x.reason if x is not None else Reason.OK, is_call=self.is_call)
         if x is not None and immediate.grpc_status is not None:
             x.grpc_status = immediate.grpc_status
-        self._call.send(response_bytes(ProcessingResponse(immediate=immediate)))
+        self.call.send(response_bytes(ProcessingResponse(immediate=immediate)))
         self.has_ended = True
 
 

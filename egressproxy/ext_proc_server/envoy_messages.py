@@ -37,10 +37,7 @@ _REMEDY = (
 
 
 def read_request(message: ProcessingRequest, limits: HeadLimits) -> tuple[RequestHead, tuple[FieldChange, ...]]:
-    """The head of a request, and what Envoy has to remove of it that nobody may pass on.
-
-    Raises BadRequest, LimitExceeded.
-    """
+    """The head of a request, and what Envoy has to remove: nobody may pass it on. Raises BadRequest, LimitExceeded."""
     fields: FieldList = [field for field in message.fields if field[0] not in _CONNECTION]
     try:
         head = RequestFieldsReader(limits, is_forward=True).read(fields, has_ended=message.end_of_stream)
@@ -54,10 +51,7 @@ def read_request(message: ProcessingRequest, limits: HeadLimits) -> tuple[Reques
 
 
 def configured_mode(protocol: ProtocolConfiguration | None) -> ProcessingMode:
-    """What Envoy sends as long as nothing else is asked for.
-
-    Raises EnvoyMisconfigured where it sends bodies in a way that cannot be changed.
-    """
+    """What Envoy sends unless it is asked. Raises EnvoyMisconfigured for bodies in a mode that cannot be changed."""
     if protocol is None:  # before Envoy 1.33: nobody knows
         return ProcessingMode()
     modes = {protocol.request_body_mode, protocol.response_body_mode}

@@ -12,9 +12,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 
 from egressproxy.errors import BadRequest, ClientGone, GatewayError, GatewayFault, Reason
-from egressproxy.ext_proc_server.call import MalformedCall, StreamingCall
+from egressproxy.ext_proc_server.call import MalformedCall
 from egressproxy.ext_proc_server.conversation import EnvoyConversation
 from egressproxy.ext_proc_server.envoy_messages import EnvoyMisconfigured
 from egressproxy.ext_proc_server.gateways import ServedGateways
@@ -22,7 +23,6 @@ from egressproxy.ext_proc_server.request_side import RequestSide
 from egressproxy.ext_proc_server.response_side import ResponseSide
 from egressproxy.filters.filter_step import FilterAnswered
 from egressproxy.gateway.ai.provider_errors import provider_call
-from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.error_responses import answer_for, error_of_call
 from egressproxy.gateway.exchange.phases import dressed
 from egressproxy.model.grpc_status import GrpcStatus
@@ -33,36 +33,19 @@ from egressproxy.protocols.ext_proc.wire import read_request
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ProcessedExchange:
     """The life of one exchange. `serve` runs on the driver of the call's stream."""
 
-    __slots__ = (
-        "_call",
-        "_conversation",
-        "_gateways",
-        "_note_misconfigured",
-        "_request",
-        "_response",
-        "_trust_domains",
-    )
+    _conversation: EnvoyConversation
+    _gateways: ServedGateways
+    _trust_domains: Sequence[str]  # of SPIFFE ids that Envoy's attributes tell
+    #: Called with the address of the Envoy where that is not configured as filters need it.
+    _note_misconfigured: Callable[[EnvoyMisconfigured, str], None]
+    _request: RequestSide = field(init=False)
+    _response: ResponseSide = field(init=False)
 
-    def __init__(
-        self,
-        call: StreamingCall,
-        gateways: ServedGateways,
-        accounting: Accounting,
-        peer: str,
-        trust_domains: Sequence[str],
-        note_misconfigured: Callable[[EnvoyMisconfigured, str], None],
-    ) -> None:
-        """`peer`: the address and port of the Envoy. `trust_domains`: those of SPIFFE ids that its attributes tell.
-        `note_misconfigured` is called with `peer` where Envoy is not configured as filters need it.
-        """
-        self._call = call
-        self._gateways = gateways
-        self._trust_domains = trust_domains
-        self._note_misconfigured = note_misconfigured
-        self._conversation = EnvoyConversation(call, accounting, peer)
+    def __post_init__(self) -> None:
         self._request = RequestSide(self._conversation)
         self._response = ResponseSide(self._conversation)
 
@@ -88,7 +71,8 @@ class ProcessedExchange:
             self._complete()
 
     async def _converse(self, gateway: bytes, listener: bytes) -> None:
-        first = await self._call.next()
+        call = self._conversation.call
+        first = await call.next()
         if first is None:
             return
         message = read_request(first)
@@ -97,7 +81,7 @@ class ProcessedExchange:
         port = self._gateways.port_for(gateway, listener)
         await self._request.take_head(message, port, self._trust_domains)
         while not self._is_over:
-            data = await self._call.next()
+            data = await call.next()
             if data is None:
                 if not self._has_answered_head:
                     raise ClientGone
@@ -154,7 +138,7 @@ class ProcessedExchange:
         log.warning("the call of %s is ended with %s: %s", conversation.peer, status.name, text)
         if conversation.begun is not None and not conversation.begun.status:
             conversation.blame(BadRequest(Reason.BAD_FRAMING, text))
-        self._call.end(status, text)
+        conversation.call.end(status, text)
 
     def _complete(self) -> None:
         """Always, once: filters, metrics, log."""
@@ -164,4 +148,4 @@ class ProcessedExchange:
                 conversation.accounting.account(conversation.begun, conversation.resources)
         finally:
             conversation.resources.reset()
-            self._call.end()
+            conversation.call.end()

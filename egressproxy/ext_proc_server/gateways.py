@@ -39,10 +39,7 @@ class ServedGateways:
                     self._by_listener[gateway, listener.name] = _port(port, [listener])
 
     def port_for(self, gateway: bytes, listener: bytes) -> Port:
-        """The listeners that serve a call with these fields, b"" for one that it does not have.
-
-        Raises GatewayFault (500) where they name none, or too little where there are several.
-        """
+        """The listeners for these fields of a call (b"": none). Raises GatewayFault (500) if no one port has them."""
         name, section = gateway.decode("latin-1"), listener.decode("latin-1")
         if not name:
             if len(self._by_gateway) != 1:
@@ -73,9 +70,7 @@ class ServedGateways:
 
 
 def unservable(snapshot: Snapshot) -> list[str]:
-    """What the rules of this snapshot ask for that only a gateway can do which connects to the backend itself; one
-    sentence each.
-    """
+    """What these rules ask for that only a gateway can do which connects to the backend itself; a sentence each."""
     found: dict[str, None] = {}
     for port in snapshot.ports.values():
         for listener in port.listeners:

@@ -23,10 +23,7 @@ _OF_THE_HOP = frozenset(
 
 
 def changes_of(before: bytes, after: Fields) -> tuple[FieldChange, ...]:
-    """The changes that make of the field block `before` the fields `after`; those that remove come first.
-
-    The order of lines with different names is not kept: it means nothing (RFC 9110 section 5.3).
-    """
+    """The changes from `before`, a block, to `after`, removals first; names have no order (RFC 9110 section 5.3)."""
     if before == after.block:
         return ()
     old, new = _that_differ(before, after.block)
@@ -38,9 +35,7 @@ def changes_of(before: bytes, after: Fields) -> tuple[FieldChange, ...]:
 
 
 def dropped_fields(received: FieldList, kept: Fields) -> tuple[FieldChange, ...]:
-    """Removes those fields of a request that the codec lets nobody pass on: what claims a client's identity, what is
-    for a proxy alone, and spellings that origins take for such a field.
-    """
+    """Removes what the codec lets nobody pass on: claims of identity, what is for a proxy, other spellings of these."""
     if len(received) == len(kept):
         return ()
     names = {name for name, _ in received if name[:1] != b":"}

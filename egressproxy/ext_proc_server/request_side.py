@@ -1,10 +1,9 @@
-"""RequestSide: the request of an exchange that Envoy carries: its head, body and trailers pass the filters of its rule
-and of the rule's backend.
-"""
+"""RequestSide: a request that Envoy carries: head, body and trailers pass the filters of its rule and backend."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from egressproxy.errors import GatewayFault, LimitExceeded, Reason
 from egressproxy.ext_proc_server.conversation import EnvoyConversation, begun
@@ -30,45 +29,23 @@ _NONE, _STREAMED, _BUFFERED = BodySendMode.NONE, BodySendMode.STREAMED, BodySend
 _SEND, _SKIP = HeaderSendMode.SEND, HeaderSendMode.SKIP
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class RequestSide:
-    """Attributes:
-    wants_whole: the next message holds the whole body, and the head has not gone.
-    is_over: nothing more of the request comes.
-    """
-
-    __slots__ = (
-        "_block",
-        "_body",
-        "_conversation",
-        "_dropped",
-        "_has_body_ended",
-        "_leg",
-        "_received",
-        "_rewritten",
-        "_sent_body",
-        "_whole_limit",
-        "is_over",
-        "wants_whole",
-    )
-
-    def __init__(self, conversation: EnvoyConversation) -> None:
-        self._conversation = conversation
-        self._block = b""  # of the head, as Envoy has it
-        self._dropped: tuple[FieldChange, ...] = ()
-        self._rewritten = b""
-        self._whole_limit = -1  # of a body that filters of the backend need whole; -1: none does
-        self._received = 0  # bytes of the body
-        self._sent_body = b""  # all of it, as the backend gets it
-        self._body: BodyChain | None = None
-        self._leg: BodyChain | None = None  # the filters of the backend
-        self._has_body_ended = False  # filters have got its end
-        self.wants_whole = False
-        self.is_over = False
+    _conversation: EnvoyConversation
+    _block: bytes = b""  # of the head, as Envoy has it
+    _dropped: tuple[FieldChange, ...] = ()
+    _rewritten: bytes = b""
+    _whole_limit: int = -1  # of a body that filters of the backend need whole; -1: none does
+    _received: int = 0  # bytes of the body
+    _sent_body: bytes = b""  # all of it, as the backend gets it
+    _body: BodyChain | None = None
+    _leg: BodyChain | None = None  # the filters of the backend
+    _has_body_ended: bool = False  # filters have got its end
+    wants_whole: bool = False  # the next message holds the whole body, and the head has not gone
+    is_over: bool = False  # nothing more of the request comes
 
     async def take_head(self, message: ProcessingRequest, port: Port, trust_domains: Sequence[str]) -> None:
-        """Find the rule, run the filters of the head, and ask for what they need. `trust_domains`: those of SPIFFE ids
-        that Envoy's attributes tell. Raises what refuses the request.
-        """
+        """Find the rule, run the filters of the head, and ask for what they need. Raises what refuses the request."""
         conversation = self._conversation
         accounting, resources = conversation.accounting, conversation.resources
         client, identity = client_of_envoy(message, trust_domains)
@@ -152,9 +129,9 @@ class RequestSide:
             return
         is_last = message.end_of_stream
         if body is not None:
-            data = await conversation.fed(body, data, is_last=is_last)
+            data = await body.feed_to_end(x, data, is_last)
         if self._leg is not None:
-            data = await conversation.fed(self._leg, data, is_last=is_last)
+            data = await self._leg.feed_to_end(x, data, is_last)
         self.is_over = self._has_body_ended = is_last
         conversation.send(MessagePart.REQUEST_BODY, body=data if data != message.body else None)
 
@@ -164,7 +141,7 @@ class RequestSide:
             raise EnvoyMisconfigured("Envoy has sent a piece of the request's body to a filter that needs all of it")
         data = message.body
         if self._body is not None:
-            data = await conversation.fed(self._body, data, is_last=True)
+            data = await self._body.feed_to_end(x, data, True)
         self.wants_whole = False
         self._has_body_ended = True
         x.request.body = len(data)
@@ -191,7 +168,7 @@ class RequestSide:
                 continue
             if not self._has_body_ended:
                 body.expect_trailers(x, block)
-                left = await conversation.fed(body, left, is_last=True)
+                left = await body.feed_to_end(x, left, True)
             if block:
                 block = await conversation.shown(body, block)
         if left:
@@ -225,9 +202,7 @@ class RequestSide:
             resources.route = narrowed(resources.route, x)
 
     async def _choose_backend(self, body: bytes = b"") -> bool:
-        """Run what belongs to the backend of the rule; `body` is the whole of it, where filters need that. False if a
-        filter has answered.
-        """
+        """Run what belongs to the backend; `body`: the whole, where filters need that. False: a filter has answered."""
         conversation, x = self._conversation, self._conversation.x
         resources, route = conversation.resources, conversation.resources.route
         assert route is not None
@@ -250,7 +225,7 @@ class RequestSide:
             conversation.need(conversation.configured.response_body_mode)
         if body:  # that of a Backend's own leg, which flows, begins when the head has gone
             self._leg = begun(chain.leg_request_body, x, -1)
-            body = body if self._leg is None else await conversation.fed(self._leg, body, is_last=True)
+            body = body if self._leg is None else await self._leg.feed_to_end(x, body, True)
         self._sent_body = body
         if chain.needs_body >= 0:
             x.keep(SENT_BODY, body)

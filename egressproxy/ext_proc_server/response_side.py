@@ -1,8 +1,8 @@
-"""ResponseSide: the response of an exchange that Envoy carries: its head, body and trailers pass the filters of the
-backend and of the rule.
-"""
+"""ResponseSide: a response that Envoy carries: head, body and trailers pass the filters of backend and rule."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from egressproxy.errors import ClientGone, GatewayError
 from egressproxy.ext_proc_server.conversation import EnvoyConversation, begun
@@ -28,37 +28,20 @@ _DUPLEX = BodySendMode.FULL_DUPLEX_STREAMED
 _SEND, _SKIP = HeaderSendMode.SEND, HeaderSendMode.SKIP
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class ResponseSide:
-    """`is_over`: nothing more of the response comes."""
-
-    __slots__ = (
-        "_block",
-        "_body",
-        "_conversation",
-        "_has_body_ended",
-        "_is_cut",
-        "_is_duplex",
-        "_tail",
-        "_wants_whole",
-        "is_over",
-    )
-
-    def __init__(self, conversation: EnvoyConversation) -> None:
-        self._conversation = conversation
-        self._block = b""  # of the head, as Envoy has it
-        self._body: BodyChain | None = None
-        self._wants_whole = False  # the next message holds the whole body, and the head has not gone
-        self._is_duplex = False
-        self._has_body_ended = False  # filters have got its end
-        self._tail = b""  # the end of what was sent of the body
-        self._is_cut = False  # nothing more of the body is sent
-        self.is_over = False
+    _conversation: EnvoyConversation
+    _block: bytes = b""  # of the head, as Envoy has it
+    _body: BodyChain | None = None
+    _wants_whole: bool = False  # the next message holds the whole body, and the head has not gone
+    _is_duplex: bool = False
+    _has_body_ended: bool = False  # filters have got its end
+    _tail: bytes = b""  # the end of what was sent of the body
+    _is_cut: bool = False  # nothing more of the body is sent
+    is_over: bool = False  # nothing more of the response comes
 
     async def take_head(self, message: ProcessingRequest) -> None:
-        """Run the filters of the head, and ask for the body and trailers if they are filtered.
-
-        Raises what a filter refuses with.
-        """
+        """Run the filters of the head, and ask for the parts that are filtered. Raises what a filter refuses with."""
         conversation, x = self._conversation, self._conversation.x
         chain = conversation.chain
         response = x.response = read_response(message, x.request.method)
@@ -80,10 +63,8 @@ class ResponseSide:
         needs_body = body is not None and not body.is_empty
         self._has_body_ended = not needs_body
         self._is_duplex = needs_body and conversation.is_call
-        mode = conversation.override(
-            response_body=_DUPLEX if self._is_duplex else _STREAMED if needs_body else _NONE,
-            response_trailers=trailers,
-        )
+        flowing = _DUPLEX if self._is_duplex else _STREAMED if needs_body else _NONE
+        mode = conversation.override(response_body=flowing, response_trailers=trailers)
         self.is_over = not needs_body and not wants_trailers
         conversation.send(MessagePart.RESPONSE_HEADERS, self._head_changes(changes), mode=mode)
         x.status = response.status
@@ -104,7 +85,7 @@ class ResponseSide:
             data = b""
         elif body is not None:
             try:
-                data = await conversation.fed(body, data, is_last=is_last)
+                data = await body.feed_to_end(x, data, is_last)
             except GatewayError as error:
                 data = self._last_event(error)
         self._tail = data[-4:] or self._tail
@@ -125,10 +106,7 @@ class ResponseSide:
         conversation.send(MessagePart.RESPONSE_BODY, changes, body=data if data != message.body else None)
 
     def _last_event(self, error: GatewayError) -> bytes:
-        """The event that ends a stream that has begun, in the shape of its provider: Envoy gets nothing behind it.
-
-        Raises the error again where there is none: Envoy breaks the response off.
-        """
+        """The event that ends a stream, in the shape of its provider. Raises the error again where there is none."""
         conversation, x = self._conversation, self._conversation.x
         route, body = conversation.resources.route, self._body
         event = b""
@@ -141,10 +119,7 @@ class ResponseSide:
         return event
 
     async def take_trailers(self, message: ProcessingRequest) -> None:
-        """What filters leave of the trailers goes on, and the status of a call of gRPC in any case.
-
-        Raises what a filter refuses with.
-        """
+        """What filters leave of the trailers goes on, and the status of a call. Raises what a filter refuses with."""
         conversation, x, body = self._conversation, self._conversation.x, self._body
         block = read_response_trailers(message)
         if conversation.is_call:
@@ -152,7 +127,7 @@ class ResponseSide:
         if body is not None:
             if not self._has_body_ended and not self._is_cut:
                 body.expect_trailers(x, block)
-                left = await conversation.fed(body, b"", is_last=True)
+                left = await body.feed_to_end(x, b"", True)
                 if left and not self._is_duplex:
                     message_text = "a filter of the response's body holds back what Envoy does not take behind trailers"
                     raise EnvoyMisconfigured(message_text)

@@ -16,6 +16,7 @@ from typing import Final
 
 from egressproxy.errors import GatewayError
 from egressproxy.ext_proc_server.call import MalformedCall, StreamingCall
+from egressproxy.ext_proc_server.conversation import EnvoyConversation
 from egressproxy.ext_proc_server.envoy_messages import EnvoyMisconfigured
 from egressproxy.ext_proc_server.exchange import ProcessedExchange
 from egressproxy.ext_proc_server.gateways import GATEWAY_FIELD, LISTENER_FIELD, ServedGateways
@@ -57,7 +58,6 @@ class FilterServer:
         self._gateway = gateway
         self._at = at
         self._tls = tls
-        self._trust_domains = at.trust_domains
         self._served: ServedGateways | None = None
         self._sock: socket.socket | None = None
         self._told: set[str] = set()
@@ -76,27 +76,23 @@ class FilterServer:
     async def drain(self, timeout_s: float) -> int:
         """Take no more calls; those under way have this time. Returns how many connections were cut."""
         self.is_draining = True
-        self._stop_listening()
+        sock, self._sock = self._sock, None
+        if sock is not None:
+            self._loop.remove_reader(sock.fileno())
+            sock.close()
         for connection in list(self._connections):
             connection.leave(gently=True)
         ends_at = monotonic() + timeout_s
         while self._connections and monotonic() < ends_at:  # noqa: ASYNC110 (as the gateway's drain)
             await asyncio.sleep(_DRAIN_POLL_S)
-        left = list(self._connections)
-        for connection in left:
-            connection.transport.abort()
+        left = len(self._connections)
+        self.hurry()
         await asyncio.sleep(0)
-        return len(left)
+        return left
 
     def hurry(self) -> None:
         for connection in list(self._connections):
             connection.transport.abort()
-
-    def _stop_listening(self) -> None:
-        sock, self._sock = self._sock, None
-        if sock is not None:
-            self._loop.remove_reader(sock.fileno())
-            sock.close()
 
     def _accept(self) -> None:
         for _ in range(_MAX_AT_ONCE):
@@ -158,9 +154,10 @@ class FilterServer:
                 call.end(GrpcStatus.INVALID_ARGUMENT, "this is a server of gRPC: content-type application/grpc")
             elif head.path == PROCESS:
                 call.listen()
-                fields, accounting = head.fields, self._gateway.conductor.accounting
+                fields = head.fields
+                conversation = EnvoyConversation(call, self._gateway.conductor.accounting, stream.client)
                 served = ProcessedExchange(
-                    call, self._gateways(), accounting, stream.client, self._trust_domains, self._note_misconfigured
+                    conversation, self._gateways(), self._at.trust_domains, self._note_misconfigured
                 )
                 await served.serve(fields.get(GATEWAY_FIELD) or b"", fields.get(LISTENER_FIELD) or b"")
             elif head.path == health.CHECK:

@@ -18,9 +18,11 @@ from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.exchange import Exchange
 
 #: Before what signs the request.
-_DECODABLE = ExtensionIR("content-coding", "egressproxy.io/ContentCoding:v1", Phase.BACKEND_REQUEST.value, -(10**9))
+DECODABLE: Final = ExtensionIR(
+    "content-coding", "egressproxy.io/ContentCoding:v1", Phase.BACKEND_REQUEST.value, -(10**9)
+)
 #: Before every filter of the client's head.
-_ORIGINAL = ExtensionIR("original-head", "egressproxy.io/OriginalHead:v1", Phase.REQUEST_HEADERS.value, -(10**9))
+ORIGINAL: Final = ExtensionIR("original-head", "egressproxy.io/OriginalHead:v1", Phase.REQUEST_HEADERS.value, -(10**9))
 
 _SPEC: Final = ExtensionIR("sent-credentials", "egressproxy.io/SentCredentials:v1", Phase.BACKEND_REQUEST.value)
 _HEAD: Final = "head before credentials"
@@ -28,17 +30,9 @@ _REQUESTS: Final = frozenset((Phase.BACKEND_REQUEST, Phase.REQUEST_BODY))
 _RESPONSES: Final = (Phase.BACKEND_RESPONSE, Phase.RESPONSE_HEADERS, Phase.RESPONSE_BODY)
 
 
-def decodable_answers() -> PlacedFilter:
-    """Where body filters of responses want content codings undone: it asks backends for codings that can be."""
-    return PlacedFilter(_DECODABLE, DecodableAnswers())
-
-
-def original_head() -> PlacedFilter:
-    """Before a filter that needs the head as the client has sent it: it keeps that."""
-    return PlacedFilter(_ORIGINAL, OriginalHead())
-
-
 class DecodableAnswers(Filter):
+    """Where body filters of responses want content codings undone: it asks backends for codings that can be."""
+
     runs_in = frozenset((Phase.BACKEND_REQUEST,))
 
     def backend_request(self, x: Exchange) -> None:
@@ -46,6 +40,8 @@ class DecodableAnswers(Filter):
 
 
 class OriginalHead(Filter):
+    """Before a filter that needs the head as the client has sent it: it keeps that."""
+
     runs_in = frozenset((Phase.REQUEST_HEADERS,))
 
     def request_headers(self, x: Exchange) -> None:

@@ -8,6 +8,7 @@ variants with trailing headers and without signatures.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Final
 
 AWS_CHUNKED: Final = b"aws-chunked"
@@ -21,18 +22,16 @@ class MalformedChunks(ValueError):
     """A body is not what aws-chunked says."""
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class AwsChunks:
     """Reads one body. `trailers` are the lines behind the last chunk, as far as they have come."""
 
-    __slots__ = ("_left", "_lines", "_rest", "_wants_end", "is_over", "trailers")
-
-    def __init__(self) -> None:
-        self._rest = b""  # of a line that is not whole yet
-        self._left = 0  # bytes of the chunk
-        self._wants_end = False  # of the line behind a chunk
-        self._lines = -1  # behind the last chunk; -1: that is still to come
-        self.is_over = False
-        self.trailers = b""
+    _rest: bytes = b""  # of a line that is not whole yet
+    _left: int = 0  # bytes of the chunk
+    _wants_end: bool = False  # of the line behind a chunk
+    _lines: int = -1  # behind the last chunk; -1: that is still to come
+    is_over: bool = False
+    trailers: bytes = b""
 
     def read(self, data: bytes) -> tuple[bytes, bytes]:
         """What the chunks hold that this piece brings, and what follows the end. Raises MalformedChunks."""

@@ -132,9 +132,7 @@ class LimitState(NamedTuple):
     is_whole: bool = True
 
     def told(self) -> dict[str, Any]:
-        """For JSON: numbers as people count. A part of a request is none that is left; who comes back after
-        `resetSeconds` has all of it.
-        """
+        """For JSON, as people count: a part of a request is none; after `resetSeconds` the whole limit is left."""
         # What is left of a bucket is a sum of seconds: 4.9999999 is 5.
         is_whole = self.is_whole or self.left == int(self.left)
         left = floor(self.left + 1e-6) if is_whole else round(self.left, 4)

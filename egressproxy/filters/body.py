@@ -13,13 +13,7 @@ from dataclasses import dataclass
 
 from egressproxy.errors import GatewayError
 from egressproxy.filters.base import ORIGINAL_BODY, REQUEST_TRAILERS, RESPONSE_TRAILERS, Phase, sees_trailers
-from egressproxy.filters.chosen_steps import (
-    UNBOUND,
-    ChosenSteps,
-    checked_result,
-    length_not_kept,
-    too_long,
-)
+from egressproxy.filters.chosen_steps import UNBOUND, ChosenSteps, checked_result, length_not_kept, too_long
 from egressproxy.filters.coded_body import CodedBody, head_of
 from egressproxy.filters.content_coding import coding_of, note_change, without_digests
 from egressproxy.filters.filter_step import Step, run_trailers, settle, start, wait
@@ -28,9 +22,7 @@ from egressproxy.model.exchange import Exchange
 
 @dataclass(slots=True, eq=False)
 class _StepState:
-    """One step and its state for one body. `is_off`: it failed open. `has_changed`: its output differed from its input,
-    so it can no longer fail open.
-    """
+    """One step of one body. `is_off`: it failed open, which it cannot once its output `has_changed` the body."""
 
     step: Step
     buffer: bytearray | None
@@ -128,19 +120,14 @@ class BodyChain:
             x.keep(REQUEST_TRAILERS if self._phase is Phase.REQUEST_BODY else RESPONSE_TRAILERS, block)
 
     def run_trailers(self, x: Exchange, block: bytes) -> bytes | asyncio.Task[bytes]:
-        """What filters leave of the trailers behind the body, or a task that says it. Not those which have failed open.
-
-        Raises what a filter refuses with, and GatewayFault(FILTER_FAILED, 502) if one fails.
-        """
+        """What filters that have not failed open leave of these trailers, or a task. Raises as `feed`."""
         if not self.keeps_length and (not self.holds or any(flow.has_changed for flow in self._flows)):
             block = without_digests(block)  # those of the body as it came
         off = {id(flow.step.filter) for flow in self._flows if flow.is_off}
         return run_trailers([step for step in self._chosen.trailers if id(step.filter) not in off], x, block)
 
     def tail(self, x: Exchange, sent: bytes) -> bytes | None:
-        """The end of the body that has gone on, its content coding undone; None where it is not known, and nothing fits
-        behind it. `sent`: the end of the bytes that have gone on.
-        """
+        """The end of what has gone on (`sent`), without its coding; None: not known, and nothing fits behind it."""
         if self._coded is not None:
             return self._coded.tail
         return None if coding_of(head_of(x, self._phase).fields) else sent
@@ -151,20 +138,23 @@ class BodyChain:
 
     async def feed_to_end(self, x: Exchange, data: bytes, last: bool) -> bytes:
         """As `feed`, and waits for the task."""
-        return await _whole(self.feed(x, data, last))
+        outcome = self.feed(x, data, last)
+        return outcome if isinstance(outcome, bytes) else await outcome
 
     def _through(
         self, flows: Sequence[_StepState], x: Exchange, data: bytes, last: bool, has_more: bool = False
     ) -> bytes | asyncio.Task[bytes]:
-        """What goes on of a piece behind these filters, the last of the chain. The first is called with b"", too, if it
-        `has_more`.
-        """
+        """What goes on behind these filters, the last of the chain. The first gets b"", too, if it `has_more`."""
         for flow in flows:
             if flow.is_off:
                 continue
             if flow.buffer is not None:
                 if flow.buffer or not last or len(data) > flow.step.filter.max_buffer_bytes:
-                    self._collect(flow, flow.buffer, data)
+                    bound = flow.step.filter.max_buffer_bytes
+                    if len(flow.buffer) + len(data) > bound:
+                        raise too_long(flow.step, bound, self._phase)
+                    flow.buffer += data
+                    self.held += len(data)
                     if not last:
                         return b""
                     data = bytes(flow.buffer)
@@ -202,15 +192,8 @@ class BodyChain:
             data = self._given(flow, data, await wait(flow.step, awaitable, x))
         except Exception as error:
             _settle(flow, error)
-        return await _whole(self._through(self._flows[self._flows.index(flow) + 1 :], x, data, last))
-
-    def _collect(self, flow: _StepState, buffer: bytearray, data: bytes) -> None:
-        bound = flow.step.filter.max_buffer_bytes
-        if len(buffer) + len(data) <= bound:
-            buffer += data
-            self.held += len(data)
-            return
-        raise too_long(flow.step, bound, self._phase)
+        outcome = self._through(self._flows[self._flows.index(flow) + 1 :], x, data, last)
+        return outcome if isinstance(outcome, bytes) else await outcome
 
     def _given(self, flow: _StepState, data: bytes, result: object) -> bytes:
         """What the filter has returned for `data`. Raises FilterAnswered, and TypeError for what is no result."""
@@ -218,10 +201,6 @@ class BodyChain:
         if (flow.step.fail_open or self.holds) and not flow.has_changed:
             flow.has_changed = given != data
         return given
-
-
-async def _whole(outcome: bytes | asyncio.Task[bytes]) -> bytes:
-    return outcome if isinstance(outcome, bytes) else await outcome
 
 
 def _settle(flow: _StepState, error: BaseException) -> None:

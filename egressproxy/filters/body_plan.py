@@ -101,9 +101,7 @@ class BodyPlan:
             step.stats.fail("UnaskedPart", is_open=step.fail_open)
             if not step.fail_open:
                 message = f"the backend has answered with a part ({x.response.status}) that it was not asked for"
-                error = UpstreamFault(Reason.BAD_RESPONSE, message)
-                error.rule = step.spec.source
-                raise error
+                raise UpstreamFault(Reason.BAD_RESPONSE, message, rule=step.spec.source)
         return self._made(left) if left or self.heads else None
 
     def _choice(self, key: int) -> ChosenSteps:
@@ -160,7 +158,9 @@ class BodyPlan:
         """
         head = head_of(x, self.phase)
         is_part = isinstance(head, ResponseHead) and head.status == 206
-        if (coding in CODINGS and not is_part) or (chosen.only_reads and self._is_read(coding)):
+        if (coding in CODINGS and not is_part) or (
+            chosen.only_reads and self.phase is Phase.REQUEST_BODY and is_readable(coding)
+        ):
             return chosen, coding
         for step in chosen.steps:
             if step.decodes:
@@ -170,9 +170,6 @@ class BodyPlan:
                     raise undecodable(self.phase, why, step.spec.source, is_unknown=True)
         left = [each for each in zip(chosen.steps, chosen.bounds, strict=True) if not each[0].decodes]
         return self._made(left), b""
-
-    def _is_read(self, coding: bytes) -> bool:
-        return self.phase is Phase.REQUEST_BODY and is_readable(coding)
 
 
 def _mode_for(step: Step, x: Exchange, phase: Phase) -> BodyMode | None:

@@ -1,7 +1,4 @@
-"""The built-in filter types: the name of each, and where it is.
-
-A module is imported when a configuration names its type, so that a process that serves holds what it runs and no more.
-"""
+"""The built-in filter types: their names and modules. One is imported when a configuration names its type."""
 
 from __future__ import annotations
 

@@ -34,10 +34,7 @@ class Catalog:
         self._own = OwnCounters()
 
     def get(self, name: str) -> FilterType | None:
-        """The type of this name or published name, None if there is none that can be used (see `why_unusable`).
-
-        What has it is imported at its first use.
-        """
+        """The type of this name or published name, imported at its first use. None: see `why_unusable`."""
         found = builtin_type(name) or self._others.get(name)
         if found is None and (packaged := self._of_packages().get(name)) is not None:
             try:
@@ -79,10 +76,7 @@ class Catalog:
         return None
 
     def keyed(self, key: bytes, keys: int) -> KeyedCounters:
-        """The numbers of the limit with this key, for so many of its own keys; the same as long as the process lives.
-
-        With several workers, the same in all of them.
-        """
+        """The numbers of the limit with this key, for so many keys of its own; the same for all workers and reloads."""
         return (self._own if self.counters is None else self.counters).keyed(key, keys)
 
     @property

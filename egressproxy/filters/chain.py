@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
-from egressproxy.filters.added_filters import arranged, decodable_answers, keeper, original_head
+from egressproxy.filters.added_filters import DECODABLE, ORIGINAL, DecodableAnswers, OriginalHead, arranged, keeper
 from egressproxy.filters.base import Filter, Phase
 from egressproxy.filters.body_plan import BodyPlan
 from egressproxy.filters.filter_step import (
@@ -135,10 +135,12 @@ def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], Pl
     body: BodyPlan | None = phases.get("response_body")
     if body is not None and any(step.decodes and not step.filter.asks_for_plain for step in body.steps):
         of_leg: Steps = phases.get("backend_request", ())
-        phases["backend_request"] = (Step(decodable_answers(), Phase.BACKEND_REQUEST, of_leg), *of_leg)
+        asking = PlacedFilter(DECODABLE, DecodableAnswers())
+        phases["backend_request"] = (Step(asking, Phase.BACKEND_REQUEST, of_leg), *of_leg)
     noted: Steps = phases.get("request_headers", ())
     if noted and any(placed.filter.needs_original for placed in filters):
-        phases["request_headers"] = (Step(original_head(), Phase.REQUEST_HEADERS, noted), *noted)
+        keeping = PlacedFilter(ORIGINAL, OriginalHead())
+        phases["request_headers"] = (Step(keeping, Phase.REQUEST_HEADERS, noted), *noted)
     looking = (*phases.get("backend_response", ()), *phases.get("response_headers", ()))
     phases["lets_request_trailers"] = let_trailers(trailers.request, Phase.REQUEST_BODY)
     phases["lets_leg_trailers"] = not phases.get("backend_request") or let_trailers(
@@ -206,10 +208,7 @@ Outcome = LocalResponse | asyncio.Task[LocalResponse | None]
 
 
 def run(steps: Steps, x: Exchange) -> Outcome | None:
-    """Run one header phase. Returns None if all filters passed.
-
-    Raises what a filter refuses with (Rejected or another GatewayError), GatewayFault(FILTER_FAILED, 502) if one fails.
-    """
+    """Run one header phase; None: all filters passed. Raises what one refuses with; GatewayFault (502) if one fails."""
     try:
         for step in steps:
             mark = step.mark

@@ -69,23 +69,15 @@ class ChosenSteps:
         self._linked = linked
 
     def takes_whole(self, fields: Fields) -> bool:
-        """Whether `pass_whole` serves for the body behind a head with these fields: it is held, and no coding has to be
-        undone.
-        """
+        """Whether `pass_whole` serves for the body behind this head: it is held, and no coding has to be undone."""
         return self.holds and not (self.decodes and b"content-encoding" in fields)
 
     def collects(self, length: int) -> bool:
-        """Whether a body of so many bytes may be collected before all of them: the first gets it whole, and none sees
-        trailers.
-        """
+        """Whether a body of this length may be collected: the first filter gets it whole, and none sees trailers."""
         return not self.trailers and 0 < length <= self.bounds[0] != UNBOUND
 
     def pass_whole(self, x: Exchange, body: bytes) -> bytes | asyncio.Task[bytes]:
-        """What the filters make of a body that is here whole. Raises as `BodyChain.feed`.
-
-        It is what that returns for the same bytes in one piece: each filter is called once, with all of what the one
-        before it has returned, so that there is no state between calls.
-        """
+        """What `BodyChain.feed` returns for this body in one piece, and raises: each filter is called once."""
         if self.wants_original:
             x.keep(ORIGINAL_BODY, body)
         return self._pass(self._linked, x, body, body)
@@ -139,10 +131,7 @@ class ChosenSteps:
 
 
 def checked_result(step: Step, data: bytes, result: object, *, may_answer: bool) -> bytes:
-    """What goes on where a filter has returned `result` for `data`.
-
-    Raises FilterAnswered for a response where it `may_answer`, TypeError for what is no result, and ResultTooLarge.
-    """
+    """What goes on for `data`. Raises FilterAnswered for a response if it `may_answer`, TypeError, ResultTooLarge."""
     if not isinstance(result, bytes):
         if isinstance(result, LocalResponse) and may_answer:
             raise FilterAnswered(checked_answer(step, result), step)

@@ -81,10 +81,8 @@ def head_of(x: Exchange, phase: Phase) -> RequestHead | ResponseHead:
 def undecodable(phase: Phase, why: str, rule: str, *, is_unknown: bool = False) -> GatewayError:
     """The error for a body that filters have to read and cannot. `is_unknown`: no body in this coding can be read."""
     if phase is Phase.REQUEST_BODY:
-        status = 415 if is_unknown else 400
-        error: GatewayError = BadRequest(
-            Reason.CONTENT_CODING, f"the request body cannot be read: {why}", status=status
-        )
+        message, status = f"the request body cannot be read: {why}", 415 if is_unknown else 400
+        error: GatewayError = BadRequest(Reason.CONTENT_CODING, message, status=status)
         error.remedy = "send it without a Content-Encoding, or with one of gzip, deflate, br and zstd"
     else:
         error = UpstreamFault(Reason.BAD_RESPONSE, f"the body of the response cannot be read: {why}")

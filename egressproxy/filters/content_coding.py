@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 import zlib
-from functools import lru_cache
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache, partial
 from typing import Final, Protocol
 
 from egressproxy.filters.aws_chunked import AWS_CHUNKED, AwsChunks, MalformedChunks
@@ -43,13 +45,6 @@ class Undecodable(Exception):
     def __init__(self, why: str, *, is_large: bool = False) -> None:
         super().__init__(why)
         self.is_large = is_large
-
-
-class ContentEncoder(Protocol):
-    """Codes a body piece by piece."""
-
-    def encode(self, data: bytes, last: bool) -> bytes:
-        """All of what a receiver needs to decode `data`, now; with `last` the end of the body, too."""
 
 
 def coding_of(fields: Fields) -> bytes:
@@ -119,17 +114,15 @@ def without_digests(trailers: bytes) -> bytes:
     return _DIGEST_LINES.sub(b"", trailers)
 
 
+@dataclass(slots=True, eq=False)
 class ContentDecoder:
     """Decodes one body. Raises Undecodable."""
 
-    __slots__ = ("_coding", "_decoder", "_given", "_is_over", "_taken")
-
-    def __init__(self, coding: bytes) -> None:
-        """`coding` is one that `is_readable`."""
-        self._coding = coding
-        self._decoder: _Decoder | None = None  # not begun: an empty body has no coding
-        self._taken = self._given = 0
-        self._is_over = False
+    _coding: bytes  # one that `is_readable`
+    _decoder: _Decoder | None = None  # not begun: an empty body has no coding
+    _taken: int = 0
+    _given: int = 0
+    _is_over: bool = False
 
     def decode(self, data: bytes, last: bool) -> bytes:
         """What this piece holds; with `last` the body must be whole then."""
@@ -267,46 +260,32 @@ class _Zstandard:
         return b"".join(parts), b""
 
 
+@dataclass(frozen=True, slots=True)
+class ContentEncoder:
+    """Codes a body piece by piece, with these functions of a library."""
+
+    code: Callable[[bytes], bytes]
+    flush: Callable[[], bytes]
+    finish: Callable[[], bytes]
+
+    def encode(self, data: bytes, last: bool) -> bytes:
+        """All of what a receiver needs to decode `data`, now; with `last` the end of the body, too."""
+        return self.code(data) + (self.finish() if last else self.flush())
+
+
 def new_encoder(coding: bytes) -> ContentEncoder:
     """An encoder for one of CODINGS, fast rather than thorough."""
     if coding == b"br":
-        return _BrotliEncoder()
-    if coding == b"zstd":
-        return _ZstandardEncoder()
-    return _ZlibEncoder(zlib.MAX_WBITS if coding == b"deflate" else 16 + zlib.MAX_WBITS)
-
-
-class _ZlibEncoder:
-    __slots__ = ("_inner",)
-
-    def __init__(self, wbits: int) -> None:
-        self._inner = zlib.compressobj(4, zlib.DEFLATED, wbits)
-
-    def encode(self, data: bytes, last: bool) -> bytes:
-        return self._inner.compress(data) + self._inner.flush(zlib.Z_FINISH if last else zlib.Z_SYNC_FLUSH)
-
-
-class _BrotliEncoder:
-    __slots__ = ("_inner",)
-
-    def __init__(self) -> None:
         import brotli
 
-        self._inner = brotli.Compressor(quality=4, lgwin=18)
-
-    def encode(self, data: bytes, last: bool) -> bytes:
-        made: bytes = self._inner.process(data) + (self._inner.finish() if last else self._inner.flush())
-        return made
-
-
-class _ZstandardEncoder:
-    __slots__ = ("_block", "_inner")
-
-    def __init__(self) -> None:
+        of_brotli = brotli.Compressor(quality=4, lgwin=18)
+        return ContentEncoder(of_brotli.process, of_brotli.flush, of_brotli.finish)
+    if coding == b"zstd":
         import zstandard
 
-        self._inner = zstandard.ZstdCompressor(level=1).compressobj()
-        self._block = zstandard.COMPRESSOBJ_FLUSH_BLOCK
-
-    def encode(self, data: bytes, last: bool) -> bytes:
-        return self._inner.compress(data) + (self._inner.flush() if last else self._inner.flush(self._block))
+        of_zstd = zstandard.ZstdCompressor(level=1).compressobj()
+        return ContentEncoder(
+            of_zstd.compress, partial(of_zstd.flush, zstandard.COMPRESSOBJ_FLUSH_BLOCK), of_zstd.flush
+        )
+    of_zlib = zlib.compressobj(4, zlib.DEFLATED, zlib.MAX_WBITS if coding == b"deflate" else 16 + zlib.MAX_WBITS)
+    return ContentEncoder(of_zlib.compress, partial(of_zlib.flush, zlib.Z_SYNC_FLUSH), of_zlib.flush)

@@ -100,9 +100,7 @@ class Cors(Filter):
     backend_request = request_headers
 
     def refusal_fields(self, fields: Fields) -> tuple[tuple[bytes, bytes], ...]:
-        """What an answer of the gateway itself needs, so that a page of an origin that is allowed may read it. `fields`
-        are those of the request.
-        """
+        """What lets a page of an allowed origin read an answer of the gateway. `fields`: those of the request."""
         origin = self._origins.allowed(fields)
         allowed = ((b"Access-Control-Allow-Origin", origin), *self._always) if origin else ()
         return (*allowed, (b"Vary", b"Origin"))

@@ -35,9 +35,7 @@ _FRAMING = frozenset((b"connection", b"content-length", b"transfer-encoding"))
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlacedFilter:
-    """A filter and the IR that it was built from. `stats` has one entry per phase in which it runs. `mark` is the note
-    that asks for its `complete`, "" if it has none.
-    """
+    """A filter and its IR. `stats`: by phase. `mark`: the note that asks for its `complete`, "" if it has none."""
 
     spec: ExtensionIR
     filter: Filter
@@ -121,9 +119,7 @@ Steps = tuple[Step, ...]
 
 
 class FilterAnswered(GatewayError):
-    """A body method has returned a LocalResponse: it is the response to this exchange. An error where no client waits
-    for one (a mirror, an authorization server).
-    """
+    """A body method has answered with this; an error where no client waits (a mirror, an authorization server)."""
 
     is_quotable = False
 
@@ -154,9 +150,7 @@ class FilterExited(Exception):
 
 
 def checked_answer(step: Step, response: LocalResponse) -> LocalResponse:
-    """The filter's response without fields of the framing. Raises ValueError or TypeError for invalid fields, and
-    TypeError for a status, body or phrase of another type.
-    """
+    """The response without fields of the framing. Raises ValueError or TypeError for what is not valid in it."""
     if not (
         isinstance(response.status, int) and isinstance(response.body, bytes) and isinstance(response.phrase, bytes)
     ):

@@ -58,9 +58,7 @@ def is_traced() -> bool:
 
 
 def traced(name: str, phase: str, method: Callable[..., object]) -> Callable[..., object]:
-    """The method of a filter, with a line in the log for each call: who, when, what came of it, how long it took, and
-    the names of what it has changed, never a value.
-    """
+    """This method, with a line in the log for each call: what came of it, when, and the names of what has changed."""
 
     def call(x: Exchange, *piece: Any) -> object:
         before, began = _heads(x), perf_counter()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Final
 from urllib.parse import unquote_plus
@@ -52,9 +53,7 @@ _SECRET_PARAMETERS: Final = frozenset(("appid", "code", "key", "subscription-key
 
 
 def shown_request(x: Exchange, body: bytes, redactor: Redactor) -> dict[str, Any]:
-    """Who asks for what, without its query and body, of which there are digests: `bodySha256`, and `requestSha256` of
-    everything that is fixed.
-    """
+    """Who asks for what, with digests: `bodySha256` of the body, `requestSha256` of everything that is fixed."""
     path = x.request.path.partition(b"?")[0].decode("latin-1")
     digest = hashlib.sha256(body).hexdigest()
     authority = str(x.authority)
@@ -67,9 +66,7 @@ def shown_request(x: Exchange, body: bytes, redactor: Redactor) -> dict[str, Any
 
 
 def shown_content(x: Exchange, body: bytes, redactor: Redactor) -> dict[str, Any]:
-    """The query, the calls of tools and the beginning of the body, without secrets; `isCut` where one of them, or the
-    path, is longer than what is shown.
-    """
+    """Query, calls of tools and beginning of the body, without secrets; `isCut`: one of them, or the path, goes on."""
     path, query = x.request.path.partition(b"?")[::2]
     made = {"query": _clean(_pairs(query.decode("latin-1"), redactor))}
     calls = called_tools(body) if len(body) <= MAX_JSON and _may_be_json(body) else []
@@ -86,9 +83,7 @@ def shown_content(x: Exchange, body: bytes, redactor: Redactor) -> dict[str, Any
 
 
 def called_tools(body: bytes) -> list[tuple[str, Any]]:
-    """The tools that these messages of JSON-RPC call, with their arguments; UNREADABLE for what names none, and for a
-    body that is not JSON with one meaning.
-    """
+    """The tools that this JSON-RPC calls, and their arguments; UNREADABLE for what names none, or cannot be read."""
     try:
         value = JsonMessage.parse(body)
     except Unreadable:
@@ -129,14 +124,12 @@ def _json(value: Any, redactor: Redactor) -> str:
     return _clean(json.dumps(_WithoutSecrets(redactor)(value), ensure_ascii=False))
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class _WithoutSecrets:
     """Makes of a value of JSON one without secrets, as far as it is shown: behind SHOWN characters it ends."""
 
-    __slots__ = ("_left", "_redactor")
-
-    def __init__(self, redactor: Redactor) -> None:
-        self._redactor = redactor
-        self._left = SHOWN
+    _redactor: Redactor
+    _left: int = SHOWN
 
     def __call__(self, value: Any) -> Any:
         if type(value) is str:

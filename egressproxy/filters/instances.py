@@ -1,7 +1,4 @@
-"""The filters of a snapshot, built from their IR.
-
-A filter whose IR is equal in the previous snapshot is taken over, so token buckets and counters survive a reload.
-"""
+"""The filters of a snapshot, built from their IR. One whose IR is as before stays, with all that it has counted."""
 
 from __future__ import annotations
 
@@ -37,15 +34,11 @@ class FilterBuildError(ValueError):
 
 
 class UnusableFilter(FilterBuildError):
-    """What the config names (a Secret, a variable of the environment) does not fit. The manifests are good, so that
-    its places are closed alone: see `FilterInstances.place_or_close`.
-    """
+    """What the config names does not fit. The manifests are good: its places are closed alone (`place_or_close`)."""
 
 
 class FilterInstances:
-    """One filter per equal IR. `previous` is that of the snapshot in service, None at the first start. `notices` get
-    the failures of filters.
-    """
+    """One filter per equal IR. `previous`: those in service, None at the first start. `notices`: told of failures."""
 
     __slots__ = ("_catalog", "_closed", "_counted", "_held", "_made", "_metrics", "_notices", "_previous", "_reach")
 
@@ -57,9 +50,7 @@ class FilterInstances:
         reach: Callable[[str, Callee], FilterCall] | None = None,
         metrics: FilterMetrics | None = None,
     ) -> None:
-        """`reach` gives a filter of this name the call of a backend that its config refers to; None: nothing is
-        called, the filters are only checked.
-        """
+        """`reach` gives the filter of this name the call of a backend; None: the filters are only checked."""
         self._catalog = catalog
         self._reach = reach
         self._notices = notices
@@ -82,9 +73,7 @@ class FilterInstances:
         return tuple(held or ())
 
     def place(self, spec: ExtensionIR) -> PlacedFilter:
-        """The filter of this spec, built at its first use. Raises FilterBuildError, with every fault of its config;
-        UnusableFilter where a Secret is at fault.
-        """
+        """The filter of this spec, built at its first use. Raises FilterBuildError; UnusableFilter for a Secret."""
         if self._held is not None and spec in self._held:
             return self._held[spec]
         kind, context = self._context(spec)
@@ -93,7 +82,7 @@ class FilterInstances:
             found = self._made.get(key) or self._previous.get(key)
             if found is None and self._held is not None and kind.inspect is not None:
                 kind.inspect(context)
-                return self._held.setdefault(spec, PlacedFilter(spec, _Nothing()))
+                return self._held.setdefault(spec, PlacedFilter(spec, Filter()))  # which does nothing
             placed = found or self._build(spec, kind, context)
         except UnusableReference as error:
             raise UnusableFilter(f"{spec.source}: filter {spec.name} ({spec.type}): {error}") from None
@@ -104,9 +93,7 @@ class FilterInstances:
         return placed
 
     def place_or_close(self, spec: ExtensionIR) -> PlacedFilter:
-        """The filter of this spec; where a Secret does not fit it, one that refuses every request, whatever `failOpen`
-        says. Raises FilterBuildError for what is wrong with a manifest.
-        """
+        """As `place`; where a Secret does not fit, a filter that refuses every request, whatever `failOpen` says."""
         if spec in self._closed:
             return self._closed[spec][0]
         try:
@@ -124,10 +111,7 @@ class FilterInstances:
         return kind is not None and kind.runs_code
 
     def secrets(self, spec: ExtensionIR) -> dict[str, bool]:
-        """The Secrets that this filter refers to (`name/key` as written), and whether each is there.
-
-        Empty for ExternalAuth, which is not in the catalogue. Raises FilterBuildError for a wrong config.
-        """
+        """The Secrets (`name/key`) of this filter: which of them are there. Raises FilterBuildError."""
         if self._catalog.get(spec.implementation or spec.type) is None:
             return {}
         kind, context = self._context(spec)
@@ -135,9 +119,7 @@ class FilterInstances:
         return {label.rstrip("/"): label in context.secrets for label in labels}
 
     def stats(self) -> list[FilterStats]:
-        """The counters of every filter, one entry per phase in which it runs; for a scrape, behind which the next few
-        runs of each are measured.
-        """
+        """The counters of every filter, one for each of its phases; the next few runs of each are measured then."""
         for placed in islice(self._made.values(), MAX_SAMPLED):
             placed.sample()
         every = (*self._made.values(), *(placed for placed, _ in self._closed.values()))
@@ -148,9 +130,7 @@ class FilterInstances:
         return [(spec, placed.filter) for (spec, _), placed in self._made.items() if spec.type == name]
 
     def seal(self) -> None:
-        """Close those of the previous snapshot that this one does not have, and tell which filters of this one cannot
-        be used; call it when this one is in service.
-        """
+        """This is in service: close what it no longer has, and tell which of its filters cannot be used."""
         for key, placed in self._previous.items():
             if key not in self._made:
                 placed.close()
@@ -216,12 +196,6 @@ class FilterInstances:
 def _labels(spec: ExtensionIR) -> tuple[str, ...]:
     """What a filter is counted under."""
     return spec.name, spec.type, spec.phase, spec.scope, spec.source
-
-
-class _Nothing(Filter):
-    """In the place of a filter whose code must not run yet."""
-
-    runs_in = frozenset()
 
 
 class _Closed(Filter):

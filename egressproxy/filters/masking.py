@@ -44,10 +44,7 @@ class Mask:
         return data
 
     def feed(self, held: bytes, data: bytes, last: bool) -> tuple[bytes, bytes]:
-        """Mask one piece of a stream; `held` is what was held back before. Returns what to send, and what to hold back.
-
-        Only an end that may be the beginning of a form is held back, so a stream of events is not delayed.
-        """
+        """Mask a piece of a stream. Returns what to send, and what may begin a form: the next `held`."""
         data = self.apply(held + data if held else data)
         if last:
             return data, b""
@@ -81,12 +78,16 @@ def _forms(value: bytes) -> set[bytes]:
         text = value.decode("latin-1")
     found |= {form.encode() for form in (*_json_forms(text), *_html_forms(text))}
     found |= {text.encode("utf-16-le"), text.encode("utf-16-be")}
+    return found | base64_forms(value)
+
+
+def base64_forms(value: bytes) -> set[bytes]:
+    """This value in base64 at every alignment, in both alphabets (RFC 4648 sections 4 and 5)."""
+    found = set()
     for before in range(3):
         whole = b64encode(b"\0" * before + value).rstrip(b"=")
-        # Only digits that depend on the secret alone: the ones at both ends mix in its neighbours.
-        first = (before * 8 + 5) // 6
-        last = (before + len(value)) * 8 // 6
-        core = whole[first:last]
+        # Only digits that depend on the value alone: the ones at both ends mix in its neighbours.
+        core = whole[(before * 8 + 5) // 6 : (before + len(value)) * 8 // 6]
         found |= {core, core.replace(b"+", b"-").replace(b"/", b"_")}
     return found
 

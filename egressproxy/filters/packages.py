@@ -31,9 +31,7 @@ _NAME: Final = re.compile(r"(?P<domain>[a-z0-9][a-z0-9.-]*\.[a-z0-9-]+)/[A-Za-z]
 
 @dataclass(frozen=True, slots=True)
 class PackagedType:
-    """A type that an installed package makes known. `problem`: why it cannot be used, "" if nothing is known of that
-    (the package may still turn out to be broken, see `load`).
-    """
+    """A type that a package makes known. `problem`: why it cannot be used, as far as that is known before `load`."""
 
     name: str
     package: str  # name and version
@@ -63,15 +61,12 @@ class PackagedType:
 
 
 def packaged_types() -> dict[str, PackagedType]:
-    """The types of all installed packages, by name, without an import of any of them.
-
-    Of two packages with one type the one whose name comes first has it.
-    """
+    """The types of installed packages, by name; none is imported. Of two with one name that of the first package."""
     allowed = os.environ.get(SWITCH)
     names = None if allowed is None else {_normalized(name) for name in allowed.split(",")}
     found: dict[str, PackagedType] = {}
     for entry_point in installed():
-        package = entry_point.dist.name if entry_point.dist is not None else "-"
+        package = _package(entry_point)
         version = entry_point.dist.version if entry_point.dist is not None else ""
         problem = _problem(entry_point.name)
         if names is not None and _normalized(package) not in names:
@@ -86,7 +81,7 @@ def packaged_types() -> dict[str, PackagedType]:
 @cache
 def installed() -> tuple[EntryPoint, ...]:
     """The entry points of the group, sorted by package. Looked for once in a process: it reads many small files."""
-    return tuple(sorted(entry_points(group=GROUP), key=_age))
+    return tuple(sorted(entry_points(group=GROUP), key=lambda each: (_normalized(_package(each)), each.value)))
 
 
 def _problem(name: str) -> str:
@@ -98,8 +93,8 @@ def _problem(name: str) -> str:
     return ""
 
 
-def _age(entry_point: EntryPoint) -> tuple[str, str]:
-    return (_normalized(entry_point.dist.name) if entry_point.dist is not None else "", entry_point.value)
+def _package(entry_point: EntryPoint) -> str:
+    return entry_point.dist.name if entry_point.dist is not None else "-"
 
 
 def _normalized(package: str) -> str:
@@ -108,10 +103,7 @@ def _normalized(package: str) -> str:
 
 
 def _reporting(kind: FilterType) -> Callable[[FilterContext], Filter]:
-    """Its `build`, which raises ValueError whatever goes wrong in it, or UnusableReference where the config names
-    Secrets, one of which may be at fault: with the place, and without the text, since what builds a filter has seen
-    secrets.
-    """
+    """Its `build`; what it raises is told by type and place, as UnusableReference where the config names Secrets."""
 
     def built(context: FilterContext) -> Filter:
         try:

@@ -34,13 +34,11 @@ class FilterConfig(FilterSettings):
     __pydantic_config__: ClassVar = {"extra": "forbid", "alias_generator": spelling, "populate_by_name": True}
 
 
+@dataclass(frozen=True, slots=True)
 class Checked:
     """In an annotation: a function that returns the value to keep, or raises ValueError."""
 
-    __slots__ = ("_check",)
-
-    def __init__(self, check: Callable[[str], str]) -> None:
-        self._check = check
+    _check: Callable[[str], str]
 
     def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], CoreSchema]) -> CoreSchema:
         from pydantic_core import core_schema
@@ -84,11 +82,7 @@ class SecretRef(FilterConfig):
     namespace: Annotated[str, Within(min_length=1)] = ""
     group: Literal[""] = ""
     kind: Literal["Secret"] = "Secret"
-
-    @property
-    def is_document(self) -> bool:
-        """Whether the value may have more than one line."""
-        return False
+    is_document: ClassVar[bool] = False
 
     @property
     def label(self) -> str:
@@ -129,9 +123,7 @@ class CalledBackendRef(FilterConfig):
 class DocumentRef(SecretRef):
     """A reference to a Secret whose value may have more than one line: a key in PEM, a file in JSON."""
 
-    @property
-    def is_document(self) -> bool:
-        return True
+    is_document: ClassVar[bool] = True
 
 
 @dataclass(frozen=True, slots=True)

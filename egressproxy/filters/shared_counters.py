@@ -52,9 +52,7 @@ class Row:
 
 
 class SharedCounters:
-    """`descriptor` is that of one `net.file_lock.memory_file`, the same file in every process. `worker` counts from 1;
-    the supervisor is 0.
-    """
+    """`descriptor`: a `net.file_lock.memory_file`, one for all processes. `worker`: from 1; the supervisor is 0."""
 
     def __init__(self, descriptor: int, workers: int, worker: int) -> None:
         self._lock = FileLock(descriptor)
@@ -124,9 +122,7 @@ class SharedCounters:
         return found
 
     def _let_go(self, entry: int) -> None:
-        """Nobody in this process has the table any more. Without the lock: whoever holds it may be interrupted by this,
-        and no other process writes the number.
-        """
+        """Nobody here has the table any more. No lock: this may interrupt who holds it, and no other process writes."""
         self._numbers[entry + _USERS + self._mine] -= 1
 
     @property
@@ -150,7 +146,8 @@ class SharedCounters:
             numbers[at + _BEGIN], numbers[at + _SIZE] = begin, size
             numbers[self._list_at], numbers[self._list_at + 1] = taken + 1, begin + size
         else:
-            at = min((each for each in unused if numbers[each + _SIZE] >= size), key=self._size_of, default=-1)
+            fitting = (each for each in unused if numbers[each + _SIZE] >= size)
+            at = min(fitting, key=lambda each: numbers[each + _SIZE], default=-1)
             if at < 0:
                 return -1
             with mmap.mmap(self._descriptor, numbers[at + _SIZE], offset=numbers[at + _BEGIN]) as former:
@@ -163,9 +160,6 @@ class SharedCounters:
         """The first cell of each."""
         taken = self._numbers[self._list_at]
         return range(self._first_entry, self._first_entry + taken * self._entry_cells, self._entry_cells)
-
-    def _size_of(self, entry: int) -> int:
-        return self._numbers[entry + _SIZE]
 
     def _mapped(self, begin: int, size: int) -> memoryview:
         return memoryview(mmap.mmap(self._descriptor, size, offset=begin))

@@ -85,9 +85,7 @@ def exchange(
     head.host = authority.host_field(_DEFAULT_PORTS[scheme])
     namespace, _, service_account = identity.partition("/")
     identified = CallerIdentity(namespace or "-", service_account or "-")
-    x = Exchange(
-        client, "test/gateway", "test", time.monotonic(), identified, request_id="test-1", backend=backend
-    )  # fmt: skip
+    x = Exchange(client, "test/gateway", "test", time.monotonic(), identified, request_id="test-1", backend=backend)
     x.kind = "tunnel" if is_tunnel else "request"
     x.is_tunnel = is_tunnel
     x.scheme = scheme.encode()
@@ -285,7 +283,10 @@ class FilterHarness:
         response = response or ResponseHead(200, b"OK", Fields())
         response.body = sum(map(len, received))
         try:
-            await _run_phases(chain, result, sent, response, received)
+            try:
+                await _run_phases(chain, result, sent, response, received)
+            except FilterAnswered as answered:
+                await _respond(answered.answer, chain, result, chain.response_headers)
         except GatewayError as error:
             result.error = error
             x.status, x.reason, x.rule, x.detail = error.status, error.reason, error.rule, error.detail
@@ -301,29 +302,21 @@ class FilterHarness:
 async def _run_phases(
     chain: Chain, result: FilterResult, sent: Pieces, response: ResponseHead, received: Pieces
 ) -> None:
-    """All phases in their order, up to one that responds. Raises GatewayError."""
+    """All phases in their order, up to one that responds. Raises GatewayError, FilterAnswered for a body's response."""
     x = result.exchange
     if await _responds(chain.request_headers, chain, result):
         return
     x.upstream_host = x.upstream_host or x.request.host
-    try:
-        result.request_pieces, body = await _through(chain.request_body, x, sent, result.request_trailers)
-        await _show(body, x, result.request_trailers)
-    except FilterAnswered as answered:
-        await _respond(answered.answer, chain, result, chain.response_headers)
-        return
+    result.request_pieces, body = await _through(chain.request_body, x, sent, result.request_trailers)
+    await _show(body, x, result.request_trailers)
     if await run_to_end(chain.connect, x) is not None:
         raise GatewayFault(Reason.FILTER_FAILED, "a filter answered in the connect phase", status=502)
     x.attempts += 1
     _stop(result.request_trailers, chain.request_headers is None or chain.lets_request_trailers)
     _stop(result.request_trailers, chain.backend_request is None or chain.lets_leg_trailers)
-    try:
-        result.request_pieces, body = await _through(
-            chain.leg_request_body, x, result.request_pieces, result.request_trailers
-        )
-    except FilterAnswered as answered:
-        await _respond(answered.answer, chain, result, chain.response_headers)
-        return
+    result.request_pieces, body = await _through(
+        chain.leg_request_body, x, result.request_pieces, result.request_trailers
+    )
     if chain.needs_body >= 0:
         x.keep(SENT_BODY, b"".join(result.request_pieces))
     if await _responds(chain.backend_request, chain, result):
@@ -335,12 +328,8 @@ async def _run_phases(
     for steps in chain.response_phases:
         if await _responds(steps, chain, result):
             return
-    try:
-        result.response_pieces, body = await _through(chain.response_body, x, received, result.response_trailers)
-        await _show(body, x, result.response_trailers)
-    except FilterAnswered as answered:
-        await _respond(answered.answer, chain, result, chain.response_headers)
-        return
+    result.response_pieces, body = await _through(chain.response_body, x, received, result.response_trailers)
+    await _show(body, x, result.response_trailers)
     _stop(result.response_trailers, not chain.response_phases or chain.lets_response_trailers)
     x.status = x.response.status
 

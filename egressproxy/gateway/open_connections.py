@@ -231,6 +231,7 @@ class OpenConnections:
             raise GatewayFault(Reason.NO_ROUTE, "the listener is no longer configured", status=404)
 
     def replace(self, connection: Connection, other: Connection) -> None:
+        """Another connection goes on in the place of this one."""
         address = self.connections.pop(connection, None)
         if address is not None:
             self.connections[other] = address

@@ -23,10 +23,7 @@ _CONTROL: Final = re.compile(rb"[\x00-\x1f\x7f]")
 
 
 class CredentialRefused(Exception):
-    """What a client shows does not say who it is. The message is for the client, and repeats nothing of it.
-
-    `detail` is for the log alone.
-    """
+    """A credential does not hold. The message, for the client, repeats nothing of it; `detail` is for the log."""
 
     def __init__(self, message: str, detail: str = "") -> None:
         super().__init__(message)
@@ -73,7 +70,8 @@ def read_credentials(value: bytes, *, takes_tokens: bool, takes_passwords: bool)
     if found is None:
         if value.partition(b" ")[0].lower() in (b"bearer", b"basic"):
             raise CredentialRefused("the credentials are malformed, or shown twice")
-        raise CredentialRefused(f"credentials of another scheme than {_schemes(takes_tokens)} are not taken")
+        taken = "Bearer and Basic" if takes_tokens else "Basic"
+        raise CredentialRefused(f"credentials of another scheme than {taken} are not taken")
     if found[1]:
         if not takes_tokens:
             raise CredentialRefused("tokens are not taken here: show a user name and a password")
@@ -111,7 +109,3 @@ def _user_and_password(encoded: bytes) -> tuple[bytes, bytes]:
     if not colon or _CONTROL.search(decoded):
         raise CredentialRefused("the credentials are no user name and password")
     return user, password
-
-
-def _schemes(takes_tokens: bool) -> str:
-    return "Bearer and Basic" if takes_tokens else "Basic"

@@ -62,16 +62,12 @@ class PasswordVerifier:
         self._decoys = list(users.values())
 
     def verify(self, user: bytes, password: bytes) -> CallerIdentity:
-        """Who this user is. Raises CredentialRefused, after the same time and with the same words for a user who is
-        not there as for a wrong password.
-        """
+        """Who this user is. Raises CredentialRefused, for an unknown user with the same words after the same time."""
         name = user.decode("utf-8", "replace")
-        found = self._users.get(name)
-        if found is None:
+        found = hashed = self._users.get(name)
+        if hashed is None:
             digest = blake2b(user, digest_size=8).digest()
             hashed = self._decoys[int.from_bytes(digest, "big") % len(self._decoys)]
-        else:
-            hashed = found
         is_right = _matches(hashed.reveal(), password)
         if found is None or not is_right:
             raise CredentialRefused(_WRONG, "no user of this name" if found is None else f"user {name}")

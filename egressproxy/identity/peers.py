@@ -67,17 +67,10 @@ class CertificateTable:
             self._known[client.kind, _value(client)] = identity
 
     def find(self, certificate: Mapping[str, Any]) -> CallerIdentity | None:
-        """The identity in a verified client certificate, as `ssl.SSLObject.getpeercert` gives it. None if no rule
-        matches it, or if several do.
-        """
-        subject = tuple(
-            sorted(
-                (_SHORT.get(name.lower(), name), value)
-                for several in certificate.get("subject", ())
-                for name, value in several
-            )
-        )
-        shown: list[tuple[str, object]] = [("subject", subject)]
+        """Who shows this certificate (`ssl.SSLObject.getpeercert`). None if no rule matches it, or several do."""
+        attributes = (each for several in certificate.get("subject", ()) for each in several)
+        subject = sorted((_SHORT.get(name.lower(), name), value) for name, value in attributes)
+        shown: list[tuple[str, object]] = [("subject", tuple(subject))]
         for kind, value in certificate.get("subjectAltName", ()):
             shown.append((kind, value.lower() if kind == "DNS" else value))
         found = {self._known[each] for each in shown if each in self._known}

@@ -38,9 +38,7 @@ _ACCOUNT_NAME: Final = re.compile(_ACCOUNT)
 
 
 class TokenVerifier:
-    """Verifies the tokens of these issuers. `claims` are the names of those that policies ask for. `trust_domain` is
-    the listener's own.
-    """
+    """Verifies tokens of these issuers. `claims`: those that policies ask for. `trust_domain`: that of the listener."""
 
     __slots__ = ("_claims", "_issuers", "_own", "_skew_s")
 
@@ -57,10 +55,7 @@ class TokenVerifier:
         self._skew_s = skew_s
 
     def verify(self, token: bytes, keys: Mapping[str, KeySet], now: float) -> Believed:
-        """The identity in this token, and when the token expires. `now` and the expiry are seconds since 1970.
-
-        `keys` maps each issuer to its keys. Raises CredentialRefused.
-        """
+        """Whose token it is, until when (seconds since 1970, as `now`). `keys`: by issuer. Raises CredentialRefused."""
         try:
             return self._verify(token.decode("ascii"), keys, now)
         except CredentialRefused:
@@ -77,11 +72,10 @@ class TokenVerifier:
             raise CredentialRefused("this kind of token is no credential", f"typ {kind[:40]}")
         if "crit" in head or "b64" in head:
             raise CredentialRefused("the token asks for an extension that is not understood (crit)")
-        issuer = self._issuers.get(str(payload.get("iss")))
+        said = str(payload.get("iss"))
+        issuer = self._issuers.get(said)
         if issuer is None:
-            raise CredentialRefused(
-                "the issuer of the token is not trusted here", f"iss {str(payload.get('iss'))[:200]}"
-            )
+            raise CredentialRefused("the issuer of the token is not trusted here", f"iss {said[:200]}")
         known = keys.get(issuer.issuer)
         candidates = known.candidates(kid, algorithm) if known is not None else []
         if not candidates:
@@ -165,9 +159,7 @@ def _mapped(claims: dict[str, Any], claim: str, form: re.Pattern[str]) -> str:
 
 
 def _texts(claims: dict[str, Any], claim: str) -> list[str]:
-    """What a claim says, as texts: one, or each of a list. Raises CredentialRefused where that is too much: to leave
-    some out could lift what a policy denies to a group.
-    """
+    """What a claim says, as texts. Raises CredentialRefused for too much: to leave some out could lift a denial."""
     value = claims.get(claim) if claim else None
     if value is None:
         return []

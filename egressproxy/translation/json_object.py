@@ -35,6 +35,7 @@ class JsonObject:
         return self._left.pop(name, None)
 
     def text(self, name: str) -> str | None:
+        """A string; None if the field is not there."""
         value = self._left.pop(name, None)
         if value is not None and type(value) is not str:
             self.refuse(name, "must be a string")

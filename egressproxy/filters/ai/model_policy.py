@@ -15,6 +15,7 @@ from egressproxy.ai_apis.apis import Api
 from egressproxy.ai_apis.request import AiRequest
 from egressproxy.ai_apis.shared import ask_for_model, operation, request_view
 from egressproxy.ai_apis.strict_json import Unreadable
+from egressproxy.ai_apis.texts import TextRole
 from egressproxy.errors import Reason
 from egressproxy.filters.base import BodyMode, BodyResult, Filter, FilterContext, FilterType, Phase, Rejected
 from egressproxy.filters.settings import FilterConfig, Within
@@ -121,10 +122,8 @@ class ModelPolicy(Filter):
         head = x.request
         if x.is_tunnel or head.upgrade:
             raise self._unreadable(x, "a tunnel, which nobody looks into" if x.is_tunnel else "an upgrade")
-        if not head.body:
-            if head.method not in _READING:
-                raise self._unreadable(x, "no request to a model that is known")
-        elif operation(x) is None:
+        is_known = operation(x) is not None if head.body else head.method in _READING
+        if not is_known:
             raise self._unreadable(x, "no request to a model that is known")
 
     def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
@@ -230,16 +229,9 @@ def _matches(route: ModelRoute, view: AiRequest) -> bool:
         return False
     if route.min_tokens and view.estimated_input_tokens() < route.min_tokens:
         return False
-    return not route.text_contains or _contains(view, tuple(word.casefold() for word in route.text_contains))
-
-
-def _contains(view: AiRequest, words: tuple[str, ...]) -> bool:
-    for part in view.texts():
-        if part.role.value == "user":
-            text = part.text.casefold()
-            if any(word in text for word in words):
-                return True
-    return False
+    words = [word.casefold() for word in route.text_contains]
+    texts = (part.text.casefold() for part in view.texts() if part.role is TextRole.USER)
+    return not words or any(word in text for text in texts for word in words)
 
 
 def _said(value: Any, field: str) -> str | None:

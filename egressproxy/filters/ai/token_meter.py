@@ -77,9 +77,7 @@ class _Measured(TokenUse):
 
 
 class TokenMeter(Filter):
-    """Counts at the end of each exchange. Names that clients invent do not fill the metrics: a model has a name of its
-    own there when a provider has served it.
-    """
+    """Counts at the end of each exchange. A name fills the metrics only within bounds: clients invent names."""
 
     runs_in = frozenset((Phase.REQUEST_HEADERS, Phase.REQUEST_BODY, Phase.RESPONSE_HEADERS, Phase.RESPONSE_BODY))
     max_buffer_bytes = 8 * 1024 * 1024
@@ -141,9 +139,7 @@ class TokenMeter(Filter):
 
     def request_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
         measured = self._measured(x)
-        if measured is None:
-            return data
-        return measured.read(x, data, 0, 0)
+        return data if measured is None else measured.read(x, data, 0, 0)
 
     def response_headers(self, x: Exchange) -> None:
         if self._measured(x) is not None:

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Final, Literal
 from egressproxy.ai_apis.shared import usage_told
 from egressproxy.errors import Reason
 from egressproxy.filters.audit.bodies import SeenBody
-from egressproxy.filters.audit.chain_writer import ChainSettings, stamp, writer_of
-from egressproxy.filters.base import BodyMode, Filter, FilterContext, FilterType, Phase, UnusableReference
+from egressproxy.filters.audit.chain_writer import ChainSettings, Sync, stamp, writer_of
+from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase, UnusableReference
 from egressproxy.filters.content.entities import Redactor
 from egressproxy.filters.settings import FieldName, FilterConfig, SecretRef, Within
 from egressproxy.ir.policy import FieldFault
@@ -60,7 +60,7 @@ class AuditConfig(FilterConfig):
     bodies: Literal["None", "Hash", "Redacted"] = "Hash"
     max_body_bytes: Annotated[int, Within(ge=1, le=1024 * 1024)] = 16 * 1024
     request_fields: tuple[FieldName, ...] = ()
-    sync: Literal["Always", "Interval", "Never"] = "Interval"
+    sync: Sync = "Interval"
     rotate_bytes: Annotated[int, Within(ge=0)] = 100 * 1024 * 1024
     rotate_seconds: Annotated[float, Within(ge=0, allow_inf_nan=False)] = 86400.0
     max_waiting: Annotated[int, Within(ge=1, le=1_000_000)] = 10_000
@@ -103,7 +103,6 @@ class AuditUnavailable(Exception):
 class Audit(Filter):
     """Writes to the chain of its folder that this process has. State of an exchange: its two bodies."""
 
-    body_mode = BodyMode.STREAM
     only_reads = True
     decodes = True
     ignores_trailers = True
@@ -142,21 +141,17 @@ class Audit(Filter):
                 raise self._unavailable(f"{self._config.folder}: {error.strerror}") from None
             self._has_started = True
         if self._fields:
-            x.note(self._fields_note, self._wanted(x))
+            found = {name: x.request.fields.get_all(key) for name, key in self._fields}
+            wanted = {
+                name: [v[:_MAX_VALUE].decode("latin-1") for v in values] for name, values in found.items() if values
+            }
+            x.note(self._fields_note, wanted)
         if why := self._writer.why_not(self._settings):
             raise self._unavailable(why)
 
     def _unavailable(self, why: str) -> AuditUnavailable:
         self._notices.warning("AuditUnavailable", why)
         return AuditUnavailable(why)
-
-    def _wanted(self, x: Exchange) -> dict[str, list[str]]:
-        fields = x.request.fields
-        found = {name: fields.get_all(key) for name, key in self._fields}
-        return {name: [v[:_MAX_VALUE].decode("latin-1") for v in values] for name, values in found.items() if values}
-
-    def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
-        return BodyMode.STREAM
 
     def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
         self._seen(x, self._request_note, is_request=True).feed(x, data, is_last=last)

@@ -1,12 +1,10 @@
-"""What an audit record tells of one body: bytes, SHA-256, the content without secrets; models, tools and tokens.
-
-A body is looked at while it flows; nothing is held back. Bounds: MAX_JSON bytes are kept of one that is JSON.
-"""
+"""What an audit record tells of a body, as it flows: bytes, SHA-256, content without secrets; models, tools, tokens."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Any, Final
 
 from egressproxy.ai_apis.answer import model_of
@@ -26,14 +24,12 @@ MAX_NAMES: Final = 64
 MAX_NAME: Final = 256
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class LateText:
     """The redacted text of a body, made when the record is written: in the writer's thread, not on the event loop."""
 
-    __slots__ = ("_content", "_redactor")
-
-    def __init__(self, redactor: Redactor, content: bytes) -> None:
-        self._redactor = redactor
-        self._content = content
+    _redactor: Redactor
+    _content: bytes
 
     def __str__(self) -> str:
         return self._redactor(self._content.decode("utf-8", "replace"))

@@ -20,7 +20,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, Final
+from typing import IO, Any, Final, Literal
 
 from egressproxy import __version__
 from egressproxy.filters.audit.record_chain import (
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 #: Chains of one folder: more than a machine has workers.
 MAX_CHAINS: Final = 1024
-#: How often what could not be written is tried again, and how often `Sync.INTERVAL` syncs, in seconds.
+#: How often what could not be written is tried again, and how often "Interval" syncs, in seconds.
 RETRY_S: Final = 1.0
 SYNC_S: Final = 1.0
 #: Records in one write.
@@ -51,12 +51,8 @@ BATCH: Final = 256
 CLOSE_S: Final = 5.0
 
 
-class Sync:
-    """When the disk is told to keep what was written (fsync(2))."""
-
-    ALWAYS: Final = "Always"  # behind each write
-    INTERVAL: Final = "Interval"  # once in a second
-    NEVER: Final = "Never"  # when the kernel likes
+#: When the disk is told to keep what was written (fsync(2)): behind each write, once in a second, or never.
+Sync = Literal["Always", "Interval", "Never"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +60,7 @@ class ChainSettings:
     """How a record is written. `rotate_bytes`, `rotate_s`: a new file begins; 0: never."""
 
     key: SecretBytes | None = None
-    sync: str = Sync.INTERVAL
+    sync: Sync = "Interval"
     rotate_bytes: int = 0
     rotate_s: float = 0.0
     max_waiting: int = 10_000
@@ -189,7 +185,7 @@ class ChainWriter:
         assert self._file is not None
         self._file.flush()
         self._is_dirty = True
-        if self._settings.sync == Sync.ALWAYS:
+        if self._settings.sync == "Always":
             os.fsync(self._file.fileno())
         self._say_head()
 
@@ -215,19 +211,18 @@ class ChainWriter:
 
     def _sync(self, is_over: bool) -> None:
         now = time.monotonic()
-        is_due = self._settings.sync == Sync.INTERVAL and now - self._synced_at >= SYNC_S
+        is_due = self._settings.sync == "Interval" and now - self._synced_at >= SYNC_S
         if self._is_dirty and self._file is not None and (is_due or is_over):
-            if self._settings.sync != Sync.NEVER:
+            if self._settings.sync != "Never":
                 os.fsync(self._file.fileno())
             self._synced_at = now
             self._is_dirty = False
-        elif self._settings.sync != Sync.INTERVAL:
+        elif self._settings.sync != "Interval":
             self._is_dirty = False
 
     def _say_head(self) -> None:
-        settings = self._settings
-        is_synced = settings.sync == Sync.ALWAYS
-        write_head(self.folder, self.chain, self._link, stamp(time.time()), settings.key, sync=is_synced)
+        key, is_synced = self._settings.key, self._settings.sync == "Always"
+        write_head(self.folder, self.chain, self._link, stamp(time.time()), key, sync=is_synced)
 
     # --- files -----------------------------------------------------------------------------------------------------
     def _is_over(self, settings: ChainSettings) -> bool:
@@ -238,7 +233,7 @@ class ChainWriter:
         """Begin another file, whose first record has the hash of the last. Raises OSError."""
         if self._file is not None:
             self._file.flush()
-            if self._settings.sync != Sync.NEVER:
+            if self._settings.sync != "Never":
                 os.fsync(self._file.fileno())
         self._open(self._number + 1, settings, {})
 

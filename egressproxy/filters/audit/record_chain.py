@@ -48,9 +48,7 @@ class Link:
 
 
 def made_line(chain: str, before: Link, values: Mapping[str, Any], key: SecretBytes | None) -> tuple[bytes, Link]:
-    """The line of the next record, with its line feed, and where the chain is then. A value that is none of JSON is
-    written as the text that it makes of itself.
-    """
+    """The next line, with its line feed, and where the chain is then. What is none of JSON is written as text."""
     head = {"chain": chain, "seq": before.seq + 1, "prev": before.hash}
     told = json.dumps(head | dict(values), separators=(",", ":"), default=str).encode("utf-8", "backslashreplace")[:-1]
     digest = _digest(told, key)
@@ -58,10 +56,7 @@ def made_line(chain: str, before: Link, values: Mapping[str, Any], key: SecretBy
 
 
 def read_line(line: bytes, key: SecretBytes | None) -> tuple[dict[str, Any], str]:
-    """What a line says, and its hash. Without a `key` the hash of an HMAC is not compared.
-
-    Raises BadLine, which says what is wrong.
-    """
+    """What a line says, and its hash; that of an HMAC is compared with a `key` alone. Raises BadLine, with a reason."""
     found = _LINE.fullmatch(line)
     if found is None:
         raise BadLine("the line is no record")
@@ -70,11 +65,7 @@ def read_line(line: bytes, key: SecretBytes | None) -> tuple[dict[str, Any], str
         values = json.loads(told + b"}")
     except ValueError:
         raise BadLine("the line is no JSON") from None
-    if (
-        type(values.get("seq")) is not int
-        or type(values.get("prev")) is not str
-        or type(values.get("chain")) is not str
-    ):
+    if [type(values.get(name)) for name in ("seq", "prev", "chain")] != [int, str, str]:
         raise BadLine("the record has no chain, number or hash of the one before it")
     if not hmac.compare_digest(_digest(told, key), digest):
         raise BadLine("the record does not have the hash that it tells: it was changed, or the key is another")

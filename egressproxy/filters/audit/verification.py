@@ -1,8 +1,4 @@
-"""Whether audit chains are whole: each record has its hash and that of the one before, and the last is the head's.
-
-What is found: a record that was changed, removed, added or moved; a file that is missing; records cut off at the end;
-what the writer itself has told as lost. Nothing is written.
-"""
+"""Whether audit chains are whole: each record has its hash and that of the one before, and the last is the head's."""
 
 from __future__ import annotations
 

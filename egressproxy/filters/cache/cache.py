@@ -44,10 +44,10 @@ from egressproxy.filters.cache.keys import (
 )
 from egressproxy.filters.cache.semantic import Embedder, MeaningIndex, SemanticConfig, Vector, question_of
 from egressproxy.filters.cache.store import AnswerStore, StoredAnswer
-from egressproxy.filters.settings import CalledBackendRef, FieldName, FilterConfig, Within
+from egressproxy.filters.settings import FieldName, FilterConfig, Within
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.admin_requests import CachePurge
-from egressproxy.model.exchange import CallerIdentity, Exchange
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields, every_spelling, media_type
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import ResponseHead
@@ -345,31 +345,28 @@ class Cache(Filter):
 
     def _key(self, x: Exchange, body: bytes) -> bytes:
         """The key of a request, whatever Vary says."""
-        pending, identity = self._pending(x), x.identity
+        pending = self._pending(x)
         assert pending is not None  # what has none is not looked for
         fields = pending.fields
         parts: list[bytes] = [
             b"%d" % self._place, x.gateway.encode(), x.listener.encode(), x.route.encode(),
-            *self._client(identity), self._address(x), credentials_of(fields),
+            *self._client(x), credentials_of(fields),
             x.scheme, str(x.authority).encode(), x.method, pending.target, x.request.path, x.upstream_host,
             told_by(self._telling, fields), body,
         ]  # fmt: skip
         return digest(parts)
 
-    def _client(self, identity: CallerIdentity) -> tuple[bytes, ...]:
-        """Who it is, whose answers these are."""
-        if self._config.share_tenants and is_named(identity):
-            return (b"known",)
-        names = identity.namespace, identity.service_account, identity.origin_gateway, identity.name
+    def _client(self, x: Exchange) -> tuple[bytes, ...]:
+        """Whose answers these are; without an identity also the address: several may hold one credential."""
+        identity, address = x.identity, ""
+        is_client_named = is_named(identity)
+        if self._config.share_tenants and is_client_named:
+            return b"known", b""
+        if not (self._config.share_anonymous or is_client_named):
+            # Behind another gateway of ours all clients come from the address of that.
+            address = client_of(x) if identity.origin_client == "-" else identity.origin_client
+        names = identity.namespace, identity.service_account, identity.origin_gateway, identity.name, address
         return tuple(name.encode() for name in names)
-
-    def _address(self, x: Exchange) -> bytes:
-        """That of a client without an identity: several may hold one credential, such as the placeholder of a key."""
-        identity = x.identity
-        if self._config.share_anonymous or is_named(identity):
-            return b""
-        # Behind another gateway of ours all clients come from the address of that.
-        return (client_of(x) if identity.origin_client == "-" else identity.origin_client).encode()
 
     def _may_keep(self, x: Exchange, pending: _Pending) -> bool:
         """What the backend says of it holds, and what filters of its head have made of that."""
@@ -396,7 +393,6 @@ class Cache(Filter):
         assert pending.head is not None
         if pending.purges != self._store.purges:
             return  # it may be as old as what was purged
-        status, phrase, fields = pending.head
         now = self.now()
         heads = _heads(pending, x)
         age_s = max(_seconds((said.get(b"age") or b"").decode("latin-1")) for said in heads)
@@ -407,20 +403,8 @@ class Cache(Filter):
         names = b",".join(line for said in heads for line in said.get_all(b"vary")).lower().split(b",")
         vary = tuple(sorted({name.strip() for name in names} - {b"", b"accept-encoding"}))  # kept without coding
         identity = f"{x.identity.namespace}/{x.identity.service_account}"
-        answer = StoredAnswer(
-            status,
-            phrase,
-            fields,
-            body,
-            now,
-            now + lifetime,
-            age_s,
-            usage,
-            self._place,
-            x.route,
-            pending.target,
-            identity,
-        )
+        age = now, now + lifetime, age_s
+        answer = StoredAnswer(*pending.head, body, *age, usage, self._place, x.route, pending.target, identity)
         key = _variant(pending, vary)
         evicted = self._store.put(pending.base, vary, key, answer)
         if pending.vector is not None and not vary:
@@ -453,16 +437,14 @@ def _seconds(text: str) -> int:
     return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else 0
 
 
-def _backend_refs(config: CacheConfig) -> tuple[tuple[str, CalledBackendRef], ...]:
-    return (("semantic.backendRef", config.semantic.backend_ref),) if config.semantic is not None else ()
-
-
 CACHE = FilterType(
     name="egressproxy.io/Cache:v1",
     phases=frozenset((Phase.REQUEST_HEADERS,)),
     config_model=CacheConfig,
     build=Cache,
-    backend_refs=_backend_refs,
+    backend_refs=lambda config: (
+        () if config.semantic is None else (("semantic.backendRef", config.semantic.backend_ref),)
+    ),
     also=frozenset((Phase.REQUEST_BODY, Phase.BACKEND_RESPONSE, Phase.RESPONSE_HEADERS, Phase.RESPONSE_BODY)),
     summary="Gives the same client the same answer again, streams included.",
 )

@@ -61,14 +61,11 @@ def lifetime_s(fields: Fields, ttl_s: float, *, is_get: bool) -> float:
     told = cache_control(fields)
     for name in ("s-maxage", "max-age"):
         if name in told:
-            return min(ttl_s, _seconds(told[name]))
+            said = told[name]  # invalid: stale (section 4.2.1)
+            return min(ttl_s, float(said) if said.isascii() and said.isdigit() else 0.0)
     if b"expires" in fields:
         return min(ttl_s, _until(fields.get(b"expires"), fields.get(b"date")))
     return ttl_s
-
-
-def _seconds(text: str) -> float:
-    return float(text) if text.isascii() and text.isdigit() else 0.0  # invalid: stale (section 4.2.1)
 
 
 def _until(expires: bytes | None, date: bytes | None) -> float:

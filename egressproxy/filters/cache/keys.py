@@ -26,8 +26,7 @@ _STATEFUL: Final = ("background", "conversation", "previous_response_id")
 
 def is_known(x: Exchange, fields: Fields) -> bool:
     """Whether anything tells this client, who has sent these fields, from others."""
-    identity = x.identity
-    return is_named(identity) or CREDENTIALS.search(fields.block) is not None
+    return is_named(x.identity) or CREDENTIALS.search(fields.block) is not None
 
 
 def is_named(identity: CallerIdentity) -> bool:
@@ -42,10 +41,7 @@ def credentials_of(fields: Fields) -> bytes:
 
 
 def canonical(body: bytes) -> bytes | None:
-    """A body of JSON with its members in order and without blanks; None where answers depend on more than it says.
-
-    Raises Unreadable.
-    """
+    """A body of JSON in order, no blanks; None where answers depend on more than it says. Raises Unreadable."""
     value = JsonMessage.parse(body)
     if not isinstance(value, dict) or any(value.get(name) for name in _STATEFUL):
         return None
@@ -53,10 +49,7 @@ def canonical(body: bytes) -> bytes | None:
 
 
 def in_order(value: object) -> bytes:
-    """A value of JSON with the members of its objects sorted by name, at every depth, and without blanks.
-
-    Raises Unreadable for an infinite number.
-    """
+    """A value of JSON without blanks, members sorted by name, at every depth. Raises Unreadable for infinity."""
     try:
         return _encode_in_order(value).encode()
     except ValueError:  # half a surrogate pair, which `dumps` writes as an escape, or infinity
@@ -72,12 +65,8 @@ def telling(names: Iterable[bytes]) -> re.Pattern[bytes]:
 def told_by(telling: re.Pattern[bytes], fields: Fields) -> bytes:
     """What these fields say. In which order fields of several names stand makes no difference."""
     lines = [b"%b:%b" % (name.lower(), value) for name, value in telling.findall(fields.block)]
-    lines.sort(key=_name_of_line)
+    lines.sort(key=lambda line: line.partition(b":")[0])
     return b"\n".join(lines)
-
-
-def _name_of_line(line: bytes) -> bytes:
-    return line.partition(b":")[0]
 
 
 def digest(parts: Sequence[bytes]) -> bytes:

@@ -38,9 +38,8 @@ class StoredAnswer:
     @property
     def size(self) -> int:
         """Bytes that it takes, about."""
-        return (
-            len(self.body) + len(self.target) + sum(len(name) + len(value) for name, value in self.fields) + _OVERHEAD
-        )
+        fields = sum(len(name) + len(value) for name, value in self.fields)
+        return len(self.body) + len(self.target) + fields + _OVERHEAD
 
     def age(self, now: float) -> int:
         return self.age_s + max(int(now - self.stored_at), 0)

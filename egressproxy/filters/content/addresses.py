@@ -70,7 +70,7 @@ class IPAddresses(Detector):
             if group is not None and colon - group.end() >= start:
                 begin = colon - group.end()
                 whole = _ADDRESS.match(text, begin)
-                if whole is not None and _has_digit(whole[0]) and _is(IPv6Address, whole[0]):
+                if whole is not None and any(map(str.isdigit, whole[0])) and _is(IPv6Address, whole[0]):
                     found.append(Span(begin, whole.end(), "IP_ADDRESS", begin))
             match = _SECOND_COLON.search(text, colon + 1)
         match = _IPV4.search(text, start)
@@ -83,10 +83,6 @@ class IPAddresses(Detector):
     def open_end(self, text: str, tail: str) -> int:
         match = _OPEN_IP.match(tail)
         return 0 if match is None else match.end()
-
-
-def _has_digit(text: str) -> bool:
-    return any(character.isdigit() for character in text)
 
 
 def _is(kind: type[IPv4Address | IPv6Address], text: str) -> bool:

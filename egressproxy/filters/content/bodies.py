@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any, Final, Protocol
+from typing import Any, Final, TypeAlias
 from urllib.parse import quote_plus, unquote_plus
 
 from egressproxy.ai_apis.message import MAX_COMMAS, MAX_PARTS, JsonMessage, TextPart
@@ -30,58 +31,32 @@ class BodyKind(Enum):
 
 
 _JSON: Final = BodyKind.JSON  # a member looked up on its class costs more
-_JSON_LINES: Final = frozenset((b"application/x-ndjson", b"application/jsonl", b"application/x-jsonlines"))
-_TEXTS: Final = frozenset((b"application/xml", b"application/javascript", b"application/yaml", b"application/graphql"))
+_KINDS: Final = {
+    b"": BodyKind.UNKNOWN,
+    b"application/json": BodyKind.JSON,
+    b"application/x-www-form-urlencoded": BodyKind.FORM,
+    **dict.fromkeys((b"application/x-ndjson", b"application/jsonl", b"application/x-jsonlines"), BodyKind.LINES),
+    **dict.fromkeys((b"text/event-stream", b"application/vnd.amazon.eventstream"), BodyKind.EVENTS),
+    **dict.fromkeys((b"application/xml", b"application/javascript", b"application/yaml"), BodyKind.TEXT),
+    b"application/graphql": BodyKind.TEXT,
+}
 #: Messages in envelopes, which may be compressed or in base64, whatever stands behind a plus sign.
 _ENVELOPES: Final = (b"application/grpc", b"application/connect+")
-_EVENTS: Final = frozenset((b"text/event-stream", b"application/vnd.amazon.eventstream"))
 _content_types: Final = finder(b"content-type").findall
 _CHARSET = re.compile(rb';\s*charset\s*=\s*"?([^\s";,]*)', re.IGNORECASE)
 _READ_CHARSETS: Final = frozenset((b"", b"utf-8", b"utf8", b"us-ascii", b"ascii"))
 
 
-class BodyText(Protocol):
-    """A text of a document. One that `is_signed` cannot be replaced."""
-
-    @property
-    def text(self) -> str:
-        """What it says."""
-
-    @property
-    def role(self) -> TextRole:
-        """Who says it."""
-
-    @property
-    def kind(self) -> TextKind:
-        """What it is."""
-
-    @property
-    def is_signed(self) -> bool:
-        """Whether it must stay as it is."""
-
-    @property
-    def where(self) -> str:
-        """Its place, for people."""
-
-    def replace(self, text: str) -> None:
-        """Have the document say this instead."""
-
-
-class BodyTexts(Protocol):
-    """A whole body."""
-
-    def texts(self) -> Iterator[BodyText]:
-        """Each text, which may be replaced meanwhile."""
-
-    def body(self) -> bytes:
-        """The body with what was replaced; the very object that came where nothing was."""
+#: A text of a document, with its role, its kind, and `where` it is, for people. One that `is_signed` must stay as it
+#: is; any other one may be replaced.
+BodyText: TypeAlias = "TextPart | _String | _TextDocument | _FormPart"
+#: A whole body: its `texts`, each of which may be replaced meanwhile, and the `body` with what was replaced; the very
+#: object that came where nothing was.
+BodyTexts: TypeAlias = "JsonDocument | _LinesDocument | FormDocument | _TextDocument"
 
 
 def media_type_of(fields: Fields) -> bytes:
-    """The type of Content-Type, in lower case, without parameters; b"" where none is said.
-
-    Of several lines nobody knows which one a server takes: they are no type, b"?".
-    """
+    """The type of Content-Type, in lower case, without parameters; b"" for none, b"?" for several lines."""
     return type_and_kind_of(fields)[0]
 
 
@@ -109,24 +84,16 @@ def _type_of_lines(lines: tuple[bytes, ...]) -> tuple[bytes, BodyKind]:
 
 def _kind_of_line(line: bytes) -> tuple[bytes, BodyKind]:
     media_type = line.partition(b";")[0].strip().lower()
-    if not media_type:
-        return media_type, BodyKind.UNKNOWN
     charset = _CHARSET.search(line)
-    if charset is not None and charset[1].lower() not in _READ_CHARSETS:
-        return media_type, BodyKind.OTHER
-    if media_type.startswith(_ENVELOPES):
-        return media_type, BodyKind.OTHER
-    if media_type == b"application/json" or media_type.endswith(b"+json"):
-        return media_type, BodyKind.JSON
-    if media_type in _EVENTS:
-        return media_type, BodyKind.EVENTS
-    if media_type in _JSON_LINES:
-        return media_type, BodyKind.LINES
-    if media_type == b"application/x-www-form-urlencoded":
-        return media_type, BodyKind.FORM
-    if media_type.startswith(b"text/") or media_type in _TEXTS or media_type.endswith(b"+xml"):
-        return media_type, BodyKind.TEXT
-    return media_type, BodyKind.OTHER
+    is_read = charset is None or charset[1].lower() in _READ_CHARSETS
+    kind = _KINDS.get(media_type, BodyKind.OTHER)
+    if media_type and (not is_read or media_type.startswith(_ENVELOPES)):
+        kind = BodyKind.OTHER
+    elif media_type not in _KINDS and media_type.endswith(b"+json"):
+        kind = BodyKind.JSON
+    elif media_type not in _KINDS and (media_type.startswith(b"text/") or media_type.endswith(b"+xml")):
+        kind = BodyKind.TEXT
+    return media_type, kind
 
 
 #: Of lines that are written again and again: so many of them, up to so many bytes of each.
@@ -136,10 +103,7 @@ _MAX_KNOWN: Final = 128
 
 
 def document_of(x: Exchange, body: bytes, kind: BodyKind, *, is_request: bool) -> BodyTexts:
-    """The texts of a whole body of this kind. Raises Unreadable.
-
-    What looks like JSON is JSON to many servers, whatever its type says: it is read as JSON if it can be.
-    """
+    """The texts of a whole body; what looks like JSON is read so, if it can be: servers do. Raises Unreadable."""
     if kind is _JSON:
         return _json_document(x, body, is_request)
     if kind is BodyKind.LINES:
@@ -210,19 +174,15 @@ class _String:
         self._message.put(self.path, text)
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class JsonDocument:
-    """First the texts of a conversation, if it is one; then every other string, names of members too.
+    """`is_ai`: it is a message of an AI provider or of MCP, in which members of some names hold what is no text."""
 
-    `is_ai`: it is a message of an AI provider or of MCP, in which members of some names hold what is no text.
-    """
-
-    __slots__ = ("is_ai", "message")
-
-    def __init__(self, message: JsonMessage, is_ai: bool) -> None:
-        self.message = message
-        self.is_ai = is_ai
+    message: JsonMessage
+    is_ai: bool
 
     def texts(self) -> Iterator[BodyText]:
+        """First the texts of a conversation, if it is one; then every other string, names of members too."""
         told: set[Path] = set()
         outer: dict[Path, str] = {}  # strings of JSON, such as arguments of calls
         if self.is_ai:
@@ -263,16 +223,11 @@ class JsonDocument:
             else:
                 raise Unreadable("it is a string alone")
         elif (digits := _digits(value)) and path not in told:
-            yield _Digits(self.message, path, digits, is_name=False)
+            # Digits are digits with or without quotes: where a number is replaced it becomes a string.
+            yield _String(self.message, path, digits, is_name=False)
 
     def body(self) -> bytes:
         return self.message.body()
-
-
-class _Digits(_String):
-    """A number: digits are digits with or without quotes. Where it is replaced it becomes a string."""
-
-    __slots__ = ()
 
 
 def _digits(value: Any) -> str:
@@ -397,18 +352,16 @@ class FormDocument:
         return b"".join(self._pieces) if self._is_changed else self._body
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class _FormPart:
-    __slots__ = ("_document", "_index", "text")
+    _document: FormDocument
+    _index: int
+    text: str
 
     is_signed = False
     kind = TextKind.TEXT
     role = TextRole.NONE
     where = "a form or query"
-
-    def __init__(self, document: FormDocument, index: int, text: str) -> None:
-        self._document = document
-        self._index = index
-        self.text = text
 
     def replace(self, text: str) -> None:
         self._document.put(self._index, text)

@@ -1,6 +1,4 @@
-"""Check digits: whether a number is one that its issuer may have given out. Each function takes digits (and letters, in
-capitals) without separators.
-"""
+"""Check digits: whether a number may be one of its issuer. Each takes digits (and capitals) without separators."""
 
 from __future__ import annotations
 

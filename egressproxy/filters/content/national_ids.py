@@ -27,8 +27,11 @@ class _Form(NamedTuple):
 
 
 def _number(pattern: str, rest: str, check: Callable[[str], bool] | None = None) -> _Form:
-    """A number of this form; `check` gets it without separators, in capitals."""
-    compiled = re.compile(pattern + _END)
+    return _Form(_finder(re.compile(pattern + _END), check), rest)
+
+
+def _finder(compiled: re.Pattern[str], check: Callable[[str], bool] | None) -> NumberKind:
+    """What finds the end of this form; `check` gets it without separators, in capitals."""
 
     def end_of(text: str, at: int) -> int:
         match = compiled.match(text, at)
@@ -36,16 +39,12 @@ def _number(pattern: str, rest: str, check: Callable[[str], bool] | None = None)
             return 0
         return match.end() if check is None or check(match[0].translate(_SEPARATORS).upper()) else 0
 
-    return _Form(end_of, rest)
+    return end_of
 
 
 def _is_ahv(digits: str) -> bool:
     """EAN-13."""
     return sum(int(digit) * (3 if place % 2 else 1) for place, digit in enumerate(digits)) % 10 == 0
-
-
-def _is_personnummer(digits: str) -> bool:
-    return check_digits.is_luhn(digits[-10:])
 
 
 _NUMBERS: Final[dict[str, _Form]] = {
@@ -68,7 +67,7 @@ _NUMBERS: Final[dict[str, _Form]] = {
     "SE": _number(
         r"(?:19|20)?[0-9]{2}(?:0[1-9]|1[0-2])(?:[0-8][0-9]|9[01])[-+][0-9]{4}",
         r"[0-9]{5}(?:[0-9]{2})?[-+][0-9]{4}",
-        _is_personnummer,
+        lambda digits: check_digits.is_luhn(digits[-10:]),
     ),
     "PL": _number(r"[0-9]{11}", r"[0-9]{10}(?![0-9])", check_digits.is_pesel),
     "BR": _number(
@@ -106,16 +105,5 @@ def numbers_of(countries: tuple[str, ...]) -> list[_Form]:
 def lettered_of(countries: tuple[str, ...]) -> list[tuple[NumberKind, tuple[bytes, ...]]]:
     """What finds those that begin with letters, with their shapes."""
     found = [_LETTERED[country] for country in countries if country in _LETTERED]
-    return [(_lettered(pattern, check), shapes) for pattern, check, shapes in found]
-
-
-def _lettered(pattern: str, check: Callable[[str], bool] | None) -> NumberKind:
-    compiled = re.compile(pattern + _END, re.IGNORECASE | re.ASCII)
-
-    def end_of(text: str, at: int) -> int:
-        match = compiled.match(text, at)
-        if match is None:
-            return 0
-        return match.end() if check is None or check(match[0].translate(_SEPARATORS).upper()) else 0
-
-    return end_of
+    flags = re.IGNORECASE | re.ASCII
+    return [(_finder(re.compile(pattern + _END, flags), check), shapes) for pattern, check, shapes in found]

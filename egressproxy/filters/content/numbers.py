@@ -30,7 +30,6 @@ _OPEN = re.compile(rf"[A-Za-z]?(?:[0-9 ./()+\-]|[ABab](?=2)){{1,{MAX_LENGTH}}}")
 _FIRST = re.compile(r"[0-9+(]")
 _CARD = re.compile(r"[2-689][0-9]{0,18}(?:[ .-][0-9]{1,18}){0,6}(?![0-9])")
 _CARD_SEPARATORS = re.compile("[ .-]")
-_SEPARATORS: Final = dict.fromkeys(map(ord, "+ ./()-"))
 #: Behind the first character of a card: at least 13 digits, the first ones as those of a network.
 CARD_FORM: Final = (
     r"(?:(?<=[468])[ .-]?[0-9]|(?<=2)[ .-]?[2-7]|(?<=3)[ .-]?[04-9]|(?<=5)[ .-]?[0-8])(?:[ .-]?[0-9]){11}"
@@ -44,9 +43,7 @@ NumberKind = Callable[[str, int], int]
 
 
 class Numbers(Detector):
-    """`kinds` are an entity, what finds its end, and its form: an expression without groups that holds behind the first
-    character of all that the former finds.
-    """
+    """`kinds`: an entity, what finds its end, its form: an expression, without groups, of what follows its start."""
 
     __slots__ = ("_formed", "_kinds", "_starts")
 
@@ -89,16 +86,8 @@ class Numbers(Detector):
         return 0 if first is None else len(text) - first.start()
 
 
-def digits_of(text: str) -> str:
-    """The digits of a number, without what parts them."""
-    return text.translate(_SEPARATORS)
-
-
 def card_at(text: str, at: int) -> int:
-    """CARD: 13 to 19 digits, in up to seven groups, with prefix, length and checksum of a network.
-
-    What follows may be a year or a code: groups at the end are left out until the rest is a card.
-    """
+    """CARD: 13 to 19 digits of a network, with their checksum, in groups; those behind it (a year) are left out."""
     match = _CARD.match(text, at)
     if match is None:
         return 0

@@ -27,9 +27,7 @@ _ASSERTIONS: Final = frozenset(("^", "$", r"\b", r"\B", r"\A", r"\z"))
 
 
 def check_names(names: Iterable[str], others: Iterable[str]) -> None:
-    """Raises FieldFault (at `deny[N].name`) for the name of a rule that another one has, whatever the case of its
-    letters. `others`: the names of the filter's own rules.
-    """
+    """Raises FieldFault (at `deny[N].name`) for a name that another rule, or one of `others`, has in any case."""
     taken = {name.casefold(): name for name in others}
     for index, name in enumerate(names):
         other = taken.get(name.casefold())
@@ -49,10 +47,7 @@ Expression = Annotated[str, Within(min_length=1), Checked(_checked)]
 
 
 def compiled(text: str, *, ignores_case: bool = False, max_length: int = _MAX_PATTERN) -> Any:
-    """An RE2 expression for text (Unicode). Raises ValueError with what is wrong.
-
-    `max_length`: characters that it may have; 0 for any number.
-    """
+    """An RE2 expression for text, of at most `max_length` characters (0: any number). Raises ValueError."""
     if 0 < max_length < len(text):
         raise ValueError(f"the expression has {len(text)} characters; at most {max_length} are allowed")
     import re2  # type: ignore[import-untyped]
@@ -108,10 +103,7 @@ class _OwnPattern:
 
 
 class OwnPatterns(Detector):
-    """`patterns` are entities, expressions, and the lengths of their longest matches in characters.
-
-    Raises ValueError for an expression that RE2 does not take, or that matches the empty text.
-    """
+    """`patterns`: entity, expression, and the longest match in characters. Raises ValueError as `compiled`."""
 
     __slots__ = ("_longest", "_patterns", "glance")
 
@@ -167,10 +159,7 @@ def searched_in(expression: Any, text: str) -> bool:
 
 
 def _without_assertions(expression: str) -> str:
-    """An expression that matches whatever this one matches, and does not depend on what stands around that.
-
-    Raises ValueError for a quotation (`\\Q`), whose parts are not told apart here.
-    """
+    """An expression that matches whatever this one does, wherever that stands. Raises ValueError for `\\Q`."""
     if r"\Q" in expression:
         raise ValueError("it has a quotation")
     return "".join("(?:)" if part in _ASSERTIONS else part for part in _PART.findall(expression))

@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Annotated, Any, Final, Literal
 
 from egressproxy.ai_apis.answer import AiAnswer
@@ -210,15 +211,10 @@ class ResponsePolicy(ContentFilter):
         denies_unreadable = config.unreadable == "Deny" and config.mode == "Enforce"
         super().__init__(context, config.max_body_bytes, denies_unreadable=denies_unreadable)
         self.config = config
-        self.scanner = scanner_of(
-            config.entities,
-            regions=config.regions,
-            countries=config.countries,
-            patterns=[(each.name, each.pattern, each.max_length) for each in config.deny],
-        ) if config.entities or config.deny else None  # fmt: skip
-        self._entities = scanner_of(
-            config.entities, regions=config.regions, countries=config.countries
-        ) if config.entities else None  # fmt: skip
+        scanner = partial(scanner_of, config.entities, regions=config.regions, countries=config.countries)
+        own = [(each.name, each.pattern, each.max_length) for each in config.deny]
+        self.scanner = scanner(patterns=own) if config.entities or own else None
+        self._entities = scanner() if config.entities else None
         self._glance = Glance.of([(each.pattern, False) for each in config.deny])
         self._looks_inside = self.scanner is not None or config.max_length > 0 or config.tool_calls != "Any"
         self._note = f"response policy {id(self)}"
@@ -349,10 +345,7 @@ class ResponsePolicy(ContentFilter):
                 answer.hits("tool-call", is_fixed=True)
 
     def _is_harmless(self, x: Exchange, answer: _WatchedAnswer, data: bytes) -> bool:
-        """Whether nothing is against a whole answer, as `_whole` would find it with a look at each of its texts.
-
-        Raises Rejected and Unreadable, as that does.
-        """
+        """Whether nothing is against a whole answer, as `_whole` finds it text by text. Raises as that does."""
         if len(data) > _AT_A_GLANCE or data.lstrip()[:1] != b"{" or 0 <= answer.left < len(data):
             return False
         view = answer_view(x, data)

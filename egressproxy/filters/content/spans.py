@@ -41,9 +41,7 @@ Replace = Callable[[str, str], str]
 
 
 class Detector(ABC):
-    """Finds entities of one family in folded text. It keeps nothing between calls, and finds what begins inside of what
-    it has found as well.
-    """
+    """Finds entities of one family in folded text, also inside of what it has found. Keeps nothing between calls."""
 
     __slots__ = ()
 
@@ -58,10 +56,7 @@ class Detector(ABC):
 
     @abstractmethod
     def open_end(self, text: str, tail: str) -> int:
-        """How many characters at the end belong to what may be something else when more text comes; 0: none.
-
-        `tail` is the end of the text backwards, at most TAIL characters of it.
-        """
+        """How many characters at the end are undecided. `tail`: the end backwards, at most TAIL characters."""
 
 
 class Scanner:
@@ -212,10 +207,6 @@ class SpanStream:
         else:
             places = [Span(index[s - before], index[e - before], entity, 0) for s, e, entity, _ in found if s < end]
         return text[:cut], places
-
-    @property
-    def held(self) -> int:
-        return len(self._held)
 
 
 class TextStream(SpanStream):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from codecs import getincrementaldecoder
+from dataclasses import dataclass
 
 from egressproxy.ai_apis.streams import TextFunction
 from egressproxy.ai_apis.strict_json import Unreadable
@@ -11,9 +12,7 @@ _DECODER = getincrementaldecoder("utf-8")
 
 
 class TextEditor:
-    """Edits one body of text in UTF-8, cut anywhere. Raises Unreadable for other bytes; one that `is_lenient` lets them
-    pass as they came, with all that follows.
-    """
+    """Edits text in UTF-8, cut anywhere. Raises Unreadable for other bytes; `is_lenient`: they and the rest pass."""
 
     __slots__ = ("_decoder", "_function", "_is_broken", "_is_lenient")
 
@@ -52,14 +51,12 @@ class TextEditor:
             raise Unreadable("it is not UTF-8") from None
 
 
+@dataclass(slots=True, eq=False)
 class Chained:
     """One function of text behind another."""
 
-    __slots__ = ("_first", "_second")
-
-    def __init__(self, first: TextFunction, second: TextFunction) -> None:
-        self._first = first
-        self._second = second
+    _first: TextFunction
+    _second: TextFunction
 
     def feed(self, text: str) -> str:
         return self._second.feed(self._first.feed(text))

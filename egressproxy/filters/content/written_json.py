@@ -7,6 +7,7 @@ Where that is not enough (a name, a number, arguments that are JSON themselves),
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
@@ -44,18 +45,16 @@ _ESCAPES: Final = (
 )  # fmt: skip
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class WrittenJson:
     """`text` has a NUL for each quotation mark that begins or ends a string, and U+0001 for what escapes stand for that
     part words and numbers; JSON itself has neither.
     """
 
-    __slots__ = ("_body", "_index", "_source", "text")
-
-    def __init__(self, body: bytes, source: str, text: str, index: list[int] | None) -> None:
-        self._body = body
-        self._source = source  # what the body says
-        self.text = text
-        self._index = index  # of each character, and of the end, in the source
+    _body: bytes
+    _source: str  # what the body says
+    text: str
+    _index: list[int] | None  # of each character, and of the end, in the source
 
     @classmethod
     def of(cls, document: BodyTexts, scanner: Scanner) -> WrittenJson | None:

@@ -58,13 +58,6 @@ class _SignedHead(NamedTuple):
     time: bytes
 
 
-class _SignedBody(NamedTuple):
-    """A whole body was signed at this time, as what follows a head with this signature."""
-
-    time: bytes
-    seed: bytes
-
-
 class AwsInjector(BoundCredential):
     """The value is AwsKeys. A body that the client signs in chunks is signed anew, on a Backend; else it is refused."""
 
@@ -76,7 +69,7 @@ class AwsInjector(BoundCredential):
         assert config.aws is not None
         self._aws: Aws = config.aws
         self._scope = Scope(self._aws.service, self._aws.region, is_s3=self._aws.is_s3)
-        self._signer: SigV4 | SigV4A | None = None
+        self._signer: SigV4 | None = None
         self._token = b""
         self._skew_s = 0.0
         self.needs_body = self._aws.signs_body
@@ -126,9 +119,9 @@ class AwsInjector(BoundCredential):
         payload = self._payload(x)
         if payload not in _IN_CHUNKS:
             self._put(x, self._signed(x, payload, self._now()))
-        elif isinstance(signed_body, _SignedBody):
+        elif isinstance(signed_body, _SignedHead):
             head = self._signed(x, payload, signed_body.time)
-            if head.signature != signed_body.seed:
+            if head.signature != signed_body.signature:
                 raise self._refusal("whose head another filter has changed behind this one")
             self._put(x, head)
         else:
@@ -138,19 +131,14 @@ class AwsInjector(BoundCredential):
         return None
 
     def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
-        """Bodies in chunks that the client has signed, on their way to the backend, and answers of a backend behind TLS
-        that may say that the time is wrong.
-        """
+        """Bodies in chunks that the client has signed; answers, over TLS, that may say that the time is wrong."""
         if phase is Phase.RESPONSE_BODY:
             return BodyMode.STREAM if x.response.status in (400, 403) and x.backend_is_secure else None
         said = x.request.fields.get(b"x-amz-content-sha256")
         return BodyMode.STREAM if said in _IN_CHUNKS and x.backend != "-" else None
 
     def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes | Awaitable[bytes]:
-        """Signs chunks anew. A body that is whole already comes before `backend_request`, one that flows behind it.
-
-        Raises Denied(FILTER_REJECTED, 403) for what is no such body.
-        """
+        """Signs chunks anew. Raises Denied (403). Whole bodies come before `backend_request`, others behind it."""
         chunks = (x.notes or {}).get(self._body)
         if isinstance(chunks, ChunkSigner):
             return self._fed(chunks, data, last)
@@ -158,7 +146,7 @@ class AwsInjector(BoundCredential):
             return self._wait_for_body(x, data, last)
         payload = self._payload(x)
         head = self._signed(x, payload, self._now())
-        x.note(self._body, _SignedBody(head.time, head.signature))
+        x.note(self._body, head)  # as which the whole body is signed
         return self._fed(self._chunks(head, payload), data, last)
 
     async def _wait_for_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
@@ -178,7 +166,7 @@ class AwsInjector(BoundCredential):
             raise self._refusal(f"which is not what it says: {error}") from None
 
     def _chunks(self, head: _SignedHead, payload: bytes) -> ChunkSigner:
-        assert isinstance(self._signer, SigV4)
+        assert self._signer is not None
         return ChunkSigner(self._signer, head.time, head.signature, has_trailers=payload.endswith(b"-TRAILER"))
 
     def _now(self) -> bytes:

@@ -11,15 +11,16 @@ from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final
+from urllib.parse import urlencode
 
 from egressproxy.filters.base import FilterContext
-from egressproxy.filters.calls import CallAnswer, CallFailed, FilterCall
+from egressproxy.filters.calls import CallAnswer, FilterCall
 from egressproxy.filters.credentials.aws_signature import AwsKeys
 from egressproxy.filters.credentials.config import Aws, AwsContainer, AwsInstanceMetadata, AwsWebIdentity
 from egressproxy.filters.credentials.local_sources import read_file
 from egressproxy.filters.credentials.oauth2 import Fetch, secret_of, token_file
 from egressproxy.filters.credentials.refresher import Fetched, FetchError
-from egressproxy.filters.credentials.token_endpoint import TIMEOUT_S, ask_json, checked_call, form_body
+from egressproxy.filters.credentials.token_endpoint import answer_of, ask_json, checked_call
 from egressproxy.model.fields import VALUE
 from egressproxy.model.secret import SecretBytes
 
@@ -71,7 +72,7 @@ def _from_sts(context: FilterContext, config: AwsWebIdentity) -> Fetch:
             ("WebIdentityToken", token_file(config.token_file)),
         ]
         fields = [(b"accept", b"application/xml"), (b"content-type", b"application/x-www-form-urlencoded")]
-        answer = await _asked(asked, b"POST", config.sts.path, fields, form_body(form))
+        answer = await answer_of(asked, b"POST", config.sts.path, fields, urlencode(form).encode())
         text = answer.body.decode("utf-8", "replace")
         if answer.status != 200:
             code = _CODE.search(text)
@@ -109,25 +110,16 @@ def _from_instance(context: FilterContext, config: AwsInstanceMetadata) -> Fetch
     async def fetch() -> Fetched:
         asked = checked_call(call, allow_plaintext=True)
         lifetime = [(b"x-aws-ec2-metadata-token-ttl-seconds", b"300")]
-        session = _ok(asked, await _asked(asked, b"PUT", "/latest/api/token", lifetime)).strip()
+        session = _ok(asked, await answer_of(asked, b"PUT", "/latest/api/token", lifetime)).strip()
         if not session or not VALUE.fullmatch(session):
             raise FetchError("the metadata service gave no session token")
         shown = [(b"x-aws-ec2-metadata-token", session)]
-        role = _ok(asked, await _asked(asked, b"GET", role_path, shown)).decode("latin-1").strip()
+        role = _ok(asked, await answer_of(asked, b"GET", role_path, shown)).decode("latin-1").strip()
         if not _ROLE.fullmatch(role):
             raise FetchError("the metadata service names no role: the instance has none")
         return _fetched(await ask_json(asked, role_path + role, method=b"GET", fields=shown))
 
     return fetch
-
-
-async def _asked(
-    call: FilterCall, method: bytes, path: str, fields: list[tuple[bytes, bytes]], body: bytes = b""
-) -> CallAnswer:
-    try:
-        return await call.request(method, path.encode(), fields, body, timeout_s=TIMEOUT_S)
-    except CallFailed as failed:
-        raise FetchError(str(failed)) from None
 
 
 def _ok(call: FilterCall, answer: CallAnswer) -> bytes:

@@ -89,31 +89,27 @@ def _encoded(text: bytes) -> bytes:
     return quote(unquote_to_bytes(text), safe=_UNRESERVED).encode()
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class SigV4:
     """Signs with one access key for one scope. The key that is derived for a day is kept for that day."""
 
-    __slots__ = ("_day", "_key", "_keys", "_scope")
+    algorithm = V4
 
-    algorithm: Final = V4
-
-    def __init__(self, keys: AwsKeys, scope: Scope) -> None:
-        self._keys = keys
-        self._scope = scope
-        self._day = b""
-        self._key = b""
+    _keys: AwsKeys
+    _scope: Scope
+    _day: bytes = b""
+    _key: bytes = b""
 
     def authorization(
         self, method: bytes, target: bytes, fields: Iterable[tuple[bytes, bytes]], payload: bytes, time: bytes
     ) -> tuple[bytes, bytes]:
-        """The value of Authorization, and the signature alone. `time` is that of X-Amz-Date: 20260102T030405Z.
-
-        The other parameters are those of `canonical_request`.
-        """
+        """The value of Authorization, and the signature alone. `time`: X-Amz-Date. Others: see `canonical_request`."""
         canonical, signed = canonical_request(method, target, fields, payload, is_s3=self._scope.is_s3)
         scope = self.scope(time)
-        signature = self.sign(b"\n".join((V4, time, scope, hashlib.sha256(canonical).hexdigest().encode())), time)
+        name, digest = self.algorithm, hashlib.sha256(canonical).hexdigest().encode()
+        signature = self.sign(b"\n".join((name, time, scope, digest)), time)
         credential = self._keys.access_key_id.encode() + b"/" + scope
-        return b"%s Credential=%s, SignedHeaders=%s, Signature=%s" % (V4, credential, signed, signature), signature
+        return b"%s Credential=%s, SignedHeaders=%s, Signature=%s" % (name, credential, signed, signature), signature
 
     def scope(self, time: bytes) -> bytes:
         return b"/".join((time[:8], self._scope.region.encode(), self._scope.service.encode(), b"aws4_request"))
@@ -129,32 +125,18 @@ class SigV4:
         return hmac.digest(self._key, text, "sha256").hex().encode()
 
 
-class SigV4A:
-    """Signs with a key pair that is derived from one access key. `region` of the scope is a set: `*`, `eu-*,us-east-1`.
+class SigV4A(SigV4):
+    """Signs with a key pair of one access key. `region`: a set (`eu-*,us-east-1`). Needs X-Amz-Region-Set signed."""
 
-    X-Amz-Region-Set has to be among the fields that are signed.
-    """
+    __slots__ = ("_private_key",)
 
-    __slots__ = ("_key", "_keys", "_scope")
-
-    algorithm: Final = V4A
+    algorithm = V4A
 
     def __init__(self, keys: AwsKeys, scope: Scope) -> None:
         from cryptography.hazmat.primitives.asymmetric import ec
 
-        self._keys = keys
-        self._scope = scope
-        self._key = ec.derive_private_key(derive_v4a_key(keys), ec.SECP256R1())
-
-    def authorization(
-        self, method: bytes, target: bytes, fields: Iterable[tuple[bytes, bytes]], payload: bytes, time: bytes
-    ) -> tuple[bytes, bytes]:
-        """As of SigV4."""
-        canonical, signed = canonical_request(method, target, fields, payload, is_s3=self._scope.is_s3)
-        scope = self.scope(time)
-        signature = self.sign(b"\n".join((V4A, time, scope, hashlib.sha256(canonical).hexdigest().encode())), time)
-        credential = self._keys.access_key_id.encode() + b"/" + scope
-        return b"%s Credential=%s, SignedHeaders=%s, Signature=%s" % (V4A, credential, signed, signature), signature
+        super().__init__(keys, scope)
+        self._private_key = ec.derive_private_key(derive_v4a_key(keys), ec.SECP256R1())
 
     def scope(self, time: bytes) -> bytes:
         return b"/".join((time[:8], self._scope.service.encode(), b"aws4_request"))
@@ -164,7 +146,7 @@ class SigV4A:
         from cryptography.hazmat.primitives import hashes
         from cryptography.hazmat.primitives.asymmetric import ec
 
-        return self._key.sign(text, ec.ECDSA(hashes.SHA256())).hex().encode()
+        return self._private_key.sign(text, ec.ECDSA(hashes.SHA256())).hex().encode()
 
 
 def derive_v4a_key(keys: AwsKeys) -> int:

@@ -1,6 +1,4 @@
-"""BoundCredential: what filters share that send a credential: to which backend (`BackendBinding`), and where it goes in
-the head (`Placement`).
-"""
+"""BoundCredential: for filters that send a credential: to whom (`BackendBinding`), and where (`Placement`)."""
 
 from __future__ import annotations
 
@@ -150,9 +148,7 @@ class FetchReport:
 
 
 class BackendBinding:
-    """`looks_at_heads`: path or Host of each request have to be looked at, too. `name` and `source` are those of the
-    filter.
-    """
+    """`looks_at_heads`: path or Host of each request count, too. `name`, `source`: those of the filter."""
 
     __slots__ = ("_allow_plaintext", "_hosts", "_ports", "_prefix", "looks_at_heads", "name", "source")
 

@@ -105,12 +105,6 @@ def _template(text: str) -> str:
     return text
 
 
-def _absolute(text: str) -> str:
-    if not text.startswith("/") or "\0" in text:
-        raise ValueError(f"{text!r} is not an absolute path: write the whole path of the program")
-    return text
-
-
 def _user(text: str) -> str:
     if ":" in text or any(ord(char) < 32 or ord(char) == 127 for char in text):
         raise ValueError("a user name has no colon and no control characters (RFC 7617 section 2)")
@@ -147,7 +141,9 @@ class Command(FilterConfig):
     environment: tuple[Annotated[str, Within(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], ...] = ()
 
     def __post_init__(self) -> None:
-        _absolute(self.argv[0])
+        program = self.argv[0]
+        if not program.startswith("/") or "\0" in program:
+            raise ValueError(f"{program!r} is not an absolute path: write the whole path of the program")
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ class CredentialInjector(BoundCredential):
     """Building it raises UnusableReference for a value that a field cannot have. Without a value, requests fail."""
 
     keeps_length = True
+    _shown = b""  # in responses instead of the value; b"": as many asterisks
 
     def __init__(self, context: FilterContext) -> None:
         config: CredentialInjectorConfig = context.config
@@ -100,7 +101,7 @@ class CredentialInjector(BoundCredential):
             # What went out a moment ago may still come back.
             before = (self._masked,) if self._masked is not None else ()
             try:
-                self._mask = Mask(text, *before, shown=self._shown())
+                self._mask = Mask(text, *before, shown=self._shown)
             except ValueError as error:
                 raise ValueError(f"cannot be found by scrubResponses: {error}") from None
             self._masked = text
@@ -111,10 +112,6 @@ class CredentialInjector(BoundCredential):
 
     def _forget(self) -> None:
         self._lines = self._parameter = _NOTHING
-
-    def _shown(self) -> bytes:
-        """What stands in responses instead of the value; b"": as many asterisks."""
-        return b""
 
     def backend_request(self, x: Exchange) -> Awaitable[LocalResponse | None] | None:
         """Sends the credential. Raises GatewayFault(CREDENTIAL_MISSING, 503), and Denied (403) as `BackendBinding`."""
@@ -178,9 +175,7 @@ def _static(config: CredentialInjectorConfig, context: FilterContext) -> tuple[s
 
 
 def _fetch(config: CredentialInjectorConfig, context: FilterContext) -> Callable[[], Awaitable[Fetched]] | None:
-    """What fetches a value that changes while the filter lives; None for one that does not. Raises UnusableReference,
-    and ValueError for a path of a file that must not be read.
-    """
+    """What fetches a value that changes; None for one that does not. Raises UnusableReference, ValueError."""
     # Here, since few filters have such a source.
     if config.file or config.command is not None:
         from egressproxy.filters.credentials import local_sources

@@ -95,10 +95,7 @@ def _authentication(
 
 
 def from_google_service_account(context: FilterContext, config: GoogleServiceAccount) -> Fetch:
-    """The JWT bearer grant as the JSON file of a service account says it.
-
-    Raises UnusableReference for a file that is none, or whose token endpoint is another one.
-    """
+    """The JWT bearer grant of the JSON file of a service account. Raises UnusableReference for one that is none."""
     call = context.calls.get(config.token_endpoint.backend_ref.label)
     text = secret_of(context, config.key_ref)
     account = _google_account(text, config) if text is not None else None

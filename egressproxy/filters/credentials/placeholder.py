@@ -19,15 +19,13 @@ from egressproxy.model.message import RequestHead
 
 
 class PlaceholderInjector(CredentialInjector):
-    """Injects only where the placeholder stands in the place that the config declares.
-
-    Anything else of the client's goes as it is, or is refused with `require: placeholder`.
-    """
+    """Injects where the placeholder stands in its place. Other requests go as they are, or `require` refuses them."""
 
     def __init__(self, context: FilterContext) -> None:
         config: CredentialInjectorConfig = context.config
         self._placeholder = config.placeholder.encode()
         self.keeps_length = config.scrub_as == "Asterisks"  # type: ignore[misc]  # of this instance
+        self._shown = b"" if self.keeps_length else self._placeholder
         super().__init__(context)
         self.asks_for_plain = False  # a request without the placeholder goes as it is
         self._anywhere = pattern_of((config.placeholder,))
@@ -92,6 +90,3 @@ class PlaceholderInjector(CredentialInjector):
             scheme, _, value = value.partition(b" ")
             return scheme.lower() == self._scheme and value.strip() == self._expected
         return value == self._expected
-
-    def _shown(self) -> bytes:
-        return b"" if self.keeps_length else self._placeholder

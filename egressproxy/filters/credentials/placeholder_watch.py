@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from base64 import b64encode
 from collections.abc import Iterable
 from typing import Final
 from urllib.parse import unquote_to_bytes
@@ -11,6 +10,7 @@ from urllib.parse import unquote_to_bytes
 from egressproxy.errors import Denied, Reason
 from egressproxy.filters.base import Filter, Phase
 from egressproxy.filters.filter_step import PlacedFilter
+from egressproxy.filters.masking import base64_forms
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.telemetry.notices import Notices
@@ -23,13 +23,7 @@ _FIRST: Final = -2
 def forms_of(text: str) -> set[bytes]:
     """How this text is written: as it is, and in base64 at every alignment, in both alphabets (as Basic has it)."""
     value = text.encode()
-    forms = {value}
-    for before in range(3):
-        whole = b64encode(b"\0" * before + value).rstrip(b"=")
-        # Only digits that depend on the text alone.
-        core = whole[(before * 8 + 5) // 6 : (before + len(value)) * 8 // 6]
-        forms |= {core, core.replace(b"+", b"-").replace(b"/", b"_")}
-    return forms
+    return {value, *base64_forms(value)}
 
 
 def pattern_of(placeholders: Iterable[str]) -> re.Pattern[bytes]:
@@ -40,13 +34,12 @@ def pattern_of(placeholders: Iterable[str]) -> re.Pattern[bytes]:
 
 
 class PlaceholderWatch(Filter):
-    """Ends requests to a backend that have placeholders of other backends.
+    """Ends requests to a backend that have placeholders of other backends. `source` has declared one of them.
 
     It runs before every other filter of the backend, and sees the head as the rule's filters have left it.
     """
 
     def __init__(self, foreign: Iterable[str], source: str) -> None:
-        """`source` is an object that has declared a placeholder."""
         self._foreign = pattern_of(foreign)
         self._source = source
 
@@ -59,15 +52,12 @@ class PlaceholderWatch(Filter):
 
 
 class BodyWatch(Filter):
-    """Ends requests that have a placeholder, of whichever backend, in the first `limit` bytes of their body; of one in
-    a content coding that can be undone, in those of its content. Others pass.
-    """
+    """Ends requests with a placeholder in the first `limit` bytes of their body, decoded if it can be. Others pass."""
 
     only_reads = True
     decodes = True
 
     def __init__(self, placeholders: Iterable[str], limit: int, source: str) -> None:
-        """`source` is an object that has declared a placeholder."""
         listed = tuple(placeholders)
         self._any = pattern_of(listed)
         self._longest = max(map(len, listed)) * 4 // 3 + 4  # of a form

@@ -31,10 +31,7 @@ _LONGEST_S: Final = 86400.0
 
 
 class FetchError(Exception):
-    """A credential cannot be fetched. The text has no secret: it is shown in Events and the log.
-
-    `is_final`: the old value must not be used any longer either.
-    """
+    """A credential cannot be fetched. The text is shown, and has no secret. `is_final`: the old value ends, too."""
 
     def __init__(self, message: str, *, is_final: bool = False) -> None:
         super().__init__(message)
@@ -43,16 +40,14 @@ class FetchError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """A value as its source gave it, and how long it is valid from now, in seconds (infinite: until it is replaced).
-
-    `refresh_s`: when to fetch the next one; 0: before the life ends.
-    """
+    """A value, for how long it is valid (seconds; infinite: until replaced), and when to fetch again (0: before)."""
 
     value: object = field(repr=False)
     life_s: float = math.inf
     refresh_s: float = 0.0
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Refresher:
     """Calls `fetch` when a value is needed, and `keep` with each new value, with None when the last one has expired.
 
@@ -61,29 +56,18 @@ class Refresher:
     for how many seconds there is a value, 0 without one.
     """
 
-    __slots__ = (
-        "_expiry", "_failures", "_fetch", "_is_closed", "_keep", "_task", "_tell", "_timer", "_waiting", "error",
-        "expires_at", "has_value",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        fetch: Callable[[], Awaitable[Fetched]],
-        keep: Callable[[object | None], None],
-        tell: Callable[[str, float], None] = lambda _error, _left_s: None,
-    ) -> None:
-        self._fetch = fetch
-        self._keep = keep
-        self._tell = tell
-        self._task: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
-        self._expiry: asyncio.TimerHandle | None = None
-        self._failures = 0
-        self._is_closed = False
-        self._waiting = 0
-        self.error = ""  # why the last fetch failed
-        self.has_value = False
-        self.expires_at = math.inf  # of the value, in seconds of the loop's clock
+    _fetch: Callable[[], Awaitable[Fetched]]
+    _keep: Callable[[object | None], None]
+    _tell: Callable[[str, float], None]
+    _task: asyncio.Task[None] | None = None
+    _timer: asyncio.TimerHandle | None = None
+    _expiry: asyncio.TimerHandle | None = None
+    _failures: int = 0
+    _is_closed: bool = False
+    _waiting: int = 0
+    error: str = ""  # why the last fetch failed
+    has_value: bool = False
+    expires_at: float = math.inf  # of the value, in seconds of the loop's clock
 
     async def ready(self) -> None:
         """Wait until there is a value, or the fetch of now has failed. Starts a fetch unless one has just failed."""
@@ -169,9 +153,6 @@ class Refresher:
         if self._expiry is not None:
             self._expiry.cancel()
         self._expiry = None
-        self._drop()
-
-    def _drop(self) -> None:
         if self.has_value:
             self.has_value, self.expires_at = False, math.inf
             self._keep(None)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Final
 from urllib.parse import urlencode
 
-from egressproxy.filters.calls import CallFailed, FilterCall
+from egressproxy.filters.calls import CallAnswer, CallFailed, FilterCall
 from egressproxy.filters.credentials.refresher import Fetched, FetchError
 
 #: For one answer of a token endpoint, in seconds.
@@ -23,7 +23,7 @@ _ERROR_CODE: Final = re.compile(r"[a-z_]{1,40}")
 #: A token that a field can have (RFC 6750 section 2.1, and what goes beyond it in practice).
 _TOKEN: Final = re.compile(r"[\x21-\x7e]{1,65536}")
 
-Form = Iterable[tuple[str, str]]
+Form = Sequence[tuple[str, str]]
 
 
 def checked_call(call: FilterCall | None, *, allow_plaintext: bool) -> FilterCall:
@@ -35,6 +35,16 @@ def checked_call(call: FilterCall | None, *, allow_plaintext: bool) -> FilterCal
             f"backend {call.backend} of the token endpoint is not reached over verified TLS: add `tls` to it"
         )
     return call
+
+
+async def answer_of(
+    call: FilterCall, method: bytes, path: str, fields: Iterable[tuple[bytes, bytes]], body: bytes = b""
+) -> CallAnswer:
+    """What this backend answers, of whatever status. Raises FetchError."""
+    try:
+        return await call.request(method, path.encode(), fields, body, timeout_s=TIMEOUT_S)
+    except CallFailed as failed:
+        raise FetchError(str(failed)) from None
 
 
 async def ask_json(
@@ -52,14 +62,11 @@ async def ask_json(
     """
     body, kind = b"", b""
     if form is not None:
-        body, kind = form_body(form), b"application/x-www-form-urlencoded"
+        body, kind = urlencode(form).encode(), b"application/x-www-form-urlencoded"
     elif document is not None:
         body, kind = json.dumps(document).encode(), b"application/json"
     lines = [(b"accept", b"application/json"), *fields, *([(b"content-type", kind)] if kind else ())]
-    try:
-        answer = await call.request(method, path.encode(), lines, body, timeout_s=TIMEOUT_S)
-    except CallFailed as failed:
-        raise FetchError(str(failed)) from None
+    answer = await answer_of(call, method, path, lines, body)
     try:
         found = json.loads(answer.body)
     except (ValueError, RecursionError):
@@ -71,11 +78,6 @@ async def ask_json(
     if not isinstance(found, dict):
         raise FetchError(f"backend {call.backend} answered a request for a token with no JSON object")
     return found
-
-
-def form_body(form: Form) -> bytes:
-    """These parameters as a form (application/x-www-form-urlencoded)."""
-    return urlencode(list(form)).encode()
 
 
 def token_of(

@@ -20,7 +20,7 @@ from egressproxy.filters.base import REQUEST_HEADS, Filter, FilterContext, Filte
 from egressproxy.filters.limits.qos_config import QoSControllerConfig
 from egressproxy.filters.limits.rules import NEEDS_BODY
 from egressproxy.filters.limits.windows import SECONDS, TokenBucket, span_text
-from egressproxy.filters.settings import CalledBackendRef, FilterConfig, SecretRef, Within
+from egressproxy.filters.settings import FilterConfig, Within
 from egressproxy.filters.shared_counters import Row
 from egressproxy.model.exchange import Exchange
 
@@ -39,10 +39,7 @@ class RequestRateLimitConfig(FilterConfig):
 
 
 class RequestRateLimit(Filter):
-    """A token bucket, kept as one number: the moment when it is full again (monotonic seconds).
-
-    A refused request takes no token.
-    """
+    """A token bucket as one number: when it is full again (monotonic seconds). What is refused takes no token."""
 
     def __init__(self, context: FilterContext, clock: Callable[[], float] = time.monotonic) -> None:
         config: RequestRateLimitConfig = context.config
@@ -146,9 +143,7 @@ class ConcurrencyLimit(Filter):
         self._message = f"more than {requests_text(config.limit)} at once"
         self._held = f"concurrency {id(self)}"
         row = context.row or Row()
-        self._counts = row.held
-        self._mine = row.mine
-        self._lock = row.lock or _NO_LOCK
+        self._counts, self._mine, self._lock = row.held, row.mine, row.lock or _NO_LOCK
 
     @property
     def in_progress(self) -> int:
@@ -169,11 +164,8 @@ class ConcurrencyLimit(Filter):
     backend_request = request_headers
 
     def explain(self, x: Exchange) -> list[LimitState]:
-        return [
-            LimitState(
-                self._name, self._message.removeprefix("more than "), self._limit, self._limit - self.in_progress
-            )
-        ]
+        allows, left = self._message.removeprefix("more than "), self._limit - self.in_progress
+        return [LimitState(self._name, allows, self._limit, left)]
 
     def complete(self, x: Exchange) -> None:
         if x.notes is not None and x.notes.pop(self._held, None):
@@ -247,22 +239,16 @@ def quota(context: FilterContext) -> Filter:
     return SettledQuota(context) if types - {"Requests"} else Quota(context)
 
 
-def _secrets(config: QoSControllerConfig) -> tuple[SecretRef, ...]:
-    return () if config.store is None or config.store.secret_ref is None else (config.store.secret_ref,)
-
-
-def _backends(config: QoSControllerConfig) -> tuple[tuple[str, CalledBackendRef], ...]:
-    return () if config.store is None else (("store.backendRef", config.store.backend_ref),)
-
-
 QOS_CONTROLLER = FilterType(
     name="egressproxy.io/QoSController:v1",
     phases=REQUEST_HEADS,
     config_model=QoSControllerConfig,
     build=_build,
     also=frozenset((Phase.REQUEST_BODY, Phase.BACKEND_RESPONSE, Phase.RESPONSE_HEADERS, Phase.RESPONSE_BODY)),
-    secret_refs=_secrets,
-    backend_refs=_backends,
+    secret_refs=lambda config: (
+        (ref,) if config.store is not None and (ref := config.store.secret_ref) is not None else ()
+    ),
+    backend_refs=lambda config: () if config.store is None else (("store.backendRef", config.store.backend_ref),),
     is_shared=True,
     summary="Limits requests, bytes, tokens, money and concurrency, per identity, model and more; others get 429.",
 )

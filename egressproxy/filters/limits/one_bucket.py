@@ -21,20 +21,14 @@ _NUMBERS: Final = itertools.count(1)
 
 
 class OneBucket(NamedTuple):
-    """The two steps of one rule.
-
-    `take` takes what an exchange may need: what it took, or None where it does not fit, so that nothing was taken.
-    `settle` counts what it has taken in the end.
-    """
+    """Both steps of a rule. `take`: what was taken; None: it does not fit. `settle` counts what it was in the end."""
 
     take: Callable[[Exchange, TokenUse], Take | None]
     settle: Callable[[Exchange, Take, TokenUse], None]
 
 
 def one_bucket(rule: QuotaRule, least: float) -> OneBucket | None:
-    """Both steps of this rule, made when configuration is built; None where it is not a bucket of tokens. `least`: no
-    exchange takes less.
-    """
+    """Both steps of this rule; None where it is no bucket of tokens. `least`: no exchange takes less."""
     window, table = rule.window, rule.table
     if rule.type != "Tokens" or not isinstance(window, TokenBucket):
         return None

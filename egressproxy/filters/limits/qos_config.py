@@ -131,10 +131,6 @@ class StoreConfig(FilterConfig):
     """While it is away. Local: this machine counts by itself, its fair share of what is left. Deny: 503."""
 
 
-def _short(kind: LimitType, unit: str) -> str:
-    return f"{kind.lower()}_per_{unit.lower()}"
-
-
 @dataclass(frozen=True, slots=True)
 class QoSControllerConfig(FilterConfig):
     """Limits that hold together: an exchange passes if all of them let it, and counts in none if one does not."""
@@ -199,7 +195,7 @@ class QoSControllerConfig(FilterConfig):
         made = []
         for kind in kinds:
             for unit in _UNITS:
-                limit = getattr(self, _short(kind, unit), None)
+                limit = getattr(self, f"{kind.lower()}_per_{unit.lower()}", None)
                 if limit is not None:
                     made.append(LimitEntry(kind, float(limit), unit, per=self.per, header=self.header))  # type: ignore[arg-type]
         if (self.per or self.header) and not made:

@@ -7,6 +7,7 @@ or how many tokens it may take. All limits of one filter let an exchange pass to
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Sequence
 from functools import partial
 from hashlib import blake2b
@@ -14,20 +15,12 @@ from time import monotonic
 from typing import TYPE_CHECKING, Final
 
 from egressproxy.errors import LimitExceeded, Reason
-from egressproxy.filters.base import Filter, FilterContext, HeaderResult, LimitState, Phase
+from egressproxy.filters.base import RESPONSE_PHASE, Filter, FilterContext, HeaderResult, LimitState, Phase
 from egressproxy.filters.limits.memory_store import MemoryStore, QuotaStore
 from egressproxy.filters.limits.one_bucket import RequestBucket
 from egressproxy.filters.limits.qos_config import MAX_KEYS, LimitEntry, QoSControllerConfig
-from egressproxy.filters.limits.rate_fields import rate_limit_fields, whole_seconds
-from egressproxy.filters.limits.rules import (
-    NEEDS_BACKEND,
-    NEVER,
-    ConcurrencyRule,
-    Later,
-    QuotaRule,
-    Take,
-    key_text,
-)
+from egressproxy.filters.limits.rate_fields import rate_limit_fields
+from egressproxy.filters.limits.rules import NEEDS_BACKEND, NEVER, ConcurrencyRule, Later, QuotaRule, Take, key_text
 from egressproxy.filters.limits.windows import CALENDAR, span_text, window_of
 from egressproxy.model.exchange import Exchange
 from egressproxy.net.keyed_counters import KEY_BYTES, SHARED, SHARED_KEYS, KeyedCounters, OwnCounters
@@ -60,12 +53,15 @@ class Quota(Filter):
 
     def __init__(self, context: FilterContext, store: QuotaStore | None = None) -> None:
         config: QoSControllerConfig = context.config
-        _check(config, context.phase)
         self._source = context.source
         self._note = f"quota {id(self)}"
         self._is_report = config.mode == "Report"
         self._headers = config.rate_limit_headers
         entries = config.entries
+        for entry in entries:
+            if NEEDS_BACKEND in entry.per and context.phase is not Phase.BACKEND_REQUEST:
+                why = "per Backend counts in phase backend-request, in which the backend is known"
+                raise ValueError(f"limit {entry.name}: {why}")
         self.rules = [_rule(context, entry) for entry in entries if entry.type != "Concurrency"]
         self._head_rules: Sequence[QuotaRule] = self.rules  # of exchanges whose bodies nobody reads
         self._store = store or self._configured_store(context, config)
@@ -87,11 +83,9 @@ class Quota(Filter):
             short = RequestBucket.of(self.rules, entries[0].per, self.request_headers)
             if short is not None:
                 self.request_headers = self.backend_request = short.take  # type: ignore[method-assign]
-        response = Phase.BACKEND_RESPONSE if context.phase is Phase.BACKEND_REQUEST else Phase.RESPONSE_HEADERS
-        runs_in = {context.phase}
+        self.runs_in = frozenset((context.phase,))
         if self._headers == "Always":
-            runs_in.add(response)
-        self.runs_in = frozenset(runs_in)
+            self.runs_in |= {RESPONSE_PHASE[context.phase]}
 
     def _configured_store(self, context: FilterContext, config: QoSControllerConfig) -> QuotaStore:
         if config.store is None or not self.rules:
@@ -120,17 +114,10 @@ class Quota(Filter):
         now = monotonic()
         takes = [Take(rule, rule.text(x, ""), rule.window.period(now), 0.0) for rule in self.rules]
         self._store.peek(takes)
-        states = [
-            LimitState(
-                take.rule.name,
-                take.rule.allows,
-                take.rule.window.limit,
-                take.left,
-                take.reset_s,
-                is_whole=take.rule.type != "Cost",
-            )
-            for take in takes
-        ]
+        states = []
+        for take in takes:
+            rule, is_whole = take.rule, take.rule.type != "Cost"
+            states.append(LimitState(rule.name, rule.allows, rule.window.limit, take.left, take.reset_s, is_whole))
         for each in self.concurrency:
             states.append(LimitState(each.name, each.allows, each.limit, each.limit - each.in_progress(x, "")))
         return states
@@ -210,7 +197,7 @@ class Quota(Filter):
             x.keep(self._note, held)  # for what it holds of concurrency
             return
         self._leave(held)
-        after = 0 if refusing.wait_s == NEVER else max(1, whole_seconds(refusing.wait_s))
+        after = 0 if refusing.wait_s == NEVER else max(1, math.ceil(refusing.wait_s))
         remedy = "ask for less at once: this request alone is more than the limit" if not after else ""
         error = LimitExceeded(rule.reason, rule.message, rule=self._source, retry_after_s=after, remedy=remedy)
         if self._headers != "Never":
@@ -276,27 +263,11 @@ class SettledQuota(Quota):
         return float((x.bytes_in if rule.counts_input else 0) + (x.bytes_out if rule.counts_output else 0))
 
 
-def _check(config: QoSControllerConfig, phase: Phase) -> None:
-    for entry in config.entries:
-        if NEEDS_BACKEND in entry.per and phase is not Phase.BACKEND_REQUEST:
-            raise ValueError(
-                f"limit {entry.name}: per Backend counts in phase backend-request, in which the backend is known"
-            )
-
-
 def _rule(context: FilterContext, entry: LimitEntry) -> QuotaRule:
     window = window_of(entry.limit, entry.unit, entry.window, entry.burst)
     identity = _identity(context, entry)
-    return QuotaRule(
-        entry.name,
-        entry.type,
-        entry.count,
-        window,
-        key_text(entry.per, entry.header),
-        _table(context, entry, identity),
-        identity,
-        _allows(entry),
-    )
+    text, table = key_text(entry.per, entry.header), _table(context, entry, identity)
+    return QuotaRule(entry.name, entry.type, entry.count, window, text, table, identity, _allows(entry))
 
 
 def _concurrency(context: FilterContext, entry: LimitEntry) -> ConcurrencyRule:

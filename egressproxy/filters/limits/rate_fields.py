@@ -29,17 +29,12 @@ FieldLines = tuple[tuple[bytes, bytes], ...]
 def rate_limit_fields(takes: Sequence[Take]) -> FieldLines:
     """RateLimit-Policy (quota and window of each limit) and RateLimit (what is left of it, and seconds until reset)."""
     policies = ", ".join(_policy(take.rule) for take in takes)
-    states = ", ".join(
-        f'"{take.rule.name}";r={math.floor(take.left)};t={whole_seconds(take.reset_s)}' for take in takes
-    )
+    states = ", ".join(f'"{take.rule.name}";r={math.floor(take.left)};t={math.ceil(take.reset_s)}' for take in takes)
     return ((b"RateLimit-Policy", policies.encode()), (b"RateLimit", states.encode()))
 
 
 def provider_fields(provider: str, takes: Iterable[Take]) -> FieldLines:
-    """The same in the form of a provider (`gen_ai.provider.name`), of the limit of each unit that has least left.
-
-    Empty for a provider that has none.
-    """
+    """The same in the form of a provider (`gen_ai.provider.name`), for each unit the limit that has least left."""
     if provider not in ("openai", "anthropic"):
         return ()
     units = _PROVIDER_UNITS if provider == "openai" else _ANTHROPIC_UNITS
@@ -61,21 +56,16 @@ def provider_fields(provider: str, takes: Iterable[Take]) -> FieldLines:
     return tuple(lines)
 
 
-def whole_seconds(seconds: float) -> int:
-    """Rounded up, as Retry-After has it (RFC 9110 section 10.2.3)."""
-    return math.ceil(seconds)
-
-
 def _policy(rule: QuotaRule) -> str:
     window = rule.window
-    return f'"{rule.name}";q={window.limit:.0f};w={whole_seconds(window.length_s)}{_UNITS[rule.type]}'
+    return f'"{rule.name}";q={window.limit:.0f};w={math.ceil(window.length_s)}{_UNITS[rule.type]}'
 
 
 def _duration(seconds: float) -> str:
     """`6m0s`, `1s`, `12ms`: as OpenAI writes it."""
     if seconds < 1:
         return f"{math.ceil(seconds * 1000)}ms"
-    whole = whole_seconds(seconds)
+    whole = math.ceil(seconds)
     if whole < 60:
         return f"{whole}s"
     return f"{whole // 60}m{whole % 60}s" if whole < 3600 else f"{whole // 3600}h{whole % 3600 // 60}m{whole % 60}s"

@@ -12,11 +12,12 @@ import random
 import re
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Protocol
+from dataclasses import dataclass
+from typing import Any, Final
 
 import hiredis
 
-from egressproxy.filters.calls import CallFailed
+from egressproxy.filters.calls import CallFailed, FilterCall
 
 #: Seconds between attempts to connect: at first, and at most; each is doubled, and varies by a half.
 _FIRST_PAUSE_S: Final = 0.1
@@ -59,35 +60,22 @@ Reply = bytes | int | ReplyError | list["Reply"] | None
 _KINDS: Final = frozenset((bytes, int, ReplyError, list, type(None)))
 
 
-class ConnectionSource(Protocol):
-    """Opens connections to the backend of the Redis."""
-
-    async def open(self, protocol: asyncio.Protocol, *, timeout_s: float) -> asyncio.Transport:
-        """Give a new connection to this protocol. Raises CallFailed."""
-
-
+@dataclass(slots=True, eq=False, repr=False)
 class RedisLink:
-    """`greeting` are the commands that a new connection begins with (AUTH), in one write; an error in reply to one
-    closes it.
+    """`dial` opens connections to the backend of the Redis. `greeting` are the commands that a new connection begins
+    with (AUTH), in one write; an error in reply to one closes it.
 
     `on_state` is called with "" when it is connected, and with the reason when it no longer is, or cannot be.
     """
 
-    def __init__(
-        self,
-        dial: ConnectionSource,
-        greeting: Sequence[Sequence[bytes]],
-        timeout_s: float,
-        on_state: Callable[[str], None],
-    ) -> None:
-        self._dial = dial
-        self._greeting = greeting
-        self._timeout_s = timeout_s
-        self._on_state = on_state
-        self._connection: _Connection | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._is_closed = False
-        self._first: asyncio.Future[None] | None = None
+    _dial: FilterCall
+    _greeting: Sequence[Sequence[bytes]]
+    _timeout_s: float
+    _on_state: Callable[[str], None]
+    _connection: _Connection | None = None
+    _task: asyncio.Task[None] | None = None
+    _is_closed: bool = False
+    _first: asyncio.Future[None] | None = None
 
     @property
     def is_connected(self) -> bool:

@@ -76,12 +76,7 @@ return redis.call('ZCARD', KEYS[1])
 
 
 class Script:
-    """A script, and how it is known to a Redis that has run it before.
-
-    Attributes:
-        text: what it does, in Lua.
-        digest: its name for EVALSHA.
-    """
+    """A script in Lua (`text`), and its name for EVALSHA (`digest`)."""
 
     __slots__ = ("digest", "text")
 

@@ -108,9 +108,7 @@ class RedisStore:
         self._connected()
 
     def close(self) -> None:
-        """As of QuotaStore. What is under way, owed, or in progress is still counted, over a connection that stays for
-        a moment, or until the Redis is back.
-        """
+        """What is under way or owed is still counted: the connection stays for that, or is made once more."""
         self._is_closed = True
         if self._link is not None and (self._owed or self._link.is_waiting):
             self._disconnect_in(_OWING_S if self._owed else _LINGER_S)

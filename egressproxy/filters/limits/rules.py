@@ -42,10 +42,7 @@ NEVER: Final = math.inf
 
 
 def key_text(per: Sequence[Per], header: str = "") -> KeyText:
-    """What makes the text of a key. `header` is the name of the field for Header.
-
-    An identity is what `model.shares.identity_of` says.
-    """
+    """What makes the text of a key; of an identity see `identity_of`. `header`: the name of the field for Header."""
     field = header.lower().encode()
     parts: list[Callable[[Exchange, str], str]] = []
     for name in per:
@@ -181,17 +178,13 @@ class Later(Generic[R]):
 
 @dataclass(slots=True, eq=False)
 class ConcurrencyRule:
-    """At most `limit` exchanges of one key at the same time. Each worker counts what it holds in an entry of its own,
-    which is freed when it has exited.
-    """
+    """At most `limit` exchanges of one key at once. Each worker counts its own, which are freed when it has exited."""
 
     name: str
     limit: int
     text: KeyText
     table: KeyedCounters
     allows: str
-    allowed: int = 0
-    denied: int = 0
 
     @property
     def message(self) -> str:
@@ -210,9 +203,7 @@ class ConcurrencyRule:
             if at >= 0 and table.cells[at + 1] < self.limit:  # those without room share one entry
                 table.cells[at] = math.inf
                 table.cells[at + 1] += 1
-                self.allowed += 1
                 return at
-        self.denied += 1
         return -1
 
     def leave(self, at: int) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final, Protocol
 
 #: The units of a limit that are token buckets, in seconds, and those of the calendar, in nominal seconds.
@@ -162,9 +162,6 @@ def _bounds(wall: float, *, is_month: bool) -> tuple[datetime, datetime]:
     """The beginning of the window that this moment is in, and that of the next one."""
     day = datetime.fromtimestamp(wall, UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     if not is_month:
-        return day, datetime.fromtimestamp(day.timestamp() + CALENDAR["Day"], UTC)
+        return day, day + timedelta(days=1)
     first = day.replace(day=1)
-    following = (
-        first.replace(year=first.year + 1, month=1) if first.month == 12 else first.replace(month=first.month + 1)
-    )
-    return first, following
+    return first, (first + timedelta(days=31)).replace(day=1)

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from egressproxy.filters.audit import chain_writer
-from egressproxy.filters.audit.chain_writer import ChainSettings, ChainWriter, Sync
+from egressproxy.filters.audit.chain_writer import ChainSettings, ChainWriter
 from egressproxy.filters.audit.verification import Anchor, ChainReport, records_in, verified
 from egressproxy.model.secret import SecretBytes
 from tests.support.waiting import wait_until
 
 KEY = SecretBytes(b"k" * 32)
-PLAIN = ChainSettings(sync=Sync.NEVER)
+PLAIN = ChainSettings(sync="Never")
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def last_file(folder: Path) -> Path:
 
 # --- what is written is whole -----------------------------------------------------------------------------------------
 @pytest.mark.parametrize("key", [None, KEY], ids=["sha256", "hmac"])
-@pytest.mark.parametrize("sync", [Sync.ALWAYS, Sync.INTERVAL, Sync.NEVER])
+@pytest.mark.parametrize("sync", ["Always", "Interval", "Never"])
 def test_a_chain_is_whole(tmp_path: Path, key: SecretBytes | None, sync: str):
     write(tmp_path, 100, ChainSettings(key=key, sync=sync))
     report = only(tmp_path, key)
@@ -74,7 +74,7 @@ def test_the_next_process_goes_on_with_the_chain(tmp_path: Path):
 
 
 def test_rotation_keeps_the_chain(tmp_path: Path):
-    settings = ChainSettings(sync=Sync.NEVER, rotate_bytes=1000)
+    settings = ChainSettings(sync="Never", rotate_bytes=1000)
     write(tmp_path, 50, settings)
     report = only(tmp_path)
     assert report.files > 5
@@ -83,7 +83,7 @@ def test_rotation_keeps_the_chain(tmp_path: Path):
 
 
 def test_rotation_by_age(tmp_path: Path):
-    write(tmp_path, 3, ChainSettings(sync=Sync.NEVER, rotate_s=1e-6))
+    write(tmp_path, 3, ChainSettings(sync="Never", rotate_s=1e-6))
     assert only(tmp_path).files == 4
     assert found(tmp_path) == []
 
@@ -103,7 +103,7 @@ def test_another_key_begins_another_file(tmp_path: Path):
     writer = ChainWriter(tmp_path)
     writer.start(PLAIN)
     writer.put(PLAIN, {"kind": "exchange"})
-    writer.put(ChainSettings(key=KEY, sync=Sync.NEVER), {"kind": "exchange"})
+    writer.put(ChainSettings(key=KEY, sync="Never"), {"kind": "exchange"})
     writer.close()
     algorithms = [record["algorithm"] for record in records_in(tmp_path) if record["kind"] == "open"]
     assert algorithms == ["sha256", "hmac-sha256"]
@@ -145,7 +145,7 @@ def cut_in_the_middle(lines: list[bytes]) -> None:
 @pytest.mark.parametrize("key", [None, KEY], ids=["sha256", "hmac"])
 @pytest.mark.parametrize("change", [changed, removed, moved, doubled, no_json, cut_in_the_middle])
 def test_what_is_changed_in_the_middle_is_found_with_its_line(tmp_path: Path, key: SecretBytes | None, change: Change):
-    write(tmp_path, 10, ChainSettings(key=key, sync=Sync.NEVER))
+    write(tmp_path, 10, ChainSettings(key=key, sync="Never"))
     path = last_file(tmp_path)
     lines = path.read_bytes().splitlines(keepends=True)
     change(lines)
@@ -195,7 +195,7 @@ def test_an_older_head_hides_nothing_from_an_anchor(tmp_path: Path):
 
 
 def test_a_chain_made_anew_is_found_by_an_anchor_and_needs_the_key(tmp_path: Path):
-    write(tmp_path, 3, ChainSettings(key=KEY, sync=Sync.NEVER))
+    write(tmp_path, 3, ChainSettings(key=KEY, sync="Never"))
     end = only(tmp_path, KEY).end
     for path in tmp_path.iterdir():
         path.unlink()
@@ -207,7 +207,7 @@ def test_a_chain_made_anew_is_found_by_an_anchor_and_needs_the_key(tmp_path: Pat
 
 
 def test_a_missing_file_is_found(tmp_path: Path):
-    write(tmp_path, 30, ChainSettings(sync=Sync.NEVER, rotate_bytes=1000))
+    write(tmp_path, 30, ChainSettings(sync="Never", rotate_bytes=1000))
     files = sorted(tmp_path.glob("audit-0-*.jsonl"))
     files[1].unlink()
     told = found(tmp_path)
@@ -216,7 +216,7 @@ def test_a_missing_file_is_found(tmp_path: Path):
 
 
 def test_the_first_files_may_be_archived_if_that_is_said(tmp_path: Path):
-    write(tmp_path, 30, ChainSettings(sync=Sync.NEVER, rotate_bytes=1000))
+    write(tmp_path, 30, ChainSettings(sync="Never", rotate_bytes=1000))
     sorted(tmp_path.glob("audit-0-*.jsonl"))[0].unlink()
     assert "file 1 of chain 0 is missing" in found(tmp_path)[0]
     assert found(tmp_path, is_partial=True) == []
@@ -227,7 +227,7 @@ def test_a_chain_that_is_gone_is_found_by_an_anchor(tmp_path: Path):
 
 
 def test_an_hmac_is_not_verified_without_its_key(tmp_path: Path):
-    write(tmp_path, 2, ChainSettings(key=KEY, sync=Sync.NEVER))
+    write(tmp_path, 2, ChainSettings(key=KEY, sync="Never"))
     assert found(tmp_path) == [f"{last_file(tmp_path)}:1: the file is hashed with a key: give --key-file"]
     assert any("changed, or the key is another" in each for each in found(tmp_path, SecretBytes(b"x" * 32)))
 
@@ -310,7 +310,7 @@ def test_a_full_disk_is_told_and_loses_nothing(
 
 
 def test_too_many_waiting_are_refused_then_counted(tmp_path: Path, made: list[ChainWriter]):
-    settings = ChainSettings(sync=Sync.NEVER, max_waiting=5)
+    settings = ChainSettings(sync="Never", max_waiting=5)
     writer = ChainWriter(tmp_path)
     made.append(writer)
     writer.start(settings)
@@ -370,7 +370,7 @@ def test_a_record_is_one_line_whatever_it_says(tmp_path: Path):
 def test_records_removed_with_the_head_are_found_when_a_process_has_gone_on(
     tmp_path: Path, key: SecretBytes | None, is_removed: bool
 ):
-    settings = ChainSettings(key, sync=Sync.NEVER)
+    settings = ChainSettings(key, sync="Never")
     write(tmp_path, 5, settings)
     path, head = last_file(tmp_path), tmp_path / "audit-0.head"
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-2]))
