@@ -9,6 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from egressproxy.errors import Reason
 from egressproxy.model.authority import Authority, IPAddress
+from egressproxy.model.circular_note import CircularNote
 from egressproxy.model.message import RequestHead, ResponseHead
 
 
@@ -156,16 +157,6 @@ class BackendOrigin(NamedTuple):
     port: int
     is_secure: bool
     names: tuple[str, ...] = ()
-
-
-class CircularNote:
-    """A note that leads to something which leads back to it: no count of references would ever free either."""
-
-    __slots__ = ()
-
-    def release(self) -> None:
-        """Break the circle. Called once, when the exchange is over."""
-        raise NotImplementedError
 
 
 class Exchange:

@@ -32,7 +32,8 @@ from egressproxy.filters.content.presidio import Presidio
 from egressproxy.filters.content.spans import Replace, Scanner, Span, SpanStream, apart, replaced
 from egressproxy.filters.content.text_editor import Chained, TextEditor
 from egressproxy.filters.content.written_json import WrittenJson
-from egressproxy.model.exchange import CircularNote, Exchange
+from egressproxy.model.circular_note import CircularNote
+from egressproxy.model.exchange import Exchange
 
 #: Bytes of a body, and characters of one text, that are looked at in one go: ten milliseconds at the very worst.
 _STEP: Final = 8 * 1024

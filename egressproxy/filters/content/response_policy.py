@@ -36,7 +36,8 @@ from egressproxy.filters.content.text_editor import TextEditor
 from egressproxy.filters.content.written_json import WrittenJson, strings_of
 from egressproxy.filters.settings import FilterConfig, Within
 from egressproxy.ir.policy import FieldFault
-from egressproxy.model.exchange import CircularNote, Exchange
+from egressproxy.model.circular_note import CircularNote
+from egressproxy.model.exchange import Exchange
 
 _NAME: Final = r"^[A-Z][A-Z0-9_]{0,31}$"
 _OWN_RULES: Final = (*ENTITIES, "max-length", "max-bytes", "content-type", "tool-call")
