@@ -1,18 +1,19 @@
 """Masking: finds a secret in text, in the forms in which an upstream may echo it, and overwrites it with asterisks.
 
-The length never changes, so the framing stays right. Besides the bytes themselves these forms are found:
-percent-encoded (in both cases of the digits, "+" or "%20"), escaped for JSON and HTML as common libraries do it, in
-UTF-16, hexadecimal, and base64 in both alphabets at every alignment, so that base64 of a text *around* the secret is
-found as well. What is encoded twice, compressed or split is not found.
+The length never changes, so the framing stays right. Besides the bytes themselves these forms are found: each character
+percent-encoded, as a reference of HTML or escaped as in JSON and JavaScript, in any mixture and either case of digits
+("+" for a blank, too); in UTF-16, hexadecimal, and base64 in both alphabets at every alignment, so that base64 of a
+text *around* the secret is found as well. What is encoded twice, compressed or split is not found.
 """
 
 from __future__ import annotations
 
 import html
 import json
+import re
 from base64 import b64encode
-from collections.abc import Iterator
-from urllib.parse import quote, quote_plus
+from functools import lru_cache
+from typing import Final
 
 from egressproxy.model.secret import SecretBytes
 
@@ -20,65 +21,147 @@ from egressproxy.model.secret import SecretBytes
 MIN_SECRET = 8
 
 
+#: One character that is not written as it is. RFC 3986 section 2.1; HTML, character references; RFC 8259 section 7.
+_ESCAPE: Final = re.compile(
+    rb"%[0-9a-fA-F]{2}|&(?:#(?:[xX][0-9a-fA-F]{1,8}|[0-9]{1,10});?|[A-Za-z]{2,10};)"
+    rb"|(?:\\u[0-9a-fA-F]{4})+|\\u\{[0-9a-fA-F]{1,6}\}|\\x[0-9a-fA-F]{2}|\\[^ux]"
+)
+#: The beginning of one, at the end of a piece.
+_OPEN_ESCAPE: Final = re.compile(
+    rb"(?:%[0-9a-fA-F]?|&(?:#[xX]?[0-9a-fA-F]{0,10}|[A-Za-z]{0,10})|\\(?:u\{?[0-9a-fA-F]{0,6}|x[0-9a-fA-F]?)?)\Z"
+)
+#: Bytes of the longest escape that is looked for.
+_LONGEST_ESCAPE: Final = 14
+
+
 class Mask:
     """The forms of some secrets. Raises ValueError for a secret of fewer than MIN_SECRET bytes."""
 
-    __slots__ = ("_forms", "_longest", "_shown")
+    __slots__ = ("_forms", "_longest", "_shown", "_texts")
 
     def __init__(self, *secrets: SecretBytes, shown: bytes = b"") -> None:
         """`shown` is written instead of a secret that stands there as it is, or percent-encoded."""
         if min(map(len, secrets)) < MIN_SECRET:
             raise ValueError(f"a secret of fewer than {MIN_SECRET} bytes cannot be told from other text in a response")
-        found = {form for secret in secrets for form in _forms(secret.reveal())}
+        values = [secret.reveal() for secret in secrets]
         # The longest first: if one form contains another, all of it is masked.
-        self._forms = sorted(found, key=len, reverse=True)
+        self._forms = sorted({form for value in values for form in _forms(value)}, key=len, reverse=True)
         self._longest = len(self._forms[0])
-        plain = {form for secret in secrets for form in (secret.reveal(), quote(secret.reveal(), safe="").encode())}
-        self._shown = dict.fromkeys(plain, shown) if shown else {}
+        self._texts = sorted({text for value in values for text in _texts(value)}, key=len, reverse=True)
+        self._shown = shown
 
     def apply(self, data: bytes) -> bytes:
         """The data with every form overwritten; the same object if there is none. Without `shown` the length stays."""
         for form in self._forms:
             if form in data:
-                data = data.replace(form, self._shown.get(form) or b"*" * len(form))
+                data = data.replace(form, self._instead(form))
+        read = _read(data)
+        for text in self._texts if read is not data else ():
+            if text in read:
+                data = self._without(text, data)
+                read = _read(data)
         return data
+
+    def _instead(self, form: bytes) -> bytes:
+        is_plain = self._shown and any(_read(form) == text for text in self._texts)
+        return self._shown if is_plain and b"&" not in form and b"\\" not in form else b"*" * len(form)
+
+    def _without(self, text: bytes, data: bytes) -> bytes:
+        read, offsets = _with_offsets(data)
+        made, done, at = [], 0, read.find(text)
+        while at >= 0:
+            begin, end = offsets[at], offsets[at + len(text)]
+            made += (data[done:begin], self._instead(data[begin:end]))
+            done, at = end, read.find(text, at + len(text))
+        return b"".join((*made, data[done:]))
 
     def feed(self, held: bytes, data: bytes, last: bool) -> tuple[bytes, bytes]:
         """Mask a piece of a stream. Returns what to send, and what may begin a form: the next `held`."""
-        data = self.apply(held + data if held else data)
+        data = held + data if held else data
         if last:
-            return data, b""
-        keep = self._open_end(data)
-        return (data[:-keep], data[-keep:]) if keep else (data, b"")
+            return self.apply(data), b""
+        found = _OPEN_ESCAPE.search(data, max(0, len(data) - _LONGEST_ESCAPE))
+        end = found.start() if found is not None else len(data)
+        data, rest = self.apply(data[:end]), data[end:]
+        keep = max(_open_end(data, self._forms), self._open_escapes(data))
+        return (data[:-keep], data[-keep:] + rest) if keep else (data, rest)
 
-    def _open_end(self, data: bytes) -> int:
-        """How many bytes at the end are the beginning of some form."""
-        tail = data[-(self._longest - 1) :]
-        keep = 0
-        for form in self._forms:
-            first = form[:1]
-            at = tail.find(first, max(0, len(tail) - len(form) + 1))
-            while at >= 0 and len(tail) - at > keep:
-                if form.startswith(tail[at:]):
-                    keep = len(tail) - at
-                    break
-                at = tail.find(first, at + 1)
-        return keep
+    def _open_escapes(self, data: bytes) -> int:
+        """How many bytes at the end are the beginning of a secret of which a character is escaped."""
+        tail = data[-_LONGEST_ESCAPE * self._longest :]
+        read = _read(tail)
+        if read is tail:
+            return 0  # as `_open_end` of the forms says
+        read, offsets = _with_offsets(tail)
+        return len(tail) - offsets[len(read) - _open_end(read, self._texts)]
+
+
+def _open_end(data: bytes, forms: list[bytes]) -> int:
+    """How many bytes at the end are the beginning of some form. `forms`: the longest first."""
+    tail = data[-(len(forms[0]) - 1) :]
+    keep = 0
+    for form in forms:
+        first = form[:1]
+        at = tail.find(first, max(0, len(tail) - len(form) + 1))
+        while at >= 0 and len(tail) - at > keep:
+            if form.startswith(tail[at:]):
+                keep = len(tail) - at
+                break
+            at = tail.find(first, at + 1)
+    return keep
+
+
+def _read(data: bytes) -> bytes:
+    """What is written there, without escapes; the same object where there are none."""
+    if b"%" not in data and b"&" not in data and b"\\" not in data:
+        return data
+    return _ESCAPE.sub(lambda escape: _character(escape[0]), data)
+
+
+def _with_offsets(data: bytes) -> tuple[bytes, list[int]]:
+    """The same, and where each of its bytes is written, with the end of all behind them."""
+    made, offsets, done = bytearray(), list[int](), 0
+    for escape in _ESCAPE.finditer(data):
+        character = _character(escape[0])
+        made += data[done : escape.start()] + character
+        offsets += [*range(done, escape.start()), *[escape.start()] * len(character)]
+        done = escape.end()
+    return bytes(made + data[done:]), [*offsets, *range(done, len(data) + 1)]
+
+
+@lru_cache(maxsize=4096)
+def _character(escape: bytes) -> bytes:
+    """In UTF-8; of a percent-encoded byte the byte. An escape that means nothing stays."""
+    if escape[:1] == b"%":
+        return bytes((int(escape[1:], 16),))
+    text = escape.decode("latin-1")
+    if text[0] == "&":
+        read = html.unescape(text)
+    elif text[1] == "x" or text[1:3] == "u{":
+        number = int(text[2:].strip("{}"), 16)
+        read = chr(number) if number <= 0x10FFFF else text
+    else:
+        read = str(json.loads(f'"{text}"')) if text[1] in 'bfnrtu"\\/' else text[1:]
+    return read.encode("utf-8", "surrogatepass")
+
+
+def _texts(value: bytes) -> set[bytes]:
+    """What a text says that has this value in escapes. A "+" may stand for a blank."""
+    said = {value, _read(value)}
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        said.add(value.decode("latin-1").encode())
+    return said | {each.replace(b" ", b"+") for each in said}
 
 
 def _forms(value: bytes) -> set[bytes]:
-    found = {value, value.hex().encode(), value.hex().upper().encode()}
-    for encode in (quote, quote_plus):
-        for safe in ("", "/"):
-            encoded = encode(value, safe=safe).encode()
-            found |= {encoded, _lower_escapes(encoded)}
     try:
         text = value.decode()
     except UnicodeDecodeError:
         text = value.decode("latin-1")
-    found |= {form.encode() for form in (*_json_forms(text), *_html_forms(text))}
-    found |= {text.encode("utf-16-le"), text.encode("utf-16-be")}
-    return found | base64_forms(value)
+    found = {*_texts(value), value.hex().encode(), value.hex().upper().encode()}
+    return found | {text.encode("utf-16-le"), text.encode("utf-16-be")} | base64_forms(value)
 
 
 def base64_forms(value: bytes) -> set[bytes]:
@@ -90,27 +173,3 @@ def base64_forms(value: bytes) -> set[bytes]:
         core = whole[(before * 8 + 5) // 6 : (before + len(value)) * 8 // 6]
         found |= {core, core.replace(b"+", b"-").replace(b"/", b"_")}
     return found
-
-
-def _json_forms(text: str) -> Iterator[str]:
-    """As Python, PHP ("/" escaped) and Go (what HTML would take for markup escaped) write it, with and without "é"."""
-    for is_ascii in (True, False):
-        escaped = json.dumps(text, ensure_ascii=is_ascii)[1:-1]
-        yield escaped
-        yield escaped.replace("/", "\\/")
-        yield escaped.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def _html_forms(text: str) -> Iterator[str]:
-    """As Python and Go write it; Go's templates escape "+", too."""
-    bare = html.escape(text, quote=False)
-    yield bare
-    yield html.escape(text)
-    numeric = bare.replace('"', "&#34;").replace("'", "&#39;")
-    yield numeric
-    yield numeric.replace("+", "&#43;")
-
-
-def _lower_escapes(encoded: bytes) -> bytes:
-    parts = encoded.split(b"%")
-    return b"%".join([parts[0], *(part[:2].lower() + part[2:] for part in parts[1:])])

@@ -94,3 +94,34 @@ TEXT = "k<e>y&\"+'\u00e9\\/9"
 )  # fmt: skip
 def test_what_pages_and_other_encoders_of_json_write_is_overwritten(form):
     assert Mask(SecretBytes(TEXT.encode())).apply(f"<{form}>".encode()) == b"<" + b"*" * len(form.encode()) + b">"
+
+
+KEY = "sk+live/42==Zz"
+#: How each character may be written.
+WRITTEN = [
+    "&#{0};", "&#x{0:x};", "&#X{0:04X};", "&#0{0};", "%{0:02x}", "%{0:02X}", "\\u{0:04x}", "\\u{0:04X}",
+    "\\x{0:02x}", "\\u{{{0:x}}}",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("which", ["/+=", KEY])
+@pytest.mark.parametrize("written", WRITTEN)
+def test_each_way_to_write_a_character_is_overwritten_in_one_piece_and_in_many(written: str, which: str):
+    form = "".join(written.format(ord(each)) if each in which else each for each in KEY).encode()
+    body = b"<p>" + form + b" and " + form + b"</p>"
+    wanted = b"<p>" + b"*" * len(form) + b" and " + b"*" * len(form) + b"</p>"
+    mask = Mask(SecretBytes(KEY.encode()))
+    assert mask.apply(body) == wanted
+    for size in (1, 7):
+        assert b"".join(feed(mask, [body[at : at + size] for at in range(0, len(body), size)])) == wanted
+
+
+def test_names_of_html_and_mixtures_are_overwritten():
+    form = b"sk&plus;live&sol;42&equals;%3dZ\\u007a"
+    assert Mask(SecretBytes(KEY.encode())).apply(b"(" + form + b")") == b"(" + b"*" * len(form) + b")"
+
+
+def test_a_placeholder_is_shown_for_what_is_percent_encoded_and_not_within_markup():
+    mask = Mask(SecretBytes(KEY.encode()), shown=b"placeholder")
+    assert mask.apply(b"sk%2Blive%2f42==Zz " + KEY.encode()) == b"placeholder placeholder"
+    assert mask.apply(b"sk&#43;live/42==Zz") == b"*" * 18
