@@ -14,6 +14,7 @@ import re
 from base64 import b64encode
 from functools import lru_cache
 from typing import Final
+from urllib.parse import unquote_to_bytes
 
 from egressproxy.model.secret import SecretBytes
 
@@ -21,10 +22,12 @@ from egressproxy.model.secret import SecretBytes
 MIN_SECRET = 8
 
 
-#: One character that is not written as it is. RFC 3986 section 2.1; HTML, character references; RFC 8259 section 7.
-_ESCAPE: Final = re.compile(
-    rb"%[0-9a-fA-F]{2}|&(?:#(?:[xX][0-9a-fA-F]{1,8}|[0-9]{1,10});?|[A-Za-z]{2,10};)"
-    rb"|(?:\\u[0-9a-fA-F]{4})+|\\u\{[0-9a-fA-F]{1,6}\}|\\x[0-9a-fA-F]{2}|\\[^ux]"
+#: One character that is not written as it is (source text); `%b` takes what may stand behind a backslash by itself. The
+#: class in front lets the engine skip what begins none. RFC 3986 section 2.1; HTML, character references; RFC 8259
+#: section 7; ECMA-262, string literals.
+_ESCAPE: Final = (
+    rb"[%%&\\](?:(?<=%%)[0-9a-fA-F]{2}|(?<=&)(?:#(?:[xX][0-9a-fA-F]{1,8}|[0-9]{1,10});?|[A-Za-z]{2,10};)"
+    rb"|(?<=\\)(?:u[0-9a-fA-F]{4}(?:\\u[0-9a-fA-F]{4})*|u\{[0-9a-fA-F]{1,6}\}|x[0-9a-fA-F]{2}%b))"
 )
 #: The beginning of one, at the end of a piece.
 _OPEN_ESCAPE: Final = re.compile(
@@ -37,17 +40,19 @@ _LONGEST_ESCAPE: Final = 14
 class Mask:
     """The forms of some secrets. Raises ValueError for a secret of fewer than MIN_SECRET bytes."""
 
-    __slots__ = ("_forms", "_longest", "_shown", "_texts")
+    __slots__ = ("_escape", "_forms", "_longest", "_shown", "_texts")
 
     def __init__(self, *secrets: SecretBytes, shown: bytes = b"") -> None:
         """`shown` is written instead of a secret that stands there as it is, or percent-encoded."""
         if min(map(len, secrets)) < MIN_SECRET:
             raise ValueError(f"a secret of fewer than {MIN_SECRET} bytes cannot be told from other text in a response")
         values = [secret.reveal() for secret in secrets]
+        self._escape = _escapes_of(b"".join(values))
+        texts = {text for value in values for text in (*_texts(value), *_texts(self._read(value)))}
         # The longest first: if one form contains another, all of it is masked.
-        self._forms = sorted({form for value in values for form in _forms(value)}, key=len, reverse=True)
+        self._forms = sorted(texts.union(*map(_forms, values)), key=len, reverse=True)
         self._longest = len(self._forms[0])
-        self._texts = sorted({text for value in values for text in _texts(value)}, key=len, reverse=True)
+        self._texts = sorted(texts, key=len, reverse=True)
         self._shown = shown
 
     def apply(self, data: bytes) -> bytes:
@@ -55,20 +60,20 @@ class Mask:
         for form in self._forms:
             if form in data:
                 data = data.replace(form, self._instead(form))
-        read = _read(data)
+        read = self._read(data)
         for text in self._texts if read is not data else ():
             if text in read:
                 data = self._without(text, data)
-                read = _read(data)
+                read = self._read(data)
         return data
 
     def _instead(self, form: bytes) -> bytes:
-        is_plain = self._shown and any(_read(form) == text for text in self._texts)
+        is_plain = self._shown and any(self._read(form) == text for text in self._texts)
         return self._shown if is_plain and b"&" not in form and b"\\" not in form else b"*" * len(form)
 
     def _without(self, text: bytes, data: bytes) -> bytes:
-        read, offsets = _with_offsets(data)
-        made, done, at = [], 0, read.find(text)
+        read, offsets = self._with_offsets(data)
+        made, done, at = list[bytes](), 0, read.find(text)
         while at >= 0:
             begin, end = offsets[at], offsets[at + len(text)]
             made += (data[done:begin], self._instead(data[begin:end]))
@@ -89,11 +94,29 @@ class Mask:
     def _open_escapes(self, data: bytes) -> int:
         """How many bytes at the end are the beginning of a secret of which a character is escaped."""
         tail = data[-_LONGEST_ESCAPE * self._longest :]
-        read = _read(tail)
+        read = self._read(tail)
         if read is tail:
             return 0  # as `_open_end` of the forms says
-        read, offsets = _with_offsets(tail)
+        read, offsets = self._with_offsets(tail)
         return len(tail) - offsets[len(read) - _open_end(read, self._texts)]
+
+    def _read(self, data: bytes) -> bytes:
+        """What is written there, without escapes; the same object where there are none."""
+        if b"%" in data:
+            data = unquote_to_bytes(data)  # ten times as fast as what follows
+        if b"&" not in data and b"\\" not in data:
+            return data
+        return self._escape.sub(lambda escape: _character(escape[0]), data)
+
+    def _with_offsets(self, data: bytes) -> tuple[bytes, list[int]]:
+        """The same, and where each of its bytes is written, with the end of all behind them."""
+        made, offsets, done = bytearray(), list[int](), 0
+        for escape in self._escape.finditer(data):
+            character = _character(escape[0])
+            made += data[done : escape.start()] + character
+            offsets += [*range(done, escape.start()), *[escape.start()] * len(character)]
+            done = escape.end()
+        return bytes(made + data[done:]), [*offsets, *range(done, len(data) + 1)]
 
 
 def _open_end(data: bytes, forms: list[bytes]) -> int:
@@ -111,22 +134,12 @@ def _open_end(data: bytes, forms: list[bytes]) -> int:
     return keep
 
 
-def _read(data: bytes) -> bytes:
-    """What is written there, without escapes; the same object where there are none."""
-    if b"%" not in data and b"&" not in data and b"\\" not in data:
-        return data
-    return _ESCAPE.sub(lambda escape: _character(escape[0]), data)
-
-
-def _with_offsets(data: bytes) -> tuple[bytes, list[int]]:
-    """The same, and where each of its bytes is written, with the end of all behind them."""
-    made, offsets, done = bytearray(), list[int](), 0
-    for escape in _ESCAPE.finditer(data):
-        character = _character(escape[0])
-        made += data[done : escape.start()] + character
-        offsets += [*range(done, escape.start()), *[escape.start()] * len(character)]
-        done = escape.end()
-    return bytes(made + data[done:]), [*offsets, *range(done, len(data) + 1)]
+def _escapes_of(secrets: bytes) -> re.Pattern[bytes]:
+    """Behind a backslash alone stand those characters that these have: texts of JSON are full of others."""
+    named = {b"\n": b"n", b"\r": b"r", b"\t": b"t"}
+    marks = {each for each in re.findall(rb"[^0-9A-Za-z]", secrets) if each < b"\x7f"}
+    behind = b"".join(sorted(re.escape(named.get(each, each)) for each in marks))
+    return re.compile(_ESCAPE % (b"|[%b]" % behind if behind else b""))
 
 
 @lru_cache(maxsize=4096)
@@ -147,7 +160,7 @@ def _character(escape: bytes) -> bytes:
 
 def _texts(value: bytes) -> set[bytes]:
     """What a text says that has this value in escapes. A "+" may stand for a blank."""
-    said = {value, _read(value)}
+    said = {value}
     try:
         value.decode()
     except UnicodeDecodeError:
@@ -160,7 +173,7 @@ def _forms(value: bytes) -> set[bytes]:
         text = value.decode()
     except UnicodeDecodeError:
         text = value.decode("latin-1")
-    found = {*_texts(value), value.hex().encode(), value.hex().upper().encode()}
+    found = {value.hex().encode(), value.hex().upper().encode()}
     return found | {text.encode("utf-16-le"), text.encode("utf-16-be")} | base64_forms(value)
 
 
