@@ -18,7 +18,7 @@ from egressproxy.cli import PROGRAM
 #: The verbs and their one-line help, so that listing them imports none of their modules.
 _VERBS: Final = {
     "run": "Serve traffic, or one command.",
-    "check": "Report everything that is wrong with a configuration.",
+    "check": "Report what is wrong with a configuration.",
     "get": "Show the objects in service, with their status.",
     "explain": "Explain what would happen to a request, and why.",
     "dns": "Show where a name leads, and what of it may be dialled.",
