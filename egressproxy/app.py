@@ -65,7 +65,7 @@ To say what may leave, see `egressproxy schema` and `egressproxy run --help`.
 
 #: What helps where the admin address, or that of --metrics, cannot be had.
 ADDRESS_REMEDIES = {
-    errno.EADDRINUSE: " (`ss -tanp` shows who has it: end that, or give another port)",
+    errno.EADDRINUSE: " (`ss -ltnp` shows who has it: end that, or give another port)",
     errno.EACCES: " (ports below 1024 ask for CAP_NET_BIND_SERVICE; or give another port)",
     errno.EADDRNOTAVAIL: " (this machine has no such address; give one that it has, or 0.0.0.0 for all of them)",
 }

@@ -37,8 +37,15 @@ def check(*paths: Path, options: tuple[str, ...] = ()) -> str:
 
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.name)
-def test_every_example_is_good(path: Path, tmp_path: Path):
+def test_every_example_is_good(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     options: tuple[str, ...] = ()
+    if path.name == "ai-providers.yaml":  # its reader gives the keys, as its first lines say
+        text = path.read_text(encoding="utf-8")
+        given = re.findall(r"--secret-env (agents/[a-z-]+:token=([A-Z_]+))", text)
+        assert [variable for _, variable in given] == ["OPENAI_KEY", "ANTHROPIC_KEY"]
+        for option, variable in given:
+            monkeypatch.setenv(variable, "sk-of-the-reader")
+            options += ("--secret-env", option)
     if path.name == "interception.yaml":  # its reader makes the CA
         options = ("--secret", f"agents/interception-ca={made_ca(tmp_path)}")
     if path.name == "demo.yaml":  # its provider is on loopback, without TLS: the one warning

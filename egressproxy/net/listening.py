@@ -20,7 +20,7 @@ from egressproxy.model.unix_socket import UnixSocket, is_unix, parse_unix_socket
 BACKLOG = 1024
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 REMEDIES = {
-    errno.EADDRINUSE: " (`ss -tanp` shows who has it: end that, or give the listener another port)",
+    errno.EADDRINUSE: " (`ss -ltnp` shows who has it: end that, or give the listener another port)",
     errno.EACCES: " (ports below 1024 ask for CAP_NET_BIND_SERVICE; or give the listener another port)",
     errno.EADDRNOTAVAIL: " (this machine has no such address: see spec.addresses of the Gateway, or --bind)",
 }

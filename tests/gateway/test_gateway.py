@@ -48,7 +48,7 @@ async def test_a_port_that_cannot_be_bound_leaves_everything_as_it_was(gateway: 
     kept, free = free_port(), free_port()
     before = await gateway.apply(listening_on(kept))
     with socket.create_server(("127.0.0.1", 0)) as taken:  # noqa: SIM117 (its port is in the pattern)
-        with pytest.raises(BindError, match=f"port {taken.getsockname()[1]}: .*ss -tanp"):
+        with pytest.raises(BindError, match=f"port {taken.getsockname()[1]}: .*ss -ltnp"):
             await gateway.apply(listening_on(kept, free, taken.getsockname()[1]))
     assert gateway.snapshot is before
     assert is_listening(kept)
