@@ -45,7 +45,9 @@ class Provider(BaseHTTPRequestHandler):
 try:
     server = ThreadingHTTPServer(("127.0.0.1", 9000), Provider)
 except OSError as error:
-    sys.exit(f"the provider of the demo needs 127.0.0.1:9000: {error.strerror}. `ss -ltnp 'sport = :9000'` shows who has it")
+    sys.exit(
+        f"the provider of the demo needs 127.0.0.1:9000: {error.strerror}. `ss -ltnp 'sport = :9000'` shows who has it"
+    )
 threading.Thread(target=server.serve_forever, daemon=True).start()
 for request in REQUESTS:
     print(f"\n$ {request}", flush=True)

@@ -40,7 +40,7 @@ GIVE_BACK_S = 1.0
 GIVE_BACK_SHARE = 0.05
 #: And so often after the state is normal again.
 GIVE_BACK_TIMES = 3
-#: Meanwhile what is in circles is collected no more often than this, in seconds: that looks at every object.
+#: What is in circles is collected no more often than this, in seconds: that looks at every object.
 COLLECT_S = 30.0
 #: Circles are looked for, too, where the process has grown by so many bytes; and so often it is asked, in seconds.
 GROWN_BYTES = 64 * 1024 * 1024
@@ -153,13 +153,13 @@ class OverloadManager:
 
     def _look_for_growth(self) -> None:
         """The collector counts objects, and a body is one, however long. So what has grown is collected by its size."""
-        resident = self._read()
-        if resident > self._resident + GROWN_BYTES:
-            self._give_back(collects=True)
-            self._resident = self._read()
-        else:
+        now, resident = self._wheel.now, self._read()
+        if resident <= self._resident + GROWN_BYTES:
             self._resident = min(self._resident, resident)
-        self._growth.set(self._wheel.now + GROWTH_S)
+        elif now >= max(self._collect_at, self._give_back_at):
+            self._give_memory_back(now)
+            self._resident = self._read()
+        self._growth.set(now + GROWTH_S)
 
     def _changed(self, before: OverloadState, state: OverloadState, resident: int) -> None:
         conductor, gate = self._conductor, self.gate

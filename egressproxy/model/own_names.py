@@ -10,7 +10,7 @@ OWN_HOST: Final = "egress.internal"
 
 
 def new_pseudonym() -> bytes:
-    """Unique per run, and shared by its processes: the same name twice in a row, or another process of the run, is a
-    loop (RFC 9110 section 7.6.3).
+    """Unique per run: two gateways in a row of one name would look like a loop (RFC 9110 section 7.6.3). All processes
+    of a run share it: a request that comes back to another of them is in a loop, too.
     """
     return b"egressproxy-" + secrets.token_hex(4).encode()

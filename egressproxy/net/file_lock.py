@@ -21,8 +21,8 @@ def opened_anew(descriptor: int) -> int:
 
 
 class FileLock:
-    """A context that one process at a time is in, for its whole life; entering blocks. `descriptor`: of the same
-    `memory_file` in each; it may be closed then.
+    """A context that one process at a time is in; entering blocks. The object lasts as long as its process.
+    `descriptor`: of the same `memory_file` in each; it may be closed then.
     """
 
     __slots__ = ("_descriptor",)

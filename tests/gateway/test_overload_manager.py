@@ -98,7 +98,7 @@ def test_what_has_grown_is_collected_by_its_size_also_without_a_limit(press: Cal
     grown = [(30, 0), (90, 0), (95, 1), (150, 1), (100, 1), (165, 2)]
     for used, collected in grown:
         pressed.used = used
-        pressed.talk.after(GROWTH_S + 0.2)
+        pressed.talk.after(max(GROWTH_S, COLLECT_S) + 0.2)
         assert (used, pressed.collected) == (used, collected)
 
 

@@ -19,7 +19,7 @@ def _patterns(text: str) -> tuple[tuple[str | None, ...], ...]:
 _FIELDS = (
     "extensions", "gatewayClassName", "listeners", "parent", "parentRef", "parentRefs", "processors", "targetRefs",
 )  # fmt: skip
-#: So are those of these with regular expressions.
+#: The places of matches that have regular expressions are kept, too.
 (_MATCHES,) = _patterns("spec.rules[].matches[]")
 #: Where rules of routes refer to backends, or have filters, which may.
 _RULES = _patterns("spec.rules[].backendRefs[] spec.rules[].filters[]")

@@ -77,7 +77,9 @@ class _Measured(TokenUse):
 
 
 class TokenMeter(Filter):
-    """Counts at the end of each exchange. A name fills the metrics only within bounds: clients invent names."""
+    """Counts at the end of each exchange. Names that clients invent do not fill the metrics: a model has its own label
+    once a provider has served it.
+    """
 
     runs_in = frozenset((Phase.REQUEST_HEADERS, Phase.REQUEST_BODY, Phase.RESPONSE_HEADERS, Phase.RESPONSE_BODY))
     max_buffer_bytes = 8 * 1024 * 1024

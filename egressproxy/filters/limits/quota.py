@@ -197,6 +197,7 @@ class Quota(Filter):
             x.keep(self._note, held)  # for what it holds of concurrency
             return
         self._leave(held)
+        # Retry-After has whole seconds, here rounded up (RFC 9110 section 10.2.3).
         after = 0 if refusing.wait_s == NEVER else max(1, math.ceil(refusing.wait_s))
         remedy = "ask for less at once: this request alone is more than the limit" if not after else ""
         error = LimitExceeded(rule.reason, rule.message, rule=self._source, retry_after_s=after, remedy=remedy)

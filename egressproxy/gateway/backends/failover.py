@@ -184,8 +184,9 @@ class Course:
         *,
         waits_for_client: bool,
     ) -> RouteBackend | None:
-        """Where the request goes after this failure (None: a code) of a backend; None: nowhere. `tried`: its targets.
-        `waits_for_client`: the backend had not got the whole body yet, so that its silence says nothing of it.
+        """Where the request goes after this failure (None: a code) of a backend; None: nowhere. `tried`: the targets
+        that were tried for it. `waits_for_client`: the backend had not got the whole body yet, so its silence, which a
+        client could cause, says nothing of it.
         """
         if error is not None:
             if self._goes_to_same(x, backend, error, tried):

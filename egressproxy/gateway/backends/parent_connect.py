@@ -74,7 +74,9 @@ def parent_name(backend: BackendIR) -> str:
 
 
 class ParentUnreachable(UpstreamFault):
-    """There is no connection to the parent. `is_down`: not for any destination; else it has closed one for this one."""
+    """There is no connection to the parent. `is_down`: whatever it is asked for; else it closed a connection when it
+    was asked for this destination.
+    """
 
     is_down = True
 

@@ -94,7 +94,7 @@ class ReplayableBody:
         self.is_kept = True  # all that has come is here: it can be sent again
         self.whole_at = 0.0  # monotonic seconds; 0.0: more may come
         self._start: Start | None = start
-        self._source: Reads | None = None  # not started yet, or whole
+        self._source: Reads | None = None  # not started yet
         self._limit = limit
         self._collecting: HeldFor | None = None  # whoever waits for all of it
         self._collecting_limit = 0  # and no longer than this, in bytes
@@ -216,7 +216,6 @@ class ReplayableBody:
         self.has_begun = True
         self.whole_at = monotonic()
         self._trailers = trailers
-        self._source = None
         if self._target is not None:
             self._target.end_body(b"" if self._drops_trailers else trailers)
         elif self._collecting is not None:

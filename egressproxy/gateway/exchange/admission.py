@@ -264,7 +264,9 @@ def route_tunnel(listener: ActiveListener, authority: Authority) -> tuple[Route,
 
 
 def route_of_stream(listener: ActiveListener, authority: Authority | None) -> tuple[Route, Noted]:
-    """The route of a stream, by the name in its ClientHello (None: no TLS). Raises GatewayFault (404), Denied."""
+    """The route of a stream, by the name in its ClientHello (None: no TLS), and what is noted of it. Raises
+    GatewayFault (404), Denied.
+    """
     host = authority.host if authority is not None else ""
     route = listener.streams.match(host)
     if route is None:

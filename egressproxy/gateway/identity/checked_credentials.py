@@ -201,8 +201,9 @@ class CheckedCredentials:
     async def check(
         self, x: Exchange, credential: Credential, digest: bytes, *, waits_for_keys: bool = False
     ) -> Verdict | CredentialRefused:
-        """Whose it is, or why it is refused. `waits_for_keys`: not by those from before, where some are to be fetched
-        again and the issuer answers. Raises LimitExceeded: 503, and 429 for who guesses passwords.
+        """Whose it is, or why it is refused. `waits_for_keys`: where keys are due to be fetched again, wait for them;
+        the former ones count only if the issuer does not answer. Raises LimitExceeded: 503, and 429 for who guesses
+        passwords.
         """
         is_password = credential.user is not None
         if is_password:

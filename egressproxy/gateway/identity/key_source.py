@@ -60,7 +60,7 @@ class KeySource:
             await asyncio.shield(self._task)
 
     async def renewed(self, since: int) -> bool:
-        """Have the keys fetched, unless more than `since` fetches have ended. False: they were a moment ago."""
+        """Have the keys fetched, unless more than `since` fetches have ended. False: they were fetched a moment ago."""
         if self.fetches > since:
             return True
         task = self._begin()

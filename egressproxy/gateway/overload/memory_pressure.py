@@ -59,7 +59,9 @@ class MemoryPressure:
     _calm_since: float = 0.0
 
     def observe(self, resident: int, load: int, now: float) -> OverloadState:
-        """`resident` bytes; `load`: connections of clients and requests in progress. Returns the state from now on."""
+        """`resident` bytes; `load`: connections of clients and requests in progress; `now`: seconds of the wheel.
+        Returns the state from now on.
+        """
         if not self.kept or resident < self.kept:
             self.kept = resident  # at first: what the process has before it serves anybody
         if resident > self._steady_at + self.limit * GROWTH or self.state is OverloadState.NORMAL:

@@ -182,7 +182,8 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
 
     def next(self) -> ResponseHead | bytes | EndOfMessage | None:
         """The next event, or None: feed more (or the message is over). Raises UpstreamFault, now and on further calls:
-        BAD_RESPONSE (a broken rule), UPSTREAM_INCOMPLETE, UPSTREAM_CLOSED (an end before anything; retry: if reused).
+        BAD_RESPONSE (a broken rule), UPSTREAM_INCOMPLETE (an end in the middle), UPSTREAM_CLOSED (an end before
+        anything; retry: if reused).
         """
         event: ResponseHead | bytes | EndOfMessage | None = None
         try:
@@ -206,7 +207,9 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
         return event
 
     def has_begun_body(self) -> bool:
-        """Behind a final head: whether a byte of the body, or its end, is here. Raises UpstreamFault if not to come."""
+        """Behind a final head: whether a byte of the body, or its end, is here. Raises UpstreamFault where the upstream
+        ended before it, or sent no chunk.
+        """
         has_begun = self._at < len(self._buffer) or (self._state is _UNTIL_CLOSE and bool(self._eof))
         if self._chunks is not None:
             try:

@@ -837,3 +837,20 @@ def test_no_attempt_goes_to_a_backend_whose_place_is_denied(converse: Start):
             refuse(talk)
         status, _, _, error = talk.client.answer()
         assert (status, error["reason"]) == (403, "destination_denied")
+
+
+def test_a_client_that_was_held_back_at_the_end_of_its_body_is_heard_again(converse: Start):
+    """Whether it is still there shows only where it is read."""
+    talk = converse(reverse(traffic={"retries": {"attempts": 2, "codes": [503]}}))
+    talk.client >> b"POST / HTTP/1.1\r\nHost: a.example\r\nContent-Length: 100010\r\n\r\n" + b"x" * 10
+    origin = talk.dialled("a.example", 80)
+    origin.take(rb"POST .*?\r\n\r\n")
+    origin.stalls()
+    talk.client >> b"x" * 100_000
+    talk.settle()
+    assert talk.client.transport.is_paused
+    origin.reads_on()
+    talk.settle()
+    assert not talk.client.transport.is_paused
+    origin >> OK
+    talk.client.take(rb"HTTP/1.1 200 OK.*hi")
