@@ -134,11 +134,14 @@ def flips(
 
 def _flip(before: Snapshot | None, after: Snapshot, decision: RecentDecision) -> DecisionChange | None:
     was, then = recorded(decision), outcome(after, decision)
+    was_elsewhere = False
     if before is not None:
         again = outcome(before, decision)
+        if again.reason == NO_LISTENER:  # an access log of another configuration: both are asked in the same way
+            again, was_elsewhere = _elsewhere(before, decision), True
         if decision.reason != Reason.ADDRESS_DENIED.value or again.knows_addresses:
             was = again
-    if then.reason == NO_LISTENER and not was.is_allowed:
+    if then.reason == NO_LISTENER and (was_elsewhere or not was.is_allowed):
         then = _elsewhere(after, decision)
     if then.is_allowed != was.is_allowed:
         # An address was refused that is not known now: it counts where what judges addresses is another.

@@ -121,6 +121,14 @@ def test_the_same_configuration_flips_nothing():
     assert ask(None, same, *every) == []
 
 
+def test_decisions_of_listeners_that_neither_has_flip_only_where_the_two_differ():
+    """As an access log of another gateway has them."""
+    asked = [decision("CONNECT", "a.example:443", reason, listener="other") for reason in ("-", "destination_denied")]
+    assert ask(opened("a.example"), opened("a.example"), *asked) == []
+    (flip,) = ask(opened("a.example"), opened("b.example"), *asked)
+    assert (flip.before.is_allowed, flip.after.is_allowed, flip.is_sure) == (True, False, False)
+
+
 def test_address_rules_count_for_addresses_that_are_known():
     denied = decision("GET", "in.example:80", "resolved_denied")
     (flip,) = ask(opened("in.example"), opened("in.example", addresses={"allow": [{"cidrs": ["10.0.0.0/8"]}]}), denied)
