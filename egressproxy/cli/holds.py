@@ -74,7 +74,8 @@ def hold_line(hold: dict[str, Any]) -> str:
     query = f"?{hold['query']}" if hold.get("query") else ""
     who = hold["identity"] if hold["identity"] != "-" else hold["client"]
     size = f"{hold['bodyBytes']} bytes, sha256 {hold['bodySha256'][:16]}"
-    what = f"{hold['method']} {hold['authority']}{hold['path']}{query}{tool}"
+    path = "" if hold["method"] == "CONNECT" else hold["path"]  # which is the authority once more there
+    what = f"{hold['method']} {hold['authority']}{path}{query}{tool}"
     return printable(f"{hold['id']}  {who}  {what}  ({size})  {hold['leftSeconds']:.0f} s left")
 
 

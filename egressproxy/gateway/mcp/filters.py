@@ -92,7 +92,7 @@ class McpRequests(Filter):
         call = McpCall.of(x)
         if call is None or call.body is None:
             return
-        result = "ok" if 200 <= x.status < 400 else "error"
+        result = "denied" if x.denied else "ok" if 200 <= x.status < 400 else "error"
         for message in call.body.messages:
             self._calls.count(self._route, x.backend, message.method, message.tool, result)
         x.add_log_fields(call.log_fields())

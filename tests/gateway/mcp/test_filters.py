@@ -288,6 +288,16 @@ def test_messages_are_counted_by_method_and_tool(converse: Start):
     }
 
 
+def test_a_call_that_this_gateway_refuses_is_counted_as_denied(converse: Start):
+    tools = {"tools": {"deny": [{"names": ["search"]}]}}
+    extension = {"name": "t", "type": "egressproxy.io/ToolPolicy:v1", "config": tools}
+    talk = converse([*to_mcp(), m.policy(name="tools", extensions=[extension])])
+    talk.client >> post(CALL)
+    assert talk.client.answer()[0] == 200  # with an error of JSON-RPC
+    talk.settle()
+    assert dict(talk.metrics.mcp_calls.counted) == {("agents/route", "-", "tools/call", "search", "denied"): 1}
+
+
 # --- inside of a stream ----------------------------------------------------------------------------------------------
 class Refuses(Filter):
     def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
