@@ -31,9 +31,9 @@ _MODES = {
 }
 #: What a port may say beside the protocols that are spoken: HTTP over TLS in two spellings, and agents' HTTP.
 _PROTOCOLS = {name.lower(): name for name in (*(each.value for each in Protocol), "TLS", "HTTPS", "A2A")}
-#: A protocol of a vendor's own, as in `example.com/x`.
+#: A protocol or mode of a vendor's own, as in `example.com/x`.
 _VENDOR = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/[A-Za-z0-9][-._/A-Za-z0-9]*")
-_MAX_PROTOCOL = 256
+_MAX_NAME = 256
 
 
 def _spelled(spellings: dict[str, str]) -> BeforeValidator:
@@ -45,27 +45,30 @@ def _enum(description: str, *values: str) -> JsonSchema:
     return JsonSchema({"type": "string", "enum": list(values), "description": description})
 
 
-def _protocol(value: object) -> str:
-    """In its usual spelling. Raises RefusedValue for what is neither known nor a vendor's."""
-    if not isinstance(value, str):
-        raise RefusedValue("a protocol is text", "write protocol: HTTP")
-    name = _PROTOCOLS.get(value.lower(), value)
-    if name in _PROTOCOLS.values():
-        return name
-    if len(value) <= _MAX_PROTOCOL and _VENDOR.fullmatch(value):
-        return value
-    possible = f"possible are {', '.join(_PROTOCOLS.values())}, and example.com/x"
-    raise RefusedValue("not a protocol", did_you_mean(value, _PROTOCOLS.values(), possible))
+def _known_or_vendors(what: str, spellings: dict[str, str]) -> PlainValidator:
+    """Reads what is known in its usual spelling, and a vendor's own as it is; anything else is a RefusedValue."""
+    names = tuple(dict.fromkeys(spellings.values()))
+
+    def read(value: object) -> str:
+        if not isinstance(value, str):
+            raise RefusedValue(f"a {what} is text", f"write {what}: {names[0]}")
+        name = spellings.get(value.lower(), value)
+        if name in names or (len(value) <= _MAX_NAME and _VENDOR.fullmatch(value)):
+            return name
+        possible = f"possible are {', '.join(names)}, and example.com/x"
+        raise RefusedValue(f"not a {what}", did_you_mean(value, names, possible))
+
+    return PlainValidator(read)
 
 
 #: One of the known protocols in its usual spelling, or a vendor's with its prefix.
 ProtocolName = Annotated[
     str,
-    PlainValidator(_protocol),
+    _known_or_vendors("protocol", _PROTOCOLS),
     JsonSchema(
         {
             "type": "string",
-            "maxLength": _MAX_PROTOCOL,
+            "maxLength": _MAX_NAME,
             "default": "HTTP",
             "description": f"What is spoken there: {', '.join(_PROTOCOLS.values())}; in any case. A vendor's own is "
             "written with a prefix, as in example.com/x, and is not served.",
@@ -73,17 +76,20 @@ ProtocolName = Annotated[
     ),
 ]
 
-#: How a backend is spoken to, in one of the published spellings.
+#: How a backend is spoken to, in one of the published spellings, or a vendor's with its prefix.
 ModeName = Annotated[
-    Literal["None", "Simple", "Mutual", "PlatformProvided", "InsecureDisable", "Passthrough", "Terminate"],
-    _spelled(_MODES),
-    _enum(
-        "How the backend is spoken to, in any case. PLATFORM_PROVIDED is Simple, INSECURE_DISABLE is None. "
-        "Passthrough and Terminate are the listener's business: a port that says so is not served.",
-        "None", "Simple", "Mutual", "NONE", "SIMPLE", "MUTUAL", "PLATFORM_PROVIDED", "PlatformProvided",
-        "INSECURE_DISABLE", "InsecureDisable", "PASSTHROUGH", "Passthrough", "Terminate",
+    str,
+    _known_or_vendors("mode", _MODES),
+    JsonSchema(
+        {
+            "type": "string",
+            "maxLength": _MAX_NAME,
+            "description": "How the backend is spoken to: None, Simple or Mutual, in any case. PLATFORM_PROVIDED is "
+            "Simple, INSECURE_DISABLE is None. Passthrough and Terminate are the listener's business, and a vendor's "
+            "own is written with a prefix, as in example.com/x: a port that says so is not served.",
+        }
     ),
-]  # fmt: skip
+]
 
 #: What kind of place a destination is, in one of the published spellings.
 TypeName = Annotated[

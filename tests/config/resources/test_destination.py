@@ -83,7 +83,7 @@ def test_modes_are_read_in_every_published_spelling(written: str, means: str):
             "{destination: {type: FQDN, fqdn: {hostname: a.example}},\n       tls: {mode: SIMPEL}}",
             "spec.tls.mode",
             5,
-            "SIMPEL is not possible here",
+            "SIMPEL: not a mode",
             "did you mean Simple?",
         ),
         (

@@ -816,6 +816,8 @@ SERVICE_TEXT = "apiVersion: v1\nkind: Service\nmetadata: {name: a}\n"
         ("rbac.authorization.k8s.io/v1", "ClusterRole"),
         ("gateway.networking.k8s.io/v1alpha2", "UDPRoute"),
         ("gateway.networking.x-k8s.io/v1alpha1", "XListenerSet"),
+        ("agentic.networking.x-k8s.io/v0alpha0", "XAccessPolicy"),
+        ("agentic.networking.x-k8s.io/v0alpha0", "XBackend"),
     ],
 )
 def test_a_kind_of_kubernetes_that_says_nothing_to_us_is_left_out_and_told(api_version: str, kind: str):
@@ -826,7 +828,7 @@ def test_a_kind_of_kubernetes_that_says_nothing_to_us_is_left_out_and_told(api_v
     assert (warning.file, warning.line, warning.column) == ("a.yaml", 6, 7)
     assert (warning.object, warning.message) == (f"{kind} default/x", "it is left out")
     assert warning.remedy
-    is_ours_to_serve = "gateway" in api_version
+    is_ours_to_serve = "gateway" in api_version or "agentic" in api_version
     assert warning.severity is (Severity.UNSERVED if is_ours_to_serve else Severity.NOTE)
 
 

@@ -149,6 +149,9 @@ def check_tls(backend: object, form: PortForm) -> None:
             f"tls.mode {tls.mode} of {backend} is the listener's business (a TLSRoute on a TLS listener): write Simple "
             "for a backend that is reached over TLS",
         )
+    if "/" in tls.mode:
+        message = f"tls.mode {tls.mode} of {backend} is a vendor's own, and not known here"
+        raise UnresolvedRef("UnsupportedValue", message, "write Simple for TLS that is verified")
     if tls.mode == "Mutual" and tls.client is None:
         message = f"tls.mode Mutual of {backend} needs clientCertificateRef: add it, or write Simple"
         raise UnresolvedRef("UnsupportedValue", message)

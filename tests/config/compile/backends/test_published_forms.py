@@ -178,6 +178,12 @@ def test_modes_of_listeners_close_the_port(mode: str):
     assert condition[:2] == ("False", "UnsupportedValue")
 
 
+def test_a_vendors_mode_closes_the_port_and_is_said_in_status():
+    error, condition = refused(host(", ports: [{number: 443, tls: {mode: example.com/x}}]"))
+    assert "example.com/x" in error
+    assert condition[:2] == ("False", "UnsupportedValue")
+
+
 def test_mutual_without_a_certificate_is_a_condition_in_a_published_group():
     error, condition = refused(host("", ", tls: {mode: MUTUAL}"))
     assert "needs clientCertificateRef" in error
