@@ -57,8 +57,8 @@ class Extension(Model):
     fail_open: Bool = False
     """Go on without the filter where it fails. By default the request is refused then."""
     pre_auth: Bool = False
-    """Run before the filters of its phase that do not say so, whatever their priority. Where a listener asks for a token,
-    it is checked before any filter runs: the filter sees whose request it is.
+    """Run before the filters of its phase that do not say so, whatever their priority. Where a listener asks for a
+    token, it is checked before any filter runs: the filter sees whose request it is.
     """
     timeout: Duration | None = None
     """How long the filter may take."""
