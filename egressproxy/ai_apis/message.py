@@ -10,6 +10,7 @@ from typing import Any, Final, NamedTuple
 from egressproxy.ai_apis.splice import Path, spliced, spliced_text
 from egressproxy.ai_apis.strict_json import Unreadable, dumps, has_too_many_parts, loads_strictly
 from egressproxy.ai_apis.texts import Found, TextKind, TextRole, found_texts, inner_json, where
+from egressproxy.model.member_names import CALL, CALL_KEYS, spelling_fault
 
 #: Objects and arrays of a body that is read, and its commas: a tenth of a second.
 MAX_PARTS: Final = 50_000
@@ -24,18 +25,22 @@ _AT_A_GLANCE: Final = 8
 _PASSED: Final = frozenset(("tools", "functions", "toolConfig"))
 _PASSED_IN_CALLS: Final = _PASSED | {"arguments", "input", "args"}
 _CALL_TYPES: Final = frozenset(("tool_use", "server_tool_use", "mcp_tool_use"))
+_ANY_CALL_TYPE: Final = _CALL_TYPES | {"custom_tool_call"}
+_FOLDED: Final = str.casefold
 _CALL_KEYS: Final = frozenset(("functionCall", "function_call", "toolUse"))
 
 
 class CalledTool(NamedTuple):
     """A call of a tool, of a model or a client of MCP. `arguments` is parsed; a string where they are no JSON. `path`
-    leads to the object that has the name.
+    leads to the object that has the name. `fault`: what is wrong with a call that only readers without regard to case
+    see, or see as another; "" for nothing.
     """
 
     name: str
     id: str
     arguments: Any
     path: Path
+    fault: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +210,8 @@ def _calls(value: Any, path: Path, key: str) -> Iterator[CalledTool]:
         for index, each in enumerate(value):
             yield from _calls(each, (*path, index), key)
     elif type(value) is dict:
+        if "name" in map(_FOLDED, value):  # few objects
+            yield from _calls_spelled_otherwise(value, path, key)
         name, passed = value.get("name"), _PASSED
         if type(name) is str:
             said: Any = None
@@ -220,6 +227,25 @@ def _calls(value: Any, path: Path, key: str) -> Iterator[CalledTool]:
                 outer = value if each_key in ("function", "custom") else None
                 for call in _calls(each, (*path, each_key), each_key):
                     yield call if call.id or outer is None else call._replace(id=_id_of(outer))
+
+
+def _calls_spelled_otherwise(value: dict[str, Any], path: Path, key: str) -> Iterator[CalledTool]:
+    """The calls, one for each name, that this object is for who takes `Name` for `name`."""
+    members = [(CALL.name_of(each), each) for each in value]
+    other = next(((name, each) for name, each in members if name is not None and name != each), None)
+    holder = CALL_KEYS.name_of(key)
+    where = path
+    if other is None:
+        if holder is None or holder == key:
+            return
+        other, where = (holder, key), path[:-1]
+    has = {name for name, _ in members}
+    is_call = "arguments" in has or holder in _CALL_KEYS or (holder == "custom" and "input" in has)
+    if is_call or any(name == "type" and str(value[each]) in _ANY_CALL_TYPE for name, each in members):
+        fault = spelling_fault(other[1], other[0], where)
+        for name, each in members:
+            if name == "name" and type(value[each]) is str:
+                yield CalledTool(value[each], _id_of(value), None, path, fault)
 
 
 def _is_custom(value: Mapping[str, Any], key: str) -> bool:

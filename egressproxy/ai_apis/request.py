@@ -10,26 +10,10 @@ from typing import Any, Final, NamedTuple
 from egressproxy.ai_apis.apis import Api, Operation
 from egressproxy.ai_apis.message import AT_ONCE, JsonMessage, in_object
 from egressproxy.ai_apis.splice import Path
-from egressproxy.ai_apis.strict_json import Unreadable, dumps, loads_strictly
+from egressproxy.ai_apis.strict_json import OtherSpelling, Unreadable, dumps, loads_strictly
 from egressproxy.ai_apis.texts import found_texts
+from egressproxy.model.member_names import AI_REQUEST
 
-#: Members that decide what is asked for: written in another case, some servers read them and others do not.
-_DECIDING: Final = {
-    name.casefold(): name
-    for name in (
-        "model", "models", "fallbacks", "stream", "messages", "input", "contents", "prompt", "system", "instructions",
-        "tools", "functions", "toolConfig", "mcp_servers", "temperature", "max_tokens", "max_completion_tokens",
-        "max_output_tokens", "generationConfig", "inferenceConfig",
-    )
-}  # fmt: skip
-#: Names of requests that are no other spelling of these.
-_USUAL: Final = frozenset(
-    (
-        *_DECIDING.values(), "n", "stop", "user", "top_p", "top_k", "seed", "metadata", "stream_options", "tool_choice",
-        "response_format", "stop_sequences", "anthropic_version", "thinking", "system_instruction", "store",
-        "frequency_penalty", "presence_penalty", "reasoning_effort", "parallel_tool_calls", "service_tier",
-    )
-)  # fmt: skip
 #: Members of a request whose string is a text as it stands.
 _INSTRUCTIONS: Final = frozenset(("system", "instructions", "prompt"))
 #: Of a conversation in plain text: what is looked at by itself, types of what is no text, and members of messages.
@@ -164,15 +148,14 @@ class AiRequest(JsonMessage):
     @classmethod
     def read(cls, body: bytes, operation: Operation | None = None) -> AiRequest:
         """A view of this body. Raises Unreadable for no object, or one with two meanings: a name that stands twice, or
-        in another case, which some servers take for the same.
+        (OtherSpelling) in another case, which some servers take for the same.
         """
         value = loads_strictly(body) if len(body) <= AT_ONCE else cls.parse(body)
         if type(value) is not dict:
             raise Unreadable("it is not an object of JSON")
-        if not value.keys() <= _USUAL:
-            for key in value:
-                if _DECIDING.get(key.casefold(), key) != key:
-                    raise Unreadable(f"it has `{key[:80]}`, which some servers take for `{_DECIDING[key.casefold()]}`")
+        fault = AI_REQUEST.fault(value)
+        if fault:
+            raise OtherSpelling(fault)
         return cls(body, value, operation)
 
     @property

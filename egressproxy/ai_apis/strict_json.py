@@ -65,6 +65,10 @@ class Unreadable(ValueError):
     """Text that is not JSON, or not JSON with one meaning."""
 
 
+class OtherSpelling(Unreadable):
+    """JSON with a member that some servers take for one that decides (`model.member_names`)."""
+
+
 def dumps(value: Any) -> bytes:
     """This value as JSON in UTF-8, without spaces; half a surrogate pair, of streams alone, stays an escape. Raises
     Unreadable for an infinite number (a provider's `1e999`), and for too many levels.

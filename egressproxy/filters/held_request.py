@@ -20,6 +20,7 @@ from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.filters.content.entities import Redactor
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import media_type
+from egressproxy.model.member_names import rpc_fault
 
 #: Characters of a path, a query, a body and the arguments of one call.
 SHOWN: Final = 1024
@@ -90,7 +91,9 @@ def called_tools(body: bytes) -> list[tuple[str, Any]]:
         return [(UNREADABLE, None)]
     found: list[tuple[str, Any]] = []
     for message in value if type(value) is list else [value]:
-        if type(message) is dict and message.get("method") == "tools/call":
+        if rpc_fault(message):  # some servers read another call
+            found.append((UNREADABLE, message))
+        elif type(message) is dict and message.get("method") == "tools/call":
             params = message.get("params")
             called = params if type(params) is dict else {}
             name = called.get("name")

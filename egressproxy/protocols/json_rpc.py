@@ -10,7 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-#: What stands for a name that breaks the grammar.
+from egressproxy.model.member_names import RPC_CALLS, RPC_HEAD, Members
+
+#: What stands for a name that breaks the grammar, or that servers read differently: its member stands twice, or is
+#: spelled in another case.
 OTHER: Final = "_other"
 #: What stands where there is no name: a response has no method, and only tools/call has a tool.
 UNNAMED: Final = "-"
@@ -23,6 +26,7 @@ MAX_ID: Final = 256
 
 _METHOD = re.compile(r"[A-Za-z][A-Za-z0-9_./$-]{0,63}")
 _TOOL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_./-]{0,127}")
+_PARAMS: Final = RPC_CALLS["tools/call"].inner["params"]
 _SPACE = re.compile(r"[ \t\n\r]*")
 _value_at = json.JSONDecoder().raw_decode
 
@@ -85,7 +89,7 @@ def _message(walk: _Walk, at: int) -> tuple[RpcMessage | None, int]:
     found: dict[str, Any] = {}
     params: dict[str, Any] = {}
     try:
-        end = walk.over(at, ("jsonrpc", "id", "method"), found, params)
+        end = walk.over(at, RPC_HEAD, found, params)
     except (ValueError, RecursionError):
         end = -1
     if "jsonrpc" not in found and "method" not in found:
@@ -104,9 +108,9 @@ class _Walk:
         self.text = text
         self._left = MAX_MEMBERS
 
-    def over(self, at: int, names: tuple[str, ...], found: dict[str, Any], params: dict[str, Any] | None) -> int:
-        """Walk over the object at `at`: keep the members with these names, and of `params` the name. Returns its end.
-        Raises ValueError (cut off, no JSON, too long), RecursionError.
+    def over(self, at: int, members: Members, found: dict[str, Any], params: dict[str, Any] | None) -> int:
+        """Walk over the object at `at`: keep these members, and those of `params`; None for one that servers read
+        differently. Returns its end. Raises ValueError (cut off, no JSON, too long), RecursionError.
         """
         text = self.text
         at = _skip(text, at + 1)
@@ -120,16 +124,20 @@ class _Walk:
                 break
             at = _skip(text, at + 1)
             value: object = None
-            if key == "params" and params is not None and text.startswith("{", at):
-                at = self.over(at, ("name",), params, None)
+            name = members.name_of(key)
+            is_sure = key == name and name not in found
+            if name == "params" and params is not None and not is_sure:
+                params["name"] = None
+            if name == "params" and params is not None and text.startswith("{", at):
+                at = self.over(at, _PARAMS, params, None)
             else:
                 value, at = _value_at(text, at)
             at = _skip(text, at)
             is_last = text.startswith("}", at)
             if not is_last and not text.startswith(",", at):
                 break  # a number may go on behind what is here
-            if key in names:
-                found[key] = value
+            if name is not None:
+                found[name] = value if is_sure else None
             if is_last:
                 return at + 1
             at = _skip(text, at + 1)

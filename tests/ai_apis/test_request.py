@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from egressproxy.ai_apis import request as request_room
 from egressproxy.ai_apis.apis import Api, operation_of
 from egressproxy.ai_apis.request import AiRequest, estimated_tokens, plain_chat
-from egressproxy.ai_apis.strict_json import Unreadable
+from egressproxy.ai_apis.strict_json import OtherSpelling, Unreadable
 from egressproxy.ai_apis.texts import TextKind, TextRole, found_texts
 from tests.ai_apis.bodies import PATHS, REQUESTS
 
@@ -218,8 +218,32 @@ def test_the_largest_limit_counts_and_all_are_set():
     assert request.body() == b'{"messages":[],"max_tokens":3,"max_completion_tokens":3}'
 
 
-def test_no_usual_name_is_another_spelling_of_one_that_decides():
-    assert [name for name in request_room._USUAL if request_room._DECIDING.get(name.casefold(), name) != name] == []
-    for name in request_room._DECIDING.values():
-        with pytest.raises(Unreadable, match="some servers take for"):
-            AiRequest.read(json.dumps({name.upper(): 1}).encode())
+READ = [
+    *request_room._LIMITS.paths,
+    *request_room._TEMPERATURES.paths,
+    *request_room._CHOICES.paths,
+    *request_room._OFFERS,
+    *((name,) for name in ("model", "stream", "messages", "input", "contents", "prompt", "system", "instructions")),
+    *((name, "model") for name in request_room._OTHER_MODELS),
+    *(("tools", *names) for names in (("type",), ("name",), ("function", "name"), ("custom", "name"))),
+    *(("tools", *names) for names in (("toolSpec", "name"), ("functionDeclarations", "name"))),
+    ("tools", "function_declarations", "name"),
+    ("functions", "name"),
+    ("mcp_servers",),
+    ("stream_options", "include_usage"),
+    ("background",),
+    *(("tool_choice", *names) for names in (("type",), ("name",), ("function", "name"), ("custom", "name"))),
+    ("function_call", "name"),
+    ("toolConfig", "toolChoice", "tool", "name"),
+]
+
+
+@pytest.mark.parametrize("path", READ, ids=".".join)
+@pytest.mark.parametrize("is_array", [False, True])
+def test_a_member_that_is_read_is_refused_in_another_case(path: tuple[str, ...], is_array: bool):
+    for at, name in enumerate(path):
+        value: Any = 1
+        for step in reversed((*path[:at], name.upper(), *path[at + 1 :])):
+            value = {step: [value] if is_array and type(value) is dict else value}
+        with pytest.raises(OtherSpelling, match=f"it has '{name.upper()}'.* take for `{name}`: write `{name}`"):
+            AiRequest.read(json.dumps(value).encode())

@@ -62,6 +62,30 @@ def test_names_follow_a_grammar_and_ids_are_bounded(text: str, message: RpcMessa
     assert one(text) == message
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"jsonrpc":"2.0","METHOD":"ping"}', RpcMessage(OTHER)),
+        ('{"method":"ping","Method":"tools/call","params":{"name":"a"}}', RpcMessage(OTHER)),
+        ('{"Method":"tools/call","method":"ping","params":{"name":"a"}}', RpcMessage(OTHER)),
+        ('{"method":"ping","method":"tools/call","params":{"name":"a"}}', RpcMessage(OTHER)),
+        ('{"JSONRPC":"2.0","Method":"tools/call","Params":{"Name":"a"}}', RpcMessage(OTHER)),
+        ('{"method":"tools/call","Params":{"name":"a"}}', RpcMessage("tools/call", OTHER)),
+        ('{"method":"tools/call","param\u017f":{"name":"a"}}', RpcMessage("tools/call", OTHER)),
+        ('{"Params":{"name":"b"},"method":"tools/call","params":{"name":"a"}}', RpcMessage("tools/call", OTHER)),
+        ('{"method":"tools/call","params":{"name":"a"},"Params":null}', RpcMessage("tools/call", OTHER)),
+        ('{"method":"tools/call","params":{"name":"a"},"params":{}}', RpcMessage("tools/call", OTHER)),
+        ('{"method":"tools/call","params":{"name":"a","Name":"b"}}', RpcMessage("tools/call", OTHER)),
+        ('{"method":"tools/call","params":{"NAME":"b","name":"a"}}', RpcMessage("tools/call", OTHER)),
+        ('{"method":"tools/call","params":{"name":"a","name":"b"}}', RpcMessage("tools/call", OTHER)),
+        ('{"method":"tools/call","params":{"name":"a","arguments":{"Name":"b"}}}', RpcMessage("tools/call", "a")),
+        ('{"method":"ping","id":1,"ID":2}', RpcMessage("ping")),
+    ],
+)
+def test_what_servers_read_differently_has_no_name(text: str, message: RpcMessage):
+    assert one(text) == message
+
+
 @pytest.mark.parametrize("text", ["", " ", "null", "7", '"method"', "{", "{}", "[]", "[1]", '{"a":1}', "<x>", "\xff"])
 def test_what_is_no_json_rpc_is_nothing(text: str):
     assert read_rpc(text.encode("latin-1")) is None

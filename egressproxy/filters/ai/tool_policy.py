@@ -11,11 +11,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal
 
-from egressproxy.ai_apis.message import JsonMessage, in_object
+from egressproxy.ai_apis.message import CalledTool, JsonMessage, in_object
 from egressproxy.ai_apis.request import AiRequest
 from egressproxy.ai_apis.shared import answer_view, operation, request_view
 from egressproxy.ai_apis.streams import framing_of
-from egressproxy.ai_apis.strict_json import Unreadable, dumps
+from egressproxy.ai_apis.strict_json import OtherSpelling, Unreadable, dumps
 from egressproxy.errors import Reason
 from egressproxy.filters.ai.tool_rules import NameRules, Names, ToolRules, Tools
 from egressproxy.filters.ai.tool_streams import ToolStream
@@ -24,6 +24,7 @@ from egressproxy.filters.content.bodies import media_type_of
 from egressproxy.filters.settings import FilterConfig, Within
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.local_response import LocalResponse
+from egressproxy.model.member_names import ANSWER, RPC_ANSWER, rpc_fault
 
 #: JSON-RPC 2.0 section 5.1. Source: Model Context Protocol, Server Features, Tools: that of an unknown tool.
 INVALID_PARAMS: Final = -32602
@@ -125,8 +126,11 @@ class ToolPolicy(Filter):
             return data
         try:
             value = request_view(x, data).value if data.lstrip()[:1] == b"{" else JsonMessage.parse(data)
+            fault = rpc_fault(value)
+            if fault:
+                raise OtherSpelling(fault)
         except Unreadable as error:
-            if self._denies_unreadable:
+            if self._denies_unreadable or isinstance(error, OtherSpelling):
                 raise self._refusal(f"the request cannot be read: {error}", 400) from None
             return data
         messages = value if type(value) is list else [value]
@@ -225,7 +229,7 @@ class ToolPolicy(Filter):
                 if stream is None:
                     stream = ToolStream(
                         framing,
-                        self._judge_call,
+                        self._judge,
                         self._tools.asks_arguments,
                         self._shorten,
                         is_lenient=not self._denies_unreadable,
@@ -234,21 +238,31 @@ class ToolPolicy(Filter):
                 return stream.feed(data, is_last=last)
             return self._whole_answer(x, data) if data else data
         except Unreadable as error:
-            if self._denies_unreadable or framing is not None:
+            if self._denies_unreadable or framing is not None or isinstance(error, OtherSpelling):
                 raise self._refusal(f"the answer cannot be read: {error}", 502) from None
             return data
 
     def _whole_answer(self, x: Exchange, data: bytes) -> bytes:
         answer = answer_view(x, data)
         messages = answer.value if type(answer.value) is list else [answer.value]
-        if any(type(each) is dict and "jsonrpc" in each for each in messages):
+        is_rpc = any(type(each) is dict and "jsonrpc" in each for each in messages)
+        fault = (RPC_ANSWER if is_rpc else ANSWER).fault(answer.value)
+        if fault:
+            raise OtherSpelling(fault)
+        if is_rpc:
             self._shorten(answer)
-        elif b'"name"' in data or b"\\u" in data:  # as every call has it
+        elif b'"name"' in data.lower() or b"\\u" in data:  # as every call has it
             for call in answer.tool_calls():
-                self._judge_call(call.name, call.arguments)
+                self._judge_call(call)
         return answer.body()
 
-    def _judge_call(self, name: str, arguments: Any) -> None:
+    def _judge_call(self, call: CalledTool) -> None:
+        """Raises Rejected, OtherSpelling."""
+        if call.fault:
+            raise OtherSpelling(call.fault)
+        self._judge(call.name, call.arguments)
+
+    def _judge(self, name: str, arguments: Any) -> None:
         if not self._tools.allows(name, arguments):
             self._denied.add(1, "tool", "denied")
             how = " with these arguments" if self._tools.may_be_offered(name) else ""

@@ -23,6 +23,8 @@ MAX_TEXT: Final = 64 * 1024
 _PATH: Final = re.compile(rb"[^.\[\]]+(?:\[(?:[0-9]{1,6}|\*)\])*(?:\.[^.\[\]]+(?:\[(?:[0-9]{1,6}|\*)\])*)*")
 #: Every element of an array.
 _EVERY: Final = object()
+#: What some servers take for a value: its name is spelled in another case.
+_UNSURE: Final = object()
 _STEP: Final = re.compile(r"([^.\[\]]+)|\[([0-9]+|\*)\]")
 
 Glob = Annotated[str, Within(min_length=1, max_length=256)]
@@ -197,10 +199,17 @@ class _Check:
         elif type(step) is int:
             if type(value) is list and step < len(value):
                 yield from self._values(value[step], at + 1)
-        elif type(value) is dict and step in value:
-            yield from self._values(value[step], at + 1)
+        elif type(value) is dict and isinstance(step, str):
+            folded = step.casefold()
+            for key, each in value.items():
+                if key == step:
+                    yield from self._values(each, at + 1)
+                elif key.casefold() == folded:
+                    yield _UNSURE
 
     def _holds(self, value: Any, *, is_doubtful: bool = False) -> bool:
+        if value is _UNSURE:
+            return is_doubtful
         if self._one_of is not None and not any(_is_same(value, each) for each in self._one_of):
             return is_doubtful and any(str(value) == str(each) for each in self._one_of)
         if self._min is not None or self._max is not None:

@@ -12,9 +12,10 @@ from typing import Any, Final
 from egressproxy.ai_apis.framing import BrokenStream, Frame, Framing
 from egressproxy.ai_apis.message import JsonMessage, in_object
 from egressproxy.ai_apis.stream_events import EVERY, StreamEvent, read_event
-from egressproxy.ai_apis.strict_json import Unreadable, loads, looks_like_json
+from egressproxy.ai_apis.strict_json import OtherSpelling, Unreadable, loads, looks_like_json
 from egressproxy.ai_apis.texts import TextKind, inner_json
 from egressproxy.errors import GatewayError
+from egressproxy.model.member_names import AI_EVENT, RPC_ANSWER
 
 #: Bytes that are held while a call is not whole.
 MAX_HELD: Final = 4 * 1024 * 1024
@@ -126,7 +127,11 @@ class ToolStream:
                     raise
                 value = None  # text, which calls nothing
             messages = value if type(value) is list else [value]
-            if any(type(each) is dict and "jsonrpc" in each for each in messages):
+            is_rpc = any(type(each) is dict and "jsonrpc" in each for each in messages)
+            fault = (RPC_ANSWER if is_rpc else AI_EVENT).fault(value)
+            if fault:
+                raise OtherSpelling(fault)
+            if is_rpc:
                 message = JsonMessage(frame.payload, value)
                 self._shorten(message)
                 payload = message.body() if message.is_changed else None
@@ -153,6 +158,8 @@ class ToolStream:
                 self._judge(call.name, {})
         if is_told_whole:
             for whole in JsonMessage(b"", value).tool_calls():
+                if whole.fault:
+                    raise OtherSpelling(whole.fault)
                 self._judge(whole.name, whole.arguments)
             if value.get("type") == "response.output_item.done":  # it has told the arguments whole
                 self._calls.pop(("item", _number(value, "output_index", -1)), None)

@@ -148,7 +148,7 @@ class _WatchedAnswer(CircularNote):
             self.left = max(0, self.left - cut)
         return decided[:cut]
 
-    def hits(self, rule: str, *, is_fixed: bool = False) -> bool:
+    def hits(self, rule: str, *, is_fixed: bool = False, why: str = "") -> bool:
         """A rule has something against the answer. True: it is cut here. Raises Rejected (502)."""
         owner = self._filter
         config = owner.config
@@ -160,7 +160,8 @@ class _WatchedAnswer(CircularNote):
             self.x.note_denials(Reason.CONTENT_DENIED)
             return False
         if action == "Reject":
-            raise owner.refusal(f"the answer is denied by the rule {rule}", 502)
+            denied = f"the answer is denied by the rule {rule}"
+            raise owner.refusal(f"{denied}: {why}" if why else denied, 502)
         self.is_cut = True
         return True
 
@@ -342,15 +343,15 @@ class ResponsePolicy(ContentFilter):
     def _check_tools(self, answer: _WatchedAnswer, message: JsonMessage) -> None:
         allowed = answer.offered if self.config.tool_calls == "Offered" else frozenset()
         for call in message.tool_calls():
-            if call.name not in allowed:
-                answer.hits("tool-call", is_fixed=True)
+            if call.fault or call.name not in allowed:
+                answer.hits("tool-call", is_fixed=True, why=call.fault)
 
     def _is_harmless(self, x: Exchange, answer: _WatchedAnswer, data: bytes) -> bool:
         """Whether nothing is against a whole answer, as `_whole` finds it text by text. Raises as that does."""
         if len(data) > _AT_A_GLANCE or data.lstrip()[:1] != b"{" or 0 <= answer.left < len(data):
             return False
         view = answer_view(x, data)
-        if self.config.tool_calls != "Any" and (b'"name"' in data or b"\\u" in data):
+        if self.config.tool_calls != "Any" and (b'"name"' in data.lower() or b"\\u" in data):
             self._check_tools(answer, view)
         texts: list[BodyText] | None = None
         if self.config.deny:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from egressproxy.ai_apis import framing
+from egressproxy.filters.ai import tool_policy
 from egressproxy.filters.testing import FilterBuildError, FilterHarness, FilterResult, exchange, response
 
 TYPE = "egressproxy.io/ToolPolicy:v1"
@@ -537,3 +538,148 @@ def test_a_stream_whose_framing_breaks_passes_where_that_is_allowed(monkeypatch:
     refused = ask(ALLOWED, rpc("ping"), said, kind=EVENTS)
     assert refused.error is not None
     assert "has more than" in refused.error.message
+
+
+# --- names that some servers and clients read in every case -----------------------------------------------------------
+def is_refused(result: FilterResult, status: int) -> bool:
+    return (
+        result.error is not None and result.error.status == status and "some servers take for" in result.error.message
+    )
+
+
+CALL = rpc("tools/call", name="search", arguments={"Name": "free"})
+LENIENT = pytest.mark.parametrize("more", [{}, {"unreadable": "Allow"}])
+
+
+@LENIENT
+@pytest.mark.parametrize(
+    "message",
+    [
+        {**CALL, "params": {"name": "search", "Name": "shell"}},
+        {**CALL, "Params": {"name": "shell"}},
+        {**CALL, "param\u017f": {"name": "shell"}},
+        {**CALL, "params": {"name": "search", "argument\u017f": {}}},
+        {**CALL, "Method": "tools/call"},
+        {"METHOD": "tools/call", "params": {"name": "shell"}},
+        {"jsonrpc": "2.0", "METHOD": "tools/call", "params": {"name": "shell"}},
+        rpc("resources/read", uri="file:///pub/a", URI="file:///etc/a"),
+        rpc("prompts/get", name="a", Name="admin"),
+        rpc("completion/complete", ref={"name": "a", "Name": "admin"}),
+        rpc("completion/complete", ref={"name": "a"}, Ref={"name": "admin"}),
+    ],
+)
+def test_a_message_that_some_servers_read_otherwise_is_refused(message: dict[str, Any], more: dict[str, Any]):
+    for body in (message, [CALL, message]):
+        assert is_refused(ask({**ALLOWED, **more}, body), 400)
+
+
+def test_arguments_and_members_of_other_methods_have_any_names():
+    for message in (CALL, [CALL], rpc("x/y", name="a", Name="b")):
+        assert ask(ALLOWED, message).request_body == json.dumps(message).encode()
+
+
+@LENIENT
+@pytest.mark.parametrize(
+    "offered",
+    [
+        {"tools": [{"type": "function", "function": {"name": "search", "Name": "delete"}}]},
+        {"tools": [{"type": "function", "function": {"name": "search"}, "Function": {"name": "delete"}}]},
+        {"tools": [{"name": "search", "NAME": "delete"}]},
+        {"tools": [{"functionDeclarations": [{"name": "search", "Name": "delete"}]}]},
+        {"tools": [{"name": "search"}], "Tools": [{"name": "delete"}]},
+        {"toolConfig": {"tools": [{"toolSpec": {"name": "search", "Name": "delete"}}]}},
+        {"tools": [], "tool_choice": {"type": "function", "function": {"Name": "delete"}}},
+        {"tools": [], "Tool_Choice": {"type": "function", "function": {"name": "delete"}}},
+    ],
+)
+def test_an_offer_that_some_servers_read_otherwise_is_refused(offered: dict[str, Any], more: dict[str, Any]):
+    body = {"model": "m", "messages": [], **offered}
+    assert is_refused(ask({**ALLOWED, **more}, body, path="/v1/chat/completions"), 400)
+
+
+@LENIENT
+@pytest.mark.parametrize("kind", [JSON, EVENTS])
+@pytest.mark.parametrize("member", ["jsonrpc", "result", *("tools", "resources", "resourceTemplates", "prompts")])
+def test_a_list_that_some_clients_read_otherwise_is_refused(member: str, kind: dict[str, str], more: dict[str, Any]):
+    text = json.dumps({"jsonrpc": "2.0", "id": 1, "result": {member: [{"name": "delete"}]}})
+    told = text.replace(f'"{member}"', f'"{member.capitalize()}"').encode()
+    for each in (told, b"[%b]" % told):
+        answer = b"data: %b\n\n" % each if kind is EVENTS else each
+        assert is_refused(ask({**ALLOWED, **more}, rpc("tools/list"), answer, kind=kind), 502)
+
+
+@pytest.mark.parametrize(("key", "name"), tool_policy._LISTS)
+def test_an_element_of_a_list_that_some_clients_read_otherwise_is_refused(key: str, name: str):
+    element = {name: "search", name.upper(): "delete", "inputSchema": {"Name": {}}}
+    listed = {"jsonrpc": "2.0", "id": 1, "result": {key: [element]}}
+    assert is_refused(ask({"tools": {}}, rpc("tools/list"), listed), 502)
+    del element[name.upper()]
+    assert ask({"tools": {}}, rpc("tools/list"), listed).response_body == json.dumps(listed).encode()
+
+
+#: How members of calls may be spelled that are read.
+SPELLED = {
+    "chat": {"function": "Function", "name": "Name", "arguments": "argument\u017f"},
+    "responses": {"name": "NAME", "arguments": "Arguments", "type": "Type"},
+    "anthropic": {"name": "Name", "type": "TYPE", "input": "Input"},
+    "gemini": {"functionCall": "functioncall", "name": "Name", "args": "Args"},
+    "bedrock": {"toolUse": "ToolUse", "name": "Name", "input": "INPUT"},
+}
+
+
+@LENIENT
+@pytest.mark.parametrize(("api", "member"), [(api, member) for api, all_ in SPELLED.items() for member in all_])
+def test_a_call_that_some_clients_read_otherwise_is_refused(api: str, member: str, more: dict[str, Any]):
+    answer = json.dumps(ANSWERS[api]("drop", {"a": 1}), ensure_ascii=False)
+    told = answer.replace(f'"{member}"', f'"{SPELLED[api][member]}"').encode()
+    result = ask({**PAY, **more}, offering("search"), told, "/v1/chat/completions")
+    assert is_refused(result, 502) or (member == "function" and result.status == 403)  # the name is found all the same
+
+
+def test_a_second_name_of_a_call_is_refused():
+    answer = chat_answer("search", {})
+    answer["choices"][0]["message"]["tool_calls"][0]["function"]["Name"] = "delete"
+    assert is_refused(ask(ALLOWED, offering("search"), answer, "/v1/chat/completions"), 502)
+
+
+def test_what_is_no_call_may_have_any_names_in_an_answer():
+    answer = {**chat_answer("search", {"Name": 1}), "metadata": {"Name": "a", "Type": "b", "name": "c"}}
+    assert ask(ALLOWED, offering("search"), answer, "/v1/chat/completions").error is None
+
+
+IN_STREAMS = {
+    "chat": ("choices", "delta", "tool_calls", "function", "name", "arguments", "index"),
+    "responses": ("type", "item", "name", "arguments", "delta", "output_index"),
+    "anthropic": ("type", "content_block", "name", "input", "delta", "partial_json", "index"),
+    "gemini": ("functionCall", "name", "args"),
+}
+
+
+@LENIENT
+@pytest.mark.parametrize(("api", "member"), [(api, member) for api, all_ in IN_STREAMS.items() for member in all_])
+def test_an_event_that_some_clients_read_otherwise_is_refused(api: str, member: str, more: dict[str, Any]):
+    told = STREAMS[api]("pay", BAD).replace(f'"{member}"'.encode(), f'"{member.upper()}"'.encode())
+    result = ask({**PAY, **more}, offering("pay"), told, "/v1/chat/completions", EVENTS)
+    assert is_refused(result, 502) or (result.error is not None and result.error.status == 403)
+    assert b"pay" not in result.response_body
+
+
+@pytest.mark.parametrize(
+    ("path", "arguments"),
+    [
+        ("amount", {"amount": 5, "Amount": 500}),
+        ("amount", {"AMOUNT": 5}),
+        ("cost", {"cost": 5, "co\u017ft": 500}),
+        ("order.amount", {"order": {"amount": 5}, "Order": {"amount": 500}}),
+        ("order.amount", {"order": {"amount": 5, "Amount": 500}}),
+        ("items[*].amount", {"items": [{"amount": 5}, {"amount": 5, "Amount": 500}]}),
+    ],
+)
+def test_a_condition_about_a_member_that_some_servers_read_otherwise(path: str, arguments: dict[str, Any]):
+    allow = {"tools": {"allow": [{"names": ["pay"], "arguments": [{"path": path, "max": 100}]}]}}
+    deny = {"tools": {"deny": [{"names": ["pay"], "arguments": [{"path": path, "min": 101}]}]}}
+    for config in (allow, deny):
+        told = error(ask(config, rpc("tools/call", name="pay", arguments=arguments)))
+        assert "with these arguments" in told["error"]["message"]
+        plain = {"amount": 5, "cost": 5, "order": {"amount": 5}, "items": [{"amount": 5}], "Note": 1, "NOTE": 2}
+        assert ask(config, rpc("tools/call", name="pay", arguments=plain)).local_response is None

@@ -180,6 +180,25 @@ def test_calls_in_a_stream_are_seen_before_they_go_on(name, passes):
     assert passes is (result.response_body == body)
 
 
+@pytest.mark.parametrize("kind", [JSON, EVENTS])
+@pytest.mark.parametrize("mode", [{}, {"unreadable": "Allow"}])
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"function": {"Name": "search", "arguments": "{}"}},
+        {"function": {"name": "search", "Name": "delete", "arguments": "{}"}},
+        {"Type": "tool_use", "NAME": "search", "Input": {}},
+        {"functioncall": {"name": "search", "args": {}}},
+    ],
+)
+def test_a_call_that_some_clients_read_otherwise_is_none_that_is_offered(call, kind, mode):
+    whole = {"choices": [{"message": {"tool_calls": [call]}}]}
+    body = stream([whole]) if kind is EVENTS else json.dumps(whole).encode()
+    result = run(policy(toolCalls="Offered", **mode), body, kind, request=TOOLS)
+    assert (result.error.status, result.error.reason) == (502, Reason.CONTENT_DENIED)
+    assert "denied by the rule tool-call: it has " in result.error.message
+
+
 # --- streams
 
 SAID = f"Write to {ALICE}, please."

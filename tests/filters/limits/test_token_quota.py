@@ -406,7 +406,16 @@ TWICE = b'{"model": "gpt-4o", "model": "gpt-4o", "stream": true, "messages": []}
 
 
 @pytest.mark.parametrize(
-    "body", [TWICE, b"no json", b'{"model": "gpt-4o", "messages": [NaN]}', '{"model": "ä"}'.encode("utf-16")]
+    "body",
+    [
+        TWICE,
+        b'{"model": "gpt-4o", "messages": [], "Max_Completion_Tokens": 9000}',
+        b'{"contents": [], "generationConfig": {"maxOutputTokens": 5, "MaxOutputTokens": 9000}}',
+        b'{"model": "gpt-4o", "messages": [], "stream": true, "stream_options": {"Include_Usage": false}}',
+        b"no json",
+        b'{"model": "gpt-4o", "messages": [NaN]}',
+        '{"model": "ä"}'.encode("utf-16"),
+    ],
 )
 def test_a_request_that_may_be_read_in_two_ways_is_refused(body):
     """No stream of it is asked for its usage, and its model is not known."""

@@ -1,0 +1,202 @@
+"""The names of members of JSON that decide, level by level, and what is wrong with their other spellings.
+
+Servers written in Go, and others that can be set so, read member names without regard to case, and the last one wins:
+`Name` behind `name` is another tool for them. What decides by a member thus refuses all its other spellings. Only the
+levels that are read as structure stand here: arguments of calls, and schemas, may have any names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+#: Characters of a name that are told.
+_SHOWN: Final = 80
+#: A member that is spelled otherwise, its name, and what leads to its object.
+_Found = tuple[str, str, tuple[str | int, ...]]
+
+
+class Members:
+    """The names that decide in an object (`inner`: with those in the object, or in each of the objects, that stands
+    there), and other `usual` ones, which are no other spelling of these: an object with such names alone is soon read.
+    """
+
+    __slots__ = ("_known", "_spelled", "inner")
+
+    def __init__(self, *names: str, inner: Mapping[str, Members] | None = None, usual: Iterable[str] = ()) -> None:
+        self.inner = dict(inner or {})
+        self._spelled = {name.casefold(): name for name in (*names, *self.inner)}
+        self._known = frozenset((*self._spelled.values(), *usual))
+
+    def name_of(self, key: str) -> str | None:
+        """The name that this one is in some spelling; None for a name that does not decide."""
+        return self._spelled.get(key.casefold())
+
+    def fault(self, value: Any, *outer: str | int) -> str:
+        """What is wrong with the names of this object, or of the objects of this array: a clause for "it". "" for
+        nothing. `outer` leads to the value.
+        """
+        found = self._in_array(value) if type(value) is list else self._in_object(value)
+        if found is None:
+            return ""
+        key, name, path = found
+        return spelling_fault(key, name, (*outer, *path))
+
+    def _in_array(self, value: list[Any]) -> _Found | None:
+        for index, each in enumerate(value):
+            found = self._in_object(each)
+            if found is not None:
+                return found[0], found[1], (index, *found[2])
+        return None
+
+    def _in_object(self, value: Any) -> _Found | None:
+        if type(value) is not dict:
+            return None
+        names = value.keys()
+        if not names <= self._known:
+            spelled = self._spelled
+            for key in value:
+                name = spelled.get(key.casefold())
+                if name is not None and name != key:
+                    return key, name, ()
+        inner = self.inner
+        if inner and not names.isdisjoint(inner):
+            for key, each in value.items():
+                if key in inner:
+                    found = inner[key]._in_array(each) if type(each) is list else inner[key]._in_object(each)
+                    if found is not None:
+                        return found[0], found[1], (key, *found[2])
+        return None
+
+
+def spelling_fault(key: str, name: str, path: Iterable[str | int]) -> str:
+    """What is wrong with a member `key` of the object to which this path leads: a clause for "it"."""
+    steps = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in path).lstrip(".")
+    place = f" in {steps[:_SHOWN]!a}" if steps else ""
+    return f"it has {key[:_SHOWN]!a}{place}, which some servers take for `{name}`: write `{name}`"
+
+
+# --- JSON-RPC, as MCP has it --------------------------------------------------------------------------------------
+#: A message of a client, whatever its method.
+RPC_MESSAGE: Final = Members("jsonrpc", "method", usual=("id", "params"))
+#: One of which the first bytes are known.
+RPC_HEAD: Final = Members("jsonrpc", "id", "method", "params")
+_URI: Final = Members(inner={"params": Members("uri")})
+#: What decides in a message of a method.
+RPC_CALLS: Final = {
+    "tools/call": Members(inner={"params": Members("name", "arguments", usual=("_meta",))}),
+    "resources/read": _URI,
+    "resources/subscribe": _URI,
+    "resources/unsubscribe": _URI,
+    "prompts/get": Members(inner={"params": Members("name")}),
+    "completion/complete": Members(inner={"params": Members(inner={"ref": Members("name", "uri")})}),
+}
+#: Any answer, for whoever looks whether it is one of JSON-RPC; and one that is.
+ANSWER: Final = Members("jsonrpc")
+RPC_ANSWER: Final = Members(
+    "jsonrpc",
+    inner={
+        "result": Members(
+            inner={
+                "tools": Members("name", usual=("title", "description", "inputSchema", "outputSchema", "annotations")),
+                "resources": Members("uri"),
+                "resourceTemplates": Members("uriTemplate"),
+                "prompts": Members("name"),
+            }
+        )
+    },
+    usual=("id", "method", "params", "error"),
+)
+
+
+def rpc_fault(value: Any) -> str:
+    """What is wrong with the names of this message, or of those of this batch: as of `Members.fault`."""
+    fault = RPC_MESSAGE.fault(value)
+    if fault or type(value) is not list:
+        return fault or _fault_of_call(value)
+    return next(filter(None, (_fault_of_call(each, index) for index, each in enumerate(value))), "")
+
+
+def _fault_of_call(message: Any, *outer: int) -> str:
+    method = message.get("method") if type(message) is dict else None
+    members = RPC_CALLS.get(method) if type(method) is str else None
+    return members.fault(message, *outer) if members is not None else ""
+
+
+# --- requests to AI providers -------------------------------------------------------------------------------------
+_NAMED: Final = Members("name", usual=("description", "parameters", "strict", "inputSchema"))
+_NAMES_OF_TOOLS: Final = {"function": _NAMED, "custom": _NAMED, "toolSpec": _NAMED}
+_OF_TOOLS: Final = ("description", "parameters", "strict", "input_schema", "cache_control")
+_DECLARED: Final = Members("type", "name", inner=_NAMES_OF_TOOLS, usual=_OF_TOOLS)
+_TOOL: Final = Members(
+    "type",
+    "name",
+    inner={**_NAMES_OF_TOOLS, "functionDeclarations": _DECLARED, "function_declarations": _DECLARED},
+    usual=_OF_TOOLS,
+)
+_GEMINI: Final = Members(
+    "maxOutputTokens", "max_output_tokens", "temperature", "candidateCount", "candidate_count",
+    usual=("topP", "topK", "stopSequences", "responseMimeType", "thinkingConfig"),
+)  # fmt: skip
+_OTHER_MODEL: Final = Members("model")
+AI_REQUEST: Final = Members(
+    "model", "stream", "messages", "input", "contents", "prompt", "system", "instructions", "mcp_servers",
+    "temperature", "max_tokens", "max_completion_tokens", "max_output_tokens", "max_gen_len", "max_tokens_to_sample",
+    "n", "best_of", "background",
+    inner={
+        "models": _OTHER_MODEL,
+        "fallbacks": _OTHER_MODEL,
+        "tools": _TOOL,
+        "functions": _TOOL,
+        "tool_choice": Members("type", "name", inner={"function": _NAMED, "custom": _NAMED}),
+        "function_call": _NAMED,
+        "toolConfig": Members(inner={"tools": _TOOL, "toolChoice": Members(inner={"tool": _NAMED})}),
+        "additionalModelRequestFields": Members(inner={"tools": _TOOL}),
+        "stream_options": Members("include_usage"),
+        "generationConfig": _GEMINI,
+        "generation_config": _GEMINI,
+        "inferenceConfig": Members("maxTokens", "max_new_tokens", "temperature", usual=("topP", "stopSequences")),
+        "textGenerationConfig": Members("maxTokenCount", "temperature", usual=("topP", "stopSequences")),
+    },
+    usual=(
+        "stop", "user", "top_p", "top_k", "seed", "metadata", "response_format", "stop_sequences",
+        "anthropic_version", "thinking", "system_instruction", "systemInstruction", "store", "frequency_penalty",
+        "presence_penalty", "reasoning_effort", "parallel_tool_calls", "service_tier", "jsonrpc", "id", "method",
+        "params",
+    ),
+)  # fmt: skip
+
+# --- calls of tools in answers ------------------------------------------------------------------------------------
+#: In the object that is a call, and what such an object is called where its type does not tell it.
+CALL: Final = Members("name", "arguments", "input", "args", "type")
+CALL_KEYS: Final = Members("functionCall", "function_call", "toolUse", "custom")
+_BEGUN: Final = Members("name", "arguments", "input")
+#: An event of a stream in which a call begins, goes on or ends.
+AI_EVENT: Final = Members(
+    "jsonrpc", "type", "index", "output_index", "contentBlockIndex",
+    inner={
+        "choices": Members(
+            "index",
+            inner={
+                "delta": Members(
+                    inner={
+                        "tool_calls": Members(
+                            "index", inner={"function": _BEGUN, "custom": _BEGUN}, usual=("id", "type")
+                        ),
+                        "function_call": _BEGUN,
+                    },
+                    usual=("role", "content", "refusal", "reasoning", "reasoning_content"),
+                )
+            },
+            usual=("finish_reason", "logprobs"),
+        ),
+        "delta": Members("type", "partial_json", inner={"toolUse": _BEGUN}, usual=("text", "thinking", "signature")),
+        "content_block": Members("type", "name", "input", usual=("id", "text", "thinking", "signature")),
+        "start": Members(inner={"toolUse": _BEGUN}),
+        "item": Members("type", "name", "arguments", "input", usual=("id", "call_id", "status", "role", "content")),
+    },
+    usual=(
+        "id", "object", "created", "model", "usage", "system_fingerprint", "service_tier", "obfuscation", "item_id",
+        "content_index", "sequence_number", "logprobs", "message", "response", "part", "text", "p",
+    ),
+)  # fmt: skip
