@@ -150,13 +150,13 @@ def _trust(context: ssl.SSLContext, ca_pem: str | None, crl_pem: str, *, tells_r
     """Trust each of these certificates, or those of the system for None, and check the lists of the whole chain. Raises
     ValueError for a bundle without any certificate.
 
-    Each one is an anchor by the word of who put it there (RFC 5280 section 6.1.1 (d)): a root, an intermediate authority
-    or the peer's own certificate. VERIFY_X509_STRICT stays off: the key identifiers that it demands are what RFC 5280
-    asks of issuers, and many private CAs lack them.
+    Each one is an anchor by the word of who put it there (RFC 5280 section 6.1.1 (d)): a root, an intermediate
+    authority or the peer's own certificate. VERIFY_X509_STRICT stays off: it demands key identifiers, which RFC 5280
+    asks of issuers and many private CAs lack.
 
-    A chain ends at its first anchor. It goes on to a root where revocation lists are checked, since OpenSSL verifies
-    the list of an authority with what is above it; and with `tells_root` if a root is there, since then others look for
-    CAs in the chain.
+    A chain ends at its first anchor. It goes on to a root where revocation lists are checked: OpenSSL verifies the list
+    of an authority with what is above it. With `tells_root` it does, too, if a root is there: others look for CAs in
+    the chain then.
     """
     if ca_pem is not None:
         context.load_verify_locations(cadata=ca_pem)
