@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import IPv4Network, IPv6Network
 
 from egressproxy.model.secret import SecretBytes
@@ -29,6 +29,7 @@ class TokenIssuerIR:
     service_account_claim: str = ""
     groups_claim: str = "groups"
     trust_domain: str = ""
+    ca_source: str = field(default="", compare=False)  # the objects that `ca_pem` came from, for people
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,8 @@ Contexts are cached by what they depend on: names, SNI and pins are checked per 
 backends which trust the same roots share one context (some 150 system roots cost 17 ms and a megabyte each time).
 
 Held here (RFC 9525, RFC 8996, RFC 5280): TLS 1.2 at least, subject alternative names only, one left-most wildcard
-label, forward secrecy, no renegotiation, revocation lists that fail closed for the whole chain. The strict profile of
-RFC 5280 (VERIFY_X509_STRICT) applies to the system's roots; an operator's own CA often lacks the key identifiers that
-it demands, and is trusted by name anyway.
+label, forward secrecy, no renegotiation, revocation lists that fail closed for the whole chain. `_trust` is the rule of
+what is trusted, of servers and of clients.
 """
 
 from __future__ import annotations
@@ -141,18 +140,34 @@ def _client_context(
     else:
         context.check_hostname = not checks_names_itself
         context.hostname_checks_common_name = False
-        if ca_pem:
-            context.load_verify_locations(cadata=ca_pem)
-        else:
-            context.load_default_certs(ssl.Purpose.SERVER_AUTH)
-            context.verify_flags |= ssl.VERIFY_X509_STRICT
-        if crl_pem:
-            with _as_file(crl_pem.encode()) as path:
-                context.load_verify_locations(cafile=path)
-            context.verify_flags |= ssl.VERIFY_CRL_CHECK_CHAIN
+        _trust(context, ca_pem or None, crl_pem)
     if certificate:
         _load_identity(context, certificate, key or SecretBytes(b""))
     return context
+
+
+def _trust(context: ssl.SSLContext, ca_pem: str | None, crl_pem: str, *, tells_root: bool = False) -> None:
+    """Trust each of these certificates, or those of the system for None, and check the lists of the whole chain. Raises
+    ValueError for a bundle without any certificate.
+
+    Each one is an anchor by the word of who put it there (RFC 5280 section 6.1.1 (d)): a root, an intermediate
+    authority or the peer's own certificate. VERIFY_X509_STRICT stays off: it demands key identifiers, which RFC 5280
+    asks of issuers and many private CAs lack.
+
+    A chain ends at its first anchor. It goes on to a root where revocation lists are checked: OpenSSL verifies the list
+    of an authority with what is above it. With `tells_root` it does, too, if a root is there: others look for CAs in
+    the chain then.
+    """
+    if ca_pem is not None:
+        context.load_verify_locations(cadata=ca_pem)
+    else:
+        context.load_default_certs(ssl.Purpose.SERVER_AUTH)
+    if crl_pem:
+        with _as_file(crl_pem.encode()) as path:
+            context.load_verify_locations(cafile=path)
+        context.verify_flags |= ssl.VERIFY_CRL_CHECK_CHAIN
+    elif not (tells_root and any(each["issuer"] == each["subject"] for each in context.get_ca_certs())):
+        context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
 
 
 _context_of_own_roots = lru_cache(maxsize=_MAX_CONTEXTS)(_client_context)
@@ -273,15 +288,10 @@ def _certificate_context(
     context.set_ciphers(_SERVER_CIPHERS)
     _load_identity(context, certificate.chain_pem, certificate.key_pem)
     if clients is not None:
-        context.load_verify_locations(cadata=clients.ca_pem or clients.identity_ca_pem)
+        has_two_sets = bool(clients.ca_pem and clients.identity_ca_pem)
+        _trust(context, clients.ca_pem or clients.identity_ca_pem, clients.crl_pem, tells_root=has_two_sets)
         context.verify_mode = ssl.CERT_REQUIRED if clients.ca_pem else ssl.CERT_OPTIONAL
         setattr(context, _VERIFIES, not clients.takes_any)
-        if not clients.ca_pem:  # a CA below a root is trusted by itself
-            context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-        if clients.crl_pem:
-            with _as_file(clients.crl_pem.encode()) as path:
-                context.load_verify_locations(cafile=path)
-            context.verify_flags |= ssl.VERIFY_CRL_CHECK_CHAIN
         if clients.takes_any:
             from egressproxy.net.verify_callbacks import take_any_certificate  # here: hardly anybody needs it
 

@@ -35,56 +35,84 @@ class TlsTruncated(ConnectionError):
 @dataclass(frozen=True, slots=True)
 class TlsExpectation:
     """What a connection to an upstream was to be. `who` names it for people ("backend agents/o"), `host` is the name
-    or address that was dialled. `ca_remedy` and `name_remedy` say what to write where its authority is not known, and
-    where its certificate is for another name; "" as for a Backend.
+    or address that was dialled. `ca_field` is where its authorities are named; `name_remedy` says what to write where
+    its certificate is for another name. "" as for a Backend.
     """
 
     who: str
     host: str
     spec: BackendTlsIR
-    ca_remedy: str = ""
+    ca_field: str = ""
     name_remedy: str = ""
 
 
 #: The names of the kinds of subject alternative names, as the ssl module has them.
 _KINDS: Final = {"DNS": "", "URI": "", "IP Address": ""}
 
-_CA_REMEDY: Final = "for a private authority, give the Backend its certificates: tls.caBundleRef"
+_CA_FIELDS: Final = "tls.caBundleRef of a Backend, or caCertificateRefs of a BackendTLSPolicy or token issuer"
+_NAME_CA: Final = "for a private authority, name its certificates in "
+_CA_REMEDY: Final = f"{_NAME_CA}{_CA_FIELDS}"
+_BUNDLE_REMEDY: Final = "put the authority that signed it, its root, or the certificate itself into {}"
+#: Where revocation lists are checked.
+_ROOT_REMEDY: Final = "put the root of its chain, up to which revocation lists are checked, into {}"
+_POLICY_CAS: Final = "the CAs of a policy"
 _SERVER_REMEDY: Final = "the server needs another certificate"
 _CRL_REMEDY: Final = "put the present revocation list of every authority of the chain into the object of tls.crlRefs"
 _NAME_REMEDY: Final = "say the name that the certificate has: tls.sni, or tls.subjectAltNames"
 _WEAK_KEY: Final = "the server needs a certificate with an RSA key of 2048 bits or more, or a P-256 key"
+_NO_AUTHORITY: Final = "is not trusted: the authority that signed it is not known"
+_LIST: Final = "is not trusted: the revocation list of its authority"
+#: Where those that clients' certificates are verified with are named.
+_CLIENT_CAS: Final = "the objects of caCertificateRefs"
+#: What is said of a server, and of a client instead.
+_OF_CLIENTS: Final = (
+    ("for servers", "for clients"), ("serverAuth", "clientAuth"), ("the server needs", "the client needs"),
+    ("tls.crlRefs", "identity.certificate.crlRefs"),
+)  # fmt: skip
+_FORM: Final = "has a form that is not accepted"
 
-#: OpenSSL's verify codes (x509_vfy.h): what is wrong with "the certificate of …", and what mends it.
+#: OpenSSL's verify codes (x509_vfy.h): what is wrong with "the certificate of …", and what mends it. The words say what
+#: is at fault: trust, name, time, or, here and for all other codes, form.
 _CERTIFICATE: Final[dict[int, tuple[str, str]]] = {
-    2: ("is not trusted: the authority that signed it is not known", _CA_REMEDY),
-    3: ("has no valid revocation list: there is none of its authority", _CRL_REMEDY),
-    7: ("has a signature that is wrong", _SERVER_REMEDY),
-    8: ("has no valid revocation list: that of its authority has a wrong signature", _CRL_REMEDY),
+    2: (_NO_AUTHORITY, _CA_REMEDY),
+    3: (f"{_LIST} is missing", _CRL_REMEDY),
+    8: (f"{_LIST} has a wrong signature", _CRL_REMEDY),
     9: ("is not valid yet", "look at the clocks of both machines"),
     10: ("has expired", "the server needs a renewed certificate"),
-    11: ("has no valid revocation list: that of its authority is not valid yet", _CRL_REMEDY),
-    12: ("has no valid revocation list: that of its authority is out of date", _CRL_REMEDY),
+    11: (f"{_LIST} is not valid yet", _CRL_REMEDY),
+    12: (f"{_LIST} has expired", _CRL_REMEDY),
     18: ("is not trusted: it is self-signed", f"{_CA_REMEDY}; of a self-signed one this is the certificate itself"),
     19: ("is not trusted: its chain ends in a root that is not known", _CA_REMEDY),
-    20: ("is not trusted: the authority that signed it is not known", _CA_REMEDY),
-    21: ("is not trusted: the authority that signed it is not known", _CA_REMEDY),
-    22: ("has a chain that is too long", _SERVER_REMEDY),
-    23: ("has been revoked", _SERVER_REMEDY),
-    25: ("has a longer chain than one of its authorities allows (pathlen)", _SERVER_REMEDY),
-    26: ("is not for servers (extended key usage)", "the server needs a certificate with the usage serverAuth"),
-    32: ("is signed with a certificate that may not sign others (key usage)", _SERVER_REMEDY),
-    34: ("has a critical extension that is not known", _SERVER_REMEDY),
+    20: (_NO_AUTHORITY, _CA_REMEDY),
+    21: (_NO_AUTHORITY, _CA_REMEDY),
+    23: ("is not trusted: it has been revoked", _SERVER_REMEDY),
+    27: ("is not trusted: the system marks its root as not for this use", _CA_REMEDY),
+    28: ("is not trusted: the system marks its root as rejected", _CA_REMEDY),
+    33: (f"{_LIST} cannot be verified", _CRL_REMEDY),
     47: ("is for a name that its authority may not vouch for (name constraints)", _SERVER_REMEDY),
     48: ("is for a name that its authority may not vouch for (name constraints)", _SERVER_REMEDY),
-    50: ("has a key that is not pinned", "if the server has a new key, add its pin, which the log has, to tls.pins"),
+    50: (
+        "is not trusted: its key is not pinned",
+        "if the server has a new key, add its pin, which the log has, to tls.pins",
+    ),
     62: ("is for another name", _NAME_REMEDY),
     64: ("is for another address", _NAME_REMEDY),
-    66: ("has a key that is too weak", _WEAK_KEY),
-    67: ("is signed by an authority whose key is too weak", _WEAK_KEY),
-    68: ("is signed with a digest that is too weak, such as SHA-1", "the server needs one that is signed with SHA-256"),
-    79: ("is signed with a certificate that is no authority's", _SERVER_REMEDY),
-}  # fmt: skip
+    **{
+        code: (f"{_FORM}: {words}", remedy)
+        for code, words, remedy in (
+            (7, "its signature is wrong", _SERVER_REMEDY),
+            (22, "its chain is too long", _SERVER_REMEDY),
+            (25, "its chain is longer than one of its authorities allows (pathlen)", _SERVER_REMEDY),
+            (26, "it is not for servers (extended key usage)", "the server needs a certificate with serverAuth"),
+            (32, "it is signed with a certificate that may not sign others (key usage)", _SERVER_REMEDY),
+            (34, "it has a critical extension that is not known", _SERVER_REMEDY),
+            (66, "its key is too weak", _WEAK_KEY),
+            (67, "the key of its authority is too weak", _WEAK_KEY),
+            (68, "its digest is too weak, such as SHA-1", "the server needs one that is signed with SHA-256"),
+            (79, "it is signed with a certificate that is no authority's", _SERVER_REMEDY),
+        )
+    },
+}
 _EXPIRED, _NO_ISSUER, _UNVERIFIED_LEAF, _OTHER_NAME = 10, 20, 21, 62
 _NO_NAMES: Final = (
     "names no host: a common name does not count",
@@ -148,10 +176,11 @@ def tls_fault(
         reason, status, message = Reason.TLS_TIMEOUT, 504, f"the TLS handshake with {who} took too long"
     elif isinstance(exc, ssl.SSLCertVerificationError):
         reason, status, retry = Reason.TLS_CERTIFICATE, 502, RetrySafety.NEVER
-        words, remedy = _certificate_words(getattr(exc, "verify_code", 0), _chain(peer))
+        words, remedy = _certificate_words(exc, _chain(peer))
         message = f"the certificate of {who} {words}"
-        if expected is not None and expected.ca_remedy:
-            remedy = remedy.replace(_CA_REMEDY, expected.ca_remedy).replace(_NAME_REMEDY, expected.name_remedy)
+        if expected is not None:
+            remedy = remedy.replace(_CA_REMEDY, _ca_remedy(expected))
+            remedy = remedy.replace(_NAME_REMEDY, expected.name_remedy or _NAME_REMEDY)
     elif isinstance(exc, ssl.SSLError) and not is_eof(exc):
         reason, status = Reason.TLS_PROTOCOL, 502
         said = getattr(exc, "reason", None) or ""
@@ -182,18 +211,27 @@ def client_refusal_text(error: Exception, peer: ssl.SSLObject) -> str:
     from egressproxy.net.verify_callbacks import take_refused  # here: few listeners ask for certificates
 
     found = take_refused()
+    checks_lists = bool(peer.context.verify_flags & ssl.VERIFY_CRL_CHECK_CHAIN)
+    remedy = ""
     if isinstance(error, ssl.SSLCertVerificationError):
-        why, shown = error.verify_message, "a certificate that cannot be read"
+        words, remedy = _certificate_words(error, [])
+        remedy = remedy.replace(_CA_REMEDY, (_ROOT_REMEDY if checks_lists else _BUNDLE_REMEDY).format(_CLIENT_CAS))
+        for of_server, of_client in _OF_CLIENTS:
+            words, remedy = words.replace(of_server, of_client), remedy.replace(of_server, of_client)
+        why, shown = f"it {words} ({error.verify_message})", "a certificate that cannot be read"
+        remedy = f"; remedy: {remedy}"
         if found is not None:
             shown = f"subject {found.subject}, issuer {found.issuer}, serial {found.serial}, sha256 {found.sha256}"
     else:
         why, shown = "none was shown", "no certificate"
     accepted: list[dict[str, Any]] = peer.context.get_ca_certs()
     authorities = [_name(each.get("subject", ())) for each in accepted]
-    more = f" and {len(authorities) - _MAX_CHAIN} more" if len(authorities) > _MAX_CHAIN else ""
-    listed = " or ".join(authorities[:_MAX_CHAIN]) + more
-    lists = ", in no revocation list" if peer.context.verify_flags & ssl.VERIFY_CRL_CHECK_CHAIN else ""
-    return f"{why}; presented: {shown}; expected: a certificate for clients, signed by {listed}{lists}"
+    others = peer.context.cert_store_stats()["x509"] - len(accepted)
+    listed = authorities[:_MAX_CHAIN] + ([f"{len(authorities) - _MAX_CHAIN} more"] if authorities[_MAX_CHAIN:] else [])
+    signed = f", signed by {' or '.join(listed)}" if listed else ""
+    itself = f", {'or ' if listed else ''}one of {others} that are named themselves" if others else ""
+    lists = ", in no revocation list" if checks_lists else ""
+    return f"{why}; presented: {shown}; expected: a certificate for clients{signed}{itself}{lists}{remedy}"
 
 
 def expected_text(expected: TlsExpectation) -> str:
@@ -203,7 +241,7 @@ def expected_text(expected: TlsExpectation) -> str:
     if not spec.insecure_skip_verify:
         names = spec.names or (spec.sni or expected.host,)
         parts.append(f"name {' or '.join(map(_shown, names[:_MAX_NAMES]))}")
-        ca = (spec.ca_source or "the CAs of a policy") if spec.ca_pem else "a CA of the system"
+        ca = (spec.ca_source or _POLICY_CAS) if spec.ca_pem else "a CA of the system"
         parts.append(f"signed by {ca}")
     if spec.pins:
         parts.append(f"pinned to {', '.join(spec.pins[:_MAX_NAMES])}")
@@ -232,8 +270,21 @@ def presented_text(peer: ssl.SSLObject) -> str:
     return ", ".join(parts)
 
 
-def _certificate_words(code: int, chain: list[tuple[bytes, dict[str, Any]]]) -> tuple[str, str]:
-    words, remedy = _CERTIFICATE.get(code, ("is not acceptable", ""))
+def _ca_remedy(expected: TlsExpectation) -> str:
+    spec = expected.spec
+    if not spec.ca_pem:
+        return f"{_NAME_CA}{expected.ca_field or _CA_FIELDS}"
+    bundle = spec.ca_source or expected.ca_field or _POLICY_CAS
+    return (_ROOT_REMEDY if spec.crl_pem else _BUNDLE_REMEDY).format(bundle)
+
+
+def _certificate_words(
+    error: ssl.SSLCertVerificationError, chain: list[tuple[bytes, dict[str, Any]]]
+) -> tuple[str, str]:
+    code = getattr(error, "verify_code", 0)
+    # OpenSSL's own text for the code: nothing of it comes from the certificate.
+    other = f"{_FORM}: {getattr(error, 'verify_message', '') or 'OpenSSL does not say which part'}"
+    words, remedy = _CERTIFICATE.get(code, (other, _SERVER_REMEDY))
     leaf = chain[0][1] if chain else {}
     if code in (_NO_ISSUER, _UNVERIFIED_LEAF) and len(chain) == 1:
         return words, f"{remedy}; {_INTERMEDIATE}"

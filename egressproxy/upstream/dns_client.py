@@ -5,7 +5,8 @@ with the parser that `dns_message` speaks of, and takes 4 MB of each process.
 
 Servers are asked in order, the next one when the one before fails or is silent for a while; the first answer wins, all
 within one time limit. Answers count only from the server's own address and port, with our random id and our question
-(RFC 5452); a truncated one is asked for again over TCP (RFC 7766). Only the chain of the asked name is used.
+(RFC 5452); a truncated one is asked for again over TCP (RFC 7766), and one that may refuse EDNS without it (RFC 6891
+section 7). Only the chain of the asked name is used.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import math
 import socket
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from secrets import randbits
 
@@ -30,6 +32,7 @@ from egressproxy.upstream.dns_message import (
     code_name,
     is_reply,
     is_truncated,
+    may_refuse_edns,
     read,
     write_query,
 )
@@ -42,6 +45,8 @@ OnQuery = Callable[[str, str, float], None]
 
 #: Silence after which the next server is asked beside the first, and a lost datagram is sent again.
 HEDGE_S = 1.0
+#: How long a second query, without EDNS, has before the first answer counts: less than until the next server is asked.
+PLAIN_S = 0.5
 #: Datagrams for one query that are no answer to it; then somebody guesses, and the question goes over TCP (RFC 5452
 #: section 9.2).
 MAX_FORGED = 64
@@ -156,19 +161,29 @@ class DnsClient:
 
     async def _answer_of(self, server: Server, name: bytes, kind: int, asks_authentic: bool) -> tuple[int, DnsAnswer]:
         """The code and the answer of this server. Raises DnsFailure, OSError."""
-        block = _PAD if server.transport in ("tls", "https") else 0
+        is_encrypted = server.transport in ("tls", "https")
         identifier = 0 if server.transport == "https" else randbits(16)  # RFC 8484 section 4.1: for caches
+        block = _PAD if is_encrypted else 0
         question = write_query(name, kind, identifier, asks_authentic=asks_authentic, block=block)
-        wire, age_s = None, 0
-        if server.transport == "udp":
-            wire = await _over_udp(server, question)
-        if wire is None or is_truncated(wire):
-            wire, age_s = await self._over_connection(server, question)
+        wire, age_s = await self._reply_of(server, question)
+        if not is_encrypted and may_refuse_edns(wire):  # encrypted queries are always padded, which takes EDNS
+            plain = write_query(name, kind, randbits(16), asks_authentic=asks_authentic, block=0, with_edns=False)
+            with suppress(OSError, DnsFailure):  # the first answer counts
+                async with asyncio.timeout(PLAIN_S):
+                    wire, age_s = await self._reply_of(server, plain)
         try:
             code, answer = read(wire, question)
         except BadReply as error:
             raise DnsFailure(Reason.DNS_ERROR, f"{server}: the answer is refused: {error}") from None
         return code, replace(answer, ttl_s=max(0.0, answer.ttl_s - age_s)) if age_s else answer
+
+    async def _reply_of(self, server: Server, question: DnsQuestion) -> tuple[bytes, int]:
+        """The whole reply of this server, and its age in seconds. Raises DnsFailure, OSError."""
+        if server.transport == "udp":
+            wire = await _over_udp(server, question)
+            if wire is not None and not is_truncated(wire):
+                return wire, 0
+        return await self._over_connection(server, question)
 
     async def _over_connection(self, server: Server, question: DnsQuestion) -> tuple[bytes, int]:
         """The answer over TCP, TLS or HTTPS, and its age in seconds (RFC 8484 section 5.1)."""

@@ -113,12 +113,16 @@ def encode_name(host: str) -> bytes:
     return name
 
 
-def write_query(name: bytes, kind: int, identifier: int, *, asks_authentic: bool, block: int) -> DnsQuestion:
+def write_query(
+    name: bytes, kind: int, identifier: int, *, asks_authentic: bool, block: int, with_edns: bool = True
+) -> DnsQuestion:
     """A query for this name (`encode_name`) and type. `asks_authentic` sets AD (RFC 6840 section 5.7). With `block` its
-    length is padded to a multiple of so many bytes (RFC 8467).
+    length is padded to a multiple of so many bytes (RFC 8467), which takes EDNS.
     """
     flags = _RECURSION_DESIRED | (_AD if asks_authentic else 0)
-    wire = _HEADER.pack(identifier, flags, 1, 0, 0, 1) + name + struct.pack("!HH", kind, _IN)
+    wire = _HEADER.pack(identifier, flags, 1, 0, 0, int(with_edns)) + name + struct.pack("!HH", kind, _IN)
+    if not with_edns:
+        return DnsQuestion(wire, name.lower(), kind)
     options = b""
     if block:
         padding = -(len(wire) + 1 + _RECORD.size + 4) % block
@@ -140,6 +144,14 @@ def is_reply(wire: bytes, question: DnsQuestion) -> bool:
         return wire[3] & 0x0F in (_FORMERR, SERVFAIL, _NOTIMP, _REFUSED)
     section = question.section
     return wire[4:6] == b"\x00\x01" and wire[_HEADER.size : _HEADER.size + len(section)].lower() == section
+
+
+def may_refuse_edns(wire: bytes) -> bool:
+    """Whether a reply may be the error of a server that does not know EDNS (RFC 6891 section 7). One that knows it puts
+    an OPT record among the additional records; a FORMERR may have that of the query, of which it is a copy.
+    """
+    code = wire[3] & 0x0F
+    return code in (_FORMERR, _NOTIMP) or (code == SERVFAIL and wire[10:12] == b"\x00\x00")
 
 
 def is_truncated(wire: bytes) -> bool:

@@ -25,7 +25,7 @@ from egressproxy.upstream.dns_message import DnsQuestion
 _PORTS: Final = {"udp": 53, "tcp": 53, "tls": 853, "https": 443}
 #: What the server has to agree to by ALPN, if it says anything: RFC 7858 has none, IANA's registry calls it "dot".
 _ALPN: Final = {"tls": ("dot",), "https": ("h2",)}
-_CA_REMEDY: Final = "for a private authority, name its certificates in dns.caCertificateRefs"
+_CA_FIELD: Final = "dns.caCertificateRefs"
 #: How long a connection without a question is kept.
 IDLE_S: Final = 30.0
 CONNECT_S: Final = 5.0
@@ -120,7 +120,7 @@ async def open_connection(server: Server, tls: BackendTlsIR, protocol: asyncio.P
         remedy = f" ({fault.remedy})" if fault.remedy else ""
         done.set_exception(DnsTlsFailure(f"{fault.message}{remedy}; {fault.detail}"))
 
-    expected = TlsExpectation("the DNS server", server.name, tls, _CA_REMEDY, _NAME_REMEDY)
+    expected = TlsExpectation("the DNS server", server.name, tls, _CA_FIELD, _NAME_REMEDY)
     stream = TlsStream(
         client_context(tls, _ALPN[server.transport]), server_side=False, server_hostname=server.name, inner=protocol,
         on_handshake=on_handshake, expected=expected,

@@ -7,14 +7,18 @@ import struct
 import subprocess
 import time
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
+from cryptography.x509 import load_pem_x509_certificate
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.ir.gateway import CertificateIR, ClientCertificatesIR, ListenerTlsIR
 from egressproxy.model.secret import SecretBytes
 from egressproxy.net import tls_contexts
+from egressproxy.net.client_chains import is_for_identity
 from egressproxy.net.tls_contexts import (
     client_context,
     client_tls,
@@ -24,6 +28,8 @@ from egressproxy.net.tls_contexts import (
     verified_certificate,
     verified_until,
 )
+from tests.e2e.tls_lab.authority import Certificate, issue
+from tests.e2e.tls_lab.authority import server as authority_server
 from tests.protocols.tls.test_client_hello import extension, records
 from tests.protocols.tls.test_client_hello import server_name as named
 from tests.support.pki import Pki, chain, pin
@@ -288,9 +294,140 @@ def test_an_encrypted_key_is_refused_without_asking_for_its_passphrase():
         server_context(ListenerTlsIR(certificates=(CertificateIR("x", chain(leaf), SecretBytes(locked)),)))
 
 
-def test_the_strict_profile_applies_to_the_systems_roots_only():
-    assert client_context(BackendTlsIR()).verify_flags & ssl.VERIFY_X509_STRICT
-    assert not client_context(TRUST).verify_flags & ssl.VERIFY_X509_STRICT
+# --- what is trusted -----------------------------------------------------------------------------------------------
+ROOT = issue("Root", is_ca=True)
+INTERMEDIATE = issue("Intermediate", ROOT, is_ca=True)
+LEAF = issue("a.test", INTERMEDIATE, usages=[ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
+FOREIGN = issue("Foreign", is_ca=True)
+LISTS = ROOT.crl() + INTERMEDIATE.crl()
+
+
+def trusting(
+    anchors: list[Certificate], *, by_system: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> BackendTlsIR:
+    """A spec that trusts these, as its own bundle or as the system's roots."""
+    pem = "".join(each.pem for each in anchors)
+    if not by_system:
+        return BackendTlsIR(ca_pem=pem)
+    roots = tmp_path / "roots.pem"
+    roots.write_text(pem, encoding="ascii")
+    monkeypatch.setenv("SSL_CERT_FILE", str(roots))
+    monkeypatch.setenv("SSL_CERT_DIR", str(tmp_path / "none"))
+    monkeypatch.setattr(tls_contexts, "_present", tls_contexts._OfSystemRoots(""))
+    monkeypatch.setattr(tls_contexts, "_next", tls_contexts._present)
+    return BackendTlsIR()
+
+
+@pytest.mark.parametrize("by_system", [False, True])
+@pytest.mark.parametrize(
+    ("anchors", "is_good"),
+    [
+        ([ROOT], True),
+        ([INTERMEDIATE], True),
+        ([LEAF], True),
+        ([ROOT, INTERMEDIATE], True),
+        ([FOREIGN, LEAF], True),
+        ([FOREIGN], False),
+        ([issue("Intermediate", FOREIGN, is_ca=True, key=FOREIGN.key)], False),
+    ],
+    ids=["root", "intermediate", "leaf", "both", "foreign root and leaf", "foreign root", "of the same name"],
+)
+def test_each_certificate_that_is_named_is_a_trust_anchor(
+    anchors: list[Certificate], is_good: bool, by_system: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    spec = trusting(anchors, by_system=by_system, monkeypatch=monkeypatch, tmp_path=tmp_path)
+    if is_good:
+        assert Ends(authority_server(LEAF), spec, "a.test").certificate_names == ["a.test"]
+        return
+    with pytest.raises(ssl.SSLCertVerificationError) as caught:
+        Ends(authority_server(LEAF), spec, "a.test")
+    assert caught.value.verify_code in (2, 7, 18, 19, 20, 21)
+
+
+@pytest.mark.parametrize(
+    ("host", "leaf", "code"),
+    [("b.test", LEAF, 62), ("a.test", issue("a.test", INTERMEDIATE, days=(-9, -1)), 10)],
+    ids=["name", "time"],
+)
+def test_an_anchor_is_still_judged_by_name_and_time(host: str, leaf: Certificate, code: int):
+    with pytest.raises(ssl.SSLCertVerificationError) as caught:
+        Ends(authority_server(leaf), BackendTlsIR(ca_pem=leaf.pem), host)
+    assert caught.value.verify_code == code
+
+
+@pytest.mark.parametrize("by_system", [False, True])
+def test_a_ca_of_plain_openssl_is_taken_from_a_bundle_and_from_the_system(
+    by_system: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """`openssl req -x509` and `openssl x509 -req` write no authority key identifier and no key usage."""
+    run = partial(subprocess.run, cwd=tmp_path, check=True, capture_output=True)
+    (tmp_path / "san").write_text("subjectAltName=DNS:a.test\n", encoding="ascii")
+    run(
+        [
+            "openssl",
+            "req",
+            "-x509",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-keyout",
+            "ca.key",
+            "-out",
+            "ca.pem",
+            "-subj",
+            "/CN=R",
+        ]
+    )
+    run(["openssl", "req", "-newkey", "rsa:2048", "-nodes", "-keyout", "s.key", "-out", "s.csr", "-subj", "/CN=a.test"])
+    sign = ["openssl", "x509", "-req", "-in", "s.csr", "-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial"]
+    run([*sign, "-extfile", "san", "-out", "s.pem"])
+    root = Certificate(load_pem_x509_certificate((tmp_path / "ca.pem").read_bytes()), ROOT.key)
+    spec = trusting([root], by_system=by_system, monkeypatch=monkeypatch, tmp_path=tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "s.pem", tmp_path / "s.key")
+    assert Ends(context, spec, "a.test").certificate_names == ["a.test"]
+
+
+@pytest.mark.parametrize(
+    ("anchors", "is_good"), [([ROOT], True), ([ROOT, INTERMEDIATE], True), ([INTERMEDIATE], False), ([LEAF], False)]
+)
+def test_revocation_lists_are_checked_up_to_a_root(anchors: list[Certificate], is_good: bool):
+    """OpenSSL verifies the list of an authority with the certificate above it, and would miss that of an anchor."""
+    spec = BackendTlsIR(ca_pem="".join(each.pem for each in anchors), crl_pem=LISTS)
+    if is_good:
+        Ends(authority_server(LEAF), spec, "a.test")
+        return
+    with pytest.raises(ssl.SSLCertVerificationError) as caught:
+        Ends(authority_server(LEAF), spec, "a.test")
+    assert caught.value.verify_code in (2, 20)
+
+
+@pytest.mark.parametrize("anchor", [ROOT, INTERMEDIATE, LEAF])
+def test_each_certificate_that_a_listener_names_is_a_trust_anchor_of_its_clients(anchor: Certificate):
+    clients = ClientCertificatesIR(anchor.pem)
+    server = server_context(replace(PKI.listener("a.test"), clients=clients))
+    shown = CertificateIR("x", LEAF.chain_pem(), SecretBytes(LEAF.key_pem.encode()))
+    assert verified_certificate(Ends(server, showing(shown), "a.test").server) == ssl.PEM_cert_to_DER_cert(LEAF.pem)
+
+
+def test_a_listener_never_lets_in_clients_of_the_systems_roots():
+    with pytest.raises(ValueError, match="Empty certificate data"):
+        server_context(replace(PKI.listener("a.test"), clients=ClientCertificatesIR("")))
+
+
+@pytest.mark.parametrize("accepted", [[ROOT], [ROOT, INTERMEDIATE], [ROOT, LEAF]])
+def test_where_the_cas_of_identities_are_named_apart_the_chain_is_known_up_to_its_root(accepted: list[Certificate]):
+    clients = ClientCertificatesIR("".join(each.pem for each in accepted), identity_ca_pem=ROOT.pem)
+    server = server_context(replace(PKI.listener("a.test"), clients=clients))
+    shown = CertificateIR("x", LEAF.chain_pem(), SecretBytes(LEAF.key_pem.encode()))
+    assert is_for_identity(Ends(server, showing(shown), "a.test").server, clients)
+
+
+def test_the_only_ca_of_clients_and_of_their_identities_may_be_below_a_root():
+    clients = ClientCertificatesIR(INTERMEDIATE.pem, identity_ca_pem=INTERMEDIATE.pem)
+    server = server_context(replace(PKI.listener("a.test"), clients=clients))
+    shown = CertificateIR("x", LEAF.chain_pem(), SecretBytes(LEAF.key_pem.encode()))
+    assert is_for_identity(Ends(server, showing(shown), "a.test").server, clients)
 
 
 @pytest.mark.parametrize("certificates", [("a.test",), ("*.test.example", "a.test")])

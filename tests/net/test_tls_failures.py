@@ -36,6 +36,47 @@ def test_only_an_untrusted_certificate_has_a_bundle_as_its_remedy(code: int, has
     assert ("caBundleRef" in tls_fault(error).remedy) is has_remedy
 
 
+def refusal(code: int, text: str = "") -> ssl.SSLCertVerificationError:
+    error = ssl.SSLCertVerificationError("certificate verify failed")
+    error.verify_code, error.verify_message = code, text
+    return error
+
+
+def test_every_refusal_says_what_is_at_fault_and_the_remedy():
+    at_fault = (
+        "is not trusted: ",
+        "is for another ",
+        "is for a name ",
+        "has expired",
+        "is not valid yet",
+        "has a form ",
+    )
+    for code in range(1, 96):
+        fault = tls_fault(refusal(code, "words of OpenSSL"))
+        assert fault.message.removeprefix("the certificate of the upstream ").startswith(at_fault), code
+        assert fault.remedy, code
+    assert "a form that is not accepted: words of OpenSSL" in tls_fault(refusal(85, "words of OpenSSL")).message
+
+
+@pytest.mark.parametrize(
+    ("spec", "remedy"),
+    [
+        (BackendTlsIR(), "in tls.caBundleRef of a Backend"),
+        (
+            BackendTlsIR(ca_pem="PEM", ca_source="ConfigMap a/b"),
+            "its root, or the certificate itself into ConfigMap a/b",
+        ),
+        (BackendTlsIR(ca_pem="PEM"), "the certificate itself into the CAs of a policy"),
+        (BackendTlsIR(ca_pem="PEM", crl_pem="PEM", ca_source="Secret a/b"), "the root of its chain, up to which"),
+    ],
+)
+@pytest.mark.parametrize("code", [2, 18, 19, 20, 21])
+def test_the_remedy_for_an_unknown_authority_is_of_the_bundle_that_is_named(spec: BackendTlsIR, remedy: str, code: int):
+    told = tls_fault(refusal(code), expected=TlsExpectation("backend a/b", "b.test", spec)).remedy
+    assert remedy in told
+    assert not spec.ca_pem or "caBundleRef" not in told
+
+
 def test_an_end_is_told_from_other_errors_where_python_has_no_class_for_it():
     """With OpenSSL 3, CPython 3.11.2 raises the general class for an end without close_notify."""
     end = ssl.SSLError(1, "unexpected eof while reading")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any
 
-from dnslib import AAAA, CNAME, PTR, QTYPE, RCODE, RR, SOA, A, DNSRecord
+from dnslib import AAAA, CNAME, EDNS0, PTR, QTYPE, RCODE, RR, SOA, A, DNSRecord
 
 
 @dataclass
@@ -21,6 +21,7 @@ class Rule:
     records: tuple[str, ...] = ()
     ttl: int = 30
     rcode: str = "NOERROR"
+    edns_rcode: str = ""  # of a server that does not know EDNS, to queries with an OPT record
     soa: int = -1  # minimum of an SOA record in the authority section
     delay_s: float = 0.0
     silent: bool = False
@@ -31,6 +32,7 @@ class Rule:
     extra: tuple[tuple[str, str], ...] = ()  # records of other names
     only: str = ""  # "A" or "AAAA": the rule holds for this type, the other gets nothing at all
     authentic: bool = False  # the AD bit
+    silent_to_plain: bool = False  # where the query has no OPT record
     gate: asyncio.Event | None = field(default=None, repr=False)
 
 
@@ -43,6 +45,7 @@ class DnsServer(asyncio.DatagramProtocol):
     def __init__(self, zone: dict[str, Rule]) -> None:
         self.zone = zone
         self.queries: Counter[tuple[str, str, str]] = Counter()
+        self.plain = 0  # queries without an OPT record
         self.asked_authentic: set[str] = set()  # names of queries with the AD bit
         self.seen = asyncio.Event()
         self.port = 0
@@ -115,6 +118,15 @@ class DnsServer(asyncio.DatagramProtocol):
         reply = query.reply()
         reply.header.ad = rule.authentic
         reply.header.rcode = getattr(RCODE, rule.rcode)
+        if query.ar:
+            if rule.edns_rcode:
+                reply.header.rcode = getattr(RCODE, rule.edns_rcode)
+                return [reply.pack()]
+            reply.add_ar(EDNS0(udp_len=1232))
+        else:
+            self.plain += 1
+            if rule.silent_to_plain:
+                return []
         if rule.truncated and transport == "udp":
             reply.header.tc = 1
             return [reply.pack()]

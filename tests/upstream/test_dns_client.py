@@ -127,6 +127,48 @@ async def test_forged_answers_count_as_silence(server: DnsServer, rule: Rule):
     assert await failure(at(server), timeout_s=0.2) is Reason.DNS_TIMEOUT
 
 
+@pytest.mark.parametrize("rcode", ["FORMERR", "NOTIMP", "SERVFAIL"])
+@pytest.mark.parametrize("transport", ["udp", "tcp"])
+async def test_a_server_that_does_not_know_edns_is_asked_without_it(server: DnsServer, rcode: str, transport: str):
+    server.zone["a.test"] = Rule(("192.0.2.1",), edns_rcode=rcode)
+    assert (await query(at(server, transport=transport))).addresses == (ip_address("192.0.2.1"),)
+    assert server.queries["a.test", "A", transport] == 2
+
+
+@pytest.mark.parametrize("rcode", ["SERVFAIL", "REFUSED", "NXDOMAIN"])
+async def test_an_error_of_a_server_that_knows_edns_is_its_answer(server: DnsServer, rcode: str):
+    server.zone["a.test"] = Rule(rcode=rcode)
+    if rcode == "NXDOMAIN":
+        assert (await query(at(server))).is_nxdomain
+    else:
+        assert await failure(at(server)) in (Reason.DNS_SERVFAIL, Reason.DNS_ERROR)
+    assert server.plain == 0
+
+
+async def test_a_second_query_without_edns_still_asks_for_what_is_authentic(server: DnsServer):
+    server.zone["a.test"] = Rule(("192.0.2.1",), edns_rcode="FORMERR")
+    name = dns.name.from_text("a.test").to_wire()
+    with pytest.raises(DnsFailure) as caught:
+        await DnsClient().ask(at(server), name, dns.rdatatype.A, WAIT_S, must_be_authentic=True)
+    assert caught.value.reason is Reason.DNS_NOT_AUTHENTIC
+    assert server.asked_authentic == {"a.test"}
+
+
+async def test_a_large_answer_without_edns_is_asked_for_over_tcp(server: DnsServer):
+    server.zone["a.test"] = Rule(("192.0.2.1",), edns_rcode="FORMERR", truncated=True)
+    assert (await query(at(server))).addresses == (ip_address("192.0.2.1"),)
+    assert server.queries["a.test", "A", "tcp"] == 1
+
+
+async def test_the_first_answer_counts_where_the_second_query_has_none(
+    server: DnsServer, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("egressproxy.upstream.dns_client.PLAIN_S", 0.05)
+    server.zone["a.test"] = Rule(("192.0.2.1",), edns_rcode="SERVFAIL", silent_to_plain=True)
+    assert await failure(at(server)) is Reason.DNS_SERVFAIL
+    assert server.plain == 1
+
+
 class Flooding(DnsServer):
     """Answers over UDP with forged datagrams first."""
 

@@ -48,7 +48,7 @@ class DestinationEntry(Model):
     """Networks. In `allow`: for clients that name an address. In `deny`: for every address that is dialled."""
     sni: SniCheck = SniCheck.MATCH
     """Match: the server name in a tunnel's ClientHello has to be the host that was asked for. Any: it may be another
-    one. For entries of `allow`.
+    one, or missing. For entries of `allow`.
     """
 
     def model_post_init(self, context: Any) -> None:

@@ -9,7 +9,6 @@ import asyncio
 import logging
 import ssl
 from math import inf
-from typing import Final
 
 from egressproxy.errors import ClientGone, Denied, GatewayError, GatewayFault, Reason
 from egressproxy.gateway.exchange.accounting import Accounting
@@ -46,17 +45,14 @@ from egressproxy.net.tls_contexts import is_about_certificate, server_name, veri
 from egressproxy.net.tls_failures import client_refusal_text
 from egressproxy.protocols.tls.client_hello import (
     ACCESS_DENIED,
-    MISSING_EXTENSION,
-    UNRECOGNIZED_NAME,
     BadClientHello,
     ClientHello,
     ClientHelloReader,
     NotTls,
+    name_alert,
 )
 from egressproxy.protocols.tunnel.guard import SniGuard
 from egressproxy.telemetry.metrics import Metrics
-
-_TLS_1_3: Final = 0x0304
 
 log = logging.getLogger(__name__)
 
@@ -348,10 +344,8 @@ def route_stream(x: Exchange, listener: ActiveListener) -> Route:
 
 def alert_for(error: GatewayError, hello: ClientHello) -> bytes:
     """The alert for a client that is refused with its first ClientHello; b"" where the reason is none of its own."""
-    if error.reason is Reason.NO_ROUTE and hello.sni is None and _TLS_1_3 in hello.versions:
-        return MISSING_EXTENSION
     if error.reason in (Reason.NO_ROUTE, Reason.SNI_MISMATCH):
-        return UNRECOGNIZED_NAME
+        return name_alert(hello)
     return ACCESS_DENIED if isinstance(error, Denied) else b""
 
 

@@ -270,3 +270,9 @@ ACCESS_DENIED: Final = _fatal(49)
 UNRECOGNIZED_NAME: Final = _fatal(112)
 #: The ClientHello names no server (TLS 1.3 alone knows it: RFC 8446 section 9.2).
 MISSING_EXTENSION: Final = _fatal(109)
+_TLS_1_3: Final = 0x0304
+
+
+def name_alert(hello: ClientHello) -> bytes:
+    """The alert for a client that names a wrong server, or none."""
+    return MISSING_EXTENSION if hello.sni is None and _TLS_1_3 in hello.versions else UNRECOGNIZED_NAME

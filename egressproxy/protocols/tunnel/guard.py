@@ -17,6 +17,7 @@ from egressproxy.protocols.tls.client_hello import (
     ClientHelloReader,
     NotTls,
     may_start_tls,
+    name_alert,
 )
 from egressproxy.protocols.tls.hello_retry import HelloRetry
 
@@ -149,8 +150,8 @@ class SniGuard:
             self._refuse_opened(second, self.is_opened)
         if second is not None and first is not None and (second.sni, second.has_ech) != (first.sni, first.has_ech):
             message = f"the second ClientHello in the tunnel to {self.authority} names another server than the first"
-            detail = "" if second.sni is None else f"SNI {second.sni}"
-            self.alert = UNRECOGNIZED_NAME
+            detail = "no SNI" if second.sni is None else f"SNI {second.sni}"
+            self.alert = name_alert(second)
             return self._denied(Denied(Reason.SNI_MISMATCH, message, detail=detail), passed)
         return passed
 
@@ -196,9 +197,12 @@ class SniGuard:
         else:
             why = "names another server (SNI)"
         remedy = "set `sni: Any` on the entry of destinations.allow that allows this destination"
+        if self.must_be_tls:
+            remedy = "have the client send the tunnel's host as SNI, without ECH: a TLSRoute passes nothing else"
         message = f"the ClientHello in the tunnel to {self.authority} {why}"
-        detail = "" if hello.sni is None else f"SNI {hello.sni}"  # the reader has made sure that it is a host name
-        self.alert = ACCESS_DENIED if hello.has_ech else UNRECOGNIZED_NAME
+        # The client sees an alert alone: the log has the remedy. The reader has made sure that the name is one.
+        detail = f"no SNI: {remedy}" if hello.sni is None else f"SNI {hello.sni}"
+        self.alert = ACCESS_DENIED if hello.has_ech else name_alert(hello)
         denied = Denied(Reason.SNI_MISMATCH, message, remedy=remedy, detail=detail)
         if hello.has_ech:
             denied.ech_outer_name = hello.sni or "-"

@@ -143,21 +143,29 @@ CASES: dict[str, Case] = {
         leaf(names=[]), "names no host: a common name does not count", "subject alternative names", "names none"
     ),
     "for-clients": shown(
-        leaf(usages=[ExtendedKeyUsageOID.CLIENT_AUTH]), "is not for servers (extended key usage)", "serverAuth"
+        leaf(usages=[ExtendedKeyUsageOID.CLIENT_AUTH]),
+        "has a form that is not accepted: it is not for servers (extended key usage)",
+        "serverAuth",
     ),
-    "revoked": shown(REVOKED, "has been revoked", "another certificate", "in no revocation list", tls=crl("revoking")),
+    "revoked": shown(
+        REVOKED,
+        "is not trusted: it has been revoked",
+        "another certificate",
+        "in no revocation list",
+        tls=crl("revoking"),
+    ),
     "list-missing": shown(
-        UNREVOKED, "has no valid revocation list: there is none of its authority", "tls.crlRefs", tls=crl("root")
+        UNREVOKED, "is not trusted: the revocation list of its authority is missing", "tls.crlRefs", tls=crl("root")
     ),
     "list-stale": shown(
-        GOOD, "has no valid revocation list: that of its authority is out of date", "tls.crlRefs", tls=crl("stale")
+        GOOD, "is not trusted: the revocation list of its authority has expired", "tls.crlRefs", tls=crl("stale")
     ),
     "list-early": shown(
-        GOOD, "has no valid revocation list: that of its authority is not valid yet", "", tls=crl("early")
+        GOOD, "is not trusted: the revocation list of its authority is not valid yet", "", tls=crl("early")
     ),
     "pinned-elsewhere": shown(
         GOOD,
-        "has a key that is not pinned",
+        "is not trusted: its key is not pinned",
         "tls.pins",
         pin(GOOD.pem),
         pin(FOREIGN.pem),
@@ -166,14 +174,14 @@ CASES: dict[str, Case] = {
     "unknown-authority": shown(
         leaf(FOREIGN),
         "is not trusted: the authority that signed it is not known",
-        "caBundleRef",
+        "the certificate itself into ConfigMap agents/lab-ca",
         "issuer commonName=Foreign Root",
         "no further certificate",
     ),
     "unknown-root-sent": Case(
         server(Certificate(leaf(FOREIGN).made, key_of(HOST), Certificate(FOREIGN.made, FOREIGN.key, FOREIGN))),
         "is not trusted: its chain ends in a root that is not known",
-        "caBundleRef",
+        "the certificate itself into ConfigMap agents/lab-ca",
     ),
     "self-signed": shown(
         issue(HOST), "is not trusted: it is self-signed", "the certificate itself", "issuer commonName=origin.test"
@@ -184,18 +192,26 @@ CASES: dict[str, Case] = {
         "has to send its intermediate certificates",
         ("issuer commonName=Lab Intermediate",),
     ),
-    "weak-key": shown(leaf(key=rsa.generate_private_key(65537, 1024)), "has a key that is too weak", "2048 bits"),
-    "weak-authority": shown(leaf(WEAK), "is signed by an authority whose key is too weak", "2048 bits"),
-    "sha-1": shown(with_sha1(HOST, ROOT), "is signed with a digest that is too weak, such as SHA-1", "SHA-256"),
+    "weak-key": shown(
+        leaf(key=rsa.generate_private_key(65537, 1024)),
+        "has a form that is not accepted: its key is too weak",
+        "2048 bits",
+    ),
+    "weak-authority": shown(
+        leaf(WEAK), "has a form that is not accepted: the key of its authority is too weak", "2048 bits"
+    ),
+    "sha-1": shown(
+        with_sha1(HOST, ROOT), "has a form that is not accepted: its digest is too weak, such as SHA-1", "SHA-256"
+    ),
     "name-constraint": shown(
         leaf(NARROW),
         "is for a name that its authority may not vouch for (name constraints)",
         "",
         "then commonName=Narrow Authority",
     ),
-    "path-length": shown(leaf(BELOW_SHORT), "has a longer chain than one of its authorities allows (pathlen)"),
-    "signed-by-a-server": shown(issue(HOST, NO_CA), "is signed with a certificate that is no authority's"),
-    "critical-extension": shown(leaf(extensions=[(UNKNOWN, True)]), "has a critical extension that is not known"),
+    "path-length": shown(leaf(BELOW_SHORT), "its chain is longer than one of its authorities allows (pathlen)"),
+    "signed-by-a-server": shown(issue(HOST, NO_CA), "it is signed with a certificate that is no authority's"),
+    "critical-extension": shown(leaf(extensions=[(UNKNOWN, True)]), "it has a critical extension that is not known"),
     "odd-text": shown(
         issue("x;\n\x1b[31m\u202e" + "y" * 40, ROOT, names=[f"{i}.other.test" for i in range(30)]),
         "is for another name",

@@ -10,7 +10,7 @@ import pytest
 from egressproxy.filters.base import Filter
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.local_response import LocalResponse
-from egressproxy.protocols.tls.client_hello import UNRECOGNIZED_NAME
+from egressproxy.protocols.tls.client_hello import MISSING_EXTENSION, UNRECOGNIZED_NAME
 from tests.e2e.world import terminate
 from tests.gateway.conftest import Start
 from tests.gateway.kit import (
@@ -189,11 +189,12 @@ def test_a_client_hello_for_another_name_or_for_none_goes_nowhere(converse_on: S
     talk.client << ESTABLISHED
     if not is_early:
         talk.client >> hello
-    talk.client << UNRECOGNIZED_NAME  # RFC 6066 section 3
+    talk.client << (UNRECOGNIZED_NAME if name else MISSING_EXTENSION)  # RFC 6066 section 3, RFC 8446 section 9.2
     talk.until(lambda: talk.client.has_eof and talk.origin.has_eof)
     talk.origin.is_closed()
     record = talk.record()
     assert record["reason"] == "sni_mismatch"
+    assert record["detail"].startswith("SNI b.example" if name else "no SNI: set `sni: Any` on the entry")
     assert record["bytes_out"] == len(ESTABLISHED) + len(UNRECOGNIZED_NAME)
     assert talk.series("denied") == 1
 

@@ -221,6 +221,8 @@ def test_a_terminated_stream_asks_for_the_certificate_of_its_client(converse: St
     assert talk.record()["reason"] == "client_certificate"
     said = "none was shown" if shown == "none" else "certificate in certificate chain"
     assert said in talk.record()["detail"]
+    at_fault, remedy = "it is not trusted: its chain ends in a root", "its root, or the certificate itself into"
+    assert [words in talk.record()["detail"] for words in (at_fault, remedy)] == [shown == "foreign"] * 2
 
 
 # --- a listener that goes ------------------------------------------------------------------------------------------

@@ -10,13 +10,15 @@ from hypothesis.strategies import integers, lists
 
 from egressproxy.errors import Denied, Reason
 from egressproxy.model.authority import parse_authority
+from egressproxy.protocols.tls.client_hello import MISSING_EXTENSION, UNRECOGNIZED_NAME
 from egressproxy.protocols.tunnel.guard import SniGuard
 from tests.support.properties import examples
 
 
-def hello(name: str | None) -> bytes:
+def hello(name: str | None, newest: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3) -> bytes:
     out = ssl.MemoryBIO()
     context = ssl.create_default_context()
+    context.maximum_version = newest
     context.check_hostname = name is not None
     with pytest.raises(ssl.SSLWantReadError):
         context.wrap_bio(ssl.MemoryBIO(), out, server_hostname=name).do_handshake()
@@ -59,7 +61,33 @@ def test_the_log_says_which_name_the_hello_gave():
     refused = refused_hello(hello("b.example"))
     assert refused.detail == "SNI b.example"
     assert "b.example" not in refused.message
-    assert refused_hello(hello(None)).detail == ""
+    nameless = refused_hello(hello(None))
+    assert nameless.detail.startswith("no SNI: ")
+    assert nameless.remedy in nameless.detail
+    assert "names no server (SNI)" in nameless.message
+
+
+@pytest.mark.parametrize(
+    ("name", "newest", "alert"),
+    [
+        (None, ssl.TLSVersion.TLSv1_3, MISSING_EXTENSION),
+        (None, ssl.TLSVersion.TLSv1_2, UNRECOGNIZED_NAME),
+        ("b.example", ssl.TLSVersion.TLSv1_3, UNRECOGNIZED_NAME),
+    ],
+)
+def test_the_alert_says_whether_a_name_was_missing(name: str | None, newest: ssl.TLSVersion, alert: bytes):
+    """Clients before TLS 1.3 do not know the alert of a missing extension."""
+    one = guard()
+    with pytest.raises(Denied):
+        one.feed(hello(name, newest))
+    assert one.alert == alert
+
+
+def test_where_a_tlsroute_serves_the_tunnel_the_client_has_to_send_the_name():
+    with pytest.raises(Denied) as caught:
+        guard(must_be_tls=True).feed(hello(None))
+    assert "sni: Any" not in caught.value.remedy
+    assert "TLSRoute" in caught.value.remedy
 
 
 @pytest.mark.parametrize("octets", [b'b\n{"}xa', b"b:1.exam", b"\xc3\xbc.examp", b"b@x.exam", b"b.examp%"])
@@ -150,7 +178,7 @@ def test_a_second_hello_for_another_name_is_refused(second: bytes, cut: int, is_
     with pytest.raises(Denied) as caught:
         passed.extend(one.feed(said[at : at + cut]) for at in range(0, len(said), cut))
     assert caught.value.reason is Reason.SNI_MISMATCH
-    assert caught.value.detail == ("SNI b.example" if b"b.example" in second else "")
+    assert caught.value.detail == ("SNI b.example" if b"b.example" in second else "no SNI")
     assert b"".join(passed) in (b"", CHANGE)
 
 

@@ -150,6 +150,7 @@ def _issuer(policy: EgressPolicy, written: TokenIssuer, references: References, 
         mapped.service_account or "",
         mapped.groups,
         written.trust_domain or "",
+        references.names(policy, written.ca_certificate_refs),
     )
 
 

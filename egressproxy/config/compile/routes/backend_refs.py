@@ -184,7 +184,8 @@ class BackendRefCompiler:
         """Where the keys of an issuer are fetched from, reached as all that has these layers."""
         if issuer not in self._issuers:
             host, port = issuer.key_host
-            spec = BackendIR(f"identity/{host}", Destination.FQDN, host, port, tls=BackendTlsIR(ca_pem=issuer.ca_pem))
+            tls = BackendTlsIR(ca_pem=issuer.ca_pem, ca_source=issuer.ca_source)
+            spec = BackendIR(f"identity/{host}", Destination.FQDN, host, port, tls=tls)
             self._issuers[issuer] = ResolvedBackend(spec, ("", "", "", spec.name), port)
         resolved = self._through_policy_parent(self._issuers[issuer], self.policies.merge(layers, is_routed=False))
         layers += self._layers_of_parents(resolved)

@@ -9,6 +9,7 @@ import pytest
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.ir.identity import IdentityIR
 from tests.config.compile.kit import FORWARD, PLAIN, ROUTE, compiled, listener, of_policy, policy, rule
+from tests.support.pki import Pki
 from tests.support.tokens import TokenIssuer
 
 ISSUER = TokenIssuer()
@@ -67,6 +68,18 @@ def test_an_issuer_with_its_keys():
         "groups",
     )
     assert found.is_required
+
+
+def test_the_cas_of_an_issuer_are_known_by_the_object_that_has_them():
+    pem = Pki().ca_pem
+    bundle = f"apiVersion: v1\nkind: ConfigMap\nmetadata: {{name: ca}}\ndata: {{ca.crt: {json.dumps(pem)}}}\n"
+    uri = "jwksURI: 'https://login.example/keys', caCertificateRefs: [{kind: ConfigMap, name: ca}]"
+    written = policy(f"identity: {{token: {{issuers: [{{issuer: a, audiences: [b], {uri}}}]}}}}")
+    (source,) = listener(compiled(FORWARD, bundle, written)).key_urls
+    backend = source.callee.backend
+    assert backend is not None
+    assert backend.tls is not None
+    assert (backend.tls.ca_pem, backend.tls.ca_source) == (pem, "ConfigMap default/ca")
 
 
 def test_a_service_account_is_one_of_a_namespace():
