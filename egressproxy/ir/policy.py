@@ -353,6 +353,8 @@ class PolicyIR:
     kept: ConnectionsIR = ConnectionsIR()
     #: Clients of HTTP/2 may ask for a WebSocket (RFC 8441).
     extended_connect: bool = False
+    #: Clients of HTTP/1.1 that end their side while they wait have not left.
+    half_close: bool = False
     #: Keys of gateways that may say who their clients are (X-Egress-Identity).
     gateway_keys: tuple[SecretBytes, ...] = ()
     #: That of the namespaces which they tell without one; "": the listener's own.

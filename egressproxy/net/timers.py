@@ -101,6 +101,12 @@ class TimerWheel:
             self._handle = None
         self._loop = None
 
+    def moment(self) -> float:
+        """Now, also between two ticks; two ticks behind the last one at most, since a loop that has stood still for
+        longer has heard nobody. `advance` alone makes it go on where the wheel was not started.
+        """
+        return self.now if self._loop is None else min(time.monotonic(), self.now + 2 * TICK_S)
+
     def insert(self, timer: Timer) -> None:
         """Look at this timer when its time (`timer.at`, monotonic seconds) has come."""
         slot = max(int(timer.at / TICK_S) + 1, self._looked + 1)

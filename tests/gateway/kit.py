@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from contextlib import suppress
 from typing import Any
 
 from egressproxy.upstream.endpoint_health import HealthState
@@ -157,6 +158,12 @@ class TlsClient:
         self.peer >> self._outgoing.read()
         return self
 
+    def ends(self) -> None:
+        """Say close_notify, and read on."""
+        with suppress(ssl.SSLWantReadError):
+            self._tls.unwrap()
+        self.peer >> self._outgoing.read()
+
     def reads(self) -> bytes:
         """What has come."""
         self.peer.talk.settle()
@@ -166,6 +173,8 @@ class TlsClient:
             while piece := self._tls.read():
                 got += piece
             self.has_ended = True
+        except ssl.SSLZeroReturnError:
+            self.has_ended = True  # both sides have
         except ssl.SSLWantReadError:
             pass
         return got

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+
+import pytest
 from hypothesis import given, settings
 from hypothesis.strategies import floats, just, lists, one_of, tuples
 
@@ -41,6 +44,18 @@ def test_later_earlier_cleared_and_closed():
     assert fired == [1]
     ticking(wheel, start + 10)
     assert fired == [1, 0]
+
+
+async def test_a_moment_lies_between_two_ticks_and_not_far_behind_the_last(monkeypatch: pytest.MonkeyPatch):
+    wheel = TimerWheel()
+    at = wheel.now
+    monkeypatch.setattr("time.monotonic", lambda: at)
+    assert wheel.moment() == wheel.now
+    wheel.start(asyncio.get_running_loop())
+    for seconds, passed in ((0.05, 0.05), (0.19, 0.19), (5.0, 2 * TICK_S)):
+        monkeypatch.setattr("time.monotonic", lambda seconds=seconds: at + seconds)
+        assert wheel.moment() - wheel.now == pytest.approx(passed)
+    wheel.stop()
 
 
 def test_moving_a_deadline_within_a_tick_costs_no_memory():
@@ -137,8 +152,6 @@ def test_its_state_can_be_read():
 
 
 async def test_the_loop_ticks_the_wheel():
-    import asyncio
-
     wheel, fired = TimerWheel(), asyncio.Event()
     wheel.start(asyncio.get_running_loop())
     Deadline(wheel, fired.set).after(0.1)

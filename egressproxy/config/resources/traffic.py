@@ -116,6 +116,10 @@ class Traffic(Model):
     """How long connections to backends are kept."""
     http2: Http2 = Http2.model_construct()
     """What clients of HTTP/2 may do."""
+    half_close: StrictBool | None = None
+    """Clients of HTTP/1.1 may end their side (FIN) at any time and still get the response. Default: a client that does
+    so later than with its request has left.
+    """
     circuit_breaker: CircuitBreaker | None = None
     """How much one endpoint of a backend is asked for at the same time."""
     load_balancer: LoadBalancer | None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
+from egressproxy.errors import ClientGone
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
@@ -58,9 +59,20 @@ class ClientConnection(DownstreamConnection, Client):
         return self.passable_trailers(trailers)
 
     def eof_received(self) -> bool:
-        """A client that ends its side while a person is asked has left: nobody is to approve what nobody waits for."""
-        is_held = self.waits_for_people()
-        return super().eof_received() and not is_held
+        """A client that ends its side while it waits has left: nobody is to work, or to approve, for nobody. One that
+        ends it with its request may wait (RFC 9112 section 9.6), unless a person is asked. Halves of tunnels may end.
+        """
+        has_left = self.waits_for_people() or self._has_left()
+        goes_on = super().eof_received()
+        if has_left and goes_on:
+            self.driver.throw(ClientGone("the client ended its side while it waited (see traffic.halfClose)"))
+        return goes_on
+
+    def _has_left(self) -> bool:
+        x, route = self.resources.exchange, self.resources.route
+        if x is None or x.is_tunnel or not self.may_have_left:
+            return False
+        return not (route.policy if route is not None else self.listener.spec.policy).half_close
 
     def continued(self) -> None:
         self.tunnel_ended()

@@ -77,7 +77,7 @@ class ExchangeClock(UpstreamCaller, Protocol):
     def leave_clock_to_attempts(self) -> None:
         """Several attempts are under way, with a clock each: here the time of the whole request goes on alone."""
         self.attempt_ends_at = NEVER
-        if not self.has_ended:  # else it has left, nearly always
+        if not self.has_ended:  # else it may have left
             self.idle_limit_s = 0.0
         self.seen_octets = -1
         self._set_deadline(self.wheel.now)
@@ -121,8 +121,8 @@ class ExchangeClock(UpstreamCaller, Protocol):
 
     def _waits_for_answer(self) -> bool:
         """Whether the backend has the whole request and may still take its time: `request` and `backendRequest`, not
-        `idle`, which is for bodies that stall. Where neither is set it is ANSWER_S, since a client that waits cannot be
-        seen to have left; but one that has ended its side has left, nearly always, and `idle` will do for the others.
+        `idle`, which is for bodies that stall. Where neither is set it is ANSWER_S, since a client whose network is
+        gone cannot be seen to have left; for one that has ended its side with its request `idle` will do: it may have.
         """
         upstream = self.resources.upstream
         if self.has_ended:

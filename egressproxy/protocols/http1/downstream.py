@@ -19,7 +19,7 @@ from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.net.driver import Driver
 from egressproxy.net.flow_control import HIGH_WATER, BodySink, FlowControl, reset
-from egressproxy.net.timers import NEVER, Deadline, TimerWheel
+from egressproxy.net.timers import NEVER, TICK_S, Deadline, TimerWheel
 from egressproxy.protocols.http1.codec import RequestReader
 from egressproxy.protocols.http1.downstream_states import DownstreamState
 from egressproxy.protocols.http1.framing import HeadLimits
@@ -36,6 +36,10 @@ from egressproxy.protocols.http1.writer import (
 #: and no reset.
 LINGER_S: Final = 2.0
 LINGER_SIZE: Final = 1024 * 1024
+
+#: How many seconds behind the latest bytes of its request a client may end its side and still be thought to wait; up to
+#: a tick of the wheel more, by which the time of those bytes may be too early.
+HALF_CLOSE_S: Final = 0.25
 
 #: Heads and pieces of body in one turn. A request that was answered at once ends the turn: to refuse one may take some
 #: milliseconds (expressions of routes), and a thousand that are pipelined keep nobody else waiting.
@@ -76,7 +80,7 @@ class DownstreamConnection(FlowControl):
 
     __slots__ = (
         "_is_foreign", "_is_pumping", "_state", "body_limit", "body_size", "client", "deadline", "driver", "handler",
-        "has_ended", "idle_s", "reader", "request_headers_s", "sink", "unsent", "wheel",
+        "has_ended", "heard_at", "idle_s", "reader", "request_headers_s", "sink", "unsent", "wheel",
     )  # fmt: skip
 
     def __init__(
@@ -99,6 +103,7 @@ class DownstreamConnection(FlowControl):
         self.client = "-"
         self._state = _IDLE
         self.has_ended = False  # the client has sent its FIN
+        self.heard_at = NEVER  # when it has said something last, on the clock of `wheel`
         self._is_foreign = False
         self.unsent = 0  # while lingering: what the client had left to take when we last looked
         self.body_size = 0
@@ -115,6 +120,7 @@ class DownstreamConnection(FlowControl):
     def data_received(self, data: bytes) -> None:
         """What the client says: used at once, or kept until it can be; dropped while lingering."""
         self.octets_in += len(data)
+        self.heard_at = self.wheel.now
         if self._state is _LINGERING:
             if self.octets_in > LINGER_SIZE:
                 self.transport.abort()
@@ -124,7 +130,9 @@ class DownstreamConnection(FlowControl):
             self._pump()
 
     def eof_received(self) -> bool:
-        """A client may end its side and still wait for answers; `_pump` acts when what it has sent is used up."""
+        """A client may end its side and still wait for answers; `_pump` acts when what it has sent is used up. Whether
+        it waits the subclass decides: see `may_have_left`.
+        """
         self.has_ended = True
         if self._state in _OVER:
             return False
@@ -173,6 +181,17 @@ class DownstreamConnection(FlowControl):
     @property
     def unread(self) -> int:
         return self.reader.buffered
+
+    @property
+    def may_have_left(self) -> bool:
+        """Whether a client that ends its side now does so later than with its request, and has asked for no more. An
+        empty line behind the request is nothing (RFC 9112 section 2.2).
+        """
+        if self._state is _RESPONDING:
+            has_asked_for_more = self.reader.first_byte not in b"\r\n"
+        else:
+            has_asked_for_more = self._state is not _RECEIVING
+        return not has_asked_for_more and self.wheel.moment() - self.heard_at > HALF_CLOSE_S + TICK_S
 
     @property
     def first_byte(self) -> bytes:

@@ -313,7 +313,11 @@ class Http2Connection(SendingSide):
         return self.is_head_open or self._frames.has_partial_head
 
     def eof_received(self) -> bool:
-        """The peer says no more, and hears no more: HTTP/2 has no half of a connection."""
+        """The peer says no more, and hears no more: HTTP/2 has no half of a connection. Its streams do not wait until
+        it takes what is unsent.
+        """
+        if self.streams and self.transport.get_write_buffer_size():
+            self.transport.abort()
         return False
 
     def connection_lost(self, error: Exception | None) -> None:

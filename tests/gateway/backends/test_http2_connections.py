@@ -347,6 +347,19 @@ def test_a_websocket_goes_to_a_backend_that_takes_extended_connects(converse_on:
     assert (talk.open, talk.idle) == (1, 1)
 
 
+def test_a_server_that_ends_its_side_is_not_waited_for_until_it_reads(converse: Start):
+    talk = converse(h2c())
+    origin = started(talk)
+    origin.peer.stalls()  # type: ignore[attr-defined]
+    talk.client >> GET
+    origin.peer.ends()
+    fresh = dialled(talk)  # the request may go again
+    fresh.waits_for(1)
+    fresh.responds(1)
+    talk.client << OK
+    assert talk.open == 1
+
+
 def test_a_websocket_whose_client_breaks_off_is_reset(converse_on: Start):
     talk = converse_on(h2c())
     talk.client >> UPGRADE

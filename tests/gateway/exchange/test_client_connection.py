@@ -118,7 +118,6 @@ def test_for_a_client_that_has_ended_its_side_an_upstream_may_think_no_longer_th
     talk.client >> GET
     talk.dialled("a.example", 80)
     talk.origin << GET_SENT
-    talk.after(1)
     talk.client.ends()
     talk.after(11)
     status, _, _, error = talk.client.answer()

@@ -8,6 +8,7 @@ import pytest
 from h2.errors import ErrorCodes
 
 from egressproxy.errors import BadRequest, Reason
+from egressproxy.gateway.exchange.clock import ANSWER_S
 from egressproxy.net.flow_control import HIGH_WATER
 from egressproxy.protocols.http1.downstream import LINGER_SIZE
 from egressproxy.protocols.http2.downstream import GIVEN_UP
@@ -19,6 +20,7 @@ from tests.gateway.h2 import Http2Peer, speak_http2
 from tests.gateway.kit import GET_SENT, OK, TlsClient, certificate, connect, forward, https, reverse
 from tests.support import manifests as m
 from tests.support.conversation import Conversation
+from tests.support.http2 import Http2Origin
 from tests.support.http2_client import head, raw_frame
 from tests.support.manifests import Manifest
 from tests.support.pki import Pki
@@ -471,6 +473,67 @@ def test_a_head_that_trickles_ends_the_connection(start: Start):
     client.settle()
     assert client.goaways[-1][1] == ErrorCodes.ENHANCE_YOUR_CALM
     talk.client.is_closed()
+
+
+@pytest.mark.parametrize("protocol", ["HTTP11", "H2C"])
+@pytest.mark.parametrize(
+    ("state", "seconds"),
+    [
+        ("no address", 5),
+        ("no connection", 5),
+        ("a head alone", 5),
+        ("a part of the body", 10),
+        ("a length of 0 and no end", ANSWER_S),
+        ("a whole request", ANSWER_S),
+        ("a part of the response", 10),
+        ("a response that is not taken", 10),
+    ],
+)
+def test_in_every_state_a_stream_ends_in_time(converse: Start, state: str, seconds: float, protocol: str):
+    """After `idle`, or within twice that where something had moved; a response may take ANSWER_S."""
+    backend = m.backend("a", "a.example", 80, protocol=protocol)
+    policy = m.policy(traffic={"timeouts": {"idle": "5s", "connect": "0s"}})
+    talk = converse([m.gateway(m.http_listener(8080)), policy, backend, m.http_route("r", m.prefix_rule("/", "a"))])
+    if state == "no address":
+        talk.names.hold("a.example")
+    client = speak_http2(talk, window=1)
+    is_whole = state in ("a whole request", "a part of the response", "a response that is not taken")
+    length = ((b"content-length", b"0"),) if state == "a length of 0 and no end" else ()
+    body = b"part" if state == "a part of the body" else None
+    stream = client.ask(b"POST", b"/", b"x", *length, body=body, ends=is_whole)
+    if state == "no connection":
+        assert talk.pending_dial()
+    elif state != "no address":
+        _begins_to_answer(talk, protocol, state)
+    client.opens_windows = state != "a response that is not taken"
+    client.settle()
+    talk.act(lambda: talk.wheel.advance(talk.wheel.now + min(seconds, 5) - 0.3))
+    talk.act(lambda: talk.wheel.advance(talk.wheel.now + seconds - min(seconds, 5)))
+    assert not talk.records
+    talk.after(5.5)
+    answer = client.answer(stream)
+    assert talk.record()["reason"] == "upstream_timeout"
+    assert answer.status == (200 if "response" in state else 504)
+    assert answer.reset is not None or answer.is_whole
+    talk.after(2.5)  # the rest of the request is read for a moment
+    client.settle()
+    (connection,) = talk.ports[0].state.connections
+    assert not connection.streams  # type: ignore[attr-defined]
+    assert (talk.open, talk.idle) in ((0, 0), (1, 1))
+
+
+def _begins_to_answer(talk: Conversation, protocol: str, state: str) -> None:
+    """The backend has the request, and has answered as much as `state` says."""
+    peer = talk.dialled("a.example", 80)
+    if protocol == "H2C":
+        origin = Http2Origin(talk, peer)
+        origin.waits_for(1)
+        if "response" in state:
+            origin.responds(1, b"part", is_last=False)
+        return
+    peer.take(rb"POST .*?\r\n\r\n")
+    if "response" in state:
+        peer >> b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n4\r\npart\r\n"
 
 
 def test_a_request_that_takes_too_long_is_answered_504(start: Start):

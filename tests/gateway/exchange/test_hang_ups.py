@@ -19,6 +19,7 @@ UNAVAILABLE = b"HTTP/1.1 503 No\r\nConnection: close\r\nContent-Length: 2\r\n\r\
 PART = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 3000\r\n\r\n{"
 
 
+ROUTE = m.http_route("route", m.prefix_rule("/", "a"))
 PHASES = ["request", "attempt", "next attempt", "answer"]
 hangs_up = pytest.mark.parametrize("resets", [True, False], ids=["RST_STREAM", "its connection"])
 
@@ -81,3 +82,16 @@ def test_the_place_of_a_client_that_has_left_is_free(converse: Start, phase: str
     talk, status, said = asked_again(converse, phase, resets=resets, concurrency=[{"per": "Gateway", "limit": 1}])
     assert (status, said) == (0, {})
     talk.everybody_leaves()
+
+
+def test_a_client_that_ends_its_side_is_not_waited_for_until_it_reads(converse: Start):
+    talk = converse([m.gateway(m.http_listener(8080)), m.policy(), m.backend("a", "a.example", 80), ROUTE])
+    client = speak_http2(talk)
+    client.ask(b"GET", b"/", b"x")
+    origin = talk.dialled("a.example", 80)
+    origin.take(rb"GET .*?\r\n\r\n")
+    talk.client.stalls()  # type: ignore[attr-defined]
+    origin >> PART
+    talk.client.ends()
+    assert talk.record()["reason"] == "client_gone"
+    assert talk.open == 0

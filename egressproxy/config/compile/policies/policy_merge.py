@@ -132,6 +132,7 @@ class Merger:
             timeouts=self._timeouts(ordered),
             kept=self._connections(ordered),
             extended_connect=bool(self._traffic_winner(ordered, "http2.extended_connect")),
+            half_close=bool(self._traffic_winner(ordered, "half_close")),
             gateway_keys=gateway_keys,
             gateway_trust_domain=gateway_trust_domain,
             intercepts=tuple(opened.values()) if not is_routed else (),

@@ -38,8 +38,8 @@ _ELSEWHERE: Final = (
         (*_GATEWAYS, *(kind.KIND for kind in _ROUTES)),
         ("traffic.timeouts.request", "traffic.timeouts.tunnel_idle", "traffic.retries"),
     ),
-    # Calls of gRPC are POSTs, which are never sent twice at once.
-    ("a Gateway or an HTTPRoute", (*_GATEWAYS, HttpRoute.KIND), ("traffic.hedging",)),
+    # Calls of gRPC are POSTs, which are never sent twice at once, and no half of HTTP/2 ends; tunnels may always.
+    ("a Gateway or an HTTPRoute", (*_GATEWAYS, HttpRoute.KIND), ("traffic.hedging", "traffic.half_close")),
 )
 #: Sections whose effect depends on the backends: see `gateway/backends/endpoints`.
 _OF_ENDPOINTS: Final = (

@@ -159,6 +159,7 @@ SETTINGS = [
     ("traffic: {{connections: {{maxAge: {}}}}}", "1s", "2s", "traffic.connections.maxAge"),
     ("traffic: {{connections: {{maxRequests: {}}}}}", "1", "2", "traffic.connections.maxRequests"),
     ("traffic: {{http2: {{extendedConnect: {}}}}}", "true", "false", "traffic.http2.extendedConnect"),
+    ("traffic: {{halfClose: {}}}", "true", "false", "traffic.halfClose"),
 ]
 
 
@@ -245,6 +246,7 @@ def test_a_policy_for_a_port_of_a_dynamic_backend_holds_there_and_at_no_other():
     ("section", "kind", "name", "said"),
     [
         ("traffic: {http2: {extendedConnect: true}}", "HTTPRoute", "route", "http2.extendedConnect does nothing here"),
+        ("traffic: {halfClose: true}", "Backend", "plain", "traffic.halfClose does nothing here"),
         (
             "traffic: {timeouts: {requestHeaders: 1s}}",
             "HTTPRoute",
