@@ -76,7 +76,7 @@ class CanaryKeys(Filter):
             remedy = f"create the Secret and entry {self._missing}, or take it out of secretRefs"
             raise GatewayFault(Reason.CREDENTIAL_MISSING, message, rule=self._source, remedy=remedy)
         head = x.request
-        said = head.fields.block, head.path, head.method, head.upgrade, str(x.authority).encode()
+        said = head.fields.block, head.path, head.method, head.upgrade, head.via, str(x.authority).encode()
         self._look(x, map(bytes.lower, readings(b" ".join(said))), self._lowered)
 
     def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes:

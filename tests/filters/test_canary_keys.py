@@ -50,6 +50,7 @@ def refused(talk: Conversation) -> None:
         f"GET http://a.example/?k={KEY.replace('-', '%252d')} HTTP/1.1\r\nHost: a.example\r\n\r\n",
         f"{KEY} http://a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n",
         f"GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\nConnection: upgrade\r\nUpgrade: {KEY}\r\n\r\n",
+        f"GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\nVia: 1.1 {KEY}\r\n\r\n",
         f"GET http://{KEY}.a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n",
         f"CONNECT {KEY.encode().hex()}.a.example:443 HTTP/1.1\r\nHost: {KEY.encode().hex()}.a.example\r\n\r\n",
     ],

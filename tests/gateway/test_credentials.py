@@ -98,6 +98,8 @@ def test_a_placeholder_becomes_the_key_of_its_own_backend(converse_on: Start):
         (get(b"x", b"/c/" + MINE), "placeholder_misplaced"),
         (get(b"x", b"/c?q=" + MINE), "placeholder_misplaced"),
         (get(MINE, b"/a", more=b"X-Debug: " + MINE + b"\r\n"), "placeholder_misplaced"),
+        (get(b"x", b"/c", more=b"Via: 1.1 " + MINE + b"\r\n"), "placeholder_misplaced"),
+        (get(b"x", b"/c", more=b"Cookie: k=%73" + MINE[1:] + b"\r\n"), "placeholder_misplaced"),
         (get(b"foreign", b"/b"), "placeholder_required"),
     ],
 )

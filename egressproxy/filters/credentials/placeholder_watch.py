@@ -45,9 +45,9 @@ class PlaceholderWatch(Filter):
 
     def backend_request(self, x: Exchange) -> None:
         """Raises Denied(PLACEHOLDER_MISPLACED, 403)."""
-        search, path = self._foreign.search, x.request.path
-        found = search(b"\n".join((x.request.fields.block, path, x.upstream_host)))
-        if found or (b"%" in path and search(unquote_to_bytes(path))):
+        head, search = x.request, self._foreign.search
+        said = b"\n".join((head.fields.block, head.path, x.upstream_host, head.via, head.upgrade))
+        if search(said) or (b"%" in said and search(unquote_to_bytes(said))):
             raise misplaced(x, self._source, "which belongs to another backend")
 
 

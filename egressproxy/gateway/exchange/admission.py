@@ -29,7 +29,7 @@ from egressproxy.model.authority import Authority, AuthorityError, parse_authori
 from egressproxy.model.exchange import CallerIdentity, Exchange, namespace_in, service_account_name
 from egressproxy.model.forwarded_identity import NotVerified, verify
 from egressproxy.model.message import RequestHead
-from egressproxy.model.own_names import OWN_HOST
+from egressproxy.model.own_names import OWN_HOST, proxies_of
 from egressproxy.model.shares import client_of
 from egressproxy.protocols.tls.client_hello import ClientHello
 from egressproxy.routing.hosts import patterns_of
@@ -117,11 +117,15 @@ def connect_not_served() -> GatewayFault:
 
 
 def refuse_loops(head: RequestHead, pseudonym: bytes) -> None:
-    """TRACE is refused, since it would reflect credentials; a request that passed here before is a loop."""
+    """TRACE is refused, since it would reflect credentials; a request that passed here before is a loop. What Via says
+    besides the names of proxies does not go on.
+    """
     if head.method == b"TRACE":
         raise GatewayFault(Reason.METHOD_NOT_ALLOWED, "TRACE is not served", status=405)
     if head.via and pseudonym in head.via:
         raise Denied(Reason.LOOP_DETECTED, "the request has passed this gateway before", status=508)
+    if head.via:
+        head.via = proxies_of(head.via)
 
 
 async def identify(

@@ -126,6 +126,24 @@ def test_a_request_that_was_here_before_is_a_loop(converse_on: Start, via: bytes
     assert "proxy_loop_detected" in fields["Proxy-Status"]
 
 
+@pytest.mark.parametrize(
+    ("said", "goes_on"),
+    [
+        (b"1.1 other (text, of (any) kind), HTTP/2 front.example:8080", b"HTTP/2 front.example:8080, "),
+        (b"1.1 other (text)", b"1.1 other, "),
+        (b"text without a protocol that nobody asked for", b""),
+        (b", ".join(b"1.1 p%d" % number for number in range(12)), b"".join(b"1.1 p%d, " % n for n in range(2, 12))),
+    ],
+)
+def test_of_via_the_names_of_proxies_alone_go_on(converse_on: Start, said: bytes, goes_on: bytes):
+    talk = converse_on(forward())
+    talk.client >> b"GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\nVia: " + said + b"\r\n\r\n"
+    talk.dialled("a.example", 80)
+    talk.origin << b"GET / HTTP/1.1\r\nHost: a.example\r\nVia: " + goes_on + b"1.1 gw\r\n\r\n"
+    talk.origin >> OK
+    talk.client << OK_PASSED
+
+
 def test_max_forwards_counts_down_and_ends_here(converse_on: Start):
     talk = converse_on(forward())
     options = b"OPTIONS http://a.example HTTP/1.1\r\nHost: a.example\r\nMax-Forwards: %d\r\n\r\n"
