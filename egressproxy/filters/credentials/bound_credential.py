@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from base64 import b64encode
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Final
 from urllib.parse import quote, unquote_to_bytes
 
@@ -14,7 +14,7 @@ from egressproxy.filters.base import Filter, FilterContext
 from egressproxy.filters.credentials.config import CredentialInjectorConfig
 from egressproxy.filters.credentials.refresher import Fetched, Refresher
 from egressproxy.model.exchange import BackendOrigin, Exchange
-from egressproxy.model.fields import VALUE
+from egressproxy.model.fields import VALUE, Fields
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import has_dot_segment
 from egressproxy.model.secret import SecretBytes
@@ -23,7 +23,14 @@ from egressproxy.model.secret import SecretBytes
 _NOBODY: Final = BackendOrigin("", 0, is_secure=False)
 
 #: The fields in which clients of common APIs send their keys.
-CREDENTIAL_FIELDS = ("authorization", "x-api-key", "api-key", "x-goog-api-key")
+CREDENTIAL_FIELDS = (
+    "authorization", "x-api-key", "api-key", "x-goog-api-key", "xi-api-key", "ocp-apim-subscription-key",
+    "x-auth-token", "private-token", "x-vault-token",
+)  # fmt: skip
+#: The parameters of a query in which they do, in lower case.
+CREDENTIAL_PARAMETERS: Final = (b"key", b"api-key", b"api_key", b"apikey", b"access_token", b"subscription-key")
+#: What stands before a key among the sub-protocols of a WebSocket (OpenAI, Realtime API from browsers).
+_KEY_PROTOCOL: Final = b"openai-insecure-api-key."
 
 
 class BoundCredential(Filter, ABC):
@@ -235,12 +242,34 @@ def with_parameter(target: bytes, name: bytes, parameter: bytes) -> bytes:
     """The target with this (encoded) parameter instead of every one of that name, in any encoding and case, also behind
     ";", which some origins read as "&".
     """
+    left = without_parameters(target, (name.lower(),)).removesuffix(b"?")
+    return left + (b"&" if b"?" in left else b"?") + parameter
+
+
+def without_parameters(target: bytes, names: Collection[bytes]) -> bytes:
+    """The target without the parameters of these (lower-case) names, however they are written. Others keep their bytes;
+    without any parameter the query goes, too.
+    """
     path, _, query = target.partition(b"?")
-    name = name.lower()
-    if query and b"%" not in query and name not in query.lower():
-        return target + b"&" + parameter
-    kept = (b";".join(part for part in pair.split(b";") if _parameter_name(part) != name) for pair in query.split(b"&"))
-    return path + b"?" + b"&".join([*filter(None, kept), parameter])
+    said = query.lower()
+    if b"%" not in query and not any(name in said for name in names):
+        return target
+    kept = (
+        b";".join(part for part in pair.split(b";") if _parameter_name(part) not in names) for pair in query.split(b"&")
+    )
+    left = b"&".join(filter(None, kept))
+    return path + b"?" + left if left else path
+
+
+def without_key_protocols(fields: Fields) -> None:
+    """Take the key of a client out of its list of sub-protocols; the others stay (RFC 6455 section 11.3.4)."""
+    name = b"sec-websocket-protocol"
+    said = [each.strip(b" \t") for line in fields.get_all(name) for each in line.split(b",")]
+    kept = [each for each in said if not each.lower().startswith(_KEY_PROTOCOL)]
+    if len(kept) < len(said):
+        fields.remove(name)
+        if kept:
+            fields.add(name, b", ".join(kept))
 
 
 def _parameter_name(part: bytes) -> bytes:

@@ -21,9 +21,12 @@ from egressproxy.filters.base import FilterContext, Phase, UnusableReference
 from egressproxy.filters.content_coding import CODINGS
 from egressproxy.filters.credentials.bound_credential import (
     CREDENTIAL_FIELDS,
+    CREDENTIAL_PARAMETERS,
     BoundCredential,
     Placement,
     with_parameter,
+    without_key_protocols,
+    without_parameters,
 )
 from egressproxy.filters.credentials.config import CredentialInjectorConfig
 from egressproxy.filters.credentials.refresher import Fetched
@@ -57,7 +60,8 @@ class CredentialInjector(BoundCredential):
         super().__init__(context, _remedy(config))
         self._query = config.query.encode()
         self._held = f"credential {id(self)}"
-        names: tuple[str, ...] = () if config.keep_client_credentials else CREDENTIAL_FIELDS
+        self._keeps_others = config.keep_client_credentials
+        names: tuple[str, ...] = () if self._keeps_others else CREDENTIAL_FIELDS
         if not config.query:
             names = (*names, config.header or "Authorization")
         if config.scrub_responses:
@@ -121,6 +125,11 @@ class CredentialInjector(BoundCredential):
                 return waiting
         fields = x.request.fields
         fields.cut(self._cut)
+        if not self._keeps_others:
+            if b"?" in x.request.path:
+                x.request.path = without_parameters(x.request.path, CREDENTIAL_PARAMETERS)
+            if x.request.upgrade:
+                without_key_protocols(fields)
         fields.block += self._lines.reveal()
         if self._query:
             x.request.path = with_parameter(x.request.path, self._query, self._parameter.reveal())

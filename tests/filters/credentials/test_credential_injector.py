@@ -54,11 +54,36 @@ def test_the_credential_is_injected_once():
 
 @pytest.mark.parametrize(
     "name", [b"Authorization", b"AUTHORIZATION", b"X-Api-Key", b"X_Api_Key", b"x_api-key", b"api-key", b"Api_Key",
-             b"x-goog-api-key", b"Authorization_", b"_authorization", b"Authorization-"],
+             b"x-goog-api-key", b"Authorization_", b"_authorization", b"Authorization-", b"xi-api-key",
+             b"Ocp-Apim-Subscription-Key", b"X-Auth-Token", b"PRIVATE-TOKEN", b"X-Vault-Token"],
 )  # fmt: skip
 def test_what_the_client_sent_is_removed_in_every_spelling(name):
     request = sent((name, b"client"), (b"x-other", b"keep"), (name, b"client2"))
     assert list(request.fields) == [(b"x-other", b"keep"), (b"authorization", b"Bearer S3CR3T-INJ")]
+
+
+@pytest.mark.parametrize(
+    ("path", "left"),
+    [
+        (b"/x?key=CLIENT", b"/x"),
+        (b"/x?alt=sse&key=CLIENT", b"/x?alt=sse"),
+        (b"/x?API-Key=CLIENT&a=1;api_key=CLIENT", b"/x?a=1"),
+        (b"/x?access%5Ftoken=CLIENT&b=%20", b"/x?b=%20"),
+        (b"/x?keys=1&monkey=2&k%65yed=3", b"/x?keys=1&monkey=2&k%65yed=3"),
+        (b"/x?", b"/x?"),
+    ],
+)
+def test_what_the_client_sent_in_its_query_is_removed_however_it_is_written(path: bytes, left: bytes):
+    assert sent(target=path).path == left
+    assert sent(target=path, config={**BEARER, "keepClientCredentials": True}).path == path
+
+
+def test_the_key_among_sub_protocols_is_removed_and_the_others_stay():
+    said = b"realtime, OpenAI-Insecure-API-Key.CLIENT, openai-beta.realtime-v1"
+    x = exchange((b"sec-websocket-protocol", said))
+    x.request.upgrade = b"websocket"
+    run(chain().backend_request, x)
+    assert x.request.fields.get(b"sec-websocket-protocol") == b"realtime, openai-beta.realtime-v1"
 
 
 def test_fields_that_only_look_alike_stay():
