@@ -23,11 +23,11 @@ MIN_SECRET = 8
 
 
 #: One character that is not written as it is (source text); `%b` takes what may stand behind a backslash by itself. The
-#: class in front lets the engine skip what begins none. RFC 3986 section 2.1; HTML, character references; RFC 8259
-#: section 7; ECMA-262, string literals.
+#: class in front lets the engine skip what begins none. Each is short, since `_character` remembers it.
+#: RFC 3986 section 2.1; HTML, character references; RFC 8259 section 7; ECMA-262, string literals.
 _ESCAPE: Final = (
     rb"[%%&\\](?:(?<=%%)[0-9a-fA-F]{2}|(?<=&)(?:#(?:[xX][0-9a-fA-F]{1,8}|[0-9]{1,10});?|[A-Za-z]{2,10};)"
-    rb"|(?<=\\)(?:u[0-9a-fA-F]{4}(?:\\u[0-9a-fA-F]{4})*|u\{[0-9a-fA-F]{1,6}\}|x[0-9a-fA-F]{2}%b))"
+    rb"|(?<=\\)(?:u[0-9a-fA-F]{4}(?:\\u[dD][c-fC-F][0-9a-fA-F]{2})?|u\{[0-9a-fA-F]{1,6}\}|x[0-9a-fA-F]{2}%b))"
 )
 #: The beginning of one, at the end of a piece.
 _OPEN_ESCAPE: Final = re.compile(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 
-class CircularNote:
-    """A note that leads to something which leads back to it: no count of references would ever free either."""
+
+class CircularNote(ABC):
+    """A note that leads to an object which leads back to the note: counting references would never free either."""
 
     __slots__ = ()
 
+    @abstractmethod
     def release(self) -> None:
         """Break the circle. Called once, when the exchange is over."""
-        raise NotImplementedError

@@ -131,8 +131,8 @@ class AddressPolicy:
     Each rule holds for all `aliases` of an address: an IPv6 address that carries an IPv4 address needs an allowance for
     both. A cloud metadata address or an own listener is dialled only where an allowance names exactly that address (a
     /32 or /128), since a wide range is written for other reasons. Nothing opens the admin address, nor a range that a
-    policy closes (`ClosedRanges`). Of several addresses, those that are not allowed are left out. A name that leads
-    through a denied one (`ClosedNames`) has none that is.
+    policy closes (`ClosedRanges`). Of several addresses, those that are not allowed are left out. Where
+    a name leads through a denied one (`ClosedNames`), none of its addresses is allowed.
     """
 
     __slots__ = (

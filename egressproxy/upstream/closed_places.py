@@ -92,7 +92,7 @@ class _Table(Generic[T]):
                 self._put(IPv4Network((number, network.prefixlen - _MAPPED.prefixlen)), network, value)
 
     def find(self, address: IPAddress) -> Iterator[tuple[Network, T]]:
-        """Every network that contains this address, as it was written, with its value."""
+        """The networks that contain this address, each as an operator wrote it, with its value."""
         number = int(address)
         for (version, length), known in self._lengths.items():
             if version == address.version:

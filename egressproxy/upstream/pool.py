@@ -248,7 +248,7 @@ class Pool(Generic[C]):
             self._held.give_back(client)
 
     def _give_to_next(self, connection: C | None) -> bool:
-        """Give the claim whose turn it is this connection, or the right to open one; false if none waits."""
+        """Hand this connection (None: the right to open one) to the claim whose turn it is; false if none waits."""
         while (claim := self.waiting.next(self._may_hold)) is not None:
             if claim.given is not None and not claim.given.done():
                 self._count(claim if connection is None else connection, claim.client)

@@ -125,3 +125,10 @@ def test_a_placeholder_is_shown_for_what_is_percent_encoded_and_not_within_marku
     mask = Mask(SecretBytes(KEY.encode()), shown=b"placeholder")
     assert mask.apply(b"sk%2Blive%2f42==Zz " + KEY.encode()) == b"placeholder placeholder"
     assert mask.apply(b"sk&#43;live/42==Zz") == b"*" * 18
+
+
+@pytest.mark.parametrize("written", [b"\\u0061", b"&#97;", b"%61", b"\\ud83d\\ude00"])
+def test_no_long_text_of_a_response_is_remembered(written: bytes):
+    mask = Mask(SecretBytes(KEY.encode()))
+    mask.feed(b"", written * 1000, False)
+    assert max(len(escape[0]) for escape in mask._escape.finditer(written * 1000)) <= 14
