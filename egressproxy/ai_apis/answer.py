@@ -24,7 +24,11 @@ class AiAnswer(JsonMessage):
     @classmethod
     def read(cls, body: bytes) -> AiAnswer:
         """A view of this body. Raises Unreadable for what is no JSON with one meaning, object or array."""
-        value = cls.parse(body)
+        return cls.of(body, cls.parse(body))
+
+    @classmethod
+    def of(cls, body: bytes, value: Any) -> AiAnswer:
+        """A view of this body, which says this value. Raises Unreadable as `read`."""
         if type(value) is not dict and type(value) is not list:
             raise Unreadable("it is not an object of JSON")
         return cls(body, value)

@@ -41,6 +41,10 @@ class AwsFraming:
     def __init__(self) -> None:
         self._buffer = bytearray()
 
+    @property
+    def held(self) -> int:
+        return len(self._buffer)
+
     def feed(self, data: bytes) -> list[Frame]:
         """Framing: messages. Raises BrokenStream for a wrong checksum, too."""
         buffer = self._buffer

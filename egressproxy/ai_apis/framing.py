@@ -14,6 +14,8 @@ from egressproxy.ai_apis.strict_json import Unreadable
 #: The longest event. The last one of a response repeats the whole answer, and the tools of the request.
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
 
+#: An event beyond this is worth a look at how it is cut.
+_LONG_EVENT: Final = 16 * 1024
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _TOO_LONG: Final = f"an event of the stream has more than {MAX_EVENT_BYTES} bytes"
 #: An event as nearly all are: a name, one line of data, and line feeds behind them.
@@ -52,6 +54,10 @@ class AddedEvent(NamedTuple):
 class Framing(Protocol):
     """Bytes to events, and back. One for each stream."""
 
+    @property
+    def held(self) -> int:
+        """Bytes of the event that has not ended."""
+
     def feed(self, data: bytes) -> list[Frame]:
         """The events that end in these bytes. Raises BrokenStream, and must not be fed again then."""
 
@@ -72,6 +78,10 @@ class SseFraming:
         self._searched = 0
         self._ended_in_cr = False
         self._has_begun = False
+
+    @property
+    def held(self) -> int:
+        return len(self._buffer)
 
     def feed(self, data: bytes) -> list[Frame]:
         """Framing: events, whatever ends their lines."""
@@ -107,6 +117,9 @@ class SseFraming:
         if not self._has_begun:
             self._has_begun = True
             text = raw.removeprefix(_BYTE_ORDER_MARK)
+        is_plain = len(text) > _LONG_EVENT and text.startswith(b"data:") and text.find(b"\n") == len(text) - 2
+        if is_plain and b"\r" not in text:  # in one line, as nearly all are
+            return Frame(raw, "", text[6 if text.startswith(b"data: ") else 5 : -2])
         name, data = "", []
         for line in text.splitlines():
             if line.startswith(b"data:"):
@@ -171,6 +184,10 @@ class JsonArrayFraming:
         self._in_string = False
         self._has_elements = False
         self._is_over = False
+
+    @property
+    def held(self) -> int:
+        return len(self._buffer)
 
     def feed(self, data: bytes) -> list[Frame]:
         """Framing: elements, and in the end what closes the array, without data."""

@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from egressproxy.ai_apis.splice import Path, spliced, spliced_text
-from egressproxy.ai_apis.strict_json import Unreadable, dumps, has_too_many_parts, loads_strictly
+from egressproxy.ai_apis.splice import Path, spliced_text, splicing
+from egressproxy.ai_apis.strict_json import Unreadable, dumps, has_too_many_parts, loads_strictly, reading
 from egressproxy.ai_apis.texts import Found, TextKind, TextRole, found_texts, inner_json, where
 from egressproxy.model.member_names import CALL, CALL_KEYS, spelling_fault
+from egressproxy.model.work import Work, at_once
 
 #: Objects and arrays of a body that is read, and its commas: a tenth of a second.
 MAX_PARTS: Final = 50_000
@@ -21,6 +22,8 @@ AT_ONCE: Final = MAX_PARTS
 #: Texts that are searched for in the whole body, each of them. Of more of them the body is read once.
 _AT_A_GLANCE: Final = 8
 
+#: Elements of an array that may all be without a call.
+_PASSED_ELEMENTS: Final = 64
 #: Members without calls: definitions of tools; in calls what these are made with.
 _PASSED: Final = frozenset(("tools", "functions", "toolConfig"))
 _PASSED_IN_CALLS: Final = _PASSED | {"arguments", "input", "args"}
@@ -97,6 +100,11 @@ class JsonMessage:
             raise Unreadable("it has too many parts to be read here")
         return loads_strictly(body)
 
+    @classmethod
+    def parsing(cls, body: bytes) -> Work[Any]:
+        """`parse` in turns."""
+        return reading(body, MAX_PARTS, MAX_COMMAS)
+
     @property
     def is_changed(self) -> bool:
         """Whether `body` has something to write."""
@@ -109,7 +117,17 @@ class JsonMessage:
 
     def tool_calls(self) -> list[CalledTool]:
         """The calls of tools, in the order of the JSON."""
-        return list(_calls(self.value, (), ""))
+        return at_once(self.finding_calls())
+
+    def finding_calls(self) -> Work[list[CalledTool]]:
+        """`tool_calls` in turns."""
+        calls: list[CalledTool] = []
+        for call in _calls(self.value, (), ""):
+            if call is None:
+                yield
+            else:
+                calls.append(call)
+        return calls
 
     def put(self, path: Path, value: Any) -> None:
         """Replace the value at this path, or add a member. Raises Unreadable where the path leads nowhere."""
@@ -150,23 +168,27 @@ class JsonMessage:
 
     def body(self) -> bytes:
         """The body with what was changed; the very object that came where nothing was."""
+        return at_once(self.writing()) if self._changed else self.source
+
+    def writing(self) -> Work[bytes]:
+        """`body` in turns."""
         if self._changed:
-            self._write_inner()
+            for path, inner in self._inner.items():  # strings of JSON: each once, however many of its texts there are
+                yield
+                if path in self._changed and not self._is_inside_another(path):
+                    self.at(path[:-1])[path[-1]] = dumps(inner).decode()
             made = self._with_texts()
-            if made is not None:
-                self.source = made
-                self._changed.clear()
-                return made
-            changes = {path: self.at(path) for path in self._changed if not self._is_inside_another(path)}
-            self.source = spliced(self.source.decode(), changes).encode("utf-8", "surrogatepass")
+            if made is None:
+                changes = {}
+                for path in self._changed:
+                    yield
+                    if not self._is_inside_another(path):
+                        changes[path] = self.at(path)
+                text = yield from splicing(self.source.decode(), changes)
+                made = text.encode("utf-8", "surrogatepass")
+            self.source = made
             self._changed.clear()
         return self.source
-
-    def _write_inner(self) -> None:
-        """Put strings of JSON back whose texts have been replaced: each once, however many of its texts were."""
-        for path, inner in self._inner.items():
-            if path in self._changed and not self._is_inside_another(path):
-                self.at(path[:-1])[path[-1]] = dumps(inner).decode()
 
     def _with_texts(self) -> bytes | None:
         """The body where few texts alone have become others; None where that cannot be told at a glance."""
@@ -205,10 +227,14 @@ def in_object(value: Any, *names: str) -> Any:
     return value
 
 
-def _calls(value: Any, path: Path, key: str) -> Iterator[CalledTool]:
+def _calls(value: Any, path: Path, key: str) -> Iterator[CalledTool | None]:
+    """None stands for values that have none: it is time to see whether others should have their turn."""
     if type(value) is list:
         for index, each in enumerate(value):
-            yield from _calls(each, (*path, index), key)
+            if type(each) is dict or type(each) is list:
+                yield from _calls(each, (*path, index), key)
+            if index % _PASSED_ELEMENTS == _PASSED_ELEMENTS - 1:
+                yield None
     elif type(value) is dict:
         if "name" in map(_FOLDED, value):  # few objects
             yield from _calls_spelled_otherwise(value, path, key)
@@ -226,7 +252,7 @@ def _calls(value: Any, path: Path, key: str) -> Iterator[CalledTool]:
             if (type(each) is dict or type(each) is list) and each_key not in passed:
                 outer = value if each_key in ("function", "custom") else None
                 for call in _calls(each, (*path, each_key), each_key):
-                    yield call if call.id or outer is None else call._replace(id=_id_of(outer))
+                    yield call if call is None or call.id or outer is None else call._replace(id=_id_of(outer))
 
 
 def _calls_spelled_otherwise(value: dict[str, Any], path: Path, key: str) -> Iterator[CalledTool]:

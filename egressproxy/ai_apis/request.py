@@ -13,6 +13,7 @@ from egressproxy.ai_apis.splice import Path
 from egressproxy.ai_apis.strict_json import OtherSpelling, Unreadable, dumps, loads_strictly
 from egressproxy.ai_apis.texts import found_texts
 from egressproxy.model.member_names import AI_REQUEST
+from egressproxy.model.work import Work, at_once
 
 #: Members of a request whose string is a text as it stands.
 _INSTRUCTIONS: Final = frozenset(("system", "instructions", "prompt"))
@@ -81,6 +82,9 @@ _OFFERS: Final[tuple[tuple[str, ...], ...]] = (
     ("toolConfig", "tools"),
     ("additionalModelRequestFields", "tools"),
 )
+#: What no request has many of: each is looked at in one go. Elements of each.
+_LISTED: Final = ("tools", "functions", "models", "fallbacks", "mcp_servers")
+MAX_LISTED: Final = 4000
 #: Types of tools that have no name in the API of OpenAI: one that is written there as well says nothing.
 _NAMELESS: Final = frozenset(
     (
@@ -150,9 +154,17 @@ class AiRequest(JsonMessage):
         """A view of this body. Raises Unreadable for no object, or one with two meanings: a name that stands twice, or
         (OtherSpelling) in another case, which some servers take for the same.
         """
-        value = loads_strictly(body) if len(body) <= AT_ONCE else cls.parse(body)
+        return cls.of(body, loads_strictly(body) if len(body) <= AT_ONCE else cls.parse(body), operation)
+
+    @classmethod
+    def of(cls, body: bytes, value: Any, operation: Operation | None = None) -> AiRequest:
+        """A view of this body, which says this value. Raises Unreadable as `read`."""
         if type(value) is not dict:
             raise Unreadable("it is not an object of JSON")
+        for key in _LISTED:
+            listed = value.get(key)
+            if type(listed) is list and len(listed) > MAX_LISTED:
+                raise Unreadable(f"it has more than {MAX_LISTED} elements in `{key}`")
         fault = AI_REQUEST.fault(value)
         if fault:
             raise OtherSpelling(fault)
@@ -301,10 +313,17 @@ class AiRequest(JsonMessage):
     # --- tokens ----------------------------------------------------------------------------------------------------
     def estimated_input_tokens(self) -> int:
         """About how many tokens texts, tools, messages and images have (`estimated_tokens` says how far off it is)."""
+        return at_once(self.estimating())
+
+    def estimating(self) -> Work[int]:
+        """`estimated_input_tokens` in turns."""
         plain = plain_chat(self.value)
         if plain is not None:
             return plain[0]
-        total = sum([estimated_tokens(found.text) for found in found_texts(self.value)])
+        total = 0
+        for found in found_texts(self.value):
+            total += estimated_tokens(found.text)
+            yield
         for key in ("messages", "input", "contents"):
             messages = self.value.get(key)
             if type(messages) is list:
@@ -314,7 +333,12 @@ class AiRequest(JsonMessage):
 
     def asked_tokens(self) -> tuple[int, int | None, int]:
         """`estimated_input_tokens`, `max_output_tokens` and `choices`."""
-        return plain_chat(self.value) or (self.estimated_input_tokens(), self.max_output_tokens, self.choices)
+        return plain_chat(self.value) or at_once(self.asking())
+
+    def asking(self) -> Work[tuple[int, int | None, int]]:
+        """`asked_tokens` in turns."""
+        plain = plain_chat(self.value)
+        return plain or ((yield from self.estimating()), self.max_output_tokens, self.choices)
 
     @property
     def tells_usage(self) -> bool:

@@ -8,10 +8,12 @@ from typing import Any, Final
 
 from egressproxy.ai_apis.answer import AiAnswer
 from egressproxy.ai_apis.apis import Operation, operation_of
+from egressproxy.ai_apis.message import AT_ONCE, JsonMessage
 from egressproxy.ai_apis.request import AiRequest
 from egressproxy.ai_apis.strict_json import Unreadable, loads
 from egressproxy.ai_apis.usage import TokenUsage, merged, usage_of
 from egressproxy.model.exchange import Exchange
+from egressproxy.model.work import Work
 
 #: The notes of an exchange.
 _VIEW: Final = "ai view"
@@ -42,6 +44,24 @@ def request_view(x: Exchange, body: bytes) -> AiRequest:
         found = AiRequest.read(body, operation(x))
         x.notes[_VIEW] = found  # type: ignore[index]  # `operation` has made them
     return found
+
+
+def view_ahead(x: Exchange, body: bytes, *, is_request: bool) -> Work[None]:
+    """Have the view of this body, where it is long, which `request_view` or `answer_view` has at once then. What is no
+    object (or, of an answer, no array) has none. Raises Unreadable.
+    """
+    if len(body) <= AT_ONCE:
+        return
+    notes = x.notes
+    found = notes.get(_VIEW) if notes is not None else None
+    kind = AiRequest if is_request else AiAnswer
+    if found is not None and found.source is body and type(found) is kind and not found.is_changed:
+        return
+    value = yield from JsonMessage.parsing(body)
+    if is_request:
+        x.keep(_VIEW, AiRequest.of(body, value, operation(x)))
+    else:
+        x.keep(_VIEW, AiAnswer.of(body, value))
 
 
 def ask_for_model(x: Exchange, view: AiRequest, model: str) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from egressproxy.ai_apis.strict_json import Unreadable, dumps, dumps_text
+from egressproxy.model.work import Work, at_once
 
 #: The way to a value: names of members and indices of elements, from the outermost.
 Path = tuple[str | int, ...]
@@ -15,20 +16,28 @@ Path = tuple[str | int, ...]
 _BLANKS = re.compile(r"[ \t\n\r]*")
 _value_at: Final = json.JSONDecoder().raw_decode
 _END: Final = object()
+#: Characters that are written in one go.
+_LONG: Final = 64 * 1024
 
 
 def spliced(text: str, changes: Mapping[Path, Any]) -> str:
     """This JSON text, read before and of one meaning, with other values at these paths. A missing member is added at
     the end of its object. Raises Unreadable where a path leads through a scalar, or to an element that is not there.
     """
+    return at_once(splicing(text, changes))
+
+
+def splicing(text: str, changes: Mapping[Path, Any]) -> Work[str]:
+    """`spliced` in turns."""
     tree: dict[Any, Any] = {}
     for path, value in changes.items():
+        yield
         node = tree
         for step in path:
             node = node.setdefault(step, {})
         node[_END] = dumps(value).decode()
     splice = _Splice(text)
-    splice.walk(_skip(text, 0), tree)
+    yield from splice.walk(_skip(text, 0), tree)
     return splice.result()
 
 
@@ -47,7 +56,7 @@ class _Splice:
     def result(self) -> str:
         return "".join((*self._pieces, self._text[self._done :]))
 
-    def walk(self, at: int, node: dict[Any, Any]) -> int:
+    def walk(self, at: int, node: dict[Any, Any]) -> Work[int]:
         """Replace what `node` says in the value that begins there; returns where it ends."""
         if _END in node:
             _, end = _value_at(self._text, at)
@@ -55,59 +64,74 @@ class _Splice:
             return int(end)
         mark = self._text[at : at + 1]
         if mark == "{":
-            return self._members(at, node)
+            return (yield from self._members(at, node))
         if mark == "[":
-            return self._elements(at, node)
+            return (yield from self._elements(at, node))
         raise Unreadable("a value cannot be replaced: it is inside of what is no object and no array")
 
     def _replace(self, begin: int, end: int, new: str) -> None:
         self._pieces += (self._text[self._done : begin], new)
         self._done = end
 
-    def _members(self, at: int, node: dict[Any, Any]) -> int:
+    def _members(self, at: int, node: dict[Any, Any]) -> Work[int]:
         text = self._text
         left = dict(node)
         at = _skip(text, at + 1)
         is_empty = text[at : at + 1] == "}"
         while text[at : at + 1] != "}":
             key, at = _value_at(text, at)
-            at = self._past(_skip(text, _skip(text, at) + 1), left.pop(key, None))
+            at = _skip(text, _skip(text, at) + 1)
+            inner = left.pop(key, None)
+            at = _past(text, _value_at(text, at)[1] if inner is None else (yield from self.walk(at, inner)))
+            yield
         if left:
             added = ",".join(f"{dumps(key).decode()}:{_built(inner)}" for key, inner in left.items())
             self._replace(at, at, added if is_empty else f",{added}")
         return at + 1
 
-    def _elements(self, at: int, node: dict[Any, Any]) -> int:
+    def _elements(self, at: int, node: dict[Any, Any]) -> Work[int]:
         text = self._text
         left = dict(node)
         at = _skip(text, at + 1)
         index = 0
         while text[at : at + 1] != "]":
-            at = self._past(at, left.pop(index, None))
+            inner = left.pop(index, None)
+            at = _past(text, _value_at(text, at)[1] if inner is None else (yield from self.walk(at, inner)))
             index += 1
+            yield
         if left:
             raise Unreadable("a value cannot be replaced: its array has no such element")
         return at + 1
-
-    def _past(self, at: int, inner: dict[Any, Any] | None) -> int:
-        """Where the next member or element begins, or the end, behind the value that begins there."""
-        text = self._text
-        at = _skip(text, _value_at(text, at)[1] if inner is None else self.walk(at, inner))
-        return _skip(text, at + 1) if text[at : at + 1] == "," else at
 
 
 def spliced_text(source: bytes, before: str, after: str) -> bytes | None:
     """This JSON with its string `before` replaced, at a tenth of the price of `spliced`. None where it is not seen at a
     glance which one that is: it may be written in another way, or stand there twice.
     """
+    return at_once(splicing_text(source, before, after))
+
+
+def splicing_text(source: bytes, before: str, after: str) -> Work[bytes | None]:
+    """`spliced_text` in turns."""
     # Without these two escapes there is one way to write a string: the one place that says it is the place.
     if b"\\u" in source or b"\\/" in source:
         return None
-    written = dumps_text(before)
+    written = yield from _text(before)
     at = source.find(written)
     if at < 0 or source.find(written, at + 1) >= 0:  # not `count`: `","` may overlap with itself
         return None
-    return source[:at] + dumps_text(after) + source[at + len(written) :]
+    return source[:at] + (yield from _text(after)) + source[at + len(written) :]
+
+
+def _text(text: str) -> Work[bytes]:
+    """`dumps_text`."""
+    if len(text) <= _LONG:
+        return dumps_text(text)
+    pieces = []
+    for begin in range(0, len(text), _LONG):
+        pieces.append(dumps_text(text[begin : begin + _LONG])[1:-1])
+        yield
+    return b'"%b"' % b"".join(pieces)
 
 
 def _built(node: dict[Any, Any]) -> str:
@@ -115,6 +139,12 @@ def _built(node: dict[Any, Any]) -> str:
     if _END in node:
         return str(node[_END])
     return "{" + ",".join(f"{dumps(key).decode()}:{_built(inner)}" for key, inner in node.items()) + "}"
+
+
+def _past(text: str, end: int) -> int:
+    """Where the next member or element begins, or the end, behind the value that ends there."""
+    at = _skip(text, end)
+    return _skip(text, at + 1) if text[at : at + 1] == "," else at
 
 
 def _skip(text: str, at: int) -> int:

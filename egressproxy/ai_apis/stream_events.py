@@ -10,8 +10,11 @@ from typing import Any, Final, NamedTuple
 
 from egressproxy.ai_apis.message import in_object
 from egressproxy.ai_apis.splice import Path
+from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.ai_apis.texts import Found, TextKind, TextRole, found_texts
 
+#: Texts of one event: the last one of a response has all of its answer's, and those of the tools of its request.
+MAX_TEXTS: Final = 5000
 #: A group: what ends together, such as a choice of an answer, or a block of its content.
 Group = tuple[object, ...]
 #: Every group ends.
@@ -413,7 +416,9 @@ def _others(value: Any, event: StreamEvent, path: Path = ()) -> None:
 
 
 def _found(value: Any, path: Path) -> Iterator[Found]:
-    for found in found_texts(value):
+    for number, found in enumerate(found_texts(value)):
+        if number == MAX_TEXTS:
+            raise Unreadable(f"an event of the stream has more than {MAX_TEXTS} texts")
         yield found._replace(path=(*path, *found.path))
 
 

@@ -9,8 +9,8 @@ text is not changed goes on byte for byte as it came.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Final, Protocol
+from collections.abc import Callable, Generator, Iterator
+from typing import Final, Protocol, TypeVar
 
 from egressproxy.ai_apis.answer import AiAnswer
 from egressproxy.ai_apis.apis import Api, Operation
@@ -24,7 +24,7 @@ from egressproxy.ai_apis.framing import (
     JsonArrayFraming,
     SseFraming,
 )
-from egressproxy.ai_apis.splice import spliced_text
+from egressproxy.ai_apis.splice import spliced_text, splicing_text
 from egressproxy.ai_apis.stream_events import (
     EVERY,
     Channel,
@@ -37,9 +37,14 @@ from egressproxy.ai_apis.stream_events import (
 )
 from egressproxy.ai_apis.strict_json import Unreadable, dumps, loads, looks_like_json
 from egressproxy.ai_apis.texts import Found, TextKind, TextRole
+from egressproxy.model.work import Work
+
+T = TypeVar("T")
 
 #: Texts of one stream that have not ended.
 MAX_CHANNELS: Final = 2000
+#: Bytes of a stream, and characters of a text, that are edited in one go.
+SLICE: Final = 4096
 #: Members that repeat the text in pieces, and say something.
 _LOG_PROBABILITIES: Final = re.compile(rb'ogprobs(?:Result)?"\s*:(?!\s*(?:null|\[\s*\]))')
 #: The last event of OpenAI's streams, which is no JSON.
@@ -164,6 +169,17 @@ class StreamEditor:
     def feed(self, data: bytes) -> bytes:
         return b"".join([self._edited(frame) for frame in self._framing.feed(data)])
 
+    def feeding(self, data: bytes) -> Iterator[bytes]:
+        """`feed` in pieces, of which some are empty, for who gives others their turn between them."""
+        for piece in sliced(data):
+            yield b""
+            for frame in self._framing.feed(piece):
+                yield from self._editing(frame)
+
+    def takes_long(self, data: bytes) -> bool:
+        """Whether these bytes, or the event that they may end, are more than are edited in one go."""
+        return len(data) + self._framing.held > SLICE
+
     def end(self) -> bytes:
         """The stream is over, or has broken off: what is left of it. An event that is not whole is left out."""
         frame = self._framing.rest()
@@ -173,32 +189,40 @@ class StreamEditor:
         return last + self._framing.write(None, None, self._flushed(EVERY, {}))
 
     def _edited(self, frame: Frame) -> bytes:
+        return b"".join(self._editing(frame))
+
+    def _editing(self, frame: Frame) -> Iterator[bytes]:
+        """What is sent for an event, all in the last piece."""
         payload = frame.payload
         if not payload:
             is_end = frame.raw.endswith(b"]")
-            return self._framing.write(frame, None, self._flushed(EVERY, {}) if is_end else ())
+            yield self._framing.write(frame, None, self._flushed(EVERY, {}) if is_end else ())
+            return
         if payload == _DONE:
-            return self._framing.write(frame, None, self._flushed(EVERY, {}))
+            yield self._framing.write(frame, None, self._flushed(EVERY, {}))
+            return
         try:
             value = loads(payload)
         except Unreadable:
             if b"\\u" in payload and looks_like_json(payload):
                 raise  # others may read it (NaN, many levels), and what it says is not what it looks like
-            text = payload.decode("utf-8", "replace")
-            made = self._whole(Channel(("event",), frame.name, TextKind.TEXT), text)
-            return self._framing.write(frame, None if made == text else made.encode("utf-8", "replace"), ())
+            yield from self._editing_text(frame, payload.decode("utf-8", "replace"), is_json=False)
+            return
         if value.__class__ is str:  # a string alone has no place in an object
-            made = self._whole(Channel(("event",), frame.name, TextKind.TEXT), value)
-            return self._framing.write(frame, None if made == value else dumps(made), ())
+            yield from self._editing_text(frame, value, is_json=True)
+            return
+        if len(payload) > SLICE:
+            yield b""
         event = read_event(value)
         if len(event.deltas) == 1 and not event.ends and not event.wholes:
-            return self._edited_delta(frame, event, event.deltas[0])
+            yield from self._editing_delta(frame, event, event.deltas[0])
+            return
         message = AiAnswer(payload, value)
         made_of: dict[Channel, tuple[TextDelta, str]] = {}
         for delta in event.deltas:
             channel = self._channel(delta.channel)
             if channel is not None:
-                made = channel.feed(delta.text)
+                made = yield from _fed(channel, delta.text)
                 if channel.sent is not None:
                     self._count(len(delta.text) + len(made))
                 channel.last = frame, event, delta
@@ -209,29 +233,45 @@ class StreamEditor:
         for group in event.ends:
             added += self._flushed(group, made_of, message)
         for whole in event.wholes:
-            self._edit_whole(whole, message)
+            yield from self._editing_whole(whole, message)
         if self._hides_usage and value.__class__ is dict and value.get("choices") == [] and value.get("usage"):
-            return self._framing.write(None, None, added)
-        return self._framing.write(frame, message.body() if message.is_changed else None, added)
+            yield self._framing.write(None, None, added)
+            return
+        edited = (yield from _empty_pieces(message.writing())) if message.is_changed else None
+        yield self._framing.write(frame, edited, added)
 
-    def _edited_delta(self, frame: Frame, event: StreamEvent, delta: TextDelta) -> bytes:
-        """An event with one piece of one text and nothing else: nearly all are."""
+    def _editing_text(self, frame: Frame, text: str, *, is_json: bool) -> Iterator[bytes]:
+        """For an event that is one text: a string of JSON, or no JSON."""
+        made = yield from self._edited_whole(Channel(("event",), frame.name, TextKind.TEXT), text)
+        changed = None if made == text else dumps(made) if is_json else made.encode("utf-8", "replace")
+        yield self._framing.write(frame, changed, ())
+
+    def _editing_delta(self, frame: Frame, event: StreamEvent, delta: TextDelta) -> Iterator[bytes]:
+        """For an event with one piece of one text and nothing else: nearly all are."""
         channel = self._channel(delta.channel)
         if channel is None:
-            return self._framing.write(frame, None, ())
-        made = channel.feed(delta.text)
+            yield self._framing.write(frame, None, ())
+            return
+        text = delta.text
+        made = channel.feed(text) if len(text) <= SLICE else (yield from _fed(channel, text))
         if channel.sent is not None:
-            self._count(len(delta.text) + len(made))
+            self._count(len(text) + len(made))
         channel.last = frame, event, delta
-        if made == delta.text:
-            return self._framing.write(frame, None, ())
+        if made == text:
+            yield self._framing.write(frame, None, ())
+            return
         payload = frame.payload
-        edited = None if _LOG_PROBABILITIES.search(payload) is not None else spliced_text(payload, delta.text, made)
+        edited: bytes | None = None
+        if _LOG_PROBABILITIES.search(payload) is None:
+            if len(text) <= SLICE:
+                edited = spliced_text(payload, text, made)
+            else:
+                edited = yield from _empty_pieces(splicing_text(payload, text, made))
         if edited is None:
             message = AiAnswer(payload, event.value)
             message.replace_text(_found_at(delta), made)
             edited = message.body()
-        return self._framing.write(frame, edited, ())
+        yield self._framing.write(frame, edited, ())
 
     def _channel(self, channel: Channel) -> _EditedChannel | None:
         if channel in self._channels:
@@ -270,21 +310,21 @@ class StreamEditor:
                 added.append(AddedEvent(name, dumps(value), frame))
         return added
 
-    def _edit_whole(self, whole: WholeText, message: AiAnswer) -> None:
+    def _editing_whole(self, whole: WholeText, message: AiAnswer) -> Iterator[bytes]:
         found = whole.found
         channel = self._channels.get(whole.channel) if whole.channel is not None else None
         if channel is not None and channel.sent is not None and "".join(channel.given) == found.text:
             made = "".join(channel.sent)
-        elif whole.channel is not None:
-            made = self._whole(whole.channel, found.text)
         else:
-            made = self._whole(Channel(("whole",), found.path, found.kind, found.is_signed), found.text)
+            own = whole.channel or Channel(("whole",), found.path, found.kind, found.is_signed)
+            made = yield from self._edited_whole(own, found.text)
         if made != found.text and not found.is_signed:
             message.replace_text(found, made)
+        yield b""
 
-    def _whole(self, channel: Channel, text: str) -> str:
+    def _edited_whole(self, channel: Channel, text: str) -> Generator[bytes, None, str]:
         function = self._function_for(channel)
-        return text if function is None else function.feed(text) + function.flush()
+        return text if function is None else (yield from _fed(function, text)) + function.flush()
 
     def _count(self, size: int) -> None:
         self._kept_size += size
@@ -307,19 +347,73 @@ class LenientEditor(StreamEditor):
         try:
             return b"".join([self._edited(frame) for frame in self._framing.feed(data)])
         except BrokenStream as broken:
-            self._is_broken = True
-            made = [self._edited(frame) for frame in broken.frames]
-            made.append(self._framing.write(None, None, self._flushed(EVERY, {})))
-            return b"".join(made) + broken.rest
+            return b"".join(self._broken_off(broken))
+
+    def feeding(self, data: bytes) -> Iterator[bytes]:
+        for piece in sliced(data):
+            yield b""
+            if self._is_broken:
+                yield piece
+                continue
+            try:
+                frames = self._framing.feed(piece)
+            except BrokenStream as broken:
+                yield from self._broken_off(broken)
+                continue
+            for frame in frames:
+                yield from self._editing(frame)
+
+    def _broken_off(self, broken: BrokenStream) -> Iterator[bytes]:
+        self._is_broken = True
+        for frame in broken.frames:
+            yield from self._editing(frame)
+        yield self._framing.write(None, None, self._flushed(EVERY, {}))
+        yield broken.rest
+
+    def takes_long(self, data: bytes) -> bool:
+        return not self._is_broken and super().takes_long(data)
 
     def end(self) -> bytes:
         return b"" if self._is_broken else super().end()
 
-    def _edited(self, frame: Frame) -> bytes:
+    def _editing(self, frame: Frame) -> Iterator[bytes]:
         try:
-            return super()._edited(frame)
+            yield from super()._editing(frame)
         except Unreadable:
-            return frame.raw
+            yield frame.raw
+
+
+def sliced(data: bytes) -> Iterator[bytes]:
+    """Bytes of a stream of events in pieces of at most SLICE, each of which ends with an event where one does there."""
+    begin = 0
+    while len(data) - begin > SLICE:
+        end = data.rfind(b"\n\n", begin, begin + SLICE) + 2
+        if end == 1:
+            end = begin + SLICE
+        yield data[begin:end]
+        begin = end
+    yield data[begin:] if begin else data
+
+
+def _fed(function: TextFunction, text: str) -> Generator[bytes, None, str]:
+    """What the function makes of this text, of a long one piece by piece."""
+    if len(text) <= SLICE:
+        return function.feed(text)
+    made = []
+    for begin in range(0, len(text), SLICE):
+        made.append(function.feed(text[begin : begin + SLICE]))
+        yield b""
+    return "".join(made)
+
+
+def _empty_pieces(work: Work[T]) -> Generator[bytes, None, T]:
+    """This work, with a piece without bytes wherever it yields."""
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            return end.value  # type: ignore[no-any-return]
+        yield b""
 
 
 def _found_at(delta: TextDelta) -> Found:

@@ -7,9 +7,13 @@ from __future__ import annotations
 import json
 import math
 import re
+from codecs import getincrementaldecoder
 from collections.abc import Iterable
+from json.decoder import scanstring  # type: ignore[attr-defined]
 from json.encoder import encode_basestring
 from typing import Any, Final
+
+from egressproxy.model.work import Work
 
 #: Objects and arrays of a body that is translated, and its commas: a tenth of a second.
 MAX_PARTS: Final = 20_000
@@ -53,8 +57,26 @@ _SHORT: Final = 64 * 1024
 #: In what is longer, braces and brackets are looked for one by one.
 _LONG: Final = 16 * 1024
 
+#: Members of one object of what is long: whoever looks at names looks at all of them.
+MAX_MEMBERS: Final = 20_000
+#: Marks of JSON that are soon read, whatever they are; characters of a value that is tried to be read at once; items
+#: between two turns; and bytes of JSON with escapes that are not looked at in one go.
+_FEW_MARKS: Final = 4000
+_WINDOW: Final = 512
+_ITEMS: Final = 64
+_LONG_STRING: Final = 256 * 1024
+
 #: The blanks of JSON.
 _BLANKS: Final = " \t\n\r"
+_SKIPPED = re.compile(r"[ \t\n\r]*+")
+#: Of a string: what is whole before it ends.
+_WHOLE_CHARACTERS = re.compile(r'(?:[^"\\\0-\x1f]++|\\u[0-9A-Fa-f]{4}|\\[^u])*+')
+#: Elements of an array that hold no others, and have no escapes, each with what parts it from the next.
+_RUN = re.compile(r'(?:(?:"[^"\\\0-\x1f]*+"|-?[0-9]++(?:\.[0-9]++)?+|true|false|null)[ \t\n\r]*+,[ \t\n\r]*+)++')
+#: A string that is read in pieces.
+_LATER: Final = object()
+_ONE_HALF: Final = "a string has half of a surrogate pair, which is no character"
+_HALF: Final = len(r"\ud800")
 
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _encode = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode
@@ -141,8 +163,256 @@ def loads_strictly(text: bytes | str) -> Any:
         try:
             _encode(value).encode()
         except UnicodeEncodeError:
-            raise Unreadable("a string has half of a surrogate pair, which is no character") from None
+            raise Unreadable(_ONE_HALF) from None
     return value
+
+
+def reading(text: bytes, parts: int = MAX_PARTS, commas: int = MAX_COMMAS, strings: int = MAX_STRINGS) -> Work[Any]:
+    """As `loads_strictly`, in turns. Raises Unreadable, also
+    for more objects and arrays than `parts`, or more `commas` or strings, and for an object of too many members.
+    """
+    if len(text) <= _SHORT:
+        return loads_strictly(text)
+    marks = 0
+    for number, begin in enumerate(range(0, len(text), _LONG)):
+        piece = text[begin : begin + _LONG]
+        marks += len(piece) - len(piece.translate(None, _COUNTED))
+        if marks > _FEW_MARKS or (len(text) > _LONG_STRING and (b"\\" in piece or not piece.isascii())):
+            break
+        if not number % 16:
+            yield
+    else:
+        return loads_strictly(text)
+    decoded = yield from _decoding(text)
+    reader = _LongReader(decoded, parts, commas, strings)
+    try:
+        yield from reader.read()
+    except RecursionError:
+        raise Unreadable(f"it has more than {MAX_DEPTH} levels") from None
+    except Unreadable:
+        raise
+    except ValueError as error:
+        raise Unreadable(f"it is not JSON: {error}") from None
+    return reader.value
+
+
+def _decoding(text: bytes) -> Work[str]:
+    if text.isascii():
+        return text.decode()
+    decode, said = getincrementaldecoder("utf-8")().decode, list[str]()
+    for begin in range(0, len(text), _LONG_STRING):
+        end = begin + _LONG_STRING
+        try:
+            said.append(decode(text[begin:end], end >= len(text)))
+        except UnicodeDecodeError:
+            break
+        yield
+    else:
+        return "".join(said)
+    try:
+        return text.decode()
+    except UnicodeDecodeError as error:
+        raise Unreadable(f"it is not UTF-8, at byte {error.start}") from None
+
+
+class _LongReader:
+    """Reads JSON of many parts. What is short is read at once; of what is long, each member or element by itself."""
+
+    __slots__ = ("_at", "_commas", "_may_have_halves", "_parts", "_strings", "_text", "value")
+
+    def __init__(self, text: str, parts: int, commas: int, strings: int) -> None:
+        self._text = text
+        self._at = 0
+        self._parts, self._commas, self._strings = parts, commas, strings  # that may still come
+        self._may_have_halves = "\\u" in text
+        self.value: Any = None
+
+    def read(self) -> Work[None]:
+        """Read all of it. Raises ValueError."""
+        text = self._text
+        self._skip()
+        holders: list[Any] = []  # that have begun, from the outermost
+        names: list[str] = []  # of the member of each that is being read; "" in arrays
+        seen = 0
+        while True:
+            seen += 1
+            if not seen % _ITEMS:
+                yield
+            value, is_open = self._value(len(holders))
+            if value is _LATER:
+                value = yield from self._long_string()
+            elif is_open:
+                if len(holders) == MAX_DEPTH:
+                    raise Unreadable(f"it has more than {MAX_DEPTH} levels")
+                holders.append(value)
+                names.append("")
+                closing = "}" if type(value) is dict else "]"
+                if text[self._at : self._at + 1] != closing:
+                    if closing == "}":
+                        names[-1] = self._name(value)
+                    continue
+                self._at += 1
+                value = holders.pop()
+                names.pop()
+            # A value is whole: it goes to its holder, which may be whole with it.
+            while holders:
+                holder = holders[-1]
+                if type(holder) is dict:
+                    holder[names[-1]] = value
+                else:
+                    holder.append(value)
+                self._skip()
+                mark = text[self._at : self._at + 1]
+                self._at += 1
+                if mark == ",":
+                    self._count(0, 1, 0)
+                    self._skip()
+                    if type(holder) is dict:
+                        if len(holder) == MAX_MEMBERS:
+                            raise Unreadable(f"it has an object of more than {MAX_MEMBERS} members")
+                        names[-1] = self._name(holder)
+                    elif self._took_run(holder):
+                        yield
+                    break
+                if mark != ("}" if type(holder) is dict else "]"):
+                    raise _no_json(text, self._at - 1)
+                value = holders.pop()
+                names.pop()
+            else:
+                self._skip()
+                if self._at != len(text):
+                    raise _no_json(text, self._at)
+                self.value = value
+                return
+
+    def _value(self, depth: int) -> tuple[Any, bool]:
+        """The value that begins here, and whether it is an object or array of which only the beginning was read."""
+        text, at = self._text, self._at
+        mark = text[at : at + 1]
+        if mark == "{" or mark == "[":
+            window = text[at : at + _WINDOW]
+            try:
+                value, end = _scan_strictly(window, 0)
+            except StopIteration:
+                end = 0
+            except Unreadable:
+                raise
+            except ValueError:
+                end = 0  # it is longer, or no JSON
+            if end and self._fits(window[:end], depth):
+                self._at = at + end
+                if self._may_have_halves and "\\u" in window:
+                    _check_halves(_encode(value))
+                return value, False
+            self._count(1, 0, 0)
+            self._at = at + 1
+            self._skip()
+            return {} if mark == "{" else [], True
+        if mark == '"':
+            self._count(0, 0, 1)
+            end = text.find('"', at + 1, at + _LONG)
+            if end < 0 or text[end - 1] == "\\":
+                return _LATER, False
+        try:
+            value, self._at = _scan_strictly(text, at)
+        except StopIteration:
+            raise _no_json(text, at) from None
+        if self._may_have_halves and type(value) is str:
+            _check_halves(value)
+        return value, False
+
+    def _long_string(self) -> Work[str]:
+        """The string that begins here, in pieces. Raises ValueError."""
+        text, at, said = self._text, self._at + 1, list[str]()
+        while True:
+            found = _WHOLE_CHARACTERS.match(text, at, at + _LONG)
+            assert found is not None
+            end = found.end()
+            if end == at and text[at : at + 1] != '"':
+                raise _no_json(text, at)
+            piece = scanstring(f'{text[at:end]}"', 0)[0]
+            if "\ud800" <= piece[-1:] <= "\udbff" and text[end : end + 1] != '"':
+                if end - at == _HALF:
+                    raise Unreadable(_ONE_HALF)
+                piece, end = piece[:-1], end - _HALF  # its other half comes with it
+            _check_halves(piece)
+            said.append(piece)
+            at = end
+            if text[at : at + 1] == '"':
+                self._at = at + 1
+                return "".join(said)
+            yield
+
+    def _took_run(self, holder: list[Any]) -> bool:
+        """Add the plain strings, numbers and words to this array that come next, but for the last. False: none do."""
+        found = _RUN.match(self._text, self._at, self._at + 4 * _WINDOW)
+        if found is None:
+            return False
+        run = found[0]
+        values, _ = _scan_strictly(f"[{run}0]", 0)
+        values.pop()
+        holder += values
+        self._count(0, len(values), run.count('"') // 2)
+        self._at = found.end()
+        self._skip()
+        return True
+
+    def _fits(self, window: str, depth: int) -> bool:
+        """Count the parts of a value that was read at once. False: it may be too deep, and is read step by step."""
+        bare = window.replace("\\\\", "").replace('\\"', "") if "\\" in window else window
+        pieces = bare.split('"')
+        outside = "".join(pieces[::2])
+        openers = outside.count("{") + outside.count("[")
+        if depth + openers > MAX_DEPTH:
+            return False
+        self._count(openers, outside.count(","), len(pieces) // 2)
+        return True
+
+    def _name(self, holder: dict[str, Any]) -> str:
+        """The name of the member that begins here. Raises Unreadable for one that is there."""
+        text = self._text
+        if text[self._at : self._at + 1] != '"':
+            raise _no_json(text, self._at)
+        name, self._at = _scan_strictly(text, self._at)
+        self._count(0, 0, 1)
+        if self._may_have_halves:
+            _check_halves(name)
+        if name in holder:
+            raise _twice(name)
+        self._skip()
+        if text[self._at : self._at + 1] != ":":
+            raise _no_json(text, self._at)
+        self._at += 1
+        self._skip()
+        return str(name)
+
+    def _count(self, parts: int, commas: int, strings: int) -> None:
+        self._parts -= parts
+        self._commas -= commas
+        self._strings -= strings
+        if self._parts < 0 or self._commas < 0 or self._strings < 0:
+            raise Unreadable("it has too many parts to be read here")
+
+    def _skip(self) -> None:
+        found = _SKIPPED.match(self._text, self._at)
+        assert found is not None
+        self._at = found.end()
+
+
+def _no_json(text: str, at: int) -> ValueError:
+    return json.JSONDecodeError("Expecting something else", text, at)
+
+
+def _check_halves(text: str) -> None:
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            raise Unreadable(_ONE_HALF) from None
+
+
+def _twice(name: str) -> Unreadable:
+    return Unreadable(f"it has the key {name[:80]!r} twice in one object")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -151,7 +421,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         seen: set[str] = set()
         for key, _ in pairs:
             if key in seen:
-                raise Unreadable(f"it has the key {key[:80]!r} twice in one object")
+                raise _twice(key)
             seen.add(key)
     return value
 

@@ -4,6 +4,7 @@ text. Left out are names of models, tools, types and ids, and binary data (image
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
@@ -94,6 +95,8 @@ _DEFINITIONS: Final = frozenset(
 )
 #: Members that hold pieces of what other members say in one.
 _REPEATED: Final = frozenset(("logprobs", "logprobsResult", "top_logprobs"))
+#: Elements of an array that may all be without a text.
+_PASSED: Final = 64
 _RESULT_TYPES: Final = frozenset(
     ("function_call_output", "custom_tool_call_output", "tool_result", "mcp_tool_result", "web_search_tool_result")
 )
@@ -106,11 +109,11 @@ def where(path: Path) -> str:
     return said.removeprefix(".")
 
 
-def found_texts(value: Any) -> list[Found]:
-    """Each text of a request or an answer, in the order of its JSON."""
-    found: list[Found] = []
-    _walk(value, (), TextRole.NONE, TextKind.TEXT, found)
-    return found
+def found_texts(value: Any) -> Iterator[Found]:
+    """Each text of a request or an answer, in the order of its JSON, found while one iterates. An empty one stands for
+    values that may have none: it is time to see whether others should have their turn.
+    """
+    return _walk(value, (), TextRole.NONE, TextKind.TEXT)
 
 
 def inner_json(text: str) -> Any:
@@ -123,22 +126,30 @@ def inner_json(text: str) -> Any:
         return None
 
 
-def _walk(value: Any, path: Path, role: TextRole, kind: TextKind, found: list[Found]) -> None:
+def _walk(value: Any, path: Path, role: TextRole, kind: TextKind) -> Iterator[Found]:
     if type(value) is dict:
-        _members(value, path, role, kind, found)
+        yield from _members(value, path, role, kind)
     elif type(value) is list:
         for index, each in enumerate(value):
-            _walk(each, (*path, index), role, kind, found)
+            if type(each) is dict:
+                yield from _members(each, (*path, index), role, kind)
+            elif type(each) is str:
+                if each:
+                    yield Found((*path, index), (), role, kind, each)
+            elif type(each) is list:
+                yield from _walk(each, (*path, index), role, kind)
+            if index % _PASSED == _PASSED - 1:
+                yield Found((*path, index), (), TextRole.NONE, TextKind.TEXT, "")
     elif type(value) is str and value:
-        found.append(Found(path, (), role, kind, value))
+        yield Found(path, (), role, kind, value)
 
 
-def _members(value: dict[str, Any], path: Path, role: TextRole, kind: TextKind, found: list[Found]) -> None:
+def _members(value: dict[str, Any], path: Path, role: TextRole, kind: TextKind) -> Iterator[Found]:
     said, type_ = value.get("role"), value.get("type")
     if len(value) == 2 and path and type(said) is str and type(text := value.get("content")) is str:
         if text:  # nearly all messages
             role = _ROLES.get(said, TextRole.USER)
-            found.append(Found((*path, "content"), (), role, TextKind.RESULT if role is TextRole.TOOL else kind, text))
+            yield Found((*path, "content"), (), role, TextKind.RESULT if role is TextRole.TOOL else kind, text)
         return
     if type(type_) is not str:
         type_ = ""
@@ -157,31 +168,31 @@ def _members(value: dict[str, Any], path: Path, role: TextRole, kind: TextKind, 
                 continue
             if is_signed:
                 if key in ("thinking", "text"):
-                    found.append(Found((*path, key), (), role, TextKind.REASONING, each, is_signed=True))
+                    yield Found((*path, key), (), role, TextKind.REASONING, each, is_signed=True)
             elif key == "arguments" or (key == "input" and type_ in _CALL_TYPES):
-                _arguments(each, (*path, key), found)
+                yield from _arguments(each, (*path, key))
             elif _is_text(key, each, value):
                 said_by = role if path else _ROLE_OF_KEY.get(key, role)
-                found.append(Found((*path, key), (), said_by, _KIND_OF_KEY.get(key, kind), each))
+                yield Found((*path, key), (), said_by, _KIND_OF_KEY.get(key, kind), each)
         elif type(each) is dict or type(each) is list:
             if key in _REPEATED:
                 continue
             here = (*path, key)
             if key in _DEFINITIONS or (key == "text" and not path):
-                _definitions(each, here, found)
+                yield from _definitions(each, here)
             elif key in ("arguments", "args") or (key == "input" and (type_ in _CALL_TYPES or "toolUseId" in value)):
-                _all(each, here, TextRole.ASSISTANT, TextKind.ARGUMENTS, found)
+                yield from _all(each, here, TextRole.ASSISTANT, TextKind.ARGUMENTS)
             elif key in ("response", "json", "structuredContent"):
                 is_result = key != "response" or "name" in value or role is TextRole.TOOL
                 if is_result:
-                    _all(each, here, TextRole.TOOL, TextKind.RESULT, found)
+                    yield from _all(each, here, TextRole.TOOL, TextKind.RESULT)
                 else:
-                    _walk(each, here, role, kind, found)
+                    yield from _walk(each, here, role, kind)
             elif key in ("toolResult", "functionResponse"):
-                _walk(each, here, TextRole.TOOL, TextKind.RESULT, found)
+                yield from _walk(each, here, TextRole.TOOL, TextKind.RESULT)
             else:
                 inner = _ROLE_OF_KEY.get(key, role) if role is TextRole.NONE else role
-                _walk(each, here, inner, _KIND_OF_KEY.get(key, kind), found)
+                yield from _walk(each, here, inner, _KIND_OF_KEY.get(key, kind))
 
 
 def _is_text(key: str, value: str, siblings: dict[str, Any]) -> bool:
@@ -192,37 +203,44 @@ def _is_text(key: str, value: str, siblings: dict[str, Any]) -> bool:
     return not (value.startswith("data:") and key in ("url", "image_url", "file_url", "uri"))
 
 
-def _arguments(text: str, path: Path, found: list[Found]) -> None:
+def _arguments(text: str, path: Path) -> Iterator[Found]:
     value = inner_json(text)
     if value is None:
-        found.append(Found(path, (), TextRole.ASSISTANT, TextKind.ARGUMENTS, text))
+        yield Found(path, (), TextRole.ASSISTANT, TextKind.ARGUMENTS, text)
         return
-    inside: list[Found] = []
-    _all(value, (), TextRole.ASSISTANT, TextKind.ARGUMENTS, inside)
-    found += [each._replace(path=path, inner=each.path) for each in inside]
+    for inner, said in _strings(value, ()):
+        yield Found(path, inner, TextRole.ASSISTANT, TextKind.ARGUMENTS, said)
 
 
-def _all(value: Any, path: Path, role: TextRole, kind: TextKind, found: list[Found]) -> None:
+def _all(value: Any, path: Path, role: TextRole, kind: TextKind) -> Iterator[Found]:
     """Every string: what is inside of arguments and results has no names that are known."""
+    for inner, said in _strings(value, path):
+        yield Found(inner, (), role, kind, said)
+
+
+def _strings(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
+    """Each string, and the way to it, of a value that this path leads to."""
     if type(value) is str:
         if value:
-            found.append(Found(path, (), role, kind, value))
-    elif type(value) is list:
-        for index, each in enumerate(value):
-            _all(each, (*path, index), role, kind, found)
-    elif type(value) is dict:
-        for key, each in value.items():
-            _all(each, (*path, key), role, kind, found)
+            yield path, value
+    elif type(value) is list or type(value) is dict:
+        for step, each in enumerate(value) if isinstance(value, list) else value.items():
+            if type(each) is str:
+                if each:
+                    yield (*path, step), each
+            elif type(each) is list or type(each) is dict:
+                yield from _strings(each, (*path, step))
 
 
-def _definitions(value: Any, path: Path, found: list[Found]) -> None:
+def _definitions(value: Any, path: Path) -> Iterator[Found]:
     if type(value) is list:
         for index, each in enumerate(value):
-            _definitions(each, (*path, index), found)
+            if type(each) is dict or type(each) is list:
+                yield from _definitions(each, (*path, index))
     elif type(value) is dict:
         for key, each in value.items():
             if type(each) is str:
                 if key == "description" and each:
-                    found.append(Found((*path, key), (), TextRole.NONE, TextKind.DEFINITION, each))
-            else:
-                _definitions(each, (*path, key), found)
+                    yield Found((*path, key), (), TextRole.NONE, TextKind.DEFINITION, each)
+            elif type(each) is dict or type(each) is list:
+                yield from _definitions(each, (*path, key))

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
+from egressproxy.model.work import Work, at_once
+
 #: Characters of a name that are told.
 _SHOWN: Final = 80
 #: A member that is spelled otherwise, its name, and what leads to its object.
@@ -111,10 +113,19 @@ RPC_ANSWER: Final = Members(
 
 def rpc_fault(value: Any) -> str:
     """What is wrong with the names of this message, or of those of this batch: as of `Members.fault`."""
-    fault = RPC_MESSAGE.fault(value)
-    if fault or type(value) is not list:
-        return fault or _fault_of_call(value)
-    return next(filter(None, (_fault_of_call(each, index) for index, each in enumerate(value))), "")
+    return at_once(finding_rpc_fault(value))
+
+
+def finding_rpc_fault(value: Any) -> Work[str]:
+    """`rpc_fault` in turns."""
+    if type(value) is not list:
+        return RPC_MESSAGE.fault(value) or _fault_of_call(value)
+    for index, each in enumerate(value):
+        fault = RPC_MESSAGE.fault(each, index) or _fault_of_call(each, index)
+        if fault:
+            return fault
+        yield
+    return ""
 
 
 def _fault_of_call(message: Any, *outer: int) -> str:

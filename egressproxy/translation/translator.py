@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from egressproxy.ai_apis.apis import Api
 from egressproxy.ai_apis.errors import error_object
-from egressproxy.ai_apis.strict_json import Unreadable, dumps, loads, loads_strictly
+from egressproxy.ai_apis.strict_json import Unreadable, dumps, loads, reading
+from egressproxy.model.work import Work, at_once
 from egressproxy.translation.anthropic import answers as anthropic_answers
 from egressproxy.translation.anthropic import request_reader as anthropic_reader
 from egressproxy.translation.anthropic import request_writer as anthropic_writer
@@ -68,12 +69,21 @@ def translate_request(
     """The same request in another API, for `model` or else the client's. `default_max_tokens` is Anthropic's limit when
     the client names none. Raises Untranslatable: no JSON, or a field that one of the two APIs does not know.
     """
+    return at_once(translating(body, source, target, model, default_max_tokens))
+
+
+def translating(
+    body: bytes, source: Api, target: Api, model: str | None = None, default_max_tokens: int = DEFAULT_MAX_TOKENS
+) -> Work[TranslatedRequest]:
+    """`translate_request` in turns."""
     try:
-        value = loads_strictly(body)
+        value = yield from reading(body)
     except Unreadable as error:
         raise Untranslatable("", f"the body cannot be translated: {error}") from None
-    conversation = _REQUEST_READERS[source](value)
-    written = _written(conversation, target, model or conversation.model, default_max_tokens)
+    conversation = yield from _REQUEST_READERS[source](value)
+    yield
+    written = yield from _written(conversation, target, model or conversation.model, default_max_tokens)
+    yield
     repeated = {name: value[name] for name in responses_answers.DEFAULTS if value.get(name) is not None}
     return TranslatedRequest(
         source=source,
@@ -86,7 +96,7 @@ def translate_request(
     )
 
 
-def _written(conversation: Conversation, target: Api, model: str, default_max_tokens: int) -> dict[str, Any]:
+def _written(conversation: Conversation, target: Api, model: str, default_max_tokens: int) -> Work[dict[str, Any]]:
     if target is Api.ANTHROPIC:
         return anthropic_writer.write_request(conversation, model, default_max_tokens)
     if target is Api.OPENAI_CHAT:

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from egressproxy.ai_apis.apis import Api
+from egressproxy.model.work import at_once
 from egressproxy.translation.anthropic import request_reader as anthropic_reader
 from egressproxy.translation.anthropic import request_writer as anthropic_writer
 from egressproxy.translation.apis import DEFAULT_PATHS
@@ -45,9 +46,9 @@ READERS = {
 
 def write(api: Api, conversation: Conversation) -> bytes:
     if api is ANTHROPIC:
-        return json.dumps(anthropic_writer.write_request(conversation, conversation.model, 100)).encode()
+        return json.dumps(at_once(anthropic_writer.write_request(conversation, conversation.model, 100))).encode()
     writer = chat_writer if api is CHAT else responses_writer
-    return json.dumps(writer.write_request(conversation, conversation.model)).encode()
+    return json.dumps(at_once(writer.write_request(conversation, conversation.model))).encode()
 
 
 @IN_EACH_PAIR
@@ -57,7 +58,7 @@ def test_any_conversation_means_the_same_there_and_back(source: Api, target: Api
     conversation = data.draw(conversations(source, target))
     there = translate_request(write(source, conversation), source, target).body
     back = translate_request(there, target, source).body
-    assert meaning(READERS[source](json.loads(back))) == meaning(conversation)
+    assert meaning(at_once(READERS[source](json.loads(back)))) == meaning(conversation)
 
 
 #: Something to say of every attribute of a conversation.
@@ -109,7 +110,7 @@ def test_the_repr_of_a_conversation_shows_nothing_of_what_was_said():
     secret = json.dumps(LARGEST[CHAT]).replace("be brief", "SECRET").replace("what is this", "SECRET")
     secret = secret.replace("a cat", "SECRET").replace("a moment", "SECRET").replace('"{}"', '"SECRET"')
     body = {**json.loads(secret), "user": "SECRET", "stop": "SECRET", "metadata": {"a": "SECRET"}}
-    assert "SECRET" not in repr(chat_reader.read_request(body))
+    assert "SECRET" not in repr(at_once(chat_reader.read_request(body)))
 
 
 # ---- one by one

@@ -13,17 +13,21 @@ from typing import Annotated, Any, Final, Literal
 
 from egressproxy.ai_apis.apis import Api
 from egressproxy.ai_apis.request import AiRequest
-from egressproxy.ai_apis.shared import ask_for_model, operation, request_view
+from egressproxy.ai_apis.shared import ask_for_model, operation, request_view, view_ahead
 from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.ai_apis.texts import TextRole
 from egressproxy.errors import Reason
 from egressproxy.filters.base import BodyMode, BodyResult, Filter, FilterContext, FilterType, Phase, Rejected
 from egressproxy.filters.settings import FilterConfig, Within
 from egressproxy.model.exchange import Exchange
+from egressproxy.model.work import Work, at_once
+from egressproxy.net.cooperative import in_turns
 
 _Name = Annotated[str, Within(min_length=1, max_length=253)]
 #: Methods that ask no model for anything where they have no body.
 _READING: Final = frozenset((b"GET", b"HEAD", b"OPTIONS"))
+#: Bytes of a request that is looked at in one go.
+_AT_ONCE: Final = 16 * 1024
 #: Characters of a model's name that a message repeats.
 _SHOWN: Final = 128
 
@@ -131,8 +135,13 @@ class ModelPolicy(Filter):
 
     def request_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
         """Judge the request, and send it on as the policy says. Raises Rejected."""
+        work = self._judged(x, data)
+        return in_turns(work) if len(data) > _AT_ONCE else at_once(work)
+
+    def _judged(self, x: Exchange, data: bytes) -> Work[bytes]:
         config = self._config
         try:
+            yield from view_ahead(x, data, is_request=True)
             view = request_view(x, data)
         except Unreadable as error:
             if config.unreadable == "Allow":
@@ -149,12 +158,12 @@ class ModelPolicy(Filter):
                 self._ask_for(x, view, alias.model)
                 result = "changed"
                 break
-        if self._route(x, view):
+        if (yield from self._route(x, view)):
             result = "routed"
         self._judge(x, view)
         self._bound(x, view)
         self._requests.add(1, x.route, result)
-        return view.body()
+        return (yield from view.writing())
 
     def _ask_for(self, x: Exchange, view: AiRequest, model: str) -> None:
         """Raises Rejected where the path names the model in a spelling that is not rewritten."""
@@ -163,9 +172,9 @@ class ModelPolicy(Filter):
         except Unreadable as error:
             raise self._denied(x, str(error), 400) from None
 
-    def _route(self, x: Exchange, view: AiRequest) -> bool:
+    def _route(self, x: Exchange, view: AiRequest) -> Work[bool]:
         for route, backend, excluded in self._routes:
-            if _matches(route, view):
+            if (yield from _matches(route, view)):
                 if backend:
                     x.prefer_backend(backend)
                 for name in excluded:
@@ -216,7 +225,7 @@ def _full(name: str, namespace: str) -> str:
     return name if not name or "/" in name else f"{namespace}/{name}"
 
 
-def _matches(route: ModelRoute, view: AiRequest) -> bool:
+def _matches(route: ModelRoute, view: AiRequest) -> Work[bool]:
     if route.models and not any(fnmatchcase(view.model, pattern) for pattern in route.models):
         return False
     if route.field:
@@ -227,11 +236,18 @@ def _matches(route: ModelRoute, view: AiRequest) -> bool:
         return False
     if route.has_images is not None and bool(view.images) is not route.has_images:
         return False
-    if route.min_tokens and view.estimated_input_tokens() < route.min_tokens:
+    if route.min_tokens and (yield from view.estimating()) < route.min_tokens:
         return False
     words = [word.casefold() for word in route.text_contains]
-    texts = (part.text.casefold() for part in view.texts() if part.role is TextRole.USER)
-    return not words or any(word in text for text in texts for word in words)
+    if not words:
+        return True
+    for part in view.texts():
+        yield
+        if part.role is TextRole.USER:
+            text = part.text.casefold()
+            if any(word in text for word in words):
+                return True
+    return False
 
 
 def _said(value: Any, field: str) -> str | None:

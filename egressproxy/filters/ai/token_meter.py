@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
 from egressproxy.ai_apis.apis import Operation
+from egressproxy.ai_apis.message import AT_ONCE
 from egressproxy.ai_apis.shared import add_usage, operation, usage_told
 from egressproxy.ai_apis.usage import TokenUsage
 from egressproxy.filters.base import BodyMode, BodyResult, Filter, FilterContext, FilterType, Phase
@@ -23,6 +24,7 @@ from egressproxy.filters.settings import FieldName, FilterConfig, Within
 from egressproxy.ir.policy import FieldFault
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import media_type
+from egressproxy.net.cooperative import in_turns
 from egressproxy.telemetry.counters import OVERFLOW
 
 #: The boundaries that the conventions name.
@@ -141,7 +143,9 @@ class TokenMeter(Filter):
 
     def request_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
         measured = self._measured(x)
-        return data if measured is None else measured.read(x, data, 0, 0)
+        if measured is None:
+            return data
+        return in_turns(measured.reading(x, data, 0, 0)) if len(data) > AT_ONCE else measured.read(x, data, 0, 0)
 
     def response_headers(self, x: Exchange) -> None:
         if self._measured(x) is not None:

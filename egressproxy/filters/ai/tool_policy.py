@@ -13,18 +13,20 @@ from typing import Annotated, Any, Final, Literal
 
 from egressproxy.ai_apis.message import CalledTool, JsonMessage, in_object
 from egressproxy.ai_apis.request import AiRequest
-from egressproxy.ai_apis.shared import answer_view, operation, request_view
-from egressproxy.ai_apis.streams import framing_of
+from egressproxy.ai_apis.shared import answer_view, operation, request_view, view_ahead
+from egressproxy.ai_apis.streams import SLICE, framing_of
 from egressproxy.ai_apis.strict_json import OtherSpelling, Unreadable, dumps
 from egressproxy.errors import Reason
 from egressproxy.filters.ai.tool_rules import NameRules, Names, ToolRules, Tools
 from egressproxy.filters.ai.tool_streams import ToolStream
-from egressproxy.filters.base import BodyMode, Filter, FilterContext, FilterType, Phase, Rejected
+from egressproxy.filters.base import BodyMode, BodyResult, Filter, FilterContext, FilterType, Phase, Rejected
 from egressproxy.filters.content.bodies import media_type_of
 from egressproxy.filters.settings import FilterConfig, Within
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.local_response import LocalResponse
-from egressproxy.model.member_names import ANSWER, RPC_ANSWER, rpc_fault
+from egressproxy.model.member_names import ANSWER, RPC_ANSWER, finding_rpc_fault
+from egressproxy.model.work import Work, at_once
+from egressproxy.net.cooperative import in_turns
 
 #: JSON-RPC 2.0 section 5.1. Source: Model Context Protocol, Server Features, Tools: that of an unknown tool.
 INVALID_PARAMS: Final = -32602
@@ -66,6 +68,10 @@ class ToolPolicyConfig(FilterConfig):
     prompts: Names | None = None
     unreadable: Literal["Deny", "Allow"] = "Deny"
     max_body_bytes: Annotated[int, Within(ge=1, le=64 * 1024 * 1024)] = 4 * 1024 * 1024
+
+
+#: Bytes of a request that is looked at in one go.
+_AT_ONCE: Final = 16 * 1024
 
 
 class _Denial(Exception):
@@ -120,13 +126,21 @@ class ToolPolicy(Filter):
             raise self._refusal(f"the answer cannot be read: its Content-Type is {shown}", 502)
         return None
 
-    def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes | LocalResponse:
+    def request_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
         """Raises Rejected; returns an error of JSON-RPC for what a client of MCP must not do."""
         if not data:
             return data
+        work = self._judged_request(x, data)
+        return in_turns(work) if len(data) > _AT_ONCE else at_once(work)
+
+    def _judged_request(self, x: Exchange, data: bytes) -> Work[bytes | LocalResponse]:
         try:
-            value = request_view(x, data).value if data.lstrip()[:1] == b"{" else JsonMessage.parse(data)
-            fault = rpc_fault(value)
+            if data.lstrip()[:1] == b"{":
+                yield from view_ahead(x, data, is_request=True)
+                value = request_view(x, data).value
+            else:
+                value = yield from JsonMessage.parsing(data)
+            fault = yield from finding_rpc_fault(value)
             if fault:
                 raise OtherSpelling(fault)
         except Unreadable as error:
@@ -135,14 +149,15 @@ class ToolPolicy(Filter):
             return data
         messages = value if type(value) is list else [value]
         if any(type(each) is dict and ("jsonrpc" in each or "method" in each) for each in messages):
-            answer = self._rpc(x, messages, is_batch=type(value) is list)
+            answer = yield from self._rpc(x, messages, is_batch=type(value) is list)
             if answer is not None:
                 return answer
         return self._chat(x, data) if type(value) is dict else data  # a request may look like both
 
-    def _rpc(self, x: Exchange, messages: list[Any], *, is_batch: bool) -> LocalResponse | None:
+    def _rpc(self, x: Exchange, messages: list[Any], *, is_batch: bool) -> Work[LocalResponse | None]:
         denials: list[str] = []
         for message in messages:
+            yield
             try:
                 self._judge_rpc(message)
                 denials.append("")
@@ -220,8 +235,12 @@ class ToolPolicy(Filter):
         return request.body()
 
     # --- answers -----------------------------------------------------------------------------------------------------
-    def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+    def response_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
         """Raises Rejected for a call of a tool that is not allowed."""
+        work = self._judged_answer(x, data, last)
+        return in_turns(work) if len(data) > SLICE else at_once(work)
+
+    def _judged_answer(self, x: Exchange, data: bytes, last: bool) -> Work[bytes]:
         framing = framing_of(media_type_of(x.response.fields), operation(x))
         try:
             if framing is not None:
@@ -235,14 +254,15 @@ class ToolPolicy(Filter):
                         is_lenient=not self._denies_unreadable,
                     )
                     x.note(self._note, stream)
-                return stream.feed(data, is_last=last)
-            return self._whole_answer(x, data) if data else data
+                return (yield from stream.feeding(data, is_last=last))
+            return (yield from self._whole_answer(x, data)) if data else data
         except Unreadable as error:
             if self._denies_unreadable or framing is not None or isinstance(error, OtherSpelling):
                 raise self._refusal(f"the answer cannot be read: {error}", 502) from None
             return data
 
-    def _whole_answer(self, x: Exchange, data: bytes) -> bytes:
+    def _whole_answer(self, x: Exchange, data: bytes) -> Work[bytes]:
+        yield from view_ahead(x, data, is_request=False)
         answer = answer_view(x, data)
         messages = answer.value if type(answer.value) is list else [answer.value]
         is_rpc = any(type(each) is dict and "jsonrpc" in each for each in messages)
@@ -250,11 +270,12 @@ class ToolPolicy(Filter):
         if fault:
             raise OtherSpelling(fault)
         if is_rpc:
-            self._shorten(answer)
+            yield from self._shortening(answer)
         elif b'"name"' in data.lower() or b"\\u" in data:  # as every call has it
-            for call in answer.tool_calls():
+            for call in (yield from answer.finding_calls()):
                 self._judge_call(call)
-        return answer.body()
+                yield
+        return (yield from answer.writing())
 
     def _judge_call(self, call: CalledTool) -> None:
         """Raises Rejected, OtherSpelling."""
@@ -270,12 +291,19 @@ class ToolPolicy(Filter):
 
     def _shorten(self, message: JsonMessage) -> None:
         """Take out of the lists of a message of MCP, or of a batch, what must not be used."""
+        at_once(self._shortening(message))
+
+    def _shortening(self, message: JsonMessage) -> Work[None]:
         for path, result in _results(message.value):
             for key, member in _LISTS:
                 listed = result.get(key)
                 if type(listed) is not list:
                     continue
-                kept = [each for each in listed if self._may_be_shown(key, in_object(each, member))]
+                kept = []
+                for each in listed:
+                    yield
+                    if self._may_be_shown(key, in_object(each, member)):
+                        kept.append(each)
                 if len(kept) < len(listed):
                     self._denied.add(len(listed) - len(kept), key.removesuffix("s"), "withheld")
                     message.put((*path, key), kept)

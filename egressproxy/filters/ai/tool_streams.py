@@ -12,10 +12,12 @@ from typing import Any, Final
 from egressproxy.ai_apis.framing import BrokenStream, Frame, Framing
 from egressproxy.ai_apis.message import JsonMessage, in_object
 from egressproxy.ai_apis.stream_events import EVERY, StreamEvent, read_event
+from egressproxy.ai_apis.streams import sliced
 from egressproxy.ai_apis.strict_json import OtherSpelling, Unreadable, loads, looks_like_json
 from egressproxy.ai_apis.texts import TextKind, inner_json
 from egressproxy.errors import GatewayError
 from egressproxy.model.member_names import AI_EVENT, RPC_ANSWER
+from egressproxy.model.work import Work
 
 #: Bytes that are held while a call is not whole.
 MAX_HELD: Final = 4 * 1024 * 1024
@@ -96,6 +98,17 @@ class ToolStream:
             return b""
         made, self._held, self._held_size = b"".join(self._held), [], 0
         return made
+
+    def feeding(self, data: bytes, *, is_last: bool) -> Work[bytes]:
+        """`feed` in turns."""
+        made, left = list[bytes](), len(data)
+        for piece in sliced(data):
+            left -= len(piece)
+            made.append(self.feed(piece, is_last=is_last and not left))
+            if self._fault is not None and not is_last:
+                break  # what came before is sent first
+            yield
+        return b"".join(made)
 
     def _take_all(self, data: bytes) -> None:
         if self._is_broken:

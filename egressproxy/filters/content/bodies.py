@@ -7,15 +7,16 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, TypeAlias
-from urllib.parse import quote_plus, unquote_plus
+from urllib.parse import quote_plus, unquote_to_bytes
 
 from egressproxy.ai_apis.message import MAX_COMMAS, MAX_PARTS, JsonMessage, TextPart
-from egressproxy.ai_apis.shared import answer_view, operation, request_view
+from egressproxy.ai_apis.shared import answer_view, operation, request_view, view_ahead
 from egressproxy.ai_apis.splice import Path
 from egressproxy.ai_apis.strict_json import Unreadable, has_too_many_parts, loads_strictly
 from egressproxy.ai_apis.texts import Found, TextKind, TextRole, where
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields, finder
+from egressproxy.model.work import Work, at_once
 
 
 class BodyKind(Enum):
@@ -43,6 +44,13 @@ _KINDS: Final = {
 #: Messages in envelopes, which may be compressed or in base64, whatever stands behind a plus sign.
 _ENVELOPES: Final = (b"application/grpc", b"application/connect+")
 _content_types: Final = finder(b"content-type").findall
+#: Names and values of a form together.
+MAX_FORM_PARTS: Final = 50_000
+#: Values of JSON that are passed over in one go.
+_PASSED: Final = 1024
+#: Bytes of a name or value that are decoded in one go.
+_DECODED: Final = 16 * 1024
+_ENDS_OF_LINES = re.compile(rb"(\r?\n)")
 _CHARSET = re.compile(rb';\s*charset\s*=\s*"?([^\s";,]*)', re.IGNORECASE)
 _READ_CHARSETS: Final = frozenset((b"", b"utf-8", b"utf8", b"us-ascii", b"ascii"))
 
@@ -50,8 +58,8 @@ _READ_CHARSETS: Final = frozenset((b"", b"utf-8", b"utf8", b"us-ascii", b"ascii"
 #: A text of a document, with its role, its kind, and `where` it is, for people. One that `is_signed` must stay as it
 #: is; any other one may be replaced.
 BodyText: TypeAlias = "TextPart | _String | _TextDocument | _FormPart"
-#: A whole body: its `texts`, each of which may be replaced meanwhile, and the `body` with what was replaced; the very
-#: object that came where nothing was.
+#: A whole body: its `texts`, each of which may be replaced meanwhile, and the `body` with what was replaced (`writing`:
+#: in turns); the very object that came where nothing was.
 BodyTexts: TypeAlias = "JsonDocument | _LinesDocument | FormDocument | _TextDocument"
 
 
@@ -104,27 +112,36 @@ _MAX_KNOWN: Final = 128
 
 def document_of(x: Exchange, body: bytes, kind: BodyKind, *, is_request: bool) -> BodyTexts:
     """The texts of a whole body; what looks like JSON is read so, if it can be: servers do. Raises Unreadable."""
+    if is_request and kind is _JSON and body[:1] == b"{" and operation(x) is not None:  # nearly all
+        return JsonDocument(request_view(x, body), True)
+    return at_once(reading_document(x, body, kind, is_request=is_request))
+
+
+def reading_document(x: Exchange, body: bytes, kind: BodyKind, *, is_request: bool) -> Work[BodyTexts]:
+    """`document_of` in turns, for what is long."""
     if kind is _JSON:
-        return _json_document(x, body, is_request)
+        return (yield from _json_document(x, body, is_request))
     if kind is BodyKind.LINES:
-        return _LinesDocument(body)
+        return (yield from _LinesDocument.reading(body))
     if body.lstrip()[:1] in (b"{", b"["):
         try:
-            return _json_document(x, body, is_request)
+            return (yield from _json_document(x, body, is_request))
         except Unreadable:
             if kind is BodyKind.UNKNOWN or b"\\u" in body:
                 raise
-    return FormDocument(body) if kind is BodyKind.FORM else _TextDocument(body)
+    return (yield from FormDocument.reading(body)) if kind is BodyKind.FORM else _TextDocument(body)
 
 
-def _json_document(x: Exchange, body: bytes, is_request: bool) -> BodyTexts:
+def _json_document(x: Exchange, body: bytes, is_request: bool) -> Work[BodyTexts]:
     """Of a request that goes to no path of an AI provider it does not matter what its members are called."""
     is_ai = operation(x) is not None
     if is_request and is_ai and body[:1] == b"{":
+        yield from view_ahead(x, body, is_request=True)
         return JsonDocument(request_view(x, body), True)
     if body.lstrip()[:1] != b"{" or (is_request and not is_ai):
-        message = JsonMessage(body, JsonMessage.parse(body))
+        message = JsonMessage(body, (yield from JsonMessage.parsing(body)))
     else:
+        yield from view_ahead(x, body, is_request=is_request)
         message = request_view(x, body) if is_request else answer_view(x, body)
     if not is_ai and type(message.value) is dict:
         is_ai = message.value.get("jsonrpc") == "2.0"
@@ -180,9 +197,12 @@ class JsonDocument:
 
     message: JsonMessage
     is_ai: bool
+    _passed: int = 0  # values without a text of their own
 
     def texts(self) -> Iterator[BodyText]:
-        """First the texts of a conversation, if it is one; then every other string, names of members too."""
+        """First the texts of a conversation, if it is one; then every other string, names of members too. An empty text
+        stands for many values without one: it is time to see whether others should have their turn.
+        """
         told: set[Path] = set()
         outer: dict[Path, str] = {}  # strings of JSON, such as arguments of calls
         if self.is_ai:
@@ -217,14 +237,22 @@ class JsonDocument:
         elif type(value) is list:
             for index, each in enumerate(value):
                 yield from self._strings(each, (*path, index), told)
-        elif type(value) is str and value and path not in told:
+        elif path in told:
+            told.discard(path)  # it stands there once; each is freed by itself
+        elif type(value) is str and value:
             if path:
                 yield _String(self.message, path, value, is_name=False)
             else:
                 raise Unreadable("it is a string alone")
-        elif (digits := _digits(value)) and path not in told:
+        elif digits := _digits(value):
             # Digits are digits with or without quotes: where a number is replaced it becomes a string.
             yield _String(self.message, path, digits, is_name=False)
+        self._passed += 1
+        if self._passed % _PASSED == 0:
+            yield _String(self.message, path, "", is_name=True)
+
+    def writing(self) -> Work[bytes]:
+        return self.message.writing()
 
     def body(self) -> bytes:
         return self.message.body()
@@ -245,7 +273,8 @@ def _names_and_numbers(value: Any, path: Path) -> Iterator[tuple[Path, str, bool
             yield from _names_and_numbers(each, (*path, key))
     elif type(value) is list:
         for index, each in enumerate(value):
-            yield from _names_and_numbers(each, (*path, index))
+            if type(each) is not str:
+                yield from _names_and_numbers(each, (*path, index))
     elif digits := _digits(value):
         yield path, digits, False
 
@@ -299,6 +328,10 @@ class _TextDocument:
         self.text = text
         self._body = text.encode()
 
+    def writing(self) -> Work[bytes]:
+        yield
+        return self._body
+
     def body(self) -> bytes:
         return self._body
 
@@ -308,54 +341,119 @@ class _LinesDocument:
 
     __slots__ = ("_lines",)
 
-    def __init__(self, body: bytes) -> None:
+    def __init__(self, lines: list[JsonDocument | bytes]) -> None:
+        self._lines = lines
+
+    @classmethod
+    def reading(cls, body: bytes) -> Work[_LinesDocument]:
+        """That of a body. Raises Unreadable."""
         if body.count(b"\n") > MAX_PARTS or has_too_many_parts(body, MAX_PARTS, MAX_COMMAS):
             raise Unreadable("it has too many parts to be read here")
-        self._lines = [
-            JsonDocument(JsonMessage(line, JsonMessage.parse(line)), False) if line.strip() else line
-            for line in re.split(rb"(\r?\n)", body)
-        ]
+        lines: list[JsonDocument | bytes] = []
+        for line in _ENDS_OF_LINES.split(body):
+            if line.strip():
+                lines.append(JsonDocument(JsonMessage(line, (yield from JsonMessage.parsing(line))), False))
+                yield
+            else:
+                lines.append(line)
+        return cls(lines)
 
     def texts(self) -> Iterator[BodyText]:
         for line in self._lines:
             if isinstance(line, JsonDocument):
                 yield from line.texts()
 
+    def writing(self) -> Work[bytes]:
+        made = []
+        for line in self._lines:
+            made.append((yield from line.writing()) if isinstance(line, JsonDocument) else line)
+            yield
+        return b"".join(made)
+
     def body(self) -> bytes:
-        return b"".join([line.body() if isinstance(line, JsonDocument) else line for line in self._lines])
+        return at_once(self.writing())
 
 
 class FormDocument:
     """`name=value&…`, of a form or of a query. Names and values are texts; what is not replaced stays as it came."""
 
-    __slots__ = ("_body", "_is_changed", "_pieces")
+    __slots__ = ("_body", "_changed", "_parts")
 
-    def __init__(self, body: bytes) -> None:
+    def __init__(self, body: bytes, parts: list[_FormPart]) -> None:
         self._body = body
+        self._parts = parts
+        self._changed: dict[int, tuple[int, bytes]] = {}  # by where they begin: where they end, and what is written
+
+    @classmethod
+    def reading(cls, body: bytes) -> Work[FormDocument]:
+        """That of a body or query. Raises Unreadable."""
         if b"\0" in body:
             raise Unreadable("it has NUL characters: it is no form, or not UTF-8")
-        self._pieces = re.split(rb"([&;=])", body)
-        self._is_changed = False
+        if body.count(b"&") + body.count(b";") + body.count(b"=") > MAX_FORM_PARTS:
+            raise Unreadable(f"it has more than {MAX_FORM_PARTS} names and values")
+        document = cls(body, [])
+        for begin, end in _between_marks(body):
+            text = yield from _decoded(body[begin:end])
+            document._parts.append(_FormPart(document, begin, end, text))
+            yield
+        return document
 
     def texts(self) -> Iterator[BodyText]:
         """Each name and each value, decoded."""
-        for index in range(0, len(self._pieces), 2):
-            if self._pieces[index]:
-                yield _FormPart(self, index, unquote_plus(self._pieces[index].decode("latin-1"), errors="replace"))
+        return iter(self._parts)
 
-    def put(self, index: int, text: str) -> None:
-        """Replace a name or value."""
-        self._pieces[index] = quote_plus(text).encode()
-        self._is_changed = True
+    def put(self, begin: int, end: int, text: str) -> None:
+        """Replace the name or value that stands there."""
+        self._changed[begin] = end, quote_plus(text).encode()
+
+    def writing(self) -> Work[bytes]:
+        if not self._changed:
+            return self._body
+        pieces, done = list[bytes](), 0
+        for begin, (end, written) in sorted(self._changed.items()):
+            pieces += (self._body[done:begin], written)
+            done = end
+            yield
+        return b"".join((*pieces, self._body[done:]))
 
     def body(self) -> bytes:
-        return b"".join(self._pieces) if self._is_changed else self._body
+        return at_once(self.writing())
+
+
+def _between_marks(body: bytes) -> Iterator[tuple[int, int]]:
+    """Where each name and value of a form begins and ends that is not empty."""
+    at, size = 0, len(body)
+    following = dict.fromkeys(b"&;=", -1)  # where each mark stands next
+    while at < size:
+        for mark, found in following.items():
+            if found < at:
+                found = body.find(mark, at)
+                following[mark] = size if found < 0 else found
+        end = min(following.values())
+        if end > at:
+            yield at, end
+        at = end + 1
+
+
+def _decoded(piece: bytes) -> Work[str]:
+    if b"%" in piece or b"+" in piece:
+        made, at = list[bytes](), 0
+        while at < len(piece):
+            end = at + _DECODED
+            if b"%" in piece[end - 2 : end]:
+                end -= 2 if piece[end - 2 : end - 1] == b"%" else 1
+            made.append(unquote_to_bytes(piece[at:end].replace(b"+", b" ")))
+            at = end
+            yield
+        piece = b"".join(made)
+    return piece.decode("utf-8", "replace")
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class _FormPart:
     _document: FormDocument
-    _index: int
+    _begin: int
+    _end: int
     text: str
 
     is_signed = False
@@ -364,4 +462,4 @@ class _FormPart:
     where = "a form or query"
 
     def replace(self, text: str) -> None:
-        self._document.put(self._index, text)
+        self._document.put(self._begin, self._end, text)

@@ -7,7 +7,6 @@ exchange, however its stream is cut. Nothing that was found is in an error, metr
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Coroutine
 from typing import Any, Final
 
@@ -20,8 +19,10 @@ from egressproxy.filters.base import REQUEST_HEADS, BodyMode, FilterContext, Fil
 from egressproxy.filters.content.bodies import (
     BodyKind,
     BodyText,
+    BodyTexts,
     FormDocument,
     document_of,
+    reading_document,
     type_and_kind_of,
 )
 from egressproxy.filters.content.content_filter import ContentFilter
@@ -34,6 +35,8 @@ from egressproxy.filters.content.text_editor import Chained, TextEditor
 from egressproxy.filters.content.written_json import WrittenJson
 from egressproxy.model.circular_note import CircularNote
 from egressproxy.model.exchange import Exchange
+from egressproxy.model.work import Work, at_once
+from egressproxy.net.cooperative import Turns, in_turns
 
 #: Bytes of a body, and characters of one text, that are looked at in one go: ten milliseconds at the very worst.
 _STEP: Final = 8 * 1024
@@ -154,7 +157,7 @@ class PIIDetector(ContentFilter):
             return
         if self._query and b"?" in head.path:
             path, _, query = head.path.partition(b"?")
-            document = FormDocument(query)
+            document = at_once(FormDocument.reading(query))
             for part in document.texts():
                 found = scanner.spans(part.text)
                 if found:
@@ -249,30 +252,39 @@ class PIIDetector(ContentFilter):
     async def _in_steps(self, x: Exchange, data: bytes, scanner: Scanner) -> bytes:
         """As above, for what is long or asks the analyzer: others have their turn between the parts."""
         try:
-            document = document_of(x, data, type_and_kind_of(x.request.fields)[1], is_request=True)
-            written = None if self._presidio is not None else WrittenJson.of(document, scanner)
-            if written is not None:
-                many = await self._spans_in_steps(scanner, written.text)
-                if many is not None:
-                    made = data if not many else written.replaced(many, self._replacing(x, data))
-                    if made is not None:
-                        return made
+            document = await in_turns(reading_document(x, data, type_and_kind_of(x.request.fields)[1], is_request=True))
+            if self._presidio is None:
+                return await in_turns(self._edited_request(x, data, document, scanner))
             replace = self._replacing(x, data)
-            seen = 0
+            turns = Turns()
             for part in document.texts():
                 text = part.text
-                found = await self._spans_of(scanner, text, 403) if len(text) > _SLICE else scanner.spans(text)
-                if self._presidio is not None and not text.isspace():
+                found = await in_turns(self._spans_of(scanner, text, 403))
+                if not text.isspace():
                     found = apart([*found, *await self._presidio.spans(text, x)], 0, [])
                 if found:
                     self._replace(part, found, replace)
-                seen += len(text) + 64
-                if seen > _SLICE:
-                    seen = 0
-                    await asyncio.sleep(0)
+                if turns.is_over:
+                    await turns.next()
             return document.body()
         except Unreadable as error:
             return self._unreadable(data, error, "request", 400)
+
+    def _edited_request(self, x: Exchange, data: bytes, document: BodyTexts, scanner: Scanner) -> Work[bytes]:
+        written = yield from WrittenJson.reading(document, scanner)
+        if written is not None:
+            many = yield from self._spans_in_steps(scanner, written.text)
+            if many is not None:
+                made = data if not many else written.replaced(many, self._replacing(x, data))
+                if made is not None:
+                    return made
+        replace = self._replacing(x, data)
+        for part in document.texts():
+            yield
+            found = yield from self._spans_of(scanner, part.text, 403)
+            if found:
+                self._replace(part, found, replace)
+        return (yield from document.writing())
 
     # --- answers ----------------------------------------------------------------------------------------------------
     def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes | Coroutine[Any, Any, bytes]:
@@ -291,14 +303,31 @@ class PIIDetector(ContentFilter):
                     assert function is not None
                     editor = TextEditor(function, is_lenient=is_lenient)
                 elif len(data) > _STEP and self.answers is not None:
-                    return self._answer_in_steps(x, data, kind, state)
+                    return in_turns(self._answer_in_steps(x, data, kind, state))
                 else:
                     return self._whole_answer(x, data, kind, state)
                 state.editor = editor
+            if editor.takes_long(data):
+                return in_turns(self._feeding(editor, data, last))
             made = editor.feed(data)
             return made + editor.end() if last else made
         except Unreadable as error:
-            raise self.refusal(f"the answer cannot be looked at: {error}", 502) from None
+            raise self._unreadable_stream(error) from None
+
+    def _feeding(self, editor: StreamEditor | TextEditor, data: bytes, last: bool) -> Work[bytes]:
+        made = []
+        try:
+            for piece in editor.feeding(data):
+                made.append(piece)
+                yield
+            if last:
+                made.append(editor.end())
+        except Unreadable as error:
+            raise self._unreadable_stream(error) from None
+        return b"".join(made)
+
+    def _unreadable_stream(self, error: Unreadable) -> Rejected:
+        return self.refusal(f"the answer cannot be looked at: {error}", 502)
 
     def _whole_answer(self, x: Exchange, data: bytes, kind: BodyKind, state: _State) -> bytes:
         is_restored = state.is_restored(data)
@@ -319,25 +348,22 @@ class PIIDetector(ContentFilter):
         except Unreadable as error:
             return data if self.answers is None else self._unreadable(data, error, "answer", 502)
 
-    async def _answer_in_steps(self, x: Exchange, data: bytes, kind: BodyKind, state: _State) -> bytes:
-        assert self.answers is not None
+    def _answer_in_steps(self, x: Exchange, data: bytes, kind: BodyKind, state: _State) -> Work[bytes]:
+        scanner = self.answers
+        assert scanner is not None
         try:
-            document = document_of(x, data, kind, is_request=False)
-            written = None if state.is_restored(data) else WrittenJson.of(document, self.answers)
+            document = yield from reading_document(x, data, kind, is_request=False)
+            written = None if state.is_restored(data) else (yield from WrittenJson.reading(document, scanner))
             if written is not None:
-                many = await self._spans_in_steps(self.answers, written.text)
+                many = yield from self._spans_in_steps(scanner, written.text)
                 if many is not None:
                     made = written.replaced(many, state.replace_in_answer) if many else data
                     if made is not None:
                         return made
-            seen = 0
             for part in document.texts():
-                self._edit_answer(part, await self._spans_of(self.answers, part.text, 502), state)
-                seen += len(part.text) + 64
-                if seen > _SLICE:
-                    seen = 0
-                    await asyncio.sleep(0)
-            return document.body()
+                yield
+                self._edit_answer(part, (yield from self._spans_of(scanner, part.text, 502)), state)
+            return (yield from document.writing())
         except Unreadable as error:
             return self._unreadable(data, error, "answer", 502)
 
@@ -379,15 +405,17 @@ class PIIDetector(ContentFilter):
             x.keep(self._note, state)
         return state
 
-    async def _spans_of(self, scanner: Scanner, text: str, status: int) -> list[Span]:
-        """The spans of a long text. Raises Rejected for too many of them."""
-        found = await self._spans_in_steps(scanner, text)
+    def _spans_of(self, scanner: Scanner, text: str, status: int) -> Work[list[Span]]:
+        """The spans of a text. Raises Rejected for too many of them."""
+        if len(text) <= _SLICE:
+            return scanner.spans(text)
+        found = yield from self._spans_in_steps(scanner, text)
         if found is None:
             raise self.too_many("request" if status == 403 else "answer", status)
         return found
 
-    async def _spans_in_steps(self, scanner: Scanner, text: str) -> list[Span] | None:
-        """The spans of a long text; others have their turn after every few thousand characters. None: too many."""
+    def _spans_in_steps(self, scanner: Scanner, text: str) -> Work[list[Span] | None]:
+        """The spans of a long text; others may have their turn after every few thousand characters. None: too many."""
         stream = SpanStream(scanner, scanner.plain)
         found: list[Span] = []
         done = 0
@@ -397,7 +425,7 @@ class PIIDetector(ContentFilter):
             if len(found) > _MAX_VALUES:
                 return None
             done += len(decided)
-            await asyncio.sleep(0)
+            yield
         return found
 
     def too_many(self, what: str, status: int) -> Rejected:

@@ -22,7 +22,8 @@ _OPEN_ESCAPED = re.compile(
     rf"(?:(?:<|(?<!\\)\\u003[cC])(?:{_NAME})?(?:\\(?:u(?:0(?:0(?:3)?)?)?)?)?|(?<!\\)\\{{1,64}}(?:u(?:0(?:0(?:3)?)?)?)?"
     rf"|&(?:l(?:t(?:;(?:{_NAME}(?:&(?:g(?:t)?)?)?)?)?)?)?)\Z"
 )
-#: Of a client that writes more placeholders than this, none is read: ours begin where it writes none.
+#: Of a client that writes more placeholders, or escapes of ASCII, than this, none is read: ours begin where it writes
+#: none.
 _MAX_WRITTEN: Final = 10_000
 _FAR: Final = 1_000_000_000
 _ESCAPED_ASCII = re.compile(rb"\\u00([2-7][0-9A-Fa-f])")
@@ -40,6 +41,9 @@ class Placeholders:
 
     def avoid(self, written: bytes, entities: Iterable[str]) -> None:
         """Begin with these entities behind the numbers that the client has written here, be it escaped as JSON."""
+        if written.count(b"\\u00") > _MAX_WRITTEN:
+            self._numbers.update(dict.fromkeys(entities, _FAR))
+            return
         if b"\\u00" in written:
             written = _ESCAPED_ASCII.sub(lambda match: bytes((int(match[1], 16),)), written)
         for entity in entities:

@@ -6,20 +6,20 @@ It recognises words, not intentions: a guard against the common attempts and for
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
 from egressproxy.ai_apis.message import TextPart
 from egressproxy.ai_apis.shared import answer_view, operation, request_view
+from egressproxy.ai_apis.splice import Path
 from egressproxy.ai_apis.stream_events import Channel
 from egressproxy.ai_apis.streams import StreamEditor, framing_of
 from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.ai_apis.texts import Found, TextKind, TextRole
 from egressproxy.errors import Reason
 from egressproxy.filters.base import REQUEST_HEADS, BodyMode, FilterContext, FilterType, Phase
-from egressproxy.filters.content.bodies import BodyKind, document_of, kind_of, media_type_of
+from egressproxy.filters.content.bodies import BodyKind, BodyText, kind_of, media_type_of, reading_document
 from egressproxy.filters.content.content_filter import ContentFilter
 from egressproxy.filters.content.folding import Folder
 from egressproxy.filters.content.injection_phrases import PHRASES, InjectionPhrases
@@ -31,10 +31,20 @@ from egressproxy.filters.settings import FieldName, FilterConfig, Within
 from egressproxy.ir.policy import FieldFault
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields, every_spelling
+from egressproxy.model.work import Work, at_once
+from egressproxy.net.cooperative import in_turns
 
-#: Characters that are looked at in one go; the overlap of two, so that no match of that length is cut.
-_STEP: Final = 64 * 1024
+#: Characters that are looked at in one go; the overlap of two, so that no match of that length is cut. Short texts that
+#: are looked at together.
+_STEP: Final = 4 * 1024
 _OVERLAP: Final = 1024
+_GROUP: Final = 256
+#: Bytes of a body that is looked at text by text in one go; and of one that is seen at a glance.
+_AT_ONCE: Final = 8 * 1024
+_AT_A_GLANCE: Final = 64 * 1024
+Direction: TypeAlias = Literal["request", "response"]
+#: What people call it.
+_SHOWN: Final[dict[Direction, str]] = {"request": "request", "response": "answer"}
 _READ: Final = frozenset((BodyKind.JSON, BodyKind.LINES, BodyKind.TEXT, BodyKind.FORM, BodyKind.UNKNOWN))
 _ANSWERS: Final = frozenset((BodyKind.JSON, BodyKind.TEXT, BodyKind.UNKNOWN, BodyKind.EVENTS))
 #: Roles as the APIs spell them. Nobody knows what a server makes of another one, such as `User`.
@@ -186,27 +196,46 @@ class PromptGuard(ContentFilter):
         """Raises Rejected (403, or 400 for a body that cannot be read)."""
         if self._is_on_leg:
             x.note(self._note, None)
-        try:
-            if self._is_clear(x, data, x.request.fields, "request"):
-                return data
-            texts = self._asked(x, data) if data else _Texts([], [])
-        except Unreadable as error:
-            return self._unreadable(data, error, "request", 400)
-        return self._decided(x, data, texts, "request")
+        return self._looked(x, data, x.request.fields, "request", 400)
 
     def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes | Coroutine[Any, Any, bytes]:
         """Raises Rejected (502)."""
-        try:
-            if self._is_clear(x, data, x.response.fields, "response"):
-                return data
-            texts = self._answered(x, data) if data else _Texts([], [])
-        except Unreadable as error:
-            return self._unreadable(data, error, "answer", 502)
-        return self._decided(x, data, texts, "response")
+        return self._looked(x, data, x.response.fields, "response", 502)
 
-    def _is_clear(self, x: Exchange, data: bytes, fields: Fields, direction: str) -> bool:
+    def _looked(
+        self, x: Exchange, data: bytes, fields: Fields, direction: Direction, status: int
+    ) -> bytes | Coroutine[Any, Any, bytes]:
+        try:
+            if not data or self._is_clear(x, data, fields, direction):
+                return data
+            if self._judge is not None or len(data) > _AT_ONCE:
+                return self._in_turns(x, data, direction, status)
+            _, rule = at_once(self._judged(x, data, direction))
+        except Unreadable as error:
+            return self._unreadable(data, error, _SHOWN[direction], status)
+        self._act(x, rule, direction)
+        return data
+
+    async def _in_turns(self, x: Exchange, data: bytes, direction: Direction, status: int) -> bytes:
+        try:
+            texts, rule = await in_turns(self._judged(x, data, direction))
+        except Unreadable as error:
+            return self._unreadable(data, error, _SHOWN[direction], status)
+        self._act(x, rule or await self._verdict(x, texts, direction), direction)
+        return data
+
+    def _judged(self, x: Exchange, data: bytes, direction: Direction) -> Work[tuple[_Texts, str]]:
+        """What is looked at, and the name of a rule that denies it; "" for none. Raises Unreadable."""
+        texts = yield from self._asked(x, data) if direction == "request" else self._answered(x, data)
+        for rule in self._rules(texts, direction):
+            if rule:
+                return texts, rule
+            yield
+        return texts, ""
+
+    def _is_clear(self, x: Exchange, data: bytes, fields: Fields, direction: Direction) -> bool:
         """Whether a body is seen at a glance to have nothing that is denied. Raises Unreadable."""
-        if not self._sees_at_a_glance or len(data) > _STEP or data.lstrip()[:1] != b"{":
+        if not self._sees_at_a_glance or len(data) > _AT_A_GLANCE or data.lstrip()[:1] != b"{":
             return False
         if kind_of(fields) not in (BodyKind.JSON, BodyKind.UNKNOWN):
             return False
@@ -214,37 +243,14 @@ class PromptGuard(ContentFilter):
         said = strings_of(data)
         return said is not None and not self._may_be_denied(said, direction)
 
-    def _may_be_denied(self, text: str, direction: str) -> bool:
+    def _may_be_denied(self, text: str, direction: Direction) -> bool:
         """Whether a rule may deny one of the texts that this one is made of: it says too often that it may."""
         folded = self._folder.fold(text)[0]
         if self._deny and (self._glance is None or self._glance(folded)):
             return True
         return self._phrases is not None and direction == "request" and self._phrases.may_have(folded)
 
-    def _decided(self, x: Exchange, data: bytes, texts: _Texts, direction: str) -> bytes | Coroutine[Any, Any, bytes]:
-        if len(data) > _STEP or (self._judge is not None and texts.spoken):
-            return self._in_steps(x, data, texts, direction)
-        if self._sees_at_a_glance and not self._may_be_denied(
-            "\n".join([text for text, _ in self._looked_at(texts)]), direction
-        ):
-            return data
-        rule = ""
-        for rule in self._rules(texts, direction):
-            if rule:
-                break
-        self._act(x, rule, direction)
-        return data
-
-    async def _in_steps(self, x: Exchange, data: bytes, texts: _Texts, direction: str) -> bytes:
-        rule = ""
-        for rule in self._rules(texts, direction):
-            if rule:
-                break
-            await asyncio.sleep(0)
-        self._act(x, rule or await self._verdict(x, texts, direction), direction)
-        return data
-
-    def _act(self, x: Exchange, rule: str, direction: str) -> None:
+    def _act(self, x: Exchange, rule: str, direction: Direction) -> None:
         if not rule:
             return
         config = self._config
@@ -260,15 +266,16 @@ class PromptGuard(ContentFilter):
         elif direction == "request":
             x.request.fields.set(self._header, rule.encode())
 
-    def _rules(self, texts: _Texts, direction: str) -> Iterator[str]:
-        """The name of a rule that denies these texts; before it "" now and then, for others to have their turn."""
+    def _rules(self, texts: _Texts, direction: Direction) -> Iterator[str]:
+        """The name of a rule that denies these texts; before it "" often, for others to have their turn."""
         config = self._config
         if config.max_total_length and sum(len(text) for text, _ in texts.spoken) > config.max_total_length:
             yield "max-total-length"
         if config.max_text_length and any(len(text) > config.max_text_length for text, _ in texts.spoken):
             yield "max-text-length"
-        seen = 0
-        for text, is_spoken in self._looked_at(texts):
+        looked_at = self._looked_at(texts)
+        for text, is_spoken in self._suspects(looked_at, direction) if self._sees_at_a_glance else looked_at:
+            yield ""
             is_allowed = not self._allow or not is_spoken
             for start in range(0, len(text), _STEP):
                 piece = text[start : start + _STEP + _OVERLAP]
@@ -276,20 +283,38 @@ class PromptGuard(ContentFilter):
                 if rule:
                     yield rule
                 is_allowed = is_allowed or any(searched_in(expression, piece) for expression in self._allow)
-                seen += len(piece)
-                if seen > _STEP:
-                    seen = 0
-                    yield ""
+                yield ""
             if not is_allowed:
                 yield "not-allowed"
 
-    def _looked_at(self, texts: _Texts) -> list[tuple[str, bool]]:
+    def _looked_at(self, texts: _Texts) -> Iterator[tuple[str, bool]]:
         """The texts of these turns, each with whether somebody says it."""
         is_all = self._config.turns == "All"
-        spoken = [(text, True) for text, is_newest in texts.spoken if is_all or is_newest]
-        return spoken + [(text, False) for text in texts.others]
+        for text, is_newest in texts.spoken:
+            if is_all or is_newest:
+                yield text, True
+        for text in texts.others:
+            yield text, False
 
-    def _rule_of(self, text: str, direction: str) -> str:
+    def _suspects(self, looked_at: Iterator[tuple[str, bool]], direction: Direction) -> Iterator[tuple[str, bool]]:
+        """Those of which a rule may deny one. Short ones are looked at together: "" stands for those that are clear."""
+        group: list[tuple[str, bool]] = []
+        size = 0
+        for each in looked_at:
+            if len(each[0]) > _STEP:
+                yield each
+                continue
+            group.append(each)
+            size += len(each[0])
+            if size > _STEP or len(group) == _GROUP:
+                yield from self._denied_together(group, direction)
+                group, size = [], 0
+        yield from self._denied_together(group, direction)
+
+    def _denied_together(self, group: list[tuple[str, bool]], direction: Direction) -> list[tuple[str, bool]]:
+        return group if self._may_be_denied("\n".join([text for text, _ in group]), direction) else [("", False)]
+
+    def _rule_of(self, text: str, direction: Direction) -> str:
         if self._deny:
             folded = self._folder.fold(text)[0]
             for name, expression in self._deny:
@@ -297,7 +322,7 @@ class PromptGuard(ContentFilter):
                     return name
         return self._phrases.found(text) if self._phrases is not None and direction == "request" else ""
 
-    async def _verdict(self, x: Exchange, texts: _Texts, direction: str) -> str:
+    async def _verdict(self, x: Exchange, texts: _Texts, direction: Direction) -> str:
         judge, settings = self._judge, self._config.judge
         if judge is None or settings is None:
             return ""
@@ -312,37 +337,60 @@ class PromptGuard(ContentFilter):
                 return ""
             raise self.refusal(str(error), 503) from None
 
-    def _asked(self, x: Exchange, data: bytes) -> _Texts:
+    def _asked(self, x: Exchange, data: bytes) -> Work[_Texts]:
         """The texts of a request that are looked at."""
-        parts = list(document_of(x, data, kind_of(x.request.fields), is_request=True).texts())
-        found = [_by_its_sayer(part.found) for part in parts if isinstance(part, TextPart)]
-        spoken = [each for each in found if each.role is not TextRole.NONE]
-        if not spoken:
-            return _Texts([(part.text, True) for part in parts], [])
+        document = yield from reading_document(x, data, kind_of(x.request.fields), is_request=True)
+        texts: list[str] = []
+        found: list[Found] = []
         # Places in the order of the JSON. A word that the model is to go on with (Anthropic) is in the newest turn.
-        places = {path: number for number, path in enumerate(dict.fromkeys(each.path[:2] for each in spoken))}
-        others = [places[each.path[:2]] for each in spoken if each.role is not TextRole.ASSISTANT]
-        last = max(others, default=-1)
-        model = (places[each.path[:2]] for each in spoken if each.role is TextRole.ASSISTANT)
-        newest = 1 + max((place for place in model if place < last), default=-1)
+        places: dict[Path, int] = {}
+        last, of_model = -1, list[int]()
+        for part in document.texts():
+            yield
+            texts.append(part.text)
+            if not isinstance(part, TextPart):
+                continue
+            each = _by_its_sayer(part.found)
+            found.append(each)
+            if each.role is not TextRole.NONE:
+                place = places.setdefault(each.path[:2], len(places))
+                if each.role is TextRole.ASSISTANT:
+                    of_model.append(place)
+                else:
+                    last = max(last, place)
+        if not places:
+            return _Texts([(text, True) for text in texts], [])
+        newest = 1 + max((place for place in of_model if place < last), default=-1)
         is_everybody = self._asks_everybody or _has_other_roles(x, data)
-        return _Texts(
-            [
-                (each.text, places[each.path[:2]] >= newest)
-                for each in spoken
-                if is_everybody or each.role in self._roles
-            ],
-            [each.text for each in found if each.role is TextRole.NONE] if is_everybody else [],
-        )
+        made = _Texts([], [])
+        found.reverse()
+        while found:  # each is freed by itself
+            yield
+            each = found.pop()
+            if each.role is not TextRole.NONE:
+                if is_everybody or each.role in self._roles:
+                    made.spoken.append((each.text, places[each.path[:2]] >= newest))
+            elif is_everybody:
+                made.others.append(each.text)
+        return made
 
-    def _answered(self, x: Exchange, data: bytes) -> _Texts:
+    def _answered(self, x: Exchange, data: bytes) -> Work[_Texts]:
         """The texts of an answer, those of a stream put together."""
         fields = x.response.fields
         framing = framing_of(media_type_of(fields), operation(x))
         if framing is None:
-            parts = list(document_of(x, data, kind_of(fields), is_request=False).texts())
-            spoken = [part for part in parts if part.role is not TextRole.NONE]
-            return _Texts([(part.text, True) for part in spoken or parts if part.kind in _SAID], [])
+            document = yield from reading_document(x, data, kind_of(fields), is_request=False)
+            spoken: list[BodyText] = []
+            others: list[BodyText] = []
+            for part in document.texts():
+                yield
+                (others if part.role is TextRole.NONE else spoken).append(part)
+            made = _Texts([], [])
+            for part in spoken or others:
+                yield
+                if part.kind in _SAID:
+                    made.spoken.append((part.text, True))
+            return made
         collected: list[_Collector] = []
 
         def collector(channel: Channel) -> _Collector:
@@ -350,9 +398,14 @@ class PromptGuard(ContentFilter):
             return collected[-1]
 
         editor = StreamEditor(framing, collector)
-        editor.feed(data + b"\n\n")  # some clients read a last event that has not ended
+        for _ in editor.feeding(data + b"\n\n"):  # some clients read a last event that has not ended
+            yield
         editor.end()
-        return _Texts([("".join(each.pieces), True) for each in collected], [])
+        made = _Texts([], [])
+        for each in collected:
+            yield
+            made.spoken.append(("".join(each.pieces), True))
+        return made
 
 
 def _by_its_sayer(found: Found) -> Found:

@@ -6,8 +6,7 @@ of a match held back; they are broken off, or end with the word that their API h
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
@@ -16,15 +15,15 @@ from typing import Annotated, Any, Final, Literal
 from egressproxy.ai_apis.answer import AiAnswer
 from egressproxy.ai_apis.apis import Api
 from egressproxy.ai_apis.message import JsonMessage
-from egressproxy.ai_apis.shared import answer_view, operation, request_view
+from egressproxy.ai_apis.shared import answer_view, operation, request_view, view_ahead
 from egressproxy.ai_apis.stream_events import Channel
-from egressproxy.ai_apis.streams import LenientEditor, StreamEditor, StreamReader, framing_of
+from egressproxy.ai_apis.streams import LenientEditor, StreamEditor, StreamReader, framing_of, sliced
 from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.ai_apis.texts import TextKind, TextRole
 from egressproxy.errors import Reason
 from egressproxy.filters.base import REQUEST_HEADS, BodyMode, FilterContext, FilterType, Phase
 from egressproxy.filters.content.answer_ends import AnswerEnd, BegunResponse, end_of, mark_as_cut, written_end
-from egressproxy.filters.content.bodies import BodyKind, BodyText, document_of, kind_of, media_type_of
+from egressproxy.filters.content.bodies import BodyKind, document_of, kind_of, media_type_of, reading_document
 from egressproxy.filters.content.content_filter import ContentFilter
 from egressproxy.filters.content.entities import ENTITIES, check_countries, scanner_of
 from egressproxy.filters.content.folding import Folder
@@ -38,6 +37,8 @@ from egressproxy.filters.settings import FilterConfig, Within
 from egressproxy.ir.policy import FieldFault
 from egressproxy.model.circular_note import CircularNote
 from egressproxy.model.exchange import Exchange
+from egressproxy.model.work import Work, at_once
+from egressproxy.net.cooperative import in_turns
 
 _NAME: Final = r"^[A-Z][A-Z0-9_]{0,31}$"
 _OWN_RULES: Final = (*ENTITIES, "max-length", "max-bytes", "content-type", "tool-call")
@@ -260,8 +261,13 @@ class ResponsePolicy(ContentFilter):
         self._let_pass("answer", fields, 502)
         return BodyMode.STREAM if config.max_bytes else None
 
-    def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+    def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes | Coroutine[Any, Any, bytes]:
+        work = self._offered(x, data)
+        return in_turns(work) if len(data) > _AT_A_GLANCE else at_once(work)
+
+    def _offered(self, x: Exchange, data: bytes) -> Work[bytes]:
         try:
+            yield from view_ahead(x, data, is_request=True)
             offered = frozenset(tool.name for tool in request_view(x, data).tools) if data else frozenset()
         except Unreadable:
             offered = frozenset()
@@ -284,16 +290,19 @@ class ResponsePolicy(ContentFilter):
             return data
         try:
             if answer.editor is None and not self._begin(x, answer):
-                kind = kind_of(x.response.fields)
-                if kind not in (BodyKind.JSON, BodyKind.UNKNOWN):
+                if kind_of(x.response.fields) not in (BodyKind.JSON, BodyKind.UNKNOWN):
                     return data
-                if self._is_harmless(x, answer, data):
-                    return data
-                if len(data) > _STEP:
-                    return self._whole_in_steps(x, answer, data)
-                *_, made = self._whole(x, answer, data)
-                return made or b""
-            return self._streamed(x, answer, data, last)
+                is_long, work = len(data) > _STEP, self._whole(x, answer, data)
+            else:
+                assert answer.editor is not None
+                is_long, work = answer.editor.takes_long(data), self._streamed(x, answer, data, last)
+            return in_turns(self._readable(data, work)) if is_long else at_once(work)
+        except Unreadable as error:
+            return self._unreadable(data, error, "answer", 502)
+
+    def _readable(self, data: bytes, work: Work[bytes]) -> Work[bytes]:
+        try:
+            return (yield from work)
         except Unreadable as error:
             return self._unreadable(data, error, "answer", 502)
 
@@ -315,19 +324,22 @@ class ResponsePolicy(ContentFilter):
             return True
         return False
 
-    def _streamed(self, x: Exchange, answer: _WatchedAnswer, data: bytes, last: bool) -> bytes:
+    def _streamed(self, x: Exchange, answer: _WatchedAnswer, data: bytes, last: bool) -> Work[bytes]:
         editor = answer.editor
         assert editor is not None
         made: list[bytes] = []
         # Event by event, so that nothing goes on behind the one at which the answer is cut.
-        for piece in data.splitlines(keepends=True) if self.config.action == "Truncate" else (data,):
+        for piece in data.splitlines(keepends=True) if self.config.action == "Truncate" else sliced(data):
+            yield
             if answer.reader is not None:
                 for event in answer.reader.feed(piece):
                     if answer.begun is not None:
                         answer.begun.note(event.value)
                     if self.config.tool_calls != "Any":
-                        self._check_tools(answer, AiAnswer(b"", event.value))
-            made.append(editor.feed(piece))
+                        yield from self._check_tools(answer, AiAnswer(b"", event.value))
+            for edited in editor.feeding(piece):
+                made.append(edited)
+                yield
             if answer.is_cut:
                 break
         if last and not answer.is_cut:
@@ -340,48 +352,56 @@ class ResponsePolicy(ContentFilter):
                 made.append(written_end(answer.end, answer.channels, answer.begun or BegunResponse()))
         return b"".join(made)
 
-    def _check_tools(self, answer: _WatchedAnswer, message: JsonMessage) -> None:
+    def _check_tools(self, answer: _WatchedAnswer, message: JsonMessage) -> Work[None]:
         allowed = answer.offered if self.config.tool_calls == "Offered" else frozenset()
-        for call in message.tool_calls():
+        for call in (yield from message.finding_calls()):
             if call.fault or call.name not in allowed:
                 answer.hits("tool-call", is_fixed=True, why=call.fault)
 
-    def _is_harmless(self, x: Exchange, answer: _WatchedAnswer, data: bytes) -> bool:
+    def _is_harmless(self, x: Exchange, answer: _WatchedAnswer, data: bytes) -> Work[bool]:
         """Whether nothing is against a whole answer, as `_whole` finds it text by text. Raises as that does."""
         if len(data) > _AT_A_GLANCE or data.lstrip()[:1] != b"{" or 0 <= answer.left < len(data):
             return False
         view = answer_view(x, data)
         if self.config.tool_calls != "Any" and (b'"name"' in data.lower() or b"\\u" in data):
-            self._check_tools(answer, view)
-        texts: list[BodyText] | None = None
+            yield from self._check_tools(answer, view)
+        yield
+        document = document_of(x, data, kind_of(x.response.fields), is_request=False)
         if self.config.deny:
             said = strings_of(data)
             if said is None:
-                texts = list(document_of(x, data, kind_of(x.response.fields), is_request=False).texts())
-                said = "\n".join([part.text for part in texts])
+                texts = []
+                for part in document.texts():
+                    texts.append(part.text)
+                    yield
+                said = "\n".join(texts)
             if self._glance is None or self._glance(_FOLDER.fold(said)[0]):
                 return False
         entities = self._entities
         if entities is None:
             return True
-        if texts is None:
-            document = document_of(x, data, kind_of(x.response.fields), is_request=False)
-            written = WrittenJson.of(document, entities)
-            if written is not None:
-                return not entities.spans(written.text)
-            texts = list(document.texts())
-        return not any(entities.spans(part.text) for part in texts)
-
-    def _whole(self, x: Exchange, answer: _WatchedAnswer, data: bytes) -> Iterator[bytes | None]:
-        """What of a whole answer goes on; before it None now and then, for others to have their turn."""
-        if not data:
-            yield data
-            return
-        view = answer_view(x, data) if data.lstrip()[:1] == b"{" else None
-        if view is not None and self.config.tool_calls != "Any":
-            self._check_tools(answer, view)
-        document = document_of(x, data, kind_of(x.response.fields), is_request=False)
+        written = yield from WrittenJson.reading(document, entities)
+        if written is not None:
+            return not entities.spans(written.text)
         for part in document.texts():
+            yield
+            if entities.spans(part.text):
+                return False
+        return True
+
+    def _whole(self, x: Exchange, answer: _WatchedAnswer, data: bytes) -> Work[bytes]:
+        """What of a whole answer goes on."""
+        if not data or (yield from self._is_harmless(x, answer, data)):
+            return data
+        view: AiAnswer | None = None
+        if data.lstrip()[:1] == b"{":
+            yield from view_ahead(x, data, is_request=False)
+            view = answer_view(x, data)
+            if self.config.tool_calls != "Any":
+                yield from self._check_tools(answer, view)
+        document = yield from reading_document(x, data, kind_of(x.response.fields), is_request=False)
+        for part in document.texts():
+            yield
             is_fixed = part.is_signed or part.role is TextRole.NONE or part.kind is TextKind.ARGUMENTS
             if is_fixed and answer.is_cut and part.kind is TextKind.ARGUMENTS:
                 raise self.refusal("the answer is cut before a call of a tool", 502)
@@ -390,24 +410,14 @@ class ResponsePolicy(ContentFilter):
             made: list[str] = []
             for start in range(0, len(text), _SLICE):
                 made.append(watched.feed(text[start : start + _SLICE]))
-                yield None
+                yield
             made.append(watched.flush())
             said = "".join(made)
             if said != text and not is_fixed:
                 part.replace(said)
         if answer.is_cut and view is not None:
             mark_as_cut(view)
-        yield document.body()
-
-    async def _whole_in_steps(self, x: Exchange, answer: _WatchedAnswer, data: bytes) -> bytes:
-        try:
-            for made in self._whole(x, answer, data):
-                if made is not None:
-                    return made
-                await asyncio.sleep(0)
-            return b""
-        except Unreadable as error:
-            return self._unreadable(data, error, "answer", 502)
+        return (yield from document.writing())
 
     def _answer(self, x: Exchange) -> _WatchedAnswer:
         found = None if x.notes is None else x.notes.get(self._note)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from codecs import getincrementaldecoder
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from egressproxy.ai_apis.streams import TextFunction
+from egressproxy.ai_apis.streams import SLICE, TextFunction
 from egressproxy.ai_apis.strict_json import Unreadable
 
 _DECODER = getincrementaldecoder("utf-8")
@@ -34,6 +35,15 @@ class TextEditor:
                 raise
             self._is_broken = True
             return self._function.flush().encode() + half + data
+
+    def feeding(self, data: bytes) -> Iterator[bytes]:
+        """`feed` in pieces, for who gives others their turn between them."""
+        for begin in range(0, len(data), SLICE):
+            yield self.feed(data[begin : begin + SLICE])
+
+    def takes_long(self, data: bytes) -> bool:
+        """Whether these bytes are more than are edited in one go."""
+        return len(data) > SLICE
 
     def end(self) -> bytes:
         """The body is over: what is left of it."""

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from egressproxy.filters.content.bodies import BodyTexts, JsonDocument, is_binary, may_be_binary
 from egressproxy.filters.content.spans import Replace, Scanner, Span, replaced
+from egressproxy.model.work import Work, at_once
 
 #: Escapes of which each stands for one character, none of which is in anything that is looked for. That of the
 #: backslash is the first: what follows it is no escape.
@@ -59,6 +60,11 @@ class WrittenJson:
     @classmethod
     def of(cls, document: BodyTexts, scanner: Scanner) -> WrittenJson | None:
         """None for other bodies, and where a scan of the whole may find something else than those of its texts."""
+        return at_once(cls.reading(document, scanner))
+
+    @classmethod
+    def reading(cls, document: BodyTexts, scanner: Scanner) -> Work[WrittenJson | None]:
+        """`of` in turns, for what is long."""
         if type(document) is not JsonDocument or not scanner.stays_in_strings:
             return None
         message = document.message
@@ -75,11 +81,13 @@ class WrittenJson:
             else:
                 for escape in _PARTING:
                     text = text.replace(escape, "\1\1")
+            yield
             if "\\" in text:
                 if text.count("\\") > _MAX_ESCAPES:
                     return None
                 text, index = _unescaped(text)
                 has_inner_escapes |= "\\" in text
+                yield
         text = text.replace('"', "\0")
         if ("\0arguments\0" in text or "\0input\0" in text) and (
             has_inner_escapes or (scanner.sees_digits and _ODD_NUMBER_INSIDE.search(text) is not None)
@@ -87,6 +95,7 @@ class WrittenJson:
             return None
         if scanner.sees_digits and _odd_number("".join(text.split("\0")[::2])) is not None:
             return None
+        yield
         if len(text) > _LONG and document.is_ai:
             text = _without_binary(text)
         return cls(body, source, text, index)
@@ -129,9 +138,9 @@ class WrittenJson:
 def _without_binary(text: str) -> str:
     """The text with U+0001 for what is not looked at in a conversation, such as images."""
     pieces = text.split("\0")
-    for at in range(3, len(pieces), 2):
+    for at in [at for at, piece in enumerate(pieces) if len(piece) > _LONG]:
         piece = pieces[at]
-        if len(piece) > _LONG:
+        if at % 2 and at > 1:
             name = pieces[at - 2] if pieces[at - 1].strip(" \t\r\n") == ":" else ""
             if may_be_binary(name, piece) and is_binary(name, piece.replace("\1\1", "\n")):
                 pieces[at] = "\1" * len(piece)

@@ -12,6 +12,7 @@ from collections.abc import Awaitable
 from typing import Final
 
 from egressproxy.ai_apis.apis import Api
+from egressproxy.ai_apis.message import AT_ONCE
 from egressproxy.ai_apis.shared import operation
 from egressproxy.ai_apis.usage import TokenUsage
 from egressproxy.errors import LimitExceeded, Reason
@@ -25,6 +26,9 @@ from egressproxy.filters.limits.rules import NEEDS_BODY, QuotaRule, Take
 from egressproxy.filters.limits.token_use import TokenUse
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import media_type
+from egressproxy.model.local_response import LocalResponse
+from egressproxy.model.work import Work
+from egressproxy.net.cooperative import in_turns
 
 _REQUEST_BODY, _BUFFER = Phase.REQUEST_BODY, BodyMode.BUFFER  # a member looked up on its class costs 60 ns more
 #: Bytes of a request that is read: as many as the gateway changes or translates.
@@ -110,9 +114,20 @@ class TokenQuota(SettledQuota):
         """Estimate what the request takes, and take it. Raises LimitExceeded, and Rejected (400) for what nobody can
         read for certain: its model would not be known, nor would its stream be asked for its usage.
         """
-        use = TokenUse()
+        use, config = TokenUse(), self._config
+        most = config.max_output_tokens
+        if len(data) > AT_ONCE:
+            return self._counted(
+                x, use, use.reading(x, data, config.output_tokens, most, names_model=self._needs_model)
+            )
+        return self._admitted(x, use, use.read(x, data, config.output_tokens, most, names_model=self._needs_model))
+
+    async def _counted(self, x: Exchange, use: TokenUse, work: Work[bytes]) -> bytes | LocalResponse:
+        result = self._admitted(x, use, await in_turns(work))
+        return await result if isinstance(result, Awaitable) else result
+
+    def _admitted(self, x: Exchange, use: TokenUse, data: bytes) -> BodyResult:
         config = self._config
-        data = use.read(x, data, config.output_tokens, config.max_output_tokens, names_model=self._needs_model)
         if use.fault and not (self._is_of_tokens_alone and _is_of_embeddings(x)):
             self._refuse(x, f"the request cannot be counted: {use.fault}", 400)
         if self._dearest is not None and price_of(config.prices, use.model) is None:

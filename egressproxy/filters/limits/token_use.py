@@ -8,7 +8,7 @@ from egressproxy.ai_apis.answer import model_of
 from egressproxy.ai_apis.apis import Api
 from egressproxy.ai_apis.delta_shape import DeltaShape
 from egressproxy.ai_apis.framing import BrokenStream, Framing
-from egressproxy.ai_apis.request import estimated_tokens
+from egressproxy.ai_apis.request import AiRequest, estimated_tokens
 from egressproxy.ai_apis.shared import (
     add_usage,
     add_usage_of_answer,
@@ -16,6 +16,7 @@ from egressproxy.ai_apis.shared import (
     request_view,
     said_in_answer,
     usage_told,
+    view_ahead,
 )
 from egressproxy.ai_apis.stream_events import read_event
 from egressproxy.ai_apis.streams import framing_of
@@ -23,6 +24,7 @@ from egressproxy.ai_apis.strict_json import Unreadable, loads
 from egressproxy.ai_apis.usage import TokenUsage, usage_of
 from egressproxy.errors import Reason
 from egressproxy.model.exchange import Exchange
+from egressproxy.model.work import Work
 
 _EMBEDDINGS: Final = Api.OPENAI_EMBEDDINGS
 _AMAZON_INPUT: Final = b"x-amzn-bedrock-input-token-count"
@@ -82,15 +84,42 @@ class TokenUse:
         try:
             view = request_view(x, body)
         except Unreadable as error:
-            self.fault = str(error)
-            asked = operation(x)
-            self.model = asked.model if asked is not None else ""
-            self.guess(len(body), usual_output)
-            return body
+            return self._read_nothing(x, body, error, usual_output)
+        return self._read_view(view, body, view.asked_tokens(), usual_output, most_output, names_model=names_model)
+
+    def reading(
+        self, x: Exchange, body: bytes, usual_output: int, most_output: int, *, names_model: bool = True
+    ) -> Work[bytes]:
+        """`read` in turns."""
+        try:
+            yield from view_ahead(x, body, is_request=True)
+            view = request_view(x, body)
+        except Unreadable as error:
+            return self._read_nothing(x, body, error, usual_output)
+        asked = yield from view.asking()
+        return self._read_view(view, body, asked, usual_output, most_output, names_model=names_model)
+
+    def _read_nothing(self, x: Exchange, body: bytes, error: Unreadable, usual_output: int) -> bytes:
+        self.fault = str(error)
+        asked = operation(x)
+        self.model = asked.model if asked is not None else ""
+        self.guess(len(body), usual_output)
+        return body
+
+    def _read_view(
+        self,
+        view: AiRequest,
+        body: bytes,
+        tokens: tuple[int, int | None, int],
+        usual_output: int,
+        most_output: int,
+        *,
+        names_model: bool,
+    ) -> bytes:
         self.is_call = True
         if names_model:
             self.model = view.model
-        self.input_tokens, most, choices = view.asked_tokens()
+        self.input_tokens, most, choices = tokens
         asked = view.operation
         if asked is None or asked.api is not _EMBEDDINGS:
             if most is None or most < 0:
@@ -159,10 +188,10 @@ class TokenUse:
             elif payload[:1] == b"{":
                 try:
                     value = loads(payload)
+                    event = read_event(value)
                 except Unreadable:
                     value = None
                 if value is not None:
-                    event = read_event(value)
                     for delta in event.deltas:
                         self.seen_tokens += estimated_tokens(delta.text)
                     if self._shapes_seen < _MOST_SHAPES:

@@ -38,6 +38,8 @@ from egressproxy.gateway.ext_authz.buffered_body import InvitedClient, invite_bo
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.exchange import AttemptTrail, Exchange
 from egressproxy.model.fields import media_type
+from egressproxy.model.work import Work
+from egressproxy.net.cooperative import in_turns
 from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.upstream import Upstream
 from egressproxy.telemetry.counters import LabelSets
@@ -128,7 +130,7 @@ class AiCall:
                 if backend.ai is not None and self._needs_body(x, backend.ai):
                     if whole is None:
                         whole = await self._collected(x, client, body)
-                    self._sent = self._made(x, backend.ai, whole)
+                    self._sent = await in_turns(self._made(x, backend.ai, whole))
                 if backend.ai is not None:
                     self._set_head(x, backend.ai)
             except Untranslatable as error:
@@ -156,14 +158,14 @@ class AiCall:
                 whole = await self._collected(x, client, body)
             key = endpoint.api_for(self.api), endpoint.renames
             if key not in known:
-                known[key] = self._hindrance(x, endpoint, whole)
+                known[key] = await self._hindrance(x, endpoint, whole)
             hindrance = known[key]
             if hindrance is not None:
                 self._pass_over(x, backend, hindrance, course, client.wheel.now)
 
-    def _hindrance(self, x: Exchange, endpoint: AiEndpoint, body: bytes) -> _Hindrance | None:
+    async def _hindrance(self, x: Exchange, endpoint: AiEndpoint, body: bytes) -> _Hindrance | None:
         try:
-            self._made(x, endpoint, body)
+            await in_turns(self._made(x, endpoint, body))
         except Untranslatable as error:
             return _Hindrance(error.field, error.why)
         return None
@@ -188,8 +190,8 @@ class AiCall:
                 head.path = endpoint.path_of(self.api) + mark + query
                 x.path_prefix = b""
 
-    def _made(self, x: Exchange, endpoint: AiEndpoint, body: bytes) -> _Sent:
-        """What this endpoint gets. Raises Untranslatable."""
+    def _made(self, x: Exchange, endpoint: AiEndpoint, body: bytes) -> Work[_Sent]:
+        """What this endpoint gets, in turns. Raises Untranslatable."""
         fields, target = x.request.fields, endpoint.api_for(self.api)
         if self.api is None and not body:
             return _AS_IT_IS
@@ -202,9 +204,9 @@ class AiCall:
             model = endpoint.model_for(named.name) if named is not None else None
         if self.api is not None and target is not None and target is not self.api:
             check_size(body)
-            from egressproxy.translation.translator import translate_request
+            from egressproxy.translation.translator import translating
 
-            request = translate_request(body, self.api, target, model)
+            request = yield from translating(body, self.api, target, model)
             return _Sent(request.body, request, request.client_model, model or request.client_model)
         if named is None or model is None:
             return _Sent(body)

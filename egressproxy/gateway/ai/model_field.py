@@ -10,7 +10,7 @@ from egressproxy.ai_apis.strict_json import MAX_COMMAS, MAX_PARTS, has_too_many_
 from egressproxy.translation.errors import Untranslatable
 
 #: Objects and arrays of a body that is read for its model, and its commas: to translate one costs ten times more.
-MAX_READ: Final = 200_000
+MAX_READ: Final = 50_000
 MAX_COMMAS_READ: Final = 500_000
 
 _FIELD: Final = "model"

@@ -69,8 +69,10 @@ log = logging.getLogger(__name__)
 CONNECTION_WINDOW: Final = 1024 * 1024
 #: Heads in one turn: each may begin an exchange, and a thousand that came in one read keep nobody else waiting.
 MAX_AT_ONCE: Final = 16
-#: Frames in one turn: one read may hold 6,500 with a byte of content each.
-MAX_FRAMES_AT_ONCE: Final = 1024
+#: Frames in one turn: one read may hold 6,500 with a byte of content each, which filters may look at one by one. And
+#: those that h2 takes, padded ones for instance: it needs ten times as long as we do.
+MAX_FRAMES_AT_ONCE: Final = 256
+MAX_SLOW_AT_ONCE: Final = 64
 #: Bytes that a peer leaves untaken of what we have to say beside bodies, before we hear no more of it.
 MAX_UNTAKEN: Final = 4 * HIGH_WATER
 #: How long a peer may take to read our last word.
@@ -132,7 +134,7 @@ class Http2Connection(SendingSide):
             self._take_frames(frames)
 
     def _take_frames(self, frames: list[Frame]) -> None:
-        now, heads, coming = self.wheel.now, 0, iter(frames)
+        now, heads, slow, coming = self.wheel.now, 0, 0, iter(frames)
         try:
             for kind, flags, number, frame in islice(coming, MAX_FRAMES_AT_ONCE):
                 if kind == DATA:
@@ -140,6 +142,7 @@ class Http2Connection(SendingSide):
                         self._guard.frame_came(kind, 0, now)
                     if not self._take_data(flags, number, frame):
                         self._take_frame(kind, frame)
+                        slow += 1
                 elif kind == HEADERS:
                     if len(frame) <= HEADER_SIZE:
                         self._guard.frame_came(kind, 0, now)
@@ -152,8 +155,11 @@ class Http2Connection(SendingSide):
                     if kind != PREFACE:
                         self._guard.frame_came(kind, len(frame) - HEADER_SIZE, now)
                     self._take_frame(kind, frame)
+                    slow += 1
                 if self.is_lost:
                     return
+                if slow == MAX_SLOW_AT_ONCE:
+                    break
         except Flood as flood:
             self.break_off(ErrorCodes.ENHANCE_YOUR_CALM, str(flood))
         except FrameError as error:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from egressproxy.ai_apis.strict_json import dumps
+from egressproxy.model.work import Work
 from egressproxy.translation.content import text_or_parts
 from egressproxy.translation.conversation import (
     ContentPart,
@@ -37,8 +38,8 @@ _EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
 _MODES: Final = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 
 
-def read_request(value: Any) -> Conversation:
-    """What this request asks for. Raises Untranslatable."""
+def read_request(value: Any) -> Work[Conversation]:
+    """What this request asks for, in turns. Raises Untranslatable."""
     body = JsonObject(value)
     choice, has_parallel_calls = _tool_choice(body.object("tool_choice"))
     names = dict(_NAMES)
@@ -47,7 +48,10 @@ def read_request(value: Any) -> Conversation:
         if effort is not None:
             body.refuse("output_config.effort", "cannot be translated: thinking is disabled, which is another effort")
         effort, names["effort"] = Effort.NONE, "thinking.type"
-    turns = tuple(_turn(message) for message in objects(body.array("messages"), "messages"))
+    turns = list[Turn]()
+    for message in objects(body.array("messages"), "messages"):
+        turns.append(_turn(message))
+        yield
     max_tokens = body.needed("max_tokens", body.whole_number("max_tokens", 1))
     tier = body.word("service_tier", ("auto", "standard_only"))
     metadata = body.object("metadata")

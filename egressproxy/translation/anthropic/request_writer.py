@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from egressproxy.ai_apis.strict_json import Unreadable, are_too_many, loads_strictly
+from egressproxy.model.work import Work
 from egressproxy.translation.anthropic.request_reader import IMAGE_TYPES
 from egressproxy.translation.content import only_texts, said
 from egressproxy.translation.conversation import (
@@ -28,10 +29,10 @@ _NO_PARAMETERS: Final = {"type": "object", "properties": {}}
 _NOTHING_LIKE_IT: Final = "cannot be translated: Anthropic has nothing like it"
 
 
-def write_request(conversation: Conversation, model: str, default_max_tokens: int) -> dict[str, Any]:
-    """The body of the request. Raises Untranslatable for what a request for a message cannot say."""
+def write_request(conversation: Conversation, model: str, default_max_tokens: int) -> Work[dict[str, Any]]:
+    """The body of the request, in turns. Raises Untranslatable for what a request for a message cannot say."""
     _refuse(conversation)
-    system, messages = _turns(conversation)
+    system, messages = yield from _turns(conversation)
     body: dict[str, Any] = {"model": model, "max_tokens": conversation.max_tokens or default_max_tokens}
     tier = None if conversation.service_tier is None else "standard_only"
     user = conversation.safety_identifier or conversation.user
@@ -82,11 +83,12 @@ def _refuse(conversation: Conversation) -> None:
             refuse("output_description")
 
 
-def _turns(conversation: Conversation) -> tuple[Any, list[dict[str, Any]]]:
+def _turns(conversation: Conversation) -> Work[tuple[Any, list[dict[str, Any]]]]:
     """The system prompt, and the messages. Neighbours of one role are one message, as Anthropic itself reads them."""
     system: list[dict[str, Any]] = []
     messages: list[dict[str, Any]] = []
     for turn in conversation.turns:
+        yield
         if turn.role in (Role.SYSTEM, Role.DEVELOPER):
             blocks = [_text(part) for part in only_texts(turn.parts, "a system prompt")]
             if not messages:

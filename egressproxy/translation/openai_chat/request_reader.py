@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from egressproxy.model.work import Work
 from egressproxy.translation.content import (
     EFFORTS,
     function_of,
@@ -42,8 +43,8 @@ _NAMES: Final = {
 }
 
 
-def read_request(value: Any) -> Conversation:
-    """What this request asks for. Raises Untranslatable."""
+def read_request(value: Any) -> Work[Conversation]:
+    """What this request asks for, in turns. Raises Untranslatable."""
     body = JsonObject(value)
     names = dict(_NAMES)
     max_tokens, older = body.whole_number("max_completion_tokens", 1), body.whole_number("max_tokens", 1)
@@ -54,9 +55,14 @@ def read_request(value: Any) -> Conversation:
         body.refuse("max_tokens", "contradicts max_completion_tokens")
     options = body.object("stream_options")
     effort = body.word("reasoning_effort", EFFORTS)
+    model = body.needed_text("model")
+    turns = list[Turn]()
+    for message in objects(body.array("messages"), "messages"):
+        turns.append(_turn(message))
+        yield
     conversation = Conversation(
-        model=body.needed_text("model"),
-        turns=tuple(_turn(message) for message in objects(body.array("messages"), "messages")),
+        model=model,
+        turns=tuple(turns),
         max_tokens=max_tokens,
         temperature=body.number("temperature", 0, 2),
         top_p=body.number("top_p", 0, 1),

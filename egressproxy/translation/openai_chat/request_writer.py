@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from egressproxy.model.work import Work
 from egressproxy.translation.content import data_url, only_texts, result_parts, said, schema_fields
 from egressproxy.translation.conversation import (
     ContentPart,
@@ -24,15 +25,15 @@ from egressproxy.translation.errors import Untranslatable
 _MAX_STOP_SEQUENCES: Final = 4
 
 
-def write_request(conversation: Conversation, model: str) -> dict[str, Any]:
-    """The body of the request. Raises Untranslatable for what a chat completion cannot say."""
+def write_request(conversation: Conversation, model: str) -> Work[dict[str, Any]]:
+    """The body of the request, in turns. Raises Untranslatable for what a chat completion cannot say."""
     if conversation.is_prefilled:
         raise Untranslatable(
             conversation.turns[-1].where, "cannot be translated: OpenAI does not continue a last message"
         )
     if len(conversation.stop) > _MAX_STOP_SEQUENCES:
         raise Untranslatable(conversation.name_of("stop"), f"OpenAI takes {_MAX_STOP_SEQUENCES} at most")
-    body: dict[str, Any] = {"model": model, "messages": _messages(conversation.turns)}
+    body: dict[str, Any] = {"model": model, "messages": (yield from _messages(conversation.turns))}
     optional = {
         "max_completion_tokens": conversation.max_tokens,
         "temperature": conversation.temperature,
@@ -56,9 +57,10 @@ def write_request(conversation: Conversation, model: str) -> dict[str, Any]:
     return body
 
 
-def _messages(turns: tuple[Turn, ...]) -> list[dict[str, Any]]:
+def _messages(turns: tuple[Turn, ...]) -> Work[list[dict[str, Any]]]:
     messages: list[dict[str, Any]] = []
     for turn in turns:
+        yield
         if turn.role is Role.ASSISTANT:
             _add_assistant(messages, turn)
         elif turn.role is Role.USER:

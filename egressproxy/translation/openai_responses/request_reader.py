@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from egressproxy.model.work import Work
 from egressproxy.translation.content import (
     EFFORTS,
     function_of,
@@ -47,16 +48,18 @@ _AT_ONE_PROVIDER: Final = "cannot be translated: what it names is stored at one 
 _STATUSES: Final = ("completed", "incomplete", "in_progress")
 
 
-def read_request(value: Any) -> Conversation:
-    """What this request asks for. Raises Untranslatable."""
+def read_request(value: Any) -> Work[Conversation]:
+    """What this request asks for, in turns. Raises Untranslatable."""
     body = JsonObject(value)
     system: tuple[Turn, ...] = ()
     if (instructions := body.text("instructions")) is not None:
         system = (Turn(Role.SYSTEM, (Text(instructions, "instructions"),), "instructions"),)
     verbosity, output_format = _text_config(body.object("text"))
+    model = body.needed_text("model")
+    turns = yield from _turns(body.any("input"))
     conversation = Conversation(
-        model=body.needed_text("model"),
-        turns=(*system, *_turns(body.any("input"))),
+        model=model,
+        turns=(*system, *turns),
         max_tokens=body.whole_number("max_output_tokens", 1),
         temperature=body.number("temperature", 0, 2),
         top_p=body.number("top_p", 0, 1),
@@ -112,12 +115,16 @@ def _text_config(config: JsonObject | None) -> tuple[str | None, OutputFormat | 
     return verbosity, output_format
 
 
-def _turns(value: Any) -> list[Turn]:
+def _turns(value: Any) -> Work[list[Turn]]:
     if type(value) is str:
         return [Turn(Role.USER, (Text(value, "input"),), "input")]
     if type(value) is not list:
         raise Untranslatable("input", "is missing" if value is None else "must be a string or an array")
-    return [_item(item) for item in objects(value, "input")]
+    turns = list[Turn]()
+    for item in objects(value, "input"):
+        turns.append(_item(item))
+        yield
+    return turns
 
 
 def _item(item: JsonObject) -> Turn:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from egressproxy.model.work import Work
 from egressproxy.translation.content import data_url, only_texts, result_parts, said, schema_fields
 from egressproxy.translation.conversation import (
     ContentPart,
@@ -25,8 +26,8 @@ from egressproxy.translation.errors import Untranslatable
 _NO_PARAMETERS: Final = {"type": "object", "properties": {}}
 
 
-def write_request(conversation: Conversation, model: str) -> dict[str, Any]:
-    """The body of the request. Raises Untranslatable for what a request for a response cannot say."""
+def write_request(conversation: Conversation, model: str) -> Work[dict[str, Any]]:
+    """The body of the request, in turns. Raises Untranslatable for what a request for a response cannot say."""
     if conversation.is_prefilled:
         raise Untranslatable(
             conversation.turns[-1].where, "cannot be translated: OpenAI does not continue a last message"
@@ -37,9 +38,13 @@ def write_request(conversation: Conversation, model: str) -> dict[str, Any]:
         )
     instructions, turns = _instructions(conversation.turns)
     body: dict[str, Any] = {"model": model, "store": False}
+    items = list[dict[str, Any]]()
+    for turn in turns:
+        items += _items(turn)
+        yield
     optional = {
         "instructions": instructions,
-        "input": [item for turn in turns for item in _items(turn)],
+        "input": items,
         "max_output_tokens": conversation.max_tokens,
         "temperature": conversation.temperature,
         "top_p": conversation.top_p,

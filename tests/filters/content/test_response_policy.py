@@ -4,6 +4,7 @@
 import functools
 import gzip
 import json
+from collections.abc import Iterator
 from unittest import mock
 
 import pytest
@@ -403,6 +404,12 @@ def at_a_glance_and_not(number, action, entities, max_length):
         return quick, policy(**config)
 
 
+def _not_seen(*_: object) -> Iterator[None]:
+    """Nothing is seen at a glance."""
+    yield
+    return False
+
+
 SPELT = [
     (2, '{"n": 1e9}'), (2, '{"n": 123456789.0}'), (2, '{"a": [-12.3456789E8]}'), (4, '{"content": "1\\u0065\\u0033"}'),
     (0, '{"content": "never \\u0066or export"}'), (1, '{"content": "\uff46alcon"}'), (1, '{"content": "a\\nfalcon"}'),
@@ -416,7 +423,7 @@ SPELT = [
 @pytest.mark.parametrize(("number", "said"), SPELT)
 def test_a_glance_misses_no_spelling(number, said):
     quick, slow = at_a_glance_and_not(number, "Reject", (), 0)
-    with mock.patch.object(ResponsePolicy, "_is_harmless", return_value=False):
+    with mock.patch.object(ResponsePolicy, "_is_harmless", side_effect=_not_seen):
         expected = outcome(slow, said)
     assert outcome(quick, said) == expected
 
@@ -431,7 +438,7 @@ def test_a_glance_misses_no_spelling(number, said):
 )
 def test_what_is_seen_at_a_glance_is_what_a_look_at_each_text_finds(said, number, action, entities, max_length):
     quick, slow = at_a_glance_and_not(number, action, entities, max_length)
-    with mock.patch.object(ResponsePolicy, "_is_harmless", return_value=False):
+    with mock.patch.object(ResponsePolicy, "_is_harmless", side_effect=_not_seen):
         expected = outcome(slow, said)
     assert outcome(quick, said) == expected
 

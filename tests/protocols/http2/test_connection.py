@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 import pytest
 from h2.errors import ErrorCodes
@@ -17,6 +18,7 @@ from egressproxy.protocols.http2.connection import (
     LINGER_SIZE,
     MAX_AT_ONCE,
     MAX_FRAMES_AT_ONCE,
+    MAX_SLOW_AT_ONCE,
     Http2Connection,
 )
 from egressproxy.protocols.http2.field_coding import FieldList
@@ -315,6 +317,29 @@ def test_many_tiny_frames_of_one_read_take_several_turns(talk: Talk):
     assert not talk.wire.is_paused
 
 
+def hear_all(talk: Talk) -> None:
+    """The turns of the loop that what has come takes."""
+    while talk.server._later and not talk.server.is_lost:
+        talk.server._go_on()
+
+
+@pytest.mark.parametrize(
+    "frame", [(0, b"\1x\0", 0x8), (6, bytes(8), 0), (8, b"\0\0\0\1", 0)], ids=["padded", "PING", "window"]
+)
+def test_what_takes_longer_takes_more_turns(talk: Talk, frame: tuple[int, bytes, int]):
+    kind, payload, flags = frame
+    number = talk.client.request(POST, b"", ends=False)
+    stream = talk.begun()
+    taken: list[int] = []
+    take_frame = talk.server._take_frame
+    with mock.patch.object(type(talk.server), "_take_frame", lambda _, *frame: (taken.append(1), take_frame(*frame))):
+        talk.server.data_received(raw_frame(kind, payload, 0 if kind == 6 else number, flags) * (3 * MAX_SLOW_AT_ONCE))
+        assert len(taken) == MAX_SLOW_AT_ONCE
+        hear_all(talk)
+    assert len(taken) == 3 * MAX_SLOW_AT_ONCE
+    assert bytes(stream.data) == b"x" * len(taken) * (kind == 0)
+
+
 def test_a_goaway_of_the_peer_ends_nothing(talk: Talk):
     number = talk.client.get()
     stream = talk.begun()
@@ -402,6 +427,7 @@ def test_frames_that_bring_nothing_are_counted(talk: Talk, kind: int, payload: b
     talk.client.request(POST, b"", ends=False)
     talk.begun()
     talk.server.data_received(raw_frame(kind, payload, stream) * (int(BURST) + 100))
+    hear_all(talk)
     assert talk.server.why is not None
     assert talk.server.why[0] is ErrorCodes.ENHANCE_YOUR_CALM
     assert name in talk.server.why[1]
@@ -484,4 +510,5 @@ def test_what_is_said_behind_our_last_word_is_dropped_and_bounded(talk: Talk):
 def test_a_flood_is_not_listened_to_behind_our_last_word(talk: Talk):
     talk.wire.can_linger = True
     talk.server.data_received(raw_frame(6, bytes(8)) * (int(BURST) + 1))
+    hear_all(talk)
     assert (talk.wire.has_ended, talk.wire.is_closed) == (False, True)
