@@ -24,6 +24,7 @@ from egressproxy.filters.settings import FieldName, FilterConfig, Within
 from egressproxy.ir.policy import FieldFault
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import media_type
+from egressproxy.model.work import Work
 from egressproxy.net.cooperative import in_turns
 from egressproxy.telemetry.counters import OVERFLOW
 
@@ -155,8 +156,16 @@ class TokenMeter(Filter):
         measured = self._measured(x)
         if measured is None:
             return data
+        if measured.takes_long(data):
+            return in_turns(self._feeding(x, measured, data, last))
         had_tokens = measured.seen_tokens
-        data = measured.feed(x, data, last)
+        return self._timed(measured, had_tokens, measured.feed(x, data, last))
+
+    def _feeding(self, x: Exchange, measured: _Measured, data: bytes, last: bool) -> Work[bytes]:
+        had_tokens = measured.seen_tokens
+        return self._timed(measured, had_tokens, (yield from measured.feeding(x, data, last)))
+
+    def _timed(self, measured: _Measured, had_tokens: int, data: bytes) -> bytes:
         if measured.seen_tokens > had_tokens:
             measured.ended_at = self._clock()
             measured.first_at = measured.first_at or measured.ended_at

@@ -407,6 +407,7 @@ class FormDocument:
         self._changed[begin] = end, quote_plus(text).encode()
 
     def writing(self) -> Work[bytes]:
+        """`body` in turns."""
         if not self._changed:
             return self._body
         pieces, done = list[bytes](), 0

@@ -153,7 +153,9 @@ class TokenQuota(SettledQuota):
         if held is None:
             return data
         use: TokenUse | None = held.use
-        return data if use is None else use.feed(x, data, last)
+        if use is None:
+            return data
+        return in_turns(use.feeding(x, data, last)) if use.takes_long(data) else use.feed(x, data, last)
 
     def complete(self, x: Exchange) -> None:
         if self._one is None:

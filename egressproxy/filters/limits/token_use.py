@@ -19,7 +19,7 @@ from egressproxy.ai_apis.shared import (
     view_ahead,
 )
 from egressproxy.ai_apis.stream_events import read_event
-from egressproxy.ai_apis.streams import framing_of
+from egressproxy.ai_apis.streams import SLICE, framing_of, sliced
 from egressproxy.ai_apis.strict_json import Unreadable, loads
 from egressproxy.ai_apis.usage import TokenUsage, usage_of
 from egressproxy.errors import Reason
@@ -167,6 +167,19 @@ class TokenUse:
         else:
             add_usage_of_answer(x, data)
         return data
+
+    def takes_long(self, data: bytes) -> bool:
+        """Whether this piece of a stream is more than is looked at in one go."""
+        return len(data) > SLICE and self._framing is not None and not self._is_over
+
+    def feeding(self, x: Exchange, data: bytes, last: bool) -> Work[bytes]:
+        """`feed` in turns."""
+        made, left = list[bytes](), len(data)
+        for piece in sliced(data):
+            left -= len(piece)
+            made.append(self.feed(x, piece, last and not left))
+            yield
+        return b"".join(made)
 
     def _feed_stream(self, x: Exchange, framing: Framing, data: bytes, last: bool) -> bytes:
         broken = b""

@@ -57,6 +57,7 @@ class ScriptedTranslator:
 
 
 def scripted_request(body: bytes, source: Api, target: Api, model: str | None = None) -> Any:
+    yield
     said = json.loads(body)
     if "refused" in said:
         raise Untranslatable("refused", "the other API does not know it")
@@ -74,7 +75,7 @@ def scripted_request(body: bytes, source: Api, target: Api, model: str | None = 
 
 @pytest.fixture(autouse=True)
 def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(translator, "translate_request", scripted_request)
+    monkeypatch.setattr(translator, "translating", scripted_request)
     monkeypatch.setattr(translator, "ResponseTranslator", ScriptedTranslator)
 
 

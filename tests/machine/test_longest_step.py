@@ -1,0 +1,124 @@
+"""No body keeps the loop: the longest step of each filter that reads bodies, with each shape of body, is a short one.
+
+The bodies are as large as it takes to see that; what takes longer with more of it would take far longer here.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from egressproxy.ai_apis.apis import Api
+from egressproxy.filters import Phase
+from egressproxy.filters.testing import FilterHarness
+from egressproxy.translation.translator import translating
+from tests.support.steps import longest_part, longest_step, pieces
+
+#: Units of some two milliseconds. What is known to be atomic (reading one long string, freeing what was read) is below.
+MOST = 9.0
+CHAT, OTHER = "/v1/chat/completions", "/other"
+JSON, FORM, LINES, TEXT = "application/json", "application/x-www-form-urlencoded", "application/x-ndjson", "text/plain"
+EVENTS = "text/event-stream"
+EMAIL = {"name": "EMAIL", "action": "Placeholder"}
+SECRETS = {"s/k": b"sk-Live-4242424242424242"}
+FILTERS: dict[str, dict[str, Any]] = {
+    "PromptGuard": {"applyTo": "Both", "deny": [{"name": "f", "pattern": "falcon"}]},
+    "PIIDetector": {"applyTo": "Both", "entities": [EMAIL, {"name": "CARD", "action": "Redact"}]},
+    "ResponsePolicy": {
+        "deny": [{"name": "F", "pattern": "falcon", "maxLength": 40}], "entities": ["EMAIL"], "toolCalls": "Offered",
+    },
+    "ToolPolicy": {"tools": {"deny": [{"names": ["shell"]}]}},
+    "ModelPolicy": {"deny": ["x"], "routes": [{"textContains": ["falcon"], "minTokens": 5, "model": "n"}]},
+    "TokenMeter": {},
+    "QoSController": {"tokensPerDay": 20_000_000},
+    "CanaryKeys": {"secretRefs": [{"name": "s", "key": "k"}]},
+}  # fmt: skip
+
+
+def chat(**more: Any) -> bytes:
+    return json.dumps({"model": "m", **more}, separators=(",", ":")).encode()
+
+
+def said(text: str) -> bytes:
+    return b'{"model":"m","messages":[{"role":"user","content":"' + text.encode() + b'"}]}'
+
+
+def event(text: bytes) -> bytes:
+    return b'data: {"choices":[{"index":0,"delta":{"content":"%b"}}]}\n\n' % text
+
+
+#: Name: type, path, body.
+REQUESTS: dict[str, tuple[str, str, bytes]] = {
+    "many texts": (JSON, CHAT, chat(input=["ab"] * 30_000)),
+    "an array": (JSON, OTHER, json.dumps(["ab"] * 30_000).encode()),
+    "many turns": (JSON, CHAT, chat(messages=[{"role": "user", "content": "hi"}] * 12_000)),
+    "many values": (JSON, CHAT, chat(messages=[{"role": "user", "content": f"a{n}@b.example"} for n in range(9_000)])),
+    "numbers": (JSON, CHAT, chat(messages=[], a=[123456789] * 45_000)),
+    "wide": (JSON, CHAT, chat(**{f"k{number}": "v" for number in range(40_000)})),
+    "deep": (JSON, CHAT, b'{"messages":[],"a":[' + b",".join([b"[" * 90 + b"1" + b"]" * 90] * 250) + b"]}"),
+    "one long text": (JSON, CHAT, said("some words to read " * 100_000)),
+    "escapes": (JSON, CHAT, said(r"\u0061" * 400_000)),
+    "arguments": (JSON, CHAT, chat(messages=[{"role": "assistant", "arguments": json.dumps(["ab"] * 40_000)}])),
+    "many tools": (JSON, CHAT, chat(messages=[], tools=[{"type": "function", "function": {"name": "f"}}] * 20_000)),
+    "calls": (
+        JSON,
+        OTHER,
+        json.dumps([{"jsonrpc": "2.0", "method": "tools/call", "params": {"name": "f"}}] * 8_000).encode(),
+    ),
+    "a form": (FORM, OTHER, b"a=b&" * 500_000),
+    "a long form": (FORM, OTHER, b"a=" + b"%61" * 600_000),
+    "lines": (LINES, OTHER, b'{"a":"b"}\n' * 15_000),
+    "text": (TEXT, OTHER, b"some words to read\n" * 60_000),
+}
+ANSWERS: dict[str, tuple[str, str, bytes]] = {
+    **{name: REQUESTS[name] for name in ("many texts", "deep", "one long text", "escapes", "wide")},
+    "many choices": (JSON, CHAT, REQUESTS["many turns"][2].replace(b"messages", b"choices")),
+    "tiny events": (EVENTS, CHAT, b"data: {}\n\n" * 14_000),
+    "events of a letter": (EVENTS, CHAT, event(b"a") * 4_000),
+    "events that are text": (EVENTS, CHAT, b"data: a\n\n" * 7_000),
+    "empty lines": (EVENTS, CHAT, b"\n" * 65_536),
+    "a huge event": (EVENTS, CHAT, event(b"some words to read " * 100_000)),
+    "an event of many texts": (EVENTS, CHAT, b'data: {"a":[' + b'"ab",' * 30_000 + b'"a"]}\n\n'),
+    "text": REQUESTS["text"],
+}  # fmt: skip
+#: Those that look at no answer, and at no request.
+ONLY_REQUESTS, ONLY_ANSWERS = {"ModelPolicy", "CanaryKeys"}, {"ResponsePolicy"}
+#: Those that look at nothing but JSON.
+OF_JSON = {"ModelPolicy", "TokenMeter", "QoSController", "ToolPolicy"}
+#: Those that get a request in pieces.
+IN_PIECES = {"CanaryKeys"}
+
+
+def harness(kind: str) -> FilterHarness:
+    secrets = SECRETS if kind == "CanaryKeys" else None
+    type_ = f"egressproxy.io/{kind}:v1"
+    return FilterHarness(FILTERS[kind], phase=Phase.REQUEST_HEADERS, type=type_, secrets=secrets, timeout_s=60)
+
+
+def asks(kind: str, shape: str) -> bool:
+    return kind not in ONLY_ANSWERS and (kind not in OF_JSON or REQUESTS[shape][0] == JSON)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape"), [(kind, shape) for kind in FILTERS for shape in REQUESTS if asks(kind, shape)]
+)
+def test_no_request_keeps_the_loop(kind: str, shape: str):
+    media_type, path, body = REQUESTS[shape]
+    cut = pieces(body) if kind in IN_PIECES else [body]
+    assert longest_step(harness(kind), cut, media_type, path=path, is_answer=False, most=MOST) < MOST
+
+
+@pytest.mark.parametrize("shape", ANSWERS)
+@pytest.mark.parametrize("kind", [kind for kind in FILTERS if kind not in ONLY_REQUESTS])
+def test_no_answer_keeps_the_loop(kind: str, shape: str):
+    media_type, path, body = ANSWERS[shape]
+    cut = [body] if media_type == JSON else pieces(body)
+    assert longest_step(harness(kind), cut, media_type, path=path, is_answer=True, most=MOST) < MOST
+
+
+@pytest.mark.parametrize("target", [Api.ANTHROPIC, Api.OPENAI_RESPONSES])
+def test_no_translation_keeps_the_loop(target: Api):
+    body = chat(messages=[{"role": "user", "content": "hi"}] * 18_000)
+    assert longest_part(lambda: translating(body, Api.OPENAI_CHAT, target), most=MOST) < MOST
