@@ -216,7 +216,7 @@ class _Run:
         statuses = self._statuses
         self._subject_notes.write(self._policies.objects)
         statuses.update((key, status.to_status()) for key, status in self._route_statuses.items())
-        statuses.update(class_statuses(self._resources, self._generations, self._catalogue_sentence()))
+        statuses.update(class_statuses(self._resources, self._generations, self._catalogue_sentence))
         statuses.update(self.filter_types.statuses(self._generations, self._extensions.faults))
         for plan in self._plans:
             plan.close()

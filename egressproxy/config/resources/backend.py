@@ -5,8 +5,6 @@ shape, of which ours is the superset; XBackend has its own (`x_backend`). `confi
 BackendIR. Sources: GEP-4894, the AI Gateway working group's egress proposal, BackendTLSPolicy of Gateway API v1.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field

@@ -6,8 +6,6 @@ Sources: the AI Gateway working group's egress proposal and its prototype, and i
 service decoration.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field

@@ -1,7 +1,5 @@
 """Extensions: filters of a Backend or EgressPolicy; PayloadProcessingPipeline; FilterType, for types of one's own."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field

@@ -6,8 +6,6 @@ manifests of an application should work as they are. That list is closed. A kind
 one of ours, and stays an error; so does everything in the groups of our own kinds that nobody else writes.
 """
 
-from __future__ import annotations
-
 from egressproxy.config.resources.backend import (
     Backend,
     BackendTlsPolicy,

@@ -1,7 +1,5 @@
 """`limits` of an EgressPolicy."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field

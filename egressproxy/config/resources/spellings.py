@@ -4,8 +4,6 @@ They are compared without regard to case; what is none of them is an error that 
 Source: the AI Gateway working group's egress proposal in its versions.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Literal
 

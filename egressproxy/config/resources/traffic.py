@@ -1,7 +1,5 @@
 """`traffic` of an EgressPolicy: timeouts, retries, hedging, connections; what is about endpoints is in `resilience`."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool

@@ -1,7 +1,5 @@
 """XBackend, and what BackendTLSPolicy shares. Sources: GEP-4488, GEP-4894, BackendTLSPolicy of Gateway API v1."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
