@@ -149,6 +149,11 @@ class _ManifestReader:
             return []
         if not found:
             self._add_unread(path)
+        for file in [file for file in found if file.stem == "kustomization"]:
+            found.remove(file)
+            remedy = f"give its output to the gateway: kubectl kustomize {path}"
+            problem = Problem.of_file(file, "it is left out: kustomizations are not built here", remedy)
+            self.warnings.append(replace(problem, severity=Severity.NOTE, code="KindLeftOut"))
         # Reading a named pipe would hold up every reload from here on.
         special = [file for file in found if file.exists() and not file.is_file()]
         remedy = "remove it from the folder, or rename it"
@@ -285,7 +290,7 @@ class _ManifestReader:
         found = kind_class(api_version, kind, value.get("spec"))
         if found is not None:
             return found
-        if left_out := why_left_out(api_version, kind):
+        if left_out := why_left_out(api_version, kind, value.get("spec")):
             place = document.place_of(("kind",))
             severity = Severity.UNSERVED if is_for_gateways(api_version) else Severity.NOTE
             named = _object_name(value)

@@ -601,3 +601,13 @@ def test_a_folder_with_folders_alone_says_which_to_give(tmp_path: Path):
     (tmp_path / "conf" / "team-a" / "a.yaml").write_text(NAMESPACE)
     with pytest.raises(ConfigError, match=r"no folder in it is looked into \(there is team-a\).*conf/team-a"):
         load([tmp_path / "conf"])
+
+
+def test_a_kustomization_in_a_folder_is_left_out_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "kustomization.yaml").write_text("resources: [a.yaml]\n")
+    (tmp_path / "a.yaml").write_text("apiVersion: v1\nkind: Namespace\nmetadata: {name: x}\n")
+    found = load([tmp_path])
+    assert len(found) == 1
+    (note,) = found.warnings
+    assert (note.severity, note.code) == (Severity.NOTE, "KindLeftOut")
+    assert "kubectl kustomize" in note.remedy

@@ -834,11 +834,27 @@ def test_a_kind_of_kubernetes_that_says_nothing_to_us_is_left_out_and_told(api_v
 
 @pytest.mark.parametrize(
     ("api_version", "kind"),
-    [("apps/v1", "Deploymint"), ("egressproxy.io/v1alpha1", "EgresPolicy"), ("example.com/v1", "Deployment")],
+    [
+        ("apps/v1", "Deploymint"),
+        ("egressproxy.io/v1alpha1", "EgresPolicy"),
+        ("egresproxy.io/v1alpha1", "EgresPolicy"),
+        ("gateway.envoyproxy.io/v1alpha1", "BackendTrafficPolicy"),
+        ("example", "Deployment"),
+    ],
 )
 def test_any_other_unknown_kind_stays_an_error(api_version: str, kind: str):
     with pytest.raises(ConfigError, match=f"unknown kind {kind}"):
         load_text(f"{SERVICE_TEXT}---\napiVersion: {api_version}\nkind: {kind}\nmetadata: {{name: x}}\n")
+
+
+def test_an_object_of_a_foreign_group_is_left_out_unless_it_attaches_itself():
+    """What attaches itself (a policy of another gateway) asks for something that nobody here would do."""
+    foreign = "apiVersion: cert-manager.io/v1\nkind: Certificate\nmetadata: {name: x}\nspec: {secretName: y}\n"
+    text = f"{SERVICE_TEXT}---\n{foreign}"
+    (note,) = load_text(text).warnings
+    assert (note.severity, note.message) == (Severity.NOTE, "it is left out")
+    with pytest.raises(ConfigError, match="unknown kind"):
+        load_text(text.replace("secretName: y", "targetRefs: []"))
 
 
 def test_files_without_anything_of_ours_are_refused_as_empty_ones_are():
