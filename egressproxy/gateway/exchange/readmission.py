@@ -18,9 +18,10 @@ from egressproxy.filters.filter_step import Step, Steps
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.exchange.admission import Noted, name_request, of_client, route_request, route_tunnel
 from egressproxy.gateway.exchange.client import Client
+from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.route import Route
-from egressproxy.gateway.snapshot import ActiveListener
+from egressproxy.gateway.snapshot import ActiveListener, Port
 from egressproxy.ir.backend import BackendIR, Destination
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
@@ -37,31 +38,45 @@ async def admit_again(
     them. `route` and `listener` have let it in. Raises GatewayError, as admission does.
     """
     check_configured(client.state)
-    again = x.copy()
-    head = again.request = original_head(x)
-    is_connect = head.method == b"CONNECT"
-    if is_connect:
-        now = client.listener
-    else:
-        now = name_request(again, client.state.port, client.server_name, client.tunnel, head)
+    again, now = x, client.listener
+    is_connect = x.request.method == b"CONNECT"
+    if not is_connect:
+        again, now = name_again(x, client.state.port, client.server_name, client.tunnel)
     check_gateway(x, listener, now)
     if now.authenticator is not None:
         checking = now.authenticator.admit_again(x, client)
         if checking is not None:
             await checking
     own = of_client(x, now)
-    assert again.authority is not None
-    prefix, noted = x.path_prefix, Noted()
-    if is_connect:
-        found, noted = route_tunnel(own, again.authority)
-        if own.leaves_for(again.authority.host) is not None:
-            raise changed(found)
-    else:
-        found, prefix, noted = route_request(own, again.authority, head)
-    if prefix != x.path_prefix:
+    if not is_connect:
+        return route_again(x, again, route, own), own
+    assert x.authority is not None
+    found, noted = route_tunnel(own, x.authority)
+    if own.leaves_for(x.authority.host) is not None:
         raise changed(found)
     take_over(x, route, found, noted)
     return found, own
+
+
+def name_again(
+    x: Exchange, port: Port, server_name: str, inside: OpenedTunnel | Redirection | None
+) -> tuple[Exchange, ActiveListener]:
+    """What a request names, as its client has sent it, in a copy of the exchange; and its listener. Raises as
+    `name_request`.
+    """
+    again = x.copy()
+    again.request = original_head(x)
+    return again, name_request(again, port, server_name, inside, again.request)
+
+
+def route_again(x: Exchange, again: Exchange, route: Route, own: ActiveListener) -> Route:
+    """The rule in force for the request of `name_again`. Raises as `route_request` and `take_over`."""
+    assert again.authority is not None
+    found, prefix, noted = route_request(own, again.authority, again.request)
+    if prefix != x.path_prefix:
+        raise changed(found)
+    take_over(x, route, found, noted)
+    return found
 
 
 def take_over(x: Exchange, route: Route, found: Route, noted: Noted) -> None:
