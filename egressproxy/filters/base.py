@@ -169,7 +169,8 @@ class Filter:
             before it, and behind its methods for responses, whatever their priority; no filter of a response sees it.
         sends_more: `response_body` may have more to send when nothing has come for it. Where the body goes on as it
             comes, `x.notes[MORE]` is a function that, called with the filter, has the method called with b"".
-        waits_for_people: it has a time limit of its own, and the extension's `timeout` does not hold.
+        waits_for_people: it has a time limit of its own, and the extension's `timeout` does not hold. Since the request
+            is decided again behind it, `ORIGINAL_HEAD` is kept as for `needs_original`.
         sees_trailers: False for one whose `request_trailers` and `response_trailers` do not run, as if it had none.
     """
 

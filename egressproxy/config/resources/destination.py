@@ -215,8 +215,8 @@ class Failover(Model):
     codes: Annotated[tuple[Annotated[int, Field(strict=True, ge=400, le=599)], ...], Field(max_length=32)] = (
         429, 500, 502, 503, 529,
     )  # fmt: skip
-    """Statuses of an endpoint after which the request goes to the next one. Connections that fail are without being
-    named.
+    """Statuses of an endpoint after which the request goes to the next one; a first event that tells of an error counts
+    as the status of that. Connections that fail are without being named.
     """
     first_byte: Duration | None = None
     """The time for an attempt to bring the first byte of a response body; then the next endpoint is asked. The head is

@@ -53,7 +53,9 @@ class Retries(Model):
     attempts: Count = 1
     """Attempts after the first; 100 at most."""
     codes: tuple[Annotated[int, Field(strict=True, ge=400, le=599)], ...] = ()
-    """Statuses of a backend that are tried again. Connections that fail are without being named."""
+    """Statuses of a backend that are tried again; a first event that tells of an error counts as the status of that.
+    Connections that fail are without being named.
+    """
     retry_on: RetryOn = RetryOn.model_construct()
     """What else is tried again."""
     backoff: Duration | None = None

@@ -21,6 +21,7 @@ from egressproxy.gateway.ai.answers import (
     MAX_ANSWER,
     MAX_ERROR,
     Answer,
+    BegunAnswer,
     ReadingClient,
     TranslatedAnswer,
     TranslatedStream,
@@ -234,7 +235,7 @@ class AiCall:
         return error
 
     # --- answers ---------------------------------------------------------------------------------------------------
-    async def answer(self, x: Exchange, client: AiClient, upstream: Upstream) -> Answer:
+    async def answer(self, x: Exchange, client: AiClient, upstream: Upstream | BegunAnswer) -> Answer:
         """What the client gets of the answer in `x.response`, whose head becomes that of the translated one; what is no
         success stays none. Raises UpstreamFault (502) for one that cannot be read.
         """

@@ -253,26 +253,6 @@ def decide_names(
     return route_tunnel(listener, authority)
 
 
-async def admit_again(x: Exchange, client: Client) -> None:
-    """Of a request that has waited for a person: whether its client is still believed, and the present configuration
-    lets it in. Raises GatewayError, as admission does.
-    """
-    state = client.state
-    if state.is_closed:
-        raise GatewayFault(Reason.NO_ROUTE, "the listener is no longer configured", status=404)
-    assert x.authority is not None
-    listener = state.port.first
-    if listener.is_stream and x.request.method != b"CONNECT":
-        listener = state.port.opened_stream(x.authority.host)
-    elif not listener.is_forward and not listener.is_stream:
-        listener = state.port.listener_for(x.authority.host, client.server_name)
-    if listener.authenticator is not None:
-        checking = listener.authenticator.admit_again(x, client)
-        if checking is not None:
-            await checking
-    decide_names(of_client(x, listener), x.authority, x.request)
-
-
 def route_tunnel(listener: ActiveListener, authority: Authority) -> tuple[Route, Noted]:
     """The route of a tunnel: a TLSRoute, or what the policy allows. Raises Denied."""
     route = listener.streams.match(authority.host)

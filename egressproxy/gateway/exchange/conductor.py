@@ -25,13 +25,14 @@ from egressproxy.gateway.backends.parent_connect import refused_credentials
 from egressproxy.gateway.backends.replayable_body import ReplayableBody, end_if_no_memory
 from egressproxy.gateway.backends.upstream_call import CountedWay, Repeat, call_upstream
 from egressproxy.gateway.exchange.accounting import Accounting
-from egressproxy.gateway.exchange.admission import admit_again, decide_names, identify, name_request, route_request
+from egressproxy.gateway.exchange.admission import decide_names, identify, name_request, route_request
 from egressproxy.gateway.exchange.attempts import reach_with_retries
 from egressproxy.gateway.exchange.body_filter import SHORT_BODY, BodyFilter, Collector, ShortBody, finished
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.connect import serve_connect, switch_protocols
 from egressproxy.gateway.exchange.error_responses import ALLOW, error_event
 from egressproxy.gateway.exchange.phases import answer_of, answer_to_browser, dressed
+from egressproxy.gateway.exchange.readmission import admit_again
 from egressproxy.gateway.ext_authz.buffered_body import HELD, BufferedRequest, invite_body
 from egressproxy.gateway.identity.challenges import Unauthenticated
 from egressproxy.gateway.mcp.call import McpCall
@@ -144,7 +145,8 @@ class Conductor:
                         return
                 if x.notes is not None:
                     if x.notes.pop(WAITED, False):
-                        await admit_again(x, client)
+                        route, _ = await admit_again(x, client, route, listener)
+                        resources.route = route
                     route = self._noted(x, client, route)
             client.body_limit = x.max_body_bytes
             body = None
@@ -152,7 +154,8 @@ class Conductor:
                 body = await self.begin_request_body(x, client, head, route)
                 if x.notes is not None:
                     if x.notes.pop(WAITED, False):
-                        await admit_again(x, client)
+                        route, _ = await admit_again(x, client, route, listener)
+                        resources.route = route
                     route = self._noted(x, client, route)
             if route.retries is None:
                 backend = resources.backend = route.choose()
