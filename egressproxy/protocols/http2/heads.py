@@ -200,9 +200,11 @@ class RequestFieldsReader:
         if authority is None:
             if not hosts:
                 raise Malformed(Reason.BAD_HOST, "neither :authority nor Host is there")
-            return hosts[0]
-        if hosts and hosts[0].lower() != authority.lower():
+            authority = hosts[0]
+        elif hosts and hosts[0].lower() != authority.lower():
             raise Malformed(Reason.BAD_HOST, "Host is not what :authority says")
+        if not authority:
+            raise Malformed(Reason.BAD_HOST, "the authority is empty")
         return authority
 
     def _one_cookie(self, plain: FieldList) -> FieldList:

@@ -829,6 +829,13 @@ def test_a_request_of_http_1_0_without_host_is_for_the_server_itself(converse_on
     assert talk.record()["authority"] == "127.0.0.1:80"
 
 
+@pytest.mark.parametrize("objects", [forward(), reverse()])
+def test_an_empty_host_says_nothing(converse_on: Start, objects: list[m.Manifest]):
+    talk = converse_on(objects)
+    talk.client >> b"GET / HTTP/1.1\r\nHost:\r\n\r\n"
+    assert talk.client.answer()[0] == 400
+
+
 def test_a_forward_proxy_has_no_server_of_its_own(converse_on: Start):
     talk = converse_on(forward())
     talk.client >> b"GET / HTTP/1.0\r\n\r\n"
