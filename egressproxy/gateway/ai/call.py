@@ -49,6 +49,8 @@ if TYPE_CHECKING:  # translation takes memory, and not everybody asks for it: th
 
 #: Bytes of a request body that is changed or translated.
 MAX_REQUEST: Final = 8 * 1024 * 1024
+#: The field of an answer that names what was left out of its request.
+DROPPED_FIELD: Final = b"X-Egress-Dropped"
 #: Characters of a model's name that the log has.
 _LOGGED: Final = 128
 #: The note of an exchange with it.
@@ -146,7 +148,7 @@ class AiCall:
         if body is None or not body.is_kept:
             return
         whole: bytes | None = None
-        known: dict[tuple[Api | None, bool], _Hindrance | None] = {}  # other names change nothing
+        known: dict[tuple[Api | None, bool, bool], _Hindrance | None] = {}  # other names change nothing
         for backend in course.left():
             endpoint = backend.ai
             if endpoint is None or not self._needs_body(x, endpoint):
@@ -154,7 +156,7 @@ class AiCall:
             if whole is None:
                 body.detach()
                 whole = await self._collected(x, client, body)
-            key = endpoint.api_for(self.api), endpoint.renames
+            key = endpoint.api_for(self.api), endpoint.renames, endpoint.drops
             if key not in known:
                 known[key] = self._hindrance(x, endpoint, whole)
             hindrance = known[key]
@@ -204,7 +206,7 @@ class AiCall:
             check_size(body)
             from egressproxy.translation.translator import translate_request
 
-            request = translate_request(body, self.api, target, model)
+            request = translate_request(body, self.api, target, model, drops=endpoint.drops)
             return _Sent(request.body, request, request.client_model, model or request.client_model)
         if named is None or model is None:
             return _Sent(body)
@@ -256,6 +258,7 @@ class AiCall:
         is_stream = request.is_stream and media_type(head.fields) == EVENT_STREAM and not upstream.has_ended
         if is_success and is_stream:
             set_response_head(head, request, EVENT_STREAM)
+            self._tell_losses(x)
             head.body = -1
             return TranslatedStream(x, upstream, translator, client)
         try:
@@ -268,10 +271,21 @@ class AiCall:
         if is_success and status >= 300:
             raise _bad("is none that can be translated")
         set_response_head(head, request, JSON)
+        self._tell_losses(x)
         head.status, head.body = status, len(body)
         return TranslatedAnswer(upstream, body)
 
     # --- what is told ----------------------------------------------------------------------------------------------
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """What was left out of the request of the attempt under way, by the names of the client's API."""
+        return self._sent.request.dropped if self._sent.request is not None else ()
+
+    def _tell_losses(self, x: Exchange) -> None:
+        x.response.fields.remove(DROPPED_FIELD)
+        if self.dropped:
+            x.response.fields.set(DROPPED_FIELD, ", ".join(self.dropped).encode())
+
     @property
     def is_translated(self) -> bool:
         """Whether the backend gets another API than the client speaks."""
@@ -302,6 +316,7 @@ class AiCall:
             "ai_backend_api": self.backend_api.value if self.backend_api is not None else "",
             "ai_model": self._model[:_LOGGED],
             "ai_backend_model": self._sent.sent_model[:_LOGGED],
+            "ai_dropped": list(self.dropped),
         }
         return {name: value for name, value in said.items() if value}
 
@@ -320,9 +335,15 @@ class AiRequests(Filter):
 
     runs_in = frozenset((Phase.REQUEST_HEADERS,))
 
-    def __init__(self, route: str, translations: LabelSets[str, str, str, str, str]) -> None:
+    def __init__(
+        self,
+        route: str,
+        translations: LabelSets[str, str, str, str, str],
+        dropped: LabelSets[str, str, str, str, str],
+    ) -> None:
         self._route = route
         self._translations = translations
+        self._dropped = dropped
 
     def request_headers(self, x: Exchange) -> None:
         if not x.is_tunnel:
@@ -337,6 +358,8 @@ class AiRequests(Filter):
         elif call.api is not None and call.backend_api is not None and call.is_translated:
             result = "ok" if x.reason is Reason.OK and 200 <= x.status < 400 else "error"
             self._translations.count(self._route, x.backend, call.api.value, call.backend_api.value, result)
+            for name in call.dropped:
+                self._dropped.count(self._route, x.backend, call.api.value, call.backend_api.value, name)
         fields = call.log_fields()
         if fields:
             x.add_log_fields(fields)
