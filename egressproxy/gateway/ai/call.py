@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from egressproxy.ai_apis.apis import Api
+from egressproxy.ai_apis.request import AiRequest
 from egressproxy.ai_apis.shared import operation
+from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.errors import BadRequest, GatewayError, Reason, UpstreamFault
 from egressproxy.filters.base import Filter, Phase
 from egressproxy.filters.content_coding import note_change
@@ -38,10 +40,11 @@ from egressproxy.gateway.ext_authz.buffered_body import InvitedClient, invite_bo
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.exchange import AttemptTrail, Exchange
 from egressproxy.model.fields import media_type
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.upstream import Upstream
 from egressproxy.telemetry.counters import LabelSets
-from egressproxy.translation.apis import DEFAULT_PATHS, api_of
+from egressproxy.translation.apis import DEFAULT_PATHS, api_of, counts_tokens
 from egressproxy.translation.errors import Untranslatable
 
 if TYPE_CHECKING:  # translation takes memory, and not everybody asks for it: the build of a rule imports it
@@ -99,6 +102,7 @@ class AiCall:
     _sent: _Sent = _AS_IT_IS
     _model: str = ""  # that the client has asked for
     _first: _Hindrance | None = None  # of the first endpoint that cannot serve it
+    own_answer: LocalResponse | None = None  # what the client gets, and the backend is not asked
 
     @classmethod
     def begin(cls, x: Exchange) -> None:
@@ -127,6 +131,10 @@ class AiCall:
             self._sent, self.backend_api = _AS_IT_IS, self.api
             x.path_prefix = self._prefix
             try:
+                if backend.ai is not None and self._is_counted_here(x, backend.ai):
+                    self.api = Api.ANTHROPIC
+                    self.own_answer = self._counted(x, await self._collected(x, client, body))
+                    return backend
                 if backend.ai is not None and self._needs_body(x, backend.ai):
                     if whole is None:
                         whole = await self._collected(x, client, body)
@@ -142,6 +150,21 @@ class AiCall:
                 if whole is not None and self._sent.body is None:
                     self._sent = _Sent(whole)  # it may be too long to be kept
                 return backend
+
+    def _is_counted_here(self, x: Exchange, endpoint: AiEndpoint) -> bool:
+        """Whether this asks for a count of tokens that its provider does not have, since it serves other APIs alone."""
+        return bool(endpoint.apis) and Api.ANTHROPIC not in endpoint.apis and counts_tokens(x.request.path)
+
+    def _counted(self, x: Exchange, body: bytes) -> LocalResponse:
+        """An estimate: clients that get no count compress their conversation too late. Raises Untranslatable."""
+        if b"content-encoding" in x.request.fields:
+            raise Untranslatable("", "its Content-Encoding is not read here: send it without")
+        check_size(body)
+        try:
+            tokens = AiRequest.read(body).estimated_input_tokens()
+        except Unreadable as error:
+            raise Untranslatable("", f"the body cannot be read: {error}") from None
+        return LocalResponse(200, ((b"Content-Type", JSON),), b'{"input_tokens":%d}' % tokens)
 
     async def narrow(self, x: Exchange, client: AiClient, body: ReplayableBody | None, course: Course) -> None:
         """After a failure: take out who cannot serve this request: clients are to hear of the failure, not of that."""

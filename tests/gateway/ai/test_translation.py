@@ -157,6 +157,46 @@ def test_a_request_in_another_api_is_translated_and_so_is_its_answer(converse: S
     assert talk.metrics.translations == {labels: 1}
 
 
+COUNT = b"/v1/messages/count_tokens"
+COUNTED = json.dumps({"model": "m", "system": "be brief", "messages": [{"role": "user", "content": "word " * 400}]})
+
+
+@pytest.mark.parametrize("path", [COUNT, COUNT + b"?beta=true", b"/proxy" + COUNT])
+def test_tokens_are_estimated_where_the_provider_does_not_count_them(converse: Start, path: bytes):
+    talk = converse(config(provider("a", "OpenAIChat")))
+    talk.client >> post(COUNTED.encode(), path)
+    said = talk.client.take(rb'HTTP/1.1 200 .*?\r\n\r\n{"input_tokens":(\d+)}')
+    assert 480 < int(said[1]) < 600
+    talk.client >> post(COUNTED.encode(), path)  # and the connection goes on
+    talk.client.take(rb'HTTP/1.1 200 .*?\r\n\r\n{"input_tokens":\d+}')
+    assert talk.metrics.translations == {}
+
+
+def test_a_count_that_cannot_be_read_is_refused_in_the_shape_of_its_api(converse: Start):
+    talk = converse(config(provider("a", "OpenAIChat")))
+    for body, fields in ((b'{"a":1,"a":2}', ()), (COUNTED.encode(), (b"Content-Encoding: gzip",))):
+        talk.client >> post(body, COUNT, *fields)
+        error = talk.client.take(rb'HTTP/1.1 400 .*?\r\n\r\n({"type":"error".*}})')[1]
+        assert b"untranslatable" in error
+
+
+@pytest.mark.parametrize("apis", [(), ("AnthropicMessages",), ("OpenAIChat", "AnthropicMessages")])
+def test_a_provider_that_counts_tokens_is_asked(converse: Start, apis: tuple[str, ...]):
+    talk = converse(config(provider("a", *apis)))
+    talk.client >> post(COUNTED.encode(), COUNT)
+    assert asked(talk, "a", b"POST").startswith(b"POST " + COUNT)
+
+
+def test_a_count_is_estimated_behind_a_provider_that_fails(converse: Start):
+    group = m.failover("any", endpoint("a", 0), endpoint("b", 1, modelAlias="gpt"))
+    talk = converse(config(provider("a", "AnthropicMessages"), provider("b", "OpenAIChat"), group, to="any"))
+    talk.client >> post(COUNTED.encode(), COUNT)
+    asked(talk, "a", b"POST")
+    talk.origin.take(b"(?s).{%d}" % len(COUNTED))
+    respond(talk, b"{}", JSON, status=503)
+    talk.client.take(rb'HTTP/1.1 200 .*?\r\n\r\n{"input_tokens":\d+}')
+
+
 TUNED = b'{"model": "gpt-5", "tuning": 1}'
 
 
