@@ -137,6 +137,24 @@ def custom_call_arguments(text: str) -> str:
     return dumps({INPUT: text}).decode()
 
 
+def arguments_of(call: JsonObject) -> str:
+    """What a function was called with: JSON in a string, or as some servers tell it, and clients repeat it, the object
+    itself. Raises Untranslatable.
+    """
+    if type(call.peek("arguments")) is dict:
+        return dumps(call.plain_object("arguments")).decode()
+    return call.needed_text("arguments")
+
+
+def leave_out_callers(tool: JsonObject) -> None:
+    """Takes `allowed_callers`: a tool that the model may call itself needs no others. Raises Untranslatable."""
+    callers = tool.peek("allowed_callers")
+    if type(callers) is list and "direct" in callers:
+        tool.only("allowed_callers", ["direct"])
+    elif tool.any("allowed_callers") is not None:
+        tool.refuse("allowed_callers", "cannot be translated: elsewhere the model itself calls every tool")
+
+
 def allowed_of(tools: list[Tool], choice: ToolChoice | None) -> tuple[Tool, ...]:
     """The tools that the model may call: those that the choice names, where it names some."""
     return tuple(tool for tool in tools if choice is None or not choice.allowed or tool.name in choice.allowed)

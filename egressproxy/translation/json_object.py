@@ -149,6 +149,11 @@ class JsonObject:
         if value is not None and not any(type(value) is type(one) and value == one for one in harmless):
             self.drop_or_refuse(name, why)
 
+    @property
+    def has_more(self) -> bool:
+        """Whether a field is left that nobody has asked for."""
+        return any(value is not None for value in self._left.values())
+
     def end(self) -> None:
         """Raises Untranslatable if a field is left that nobody has asked for, unless it only tunes."""
         for name, value in self._left.items():

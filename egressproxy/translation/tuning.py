@@ -13,15 +13,17 @@ from typing import Final
 
 from egressproxy.ai_apis.apis import Api
 
-#: Ids and notes of clients, and settings of samplers, that servers and gateways beside OpenAI's take.
+#: Ids and notes of clients; other models that one provider may ask instead; settings of samplers: of servers and
+#: gateways beside OpenAI's.
 _OF_CLIENTS: Final = (
-    "chat_id", "client_metadata", "conversation_id", "message_id", "request_id", "session_id", "tags", "trace",
-    "trace_id", "user_id",
+    "chat_id", "client_metadata", "conversation_id", "litellm_metadata", "litellm_session_id", "litellm_trace_id",
+    "message_id", "request_id", "session_id", "tags", "trace", "trace_id", "user_id",
 )  # fmt: skip
+_OTHER_MODELS: Final = ("fallbacks", "models", "route")
 _OF_SAMPLERS: Final = (
-    "chat_template_kwargs", "dynatemp_exponent", "dynatemp_range", "enable_thinking", "include_reasoning", "keep_alive",
-    "min_p", "mirostat", "mirostat_eta", "mirostat_tau", "num_ctx", "reasoning_budget", "reasoning_format",
-    "reasoning_split", "repeat_last_n", "repeat_penalty", "repetition_penalty", "tfs_z", "think",
+    "chat_template_kwargs", "dynatemp_exponent", "dynatemp_range", "enable_thinking", "include_reasoning",
+    "keep_alive", "min_p", "mirostat", "mirostat_eta", "mirostat_tau", "num_ctx", "reasoning_budget",
+    "reasoning_format", "reasoning_split", "repeat_last_n", "repeat_penalty", "repetition_penalty", "tfs_z", "think",
     "thinking", "thinking_budget", "top_a", "top_k", "transforms", "typical_p", "usage",
 )  # fmt: skip
 _OF_CHAT: Final = (
@@ -38,8 +40,9 @@ _OF_RESPONSES: Final = (
     "store", "temperature", "text.verbosity", "truncation", "user",
 )  # fmt: skip
 _OF_ANTHROPIC: Final = (
-    "anthropic_beta", "anthropic_version", "betas", "context_management", "output_config.effort",
-    "output_config.task_budget", "service_tier", "speed", "thinking.budget_tokens", "thinking.display", "top_k",
+    "anthropic_beta", "anthropic_version", "betas", "context_management", "diagnostics", "metadata",
+    "output_config.effort", "output_config.task_budget", "service_tier", "speed", "thinking.budget_tokens",
+    "thinking.display", "top_k", "user_profile_id",
 )  # fmt: skip
 
 #: By the client's API: paths of fields in its JSON, `[]` for any element of an array. Behind an array whose elements
@@ -47,25 +50,31 @@ _OF_ANTHROPIC: Final = (
 TUNING: Final[Mapping[Api, frozenset[str]]] = {
     Api.OPENAI_CHAT: frozenset(
         (
-            *_OF_CLIENTS, *_OF_SAMPLERS, *_OF_CHAT, *(f"messages[].{name}" for name in _OF_CHAT_MESSAGES),
-            "messages[].content[].image_url.detail", "messages[].content[].reasoning", "messages[].content[].thinking",
-            "tools[].custom.format",
+            *_OF_CLIENTS, *_OTHER_MODELS, *_OF_SAMPLERS, *_OF_CHAT,
+            *(f"messages[].{name}" for name in _OF_CHAT_MESSAGES), "messages[].annotations",
+            "messages[].content[].image_url.detail", "messages[].content[].reasoning",
+            "messages[].content[].thinking", "tools[].custom.format",
         )
     ),
     Api.OPENAI_RESPONSES: frozenset(
         (
-            *_OF_CLIENTS, *_OF_SAMPLERS, *_OF_RESPONSES, "input[].content[].detail", "input[].end_turn",
-            "input[].metadata", "input[].output[].detail", "input[].reasoning", "input[].web_search_call",
-            "tools[].defer_loading", "tools[].format", "tools[].image_generation", "tools[].output_schema",
-            "tools[].tool_search", "tools[].tools[].defer_loading", "tools[].tools[].output_schema",
-            "tools[].web_search", "tools[].web_search_preview",
+            *_OF_CLIENTS, *_OTHER_MODELS, *_OF_SAMPLERS, *_OF_RESPONSES, "input[].content[].annotations",
+            "input[].content[].detail", "input[].content[].logprobs", "input[].end_turn",
+            "input[].internal_chat_message_metadata_passthrough", "input[].metadata", "input[].output[].detail",
+            "input[].reasoning", "input[].web_search_call", "tools[].allowed_callers", "tools[].defer_loading",
+            "tools[].format", "tools[].image_generation", "tools[].output_schema", "tools[].tool_search",
+            "tools[].tools[].allowed_callers", "tools[].tools[].defer_loading", "tools[].tools[].format",
+            "tools[].tools[].output_schema", "tools[].web_search", "tools[].web_search_preview",
         )
     ),
     Api.ANTHROPIC: frozenset(
         (
-            *_OF_CLIENTS, *_OF_ANTHROPIC, "messages[].content[].redacted_thinking", "messages[].content[].thinking",
-            "tools[].defer_loading", "tools[].input_examples", "tools[].tool_search_tool_bm25",
-            "tools[].tool_search_tool_regex", "tools[].web_fetch", "tools[].web_search",
+            *_OF_CLIENTS, *_OTHER_MODELS, *_OF_ANTHROPIC, "messages[].content[].citations",
+            "messages[].content[].redacted_thinking", "messages[].content[].server_tool_use",
+            "messages[].content[].thinking", "messages[].content[].tool_search_tool_result",
+            "messages[].content[].web_search_tool_result", "tools[].allowed_callers", "tools[].defer_loading",
+            "tools[].input_examples", "tools[].tool_search_tool_bm25", "tools[].tool_search_tool_regex",
+            "tools[].web_fetch", "tools[].web_search",
         )
     ),
 }  # fmt: skip

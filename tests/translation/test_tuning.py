@@ -65,7 +65,8 @@ CLIENTS: dict[str, tuple[Api, dict[str, Any]]] = {
             {"type": "function", "name": "exec_command", "description": "d", "strict": False, "parameters": SCHEMA},
             {"type": "custom", "name": "apply_patch", "description": "Edit files", "format": GRAMMAR},
             {"type": "namespace", "name": "mcp__files__", "description": "d",
-             "tools": [{"type": "function", "name": "look", "parameters": SCHEMA, "strict": False}]},
+             "tools": [{"type": "function", "name": "look", "parameters": SCHEMA, "strict": False},
+                       {"type": "custom", "name": "write", "format": GRAMMAR}]},
             {"type": "web_search", "external_web_access": False}],
         "input": [
             {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "be brief"}]},
@@ -137,6 +138,43 @@ def test_what_claude_code_loses_is_told():
     assert there["messages"][5]["content"][1]["image_url"] == {"url": "data:image/png;base64,AAAA"}
 
 
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+USED = {"id": "c", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}
+SEARCHED = [
+    {"type": "server_tool_use", "id": "s", "name": "web_search", "input": {}},
+    {"type": "web_search_tool_result", "tool_use_id": "s", "content": []},
+    {"type": "text", "text": "so", "citations": [{"type": "web_search_result_location"}]},
+]
+HI = {"role": "user", "content": "hi"}
+TOLD: list[tuple[Api, dict[str, Any], tuple[str, ...]]] = [
+    (CHAT, {"messages": [HI, {"role": "assistant", "content": None, "reasoning_content": "hm"}, HI]},
+     ("messages[].reasoning_content",)),
+    (CHAT, {"messages": [HI, {"role": "assistant", "tool_calls": [USED]},
+                         {"role": "tool", "tool_call_id": "c", "content": [IMAGE]}]}, ()),
+    (CHAT, {"messages": [HI, {"role": "assistant", "content": "a", "annotations": [{}]}, HI]},
+     ("messages[].annotations",)),
+    (CHAT, {"models": ["m"], "route": "fallback"}, ("models", "route")),
+    (RESPONSES, {"stream_options": {"include_usage": True}}, ()),
+    (RESPONSES, {"input": [{**HI, "internal_chat_message_metadata_passthrough": {"turn_id": "t"}}]},
+     ("input[].internal_chat_message_metadata_passthrough",)),
+    (RESPONSES, {"tools": [{"type": "function", "name": "f", "allowed_callers": ["direct", "programmatic"]}]},
+     ("tools[].allowed_callers",)),
+    (ANTHROPIC, {"metadata": {"user_id": "u", "SECRET": "x"}}, ("metadata",)),
+    (ANTHROPIC, {"tools": [{"name": "f", "input_schema": {}, "allowed_callers": ["direct", "code_execution"]}]},
+     ("tools[].allowed_callers",)),
+    (ANTHROPIC, {"messages": [HI, {"role": "assistant", "content": SEARCHED}, HI]},
+     ("messages[].content[].citations", "messages[].content[].server_tool_use",
+      "messages[].content[].web_search_tool_result")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("source", "more", "told"), TOLD)
+def test_what_is_left_out_is_told_by_its_name(source: Api, more: dict[str, Any], told: tuple[str, ...]):
+    for target in DEFAULT_PATHS:
+        if target is not source:
+            assert lossy(source, target, {**SMALLEST[source], **more}).dropped == told
+
+
 def test_a_turn_of_nothing_but_thoughts_is_left_out():
     thought = {"role": "assistant", "content": [{"type": "thinking", "thinking": "t", "signature": "s"}]}
     user = {"role": "user", "content": "hi"}
@@ -175,6 +213,7 @@ NEVER: list[tuple[Api, dict[str, Any]]] = [
     (ANTHROPIC, {"tools": [{"type": "bash_20250124", "name": "bash"}, {"name": "f", "input_schema": {}}]}),
     (ANTHROPIC, {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "The best is ("}]}),
     (ANTHROPIC, {"thinking": {"type": "new"}}),
+    (ANTHROPIC, {"tools": [{"name": "f", "input_schema": {}, "allowed_callers": ["code_execution_20250825"]}]}),
 ]  # fmt: skip
 
 
@@ -225,7 +264,7 @@ def test_a_custom_tool_is_a_function_with_one_text():
     assert "tools[].format" in made.dropped
     there = json.loads(made.body)
     names = [tool["name"] for tool in there["tools"]]
-    assert names == ["exec_command", "apply_patch", "mcp__files__look"]
+    assert names == ["exec_command", "apply_patch", "mcp__files__look", "mcp__files__write"]
     patch = there["tools"][1]
     assert patch["input_schema"]["required"] == ["input"]
     assert GRAMMAR["definition"] in patch["description"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from egressproxy.ai_apis.strict_json import dumps
-from egressproxy.translation.content import text_or_parts
+from egressproxy.translation.content import leave_out_callers, text_or_parts
 from egressproxy.translation.conversation import (
     ContentPart,
     Conversation,
@@ -34,6 +34,10 @@ _NAMES: Final = {
     "has_parallel_calls": "tool_choice.disable_parallel_tool_use",
     "user": "metadata.user_id",
 }
+#: Blocks of the assistant that are of use to Anthropic only: signed, encrypted, or calls of its own tools.
+_OF_PROVIDER: Final = (
+    "thinking", "redacted_thinking", "server_tool_use", "tool_search_tool_result", "web_search_tool_result",
+)  # fmt: skip
 _EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
 _MODES: Final = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 
@@ -72,7 +76,7 @@ def read_request(value: Any, losses: Losses) -> Conversation:
         names=names,
         losses=losses,
     )
-    if metadata is not None:
+    if metadata is not None and metadata.has_more and not losses.drop("metadata"):
         metadata.end()
     body.only("top_k")
     body.only("mcp_servers", [])
@@ -137,7 +141,7 @@ def _block(block: JsonObject, kinds: tuple[str, ...]) -> ContentPart | None:
     kind = block.needed_text("type")
     if kind not in kinds:
         thought = kind in ("thinking", "redacted_thinking")
-        if thought and "tool_use" in kinds and block.losses.drop(block.where(kind)):
+        if kind in _OF_PROVIDER and "tool_use" in kinds and block.losses.drop(block.where(kind)):
             return None
         why = "its signature is of use to its provider only" if thought else f"only {', '.join(kinds)} can be here"
         block.refuse("type", f"cannot be translated: {kind[:80]!r}: {why}")
@@ -212,7 +216,7 @@ def _tools(body: JsonObject) -> tuple[Tool, ...]:
 def _tool(tool: JsonObject) -> Tool:
     schema = tool.needed("input_schema", tool.plain_object("input_schema"))
     read = Tool(tool.needed_text("name"), tool.text("description"), schema, tool.flag("strict"), tool.path)
-    tool.only("allowed_callers", ["direct"])
+    leave_out_callers(tool)
     tool.only("defer_loading", False)
     tool.only("input_examples", [])
     tool.without_meaning("cache_control", "eager_input_streaming")

@@ -10,6 +10,7 @@ from egressproxy.translation.content import (
     CACHE_HINTS,
     EFFORTS,
     allowed_of,
+    arguments_of,
     custom_call_arguments,
     custom_tool_of,
     function_of,
@@ -25,6 +26,7 @@ from egressproxy.translation.conversation import (
     ContentPart,
     Conversation,
     Effort,
+    Image,
     RefusalText,
     Role,
     Text,
@@ -38,7 +40,9 @@ from egressproxy.translation.json_object import JsonObject
 from egressproxy.translation.tuning import Losses
 
 #: Parts of an assistant's message in which other servers tell how the model has thought.
-THOUGHTS: Final = ("thinking", "reasoning")
+_THOUGHTS: Final = ("thinking", "reasoning")
+#: Members of an assistant's message that tell the same.
+_REASONING: Final = ("reasoning", "reasoning_content", "reasoning_details", "thinking_blocks")
 _NAMES: Final = {
     "turns": "messages",
     "max_tokens": "max_completion_tokens",
@@ -66,7 +70,7 @@ def read_request(value: Any, losses: Losses) -> Conversation:
     tools = [_tool(tool) for tool in body.each("tools")]
     conversation = Conversation(
         model=body.needed_text("model"),
-        turns=tuple(_turn(message) for message in body.each("messages")),
+        turns=tuple(turn for message in body.each("messages") if (turn := _turn(message)) is not None),
         max_tokens=max_tokens,
         temperature=body.number("temperature", 0, 2),
         top_p=body.number("top_p", 0, 1),
@@ -121,7 +125,8 @@ def _stop(body: JsonObject) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _turn(message: JsonObject) -> Turn:
+def _turn(message: JsonObject) -> Turn | None:
+    """None for one of the assistant that tells nothing but how it has thought."""
     role = message.needed("role", message.word("role", ("system", "developer", "user", "assistant", "tool")))
     if role == "tool":
         message.without_meaning("name")  # the call's, which its id names
@@ -130,13 +135,16 @@ def _turn(message: JsonObject) -> Turn:
     parts: tuple[ContentPart, ...]
     if role == "tool":
         call_id = message.needed_text("tool_call_id")
-        texts = tuple(part for part in _content(message) if type(part) is Text)
-        parts = (ToolResult(call_id, texts, where=message.where("content")),)
+        content = _content(message, may_have_images=True)
+        shown = tuple(part for part in content if type(part) is Text or type(part) is Image)
+        parts = (ToolResult(call_id, shown, where=message.where("content")),)
     elif role == "assistant":
         parts = _assistant_parts(message)
     else:
         parts = tuple(_content(message, may_have_images=role == "user"))
     message.end()
+    if not parts and role == "assistant":
+        return None
     return Turn(Role.USER if role == "tool" else Role(role), parts, message.path)
 
 
@@ -146,7 +154,9 @@ def _assistant_parts(message: JsonObject) -> tuple[ContentPart, ...]:
     message.only("annotations", [])
     calls = [_tool_call(call) for call in message.each("tool_calls")]
     refusal = message.text("refusal")
-    parts: list[ContentPart] = list(_content(message, may_refuse=True, is_optional=bool(calls) or refusal is not None))
+    has_thought = any(message.peek(name) is not None for name in _REASONING)
+    is_optional = bool(calls) or refusal is not None or has_thought
+    parts: list[ContentPart] = _content(message, may_refuse=True, is_optional=is_optional)
     if refusal is not None:
         parts.append(RefusalText(refusal, message.where("refusal")))
     if calls and parts == [Text("")]:
@@ -171,10 +181,10 @@ def _part(part: JsonObject, may_have_images: bool, may_refuse: bool) -> ContentP
         read = _image(part)
     elif kind == "refusal" and may_refuse:
         read = RefusalText(part.needed_text("refusal"), part.path)
-    elif may_refuse and kind in THOUGHTS and part.losses.drop(part.where(kind)):
+    elif may_refuse and kind in _THOUGHTS and part.losses.drop(part.where(kind)):
         return None
     else:
-        part.refuse(kind[:80], "cannot be translated: only text, and images of the user, are")
+        part.refuse(kind[:80], "cannot be translated: only text, and images of the user and of tools, are")
     part.without_meaning(*CACHE_HINTS)
     part.end()
     return read
@@ -200,7 +210,7 @@ def _tool_call(call: JsonObject) -> ToolCall:
         read = ToolCall(call.needed_text("id"), name, custom_call_arguments(inner.needed_text("input")), where)
     else:
         where = inner.where("arguments")
-        read = ToolCall(call.needed_text("id"), name, inner.needed_text("arguments"), where)
+        read = ToolCall(call.needed_text("id"), name, arguments_of(inner), where)
     inner.end()
     call.end()
     return read

@@ -12,11 +12,13 @@ from egressproxy.translation.content import (
     CACHE_HINTS,
     EFFORTS,
     allowed_of,
+    arguments_of,
     custom_call_arguments,
     custom_tool_of,
     function_of,
     image_at,
     leave_out_cache_options,
+    leave_out_callers,
     metadata_of,
     output_format_of,
     service_tier_of,
@@ -95,7 +97,7 @@ def read_request(value: Any, losses: Losses) -> Conversation:
     _leave_out_include(body)
     leave_out_cache_options(body)
     if (options := body.object("stream_options")) is not None:
-        options.without_meaning("include_obfuscation")
+        options.without_meaning("include_obfuscation", "include_usage")  # it is always told
         options.end()
     body.end()
     return conversation
@@ -168,7 +170,7 @@ def _call(item: JsonObject, kind: str) -> ToolCall:
     if kind == "custom_tool_call":
         arguments, where = custom_call_arguments(item.needed_text("input")), item.where("input")
     else:
-        arguments, where = item.needed_text("arguments"), item.where("arguments")
+        arguments, where = arguments_of(item), item.where("arguments")
     item.only("async", False)
     return ToolCall(call_id, _name_in(namespace, name), arguments, where)
 
@@ -249,7 +251,7 @@ def _namespace(namespace: JsonObject) -> Iterator[tuple[Tool, ToolForm]]:
 
 def _tool(tool: JsonObject, kind: str) -> tuple[Tool, ToolForm | None]:
     read = custom_tool_of(tool) if kind == "custom" else function_of(tool)
-    tool.only("allowed_callers", ["direct"])
+    leave_out_callers(tool)
     tool.only("async", False)
     tool.only("defer_loading", False)
     tool.only("output_schema")
