@@ -167,13 +167,15 @@ class ResponseTranslator:
         """What the client gets when the backend's stream is over: an error, if it was not complete."""
         if self._is_over:
             return b""
-        written = self._translate(b"\n\n")  # an event may lack the empty line behind it
+        written = [self._translate(b"\n\n")]  # an event may lack the empty line behind it
         if not self._is_over:
             try:
-                written += self._written(self._reader.end())
+                self._write(self._reader.end(), written)
             except BadAnswer as error:
-                written += self._fail(str(error))
-        return written if self._is_over else written + self._fail("it has ended before the answer was complete")
+                written.append(self._fail(str(error)))
+        if not self._is_over:
+            written.append(self._fail("it has ended before the answer was complete"))
+        return b"".join(written)
 
     def _translate(self, data: bytes) -> bytes:
         written: list[bytes] = []
@@ -182,22 +184,20 @@ class ResponseTranslator:
                 if name == COMMENT:
                     written.append(self._writer.write(_KEEP_ALIVE))
                     continue
-                written.append(self._written(self._reader.read(name, content)))
+                self._write(self._reader.read(name, content), written)
                 if self._is_over:
                     break
         except (BadAnswer, Unreadable) as error:
             written.append(self._fail(str(error)))
         return b"".join(written)
 
-    def _written(self, events: list[StreamEvent]) -> bytes:
-        written: list[bytes] = []
+    def _write(self, events: list[StreamEvent], written: list[bytes]) -> None:
         for told in events if self._forms is None else self._forms.of(events):
             written.append(self._writer.write(told))
             if isinstance(told, _ENDINGS):
                 self._is_over = True
                 self.has_failed = isinstance(told, Failed)
-                break
-        return b"".join(written)
+                return
 
     def _fail(self, why: str) -> bytes:
         self._is_over = self.has_failed = True

@@ -154,8 +154,9 @@ def _assistant_parts(message: JsonObject) -> tuple[ContentPart, ...]:
     message.only("annotations", [])
     calls = [_tool_call(call) for call in message.each("tool_calls")]
     refusal = message.text("refusal")
-    has_thought = any(message.peek(name) is not None for name in _REASONING)
-    is_optional = bool(calls) or refusal is not None or has_thought
+    is_optional = bool(calls) or refusal is not None
+    if not is_optional and message.peek("content") is None:
+        is_optional = any(message.peek(name) is not None for name in _REASONING)
     parts: list[ContentPart] = _content(message, may_refuse=True, is_optional=is_optional)
     if refusal is not None:
         parts.append(RefusalText(refusal, message.where("refusal")))

@@ -120,7 +120,10 @@ class ChatStreamReader:
         return [*events, Finished(self._stop, None, self._usage)]
 
     def _read_delta(self, delta: dict[str, Any], events: list[StreamEvent]) -> None:
-        if said := texts_in(delta, "content"):
+        said = delta.get("content")
+        if type(said) is not str:
+            said = texts_in(delta, "content")
+        if said:
             self._say(PartKind.TEXT, said, events)
             if len(delta) == 1:
                 return
@@ -131,10 +134,9 @@ class ChatStreamReader:
         check_content(delta)
 
     def _say(self, kind: PartKind, said: str, events: list[StreamEvent]) -> None:
-        self._has_said = True
         if self._kind is not kind:
             self._close(events)
-            self._kind = kind
+            self._kind, self._has_said = kind, True
             events.append(PartStarted(kind))
         events.append(Delta(said))
 
