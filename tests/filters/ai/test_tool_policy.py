@@ -692,6 +692,12 @@ def test_arguments_and_members_of_other_methods_have_any_names():
         {"toolConfig": {"tools": [{"toolSpec": {"name": "search", "Name": "delete"}}]}},
         {"tools": [], "tool_choice": {"type": "function", "function": {"Name": "delete"}}},
         {"tools": [], "Tool_Choice": {"type": "function", "function": {"name": "delete"}}},
+        {"tools": [], "tool_choice": {"type": "allowed_tools", "mode": "auto", "Tools": [{"name": "delete"}]}},
+        {"tools": [], "tool_choice": {"Allowed_Tools": {"tools": [{"function": {"name": "delete"}}]}}},
+        {"tools": [], "tool_choice": {"allowed_tools": {"tools": [{"function": {"Name": "delete"}}]}}},
+        {"tools": [], "toolConfig": {"FunctionCallingConfig": {"allowedFunctionNames": ["delete"]}}},
+        {"tools": [], "tool_config": {"function_calling_config": {"Allowed_Function_Names": ["delete"]}}},
+        {"tools": [], "Tool_Config": {"function_calling_config": {"allowed_function_names": ["delete"]}}},
     ],
 )
 def test_an_offer_that_some_servers_read_otherwise_is_refused(offered: dict[str, Any], more: dict[str, Any]):
