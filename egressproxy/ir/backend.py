@@ -80,6 +80,7 @@ class AiIR:
 
     apis: tuple[str, ...]
     prefix: str = ""  # the path below which they are, without a slash at its end; "": none is said
+    drops: bool = True  # whether what only tunes is left out of translated requests
 
 
 @dataclass(frozen=True, slots=True)

@@ -252,6 +252,11 @@ class AiOptions(Model):
     """The path below which they are served: `/openai/v1` for /openai/v1/chat/completions, /openai/v1/responses or
     /openai/v1/messages. Default: /v1 for requests that are translated; others keep their path.
     """
+    untranslatable: Literal["Refuse", "Drop"] = "Drop"
+    """What becomes of a field that the API has nothing like. Drop: fields that only tune the answer are left out, and
+    told in the response field X-Egress-Dropped, the access log and a metric; all others are refused with 400. Refuse:
+    every one is refused, and a Failover asks the next endpoint.
+    """
 
     def model_post_init(self, context: Any) -> None:
         check_unique(self.apis, "API", "apis")

@@ -17,10 +17,12 @@ _PREFIX: Final = b"/v1"
 class AiEndpoint:
     """`apis` are those that are served, the preferred one first; none where nothing is said, and nothing translated.
     `prefix` stands before their paths; b"" where nothing is said: then requests that are not translated keep theirs.
+    `drops`: what only tunes is left out of translated requests.
     """
 
     apis: tuple[Api, ...]
     prefix: bytes
+    drops: bool
     _alias: str
     _aliases: dict[str, str]
 
@@ -32,7 +34,7 @@ class AiEndpoint:
             return None
         apis = tuple(map(Api, said.apis)) if said is not None else ()
         prefix = said.prefix.encode() if said is not None else b""
-        return cls(apis, prefix, weighted.model_alias, dict(weighted.model_aliases))
+        return cls(apis, prefix, said is not None and said.drops, weighted.model_alias, dict(weighted.model_aliases))
 
     @property
     def renames(self) -> bool:
@@ -60,10 +62,13 @@ class AiEndpoint:
 
     @property
     def values(self) -> dict[str, object]:
-        """For explanations: `apis`, `prefix`, `modelAlias` and `modelAliases`, as far as they are said."""
+        """For explanations: `apis`, `prefix`, `untranslatable` where it is Refuse, `modelAlias` and `modelAliases`, as
+        far as they are said.
+        """
         said: dict[str, object] = {
             "apis": [api.value for api in self.apis],
             "prefix": self.prefix.decode(),
+            "untranslatable": "Refuse" if self.apis and not self.drops else "",
             "modelAlias": self._alias,
             "modelAliases": self._aliases,
         }

@@ -155,6 +155,8 @@ class Attempts:
                 if chosen is not self._backend:
                     self._backend, self._session = chosen, None
             self._begin()
+            if ai is not None and ai.own_answer is not None:
+                return ai.own_answer
             timer = None  # hedged attempts have timers of their own
             is_hedged = x.method in policy.hedged_methods and self._may_hedge(collected)
             is_timed = self._backend.is_brief or (failover is not None and failover.spec.first_byte_s)
