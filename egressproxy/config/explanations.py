@@ -82,6 +82,11 @@ def unknown_kind(api_version: str, kind: str) -> tuple[str, str, str]:
     return "kind", f"unknown kind {_cut(kind)}", remedy
 
 
+def foreign_kind(kind: str) -> str:
+    """What to do about an object of a vendor's kind."""
+    return _ELSEWHERE.get(kind, "nobody knows this kind here, and nothing does what it asks")
+
+
 def field_path(loc: tuple[str | int, ...]) -> tuple[tuple[str | int, ...], bool]:
     """The field path of an error, and whether it is about a mapping's key."""
     if loc and loc[-1] == "[key]":

@@ -44,6 +44,7 @@ from egressproxy.config.resources.extension import Extension
 from egressproxy.config.resources.meta import OUR_GROUP, Resource
 from egressproxy.config.resources.object_references import BackendObjectReference
 from egressproxy.config.resources.routes import BackendRef, GrpcRoute, TcpRoute, TlsRoute
+from egressproxy.config.resources.spellings import is_vendors
 from egressproxy.config.resources.x_backend import XBackend
 from egressproxy.ir.backend import (
     BackendIR,
@@ -233,6 +234,7 @@ class BackendCompiler:
         _port_form(backend, (form,), port)
         if form.tls is None:
             raise UnresolvedRef("TlsNotConfigured", _TLS_UNSAID.format(backend, form.number))
+        check_tls(backend, form)
         if form.tls.mode == "None" and form.protocol == "WSS":
             raise UnresolvedRef("UnsupportedValue", f"protocol WSS of {backend} is over TLS: write tls.mode ServerOnly")
         made = BackendIR(
@@ -255,7 +257,7 @@ class BackendCompiler:
             message = f"{backend} is of type Failover, which only backendRefs of HTTPRoutes and GRPCRoutes may name"
             remedy = "name its endpoints: no other Failover, mirror, authorization server, parent or stream leads there"
             raise UnresolvedRef("UnsupportedValue", message, remedy)
-        if destination.type == "EndpointSelector":
+        if destination.type == "EndpointSelector" or is_vendors(destination.type):
             message = f"{backend}: a destination of type {destination.type} is not supported yet"
             raise UnresolvedRef("UnsupportedValue", message)
         form = _port_form(backend, self.tls_policies.forms(backend), port)

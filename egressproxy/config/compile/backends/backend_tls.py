@@ -20,7 +20,13 @@ from egressproxy.config.compile.backends.backend_references import (
     DestinationBackend,
     object_key,
 )
-from egressproxy.config.compile.backends.published_forms import PortForm, TlsForm, port_forms, x_backend_form
+from egressproxy.config.compile.backends.published_forms import (
+    PortForm,
+    TlsForm,
+    check_roots,
+    port_forms,
+    x_backend_form,
+)
 from egressproxy.config.compile.interface import Status, age_of
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.status.conditions import Conditions, ReferenceConditions
@@ -160,7 +166,9 @@ class BackendTlsPolicies:
                 conditions.add_note("Accepted", f"Not everywhere: {sentence}.")
         conditions.set("ResolvedRefs", True, "ResolvedRefs", "every reference is resolved")
         pem, problems = self._trusted(policy)
-        if problems:
+        if problems and problems[0].reason == "UnsupportedValue":
+            conditions.set("Accepted", False, "Invalid", problems[0].with_hint)
+        elif problems:
             reason = "InvalidKind" if problems[0].reason == "InvalidKind" else "InvalidCACertificateRef"
             message = "; ".join(problem.with_hint for problem in problems)
             conditions.set("ResolvedRefs", False, reason, message)
@@ -208,8 +216,13 @@ class BackendTlsPolicies:
     def _trusted(self, policy: BackendTlsPolicy) -> tuple[str, list[UnresolvedRef]]:
         """The CA certificates of a policy, PEM ("" for the system's), and why some of them cannot be had."""
         if policy.key not in self._trust:
-            refs = policy.spec.validation.ca_certificate_refs
-            self._trust[policy.key] = self._references.ca_bundles(policy, refs)
+            validation = policy.spec.validation
+            try:
+                check_roots(validation)
+                trusted = self._references.ca_bundles(policy, validation.ca_certificate_refs)
+            except UnresolvedRef as unresolved:
+                trusted = "", [unresolved]
+            self._trust[policy.key] = trusted
         return self._trust[policy.key]
 
 

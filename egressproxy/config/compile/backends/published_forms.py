@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from egressproxy.config.compile.interface import Reference
 from egressproxy.config.compile.references import UnresolvedRef
 from egressproxy.config.resources.backend import BackendTlsPolicy, DestinationSpec, WorkingGroupBackendSpec
 from egressproxy.config.resources.destination import BackendTls, FailoverEndpoint, FqdnTls
-from egressproxy.config.resources.x_backend import XBackendSpec
+from egressproxy.config.resources.spellings import is_vendors
+from egressproxy.config.resources.x_backend import BackendTlsValidation, XBackendSpec
 from egressproxy.ir.backend import AiIR, McpIR, Protocol
 from egressproxy.model.mcp import MCP_REVISIONS
 from egressproxy.model.near_names import did_you_mean
@@ -42,7 +43,8 @@ class TlsForm:
 
     `cas` are references to CA certificates, each with its key; `client` to a certificate, whose chain is under
     `client_key`. `names` are those of which the server's certificate has to carry one. `source` is what was written,
-    for the rest, and `ca_field` the field of the CA certificates. `policy` says it where the backend does not.
+    for the rest, `validation` a part of it, and `ca_field` the field of the CA certificates. `policy` says all of it
+    where the backend does not.
     """
 
     mode: str
@@ -52,6 +54,7 @@ class TlsForm:
     client_key: str = "tls.crt"
     names: tuple[str, ...] = ()
     source: BackendTls | None = None
+    validation: BackendTlsValidation | None = None
     ca_field: str = "caBundleRef"
     policy: BackendTlsPolicy | None = None
 
@@ -133,7 +136,8 @@ def x_backend_form(spec: XBackendSpec) -> PortForm:
     if validation is not None:
         cas = tuple((ref, "ca.crt") for ref in validation.ca_certificate_refs)
         field, names = "validation.caCertificateRefs", validation.names
-        tls = TlsForm(written.mode, validation.hostname or "", cas, tls.client, names=names, ca_field=field)
+        sni = validation.hostname or ""
+        tls = replace(tls, sni=sni, cas=cas, names=names, validation=validation, ca_field=field)
     return PortForm(spec.port.value, protocol, tls, name=name)
 
 
@@ -159,7 +163,7 @@ def protocol_of(backend: object, form: PortForm, *, is_stream: bool) -> Protocol
         return Protocol.HTTP
     if form.protocol == "WSS":  # a WebSocket is asked for in HTTP/1.1 (RFC 6455 section 4.1)
         return Protocol.HTTP11
-    if "/" in form.protocol:
+    if is_vendors(form.protocol):
         message = f"protocol {form.protocol} of {backend} is not known here: write HTTP, if it is that beneath"
         raise UnresolvedRef("UnsupportedProtocol", message)
     return Protocol(form.protocol)
@@ -176,12 +180,22 @@ def check_tls(backend: object, form: PortForm) -> None:
             f"tls.mode {tls.mode} of {backend} is the listener's business (a TLSRoute on a TLS listener): write Simple "
             "for a backend that is reached over TLS",
         )
-    if "/" in tls.mode:
+    if is_vendors(tls.mode):
         message = f"tls.mode {tls.mode} of {backend} is a vendor's own, and not known here"
         raise UnresolvedRef("UnsupportedValue", message, "write Simple for TLS that is verified")
+    if tls.validation is not None:
+        check_roots(tls.validation)
     if tls.mode == "Mutual" and tls.client is None:
         message = f"tls.mode Mutual of {backend} needs clientCertificateRef: add it, or write Simple"
         raise UnresolvedRef("UnsupportedValue", message)
+
+
+def check_roots(validation: BackendTlsValidation) -> None:
+    """Raise UnresolvedRef for CA certificates that a vendor has a name for."""
+    roots = validation.well_known_ca_certificates
+    if roots is not None and is_vendors(roots):
+        message = f"wellKnownCACertificates {roots} is a vendor's own, and not known here"
+        raise UnresolvedRef("UnsupportedValue", message, "write System, or caCertificateRefs")
 
 
 def notes(spec: DestinationSpec, forms: Sequence[PortForm]) -> Iterator[str]:
@@ -323,4 +337,4 @@ def _tls(written: BackendTls | None) -> TlsForm | None:
             client = written.client_certificate.secret_ref
             client_key = written.client_certificate.key_or(client_key)
         mode = mode or ("Mutual" if client is not None else "Simple")
-    return TlsForm(_MEANS.get(mode, mode), sni, cas, client, client_key, names, written)
+    return TlsForm(_MEANS.get(mode, mode), sni, cas, client, client_key, names, written, validation)
