@@ -90,8 +90,8 @@ class BackendTlsPolicies:
         return None if tls is None or tls.mode == "None" else _port_tls(self._references, backend, tls, field)
 
     def of_failover(self, backend: DestinationBackend) -> BackendTlsPolicy | None:
-        """The policy that names a Failover, which has no connections of its own."""
-        return self._of(backend.key, "")
+        """A policy that names a Failover, which has no connections of its own."""
+        return next((policy for (target, _), policy in self._by_target.items() if target == backend.key), None)
 
     def note_use(self, gateway: Key, targets: Iterable[Key]) -> None:
         """Routes of this Gateway lead to these Services and Backends: it is an ancestor of their policies."""
@@ -210,7 +210,7 @@ class BackendTlsPolicies:
         forms = self._ports(target) if isinstance(target, AnyBackend) else ()
         meant = [form for form in forms if section in ("", _section(form))]
         written = [form for form in meant if form.is_written and form.tls is not None]
-        said = ", ".join(f"{form.number} ({form.how})" for form in written)
+        said = ", ".join(f"{form.number or 'any'} ({form.how})" for form in written)
         return f"{target} has tls of its own for port {said}, which holds" if written else "", written == meant != []
 
     def _trusted(self, policy: BackendTlsPolicy) -> tuple[str, list[UnresolvedRef]]:

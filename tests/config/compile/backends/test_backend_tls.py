@@ -417,11 +417,12 @@ def test_without_its_ca_a_backend_is_not_used_at_all(form: Form):
     assert of_backend(made, "ResolvedRefs", form)[0] == "False"
 
 
-def test_a_failover_with_a_policy_is_closed_and_says_where_the_policy_belongs():
+@pytest.mark.parametrize("section", ["", "web"])
+def test_a_failover_with_a_policy_is_closed_and_says_where_the_policy_belongs(section: str):
     endpoint = "{backendRef: {group: egressproxy.io, kind: Backend, name: b}}"
     failover = backend(OURS, f"{{type: Failover, failover: {{endpoints: [{endpoint}]}}}}", name="any")
     plain = backend(OURS, IP)
-    made = compiled(REVERSE, route_to(OURS, name="any"), failover, plain, for_backend(OURS, name="any"))
+    made = compiled(REVERSE, route_to(OURS, name="any"), failover, plain, for_backend(OURS, section, name="any"))
     assert of_policy(made, "Accepted")[:2] == ("False", "Invalid")
     assert all(each.backend is None for each in rule(made).backends)
     assert of_backend(made, "ResolvedRefs", name="default/any")[0] == "False"
