@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from pydantic.alias_generators import to_camel
 from pydantic_core import ErrorDetails
 
-from egressproxy.config.resources.kinds import BY_API_VERSION, ELSEWHERE
+from egressproxy.config.resources.kinds import BY_API_VERSION
 from egressproxy.config.resources.object_references import LocalObjectReference
 from egressproxy.config.resources.values import RefusedValue
 from egressproxy.model.near_names import did_you_mean
@@ -47,7 +47,19 @@ _TEXTS = {
 }
 #: The first that fits: a truth value is a number, too.
 _TYPE_NAMES = {"a truth value": bool, "a number": int | float, "a mapping": dict, "a list": list, "text": str}
-#: Fields of Envoy Gateway's BackendTrafficPolicy that have another name here.
+_IN_EXTENSIONS = "credentials for a backend are extensions of that Backend: type egressproxy.io/CredentialInjector:v1"
+_IN_BACKENDS = "write a Backend of group egressproxy.io, with protocolOptions.ai.apis, and an HTTPRoute"
+#: Where kinds of other gateways (Envoy Gateway, Envoy AI Gateway, Istio) have their like.
+_ELSEWHERE = {
+    "BackendTrafficPolicy": "write its settings into spec.traffic of an EgressPolicy, where most have the same names",
+    "ClientTrafficPolicy": "write an EgressPolicy for the Gateway: limits, traffic.timeouts",
+    "BackendSecurityPolicy": _IN_EXTENSIONS,
+    "AIGatewayRoute": _IN_BACKENDS,
+    "AIServiceBackend": _IN_BACKENDS,
+    "ServiceEntry": "write a Backend of type Fqdn, and a route to it or destinations.allow of an EgressPolicy",
+    "DestinationRule": "write spec.traffic of an EgressPolicy, and tls into the port of the Backend",
+}
+#: The same for fields of Envoy Gateway's BackendTrafficPolicy that have another name here.
 _OTHER_FIELDS = {
     "numRetries": "write attempts",
     "numAttemptsPerPriority": "write attempts",
@@ -66,8 +78,22 @@ def unknown_kind(api_version: str, kind: str) -> tuple[str, str, str]:
     if versions:
         return "apiVersion", f"{kind} is not known in {_cut(api_version)}", f"use {' or '.join(versions)}"
     kinds = sorted({known for _, known in BY_API_VERSION})
-    remedy = ELSEWHERE.get(kind) or did_you_mean(kind, kinds, f"known kinds are {', '.join(kinds)}", 0.5)
+    remedy = _ELSEWHERE.get(kind) or did_you_mean(kind, kinds, f"known kinds are {', '.join(kinds)}", 0.5)
     return "kind", f"unknown kind {_cut(kind)}", remedy
+
+
+#: Fields of a spec by which an object has a say in what a gateway does (GEP-713, GEP-1713).
+_ATTACHES = frozenset({"targetRef", "targetRefs", "parentRef", "parentRefs"})
+
+
+def foreign_kind(api_version: str, kind: str, spec: object) -> tuple[str, bool]:
+    """What to do about an object of a vendor's kind, and whether it asks something of a gateway."""
+    if kind in _ELSEWHERE:
+        return _ELSEWHERE[kind], True
+    attaches = isinstance(spec, dict) and not spec.keys().isdisjoint(_ATTACHES)
+    if attaches or "k8s.io/" in api_version or any(kind == known for _, known in BY_API_VERSION):
+        return "nobody knows this kind here, and nothing does what it asks", True
+    return "objects of this kind do nothing here", False
 
 
 def field_path(loc: tuple[str | int, ...]) -> tuple[tuple[str | int, ...], bool]:

@@ -8,9 +8,9 @@ service decoration.
 
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic import WithJsonSchema as JsonSchema
-from pydantic.alias_generators import to_snake
+from pydantic.alias_generators import to_camel, to_snake
 
 from egressproxy.config.resources.hostnames import ExternalHostname
 from egressproxy.config.resources.meta import Model
@@ -20,7 +20,7 @@ from egressproxy.config.resources.object_references import (
     ObjectReference,
     SecretObjectReference,
 )
-from egressproxy.config.resources.spellings import ModeName, ProtocolName, TypeName
+from egressproxy.config.resources.spellings import ModeName, ProtocolName, TypeName, is_vendors
 from egressproxy.config.resources.values import (
     Address,
     Bool,
@@ -313,6 +313,15 @@ class BackendDestination(Model):
     ports: Annotated[tuple[BackendPort, ...], Field(max_length=16)] = ()
     """Ports that a reference may name, each once. A Dynamic destination is bound to the port that stands here."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_vendors_blocks(cls, value: Any) -> Any:
+        """A vendor's type has fields of its own, which are not known: the type closes the whole."""
+        if not isinstance(value, dict) or not is_vendors(value.get("type")):
+            return value
+        known = {field.alias or to_camel(name) for name, field in cls.model_fields.items()}
+        return {name: each for name, each in value.items() if name in known}
+
     @property
     def named_service(self) -> ServiceBackend | None:
         return self.service or self.kubernetes_service
@@ -321,7 +330,7 @@ class BackendDestination(Model):
         written = [
             name for names in self.BLOCKS.values() for name in names if getattr(self, to_snake(name)) is not None
         ]
-        own = self.BLOCKS[self.type]
+        own = self.BLOCKS.get(self.type, ())
         for field in written:
             if field not in own:
                 message = f"{field} does not belong to a destination of type {self.type}"

@@ -2,9 +2,9 @@
 
 Kinds of Kubernetes, Cilium and Gateway API stand beside ours in many manifests, and say nothing to us. A file that has
 one is read, and the object is left out, which is noted (where it asks something of a gateway, as not served): the
-manifests of an application should work as they are. So is an object of a group that is known to nobody here, unless it
-attaches itself to something, as a policy of another gateway does. Any other unknown kind may be a misspelt one of ours,
-and stays an error.
+manifests of an application should work as they are. So is a kind that nobody here knows, which is noted as not served:
+a vendor's object takes none of its neighbours with it. What looks like a misspelt kind or group of those that are known
+stays an error, as does everything in our own group.
 """
 
 from egressproxy.config.resources.backend import (
@@ -28,7 +28,7 @@ from egressproxy.config.resources.core import (
 )
 from egressproxy.config.resources.extension import FilterTypeDefinition, PayloadProcessingPipeline
 from egressproxy.config.resources.gateway import Gateway, GatewayClass, ListenerSet, ReferenceGrant
-from egressproxy.config.resources.meta import Resource
+from egressproxy.config.resources.meta import OUR_GROUP, Resource
 from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.resources.routes import GrpcRoute, HttpRoute, TcpRoute, TlsRoute
 from egressproxy.config.resources.x_backend import XBackend
@@ -100,38 +100,34 @@ _INSTEAD = {
 }
 
 
-_IN_EXTENSIONS = "credentials for a backend are extensions of that Backend: type egressproxy.io/CredentialInjector:v1"
-_IN_BACKENDS = "write a Backend of group egressproxy.io, with protocolOptions.ai.apis, and an HTTPRoute"
-#: Where kinds of other gateways (Envoy Gateway, Envoy AI Gateway, Istio) have their like.
-ELSEWHERE = {
-    "BackendTrafficPolicy": "write its settings into spec.traffic of an EgressPolicy, where most have the same names",
-    "ClientTrafficPolicy": "write an EgressPolicy for the Gateway: limits, traffic.timeouts",
-    "BackendSecurityPolicy": _IN_EXTENSIONS,
-    "AIGatewayRoute": _IN_BACKENDS,
-    "AIServiceBackend": _IN_BACKENDS,
-    "ServiceEntry": "write a Backend of type Fqdn, and a route to it or destinations.allow of an EgressPolicy",
-    "DestinationRule": "write spec.traffic of an EgressPolicy, and tls into the port of the Backend",
-}
-#: Fields of a spec by which an object has a say in what a gateway does (GEP-713, GEP-1713).
-_ATTACHES = frozenset({"targetRef", "targetRefs", "parentRef", "parentRefs"})
-_GROUPS = frozenset({*(kind.GROUP for kind in KINDS), *_KUBERNETES, *_GATEWAY_API})
-
-
-def why_left_out(api_version: str, kind: str, spec: object = None) -> str:
+def why_left_out(api_version: str, kind: str) -> str:
     """Why an object of this kind is left out, or what to use instead; "" for any other kind."""
     group = api_version.rpartition("/")[0]
-    if _is_foreign(group, kind) and not (isinstance(spec, dict) and spec.keys() & _ATTACHES):
-        return "nothing here reads objects of this group"
     if kind not in _KUBERNETES.get(group, ()) and kind not in _GATEWAY_API.get(group, ()):
         return ""
     return _INSTEAD.get(kind, "objects of this kind do nothing here" if group in _KUBERNETES else "not supported")
 
 
-def _is_foreign(group: str, kind: str) -> bool:
-    """Whether the group is somebody else's, rather than a misspelt one, and its kind none that has its like here."""
-    if "." not in group or group in _GROUPS or any(kind == known.KIND for known in KINDS):
+#: Names of ours that nobody else has.
+_OURS = {kind.KIND for kind in KINDS if kind.GROUP == OUR_GROUP} - {"Backend"}
+#: How much like a known name another is that counts as misspelt, of groups and of kinds: egressproxy.com is, and
+#: networking.gke.io is not.
+_LIKE_GROUP, _LIKE_KIND = 0.89, 0.8
+
+
+def is_foreign(api_version: str, kind: str) -> bool:
+    """Whether this is a vendor's kind, and no misspelt one of those that are read or left out."""
+    group = api_version.rpartition("/")[0]
+    if group in ("", OUR_GROUP):
         return False
-    return kind not in ELSEWHERE and not did_you_mean(group, _GROUPS, "", 0.8)
+    groups = {known.GROUP for known in KINDS} | _KUBERNETES.keys() | _GATEWAY_API.keys()
+    names = _OURS
+    if group in groups:
+        names = {known.KIND for known in KINDS if group == known.GROUP}
+        names |= _KUBERNETES.get(group, frozenset()) | _GATEWAY_API.get(group, frozenset())
+    elif did_you_mean(group, groups, "", _LIKE_GROUP):
+        return False
+    return not did_you_mean(kind, names, "", _LIKE_KIND)
 
 
 def is_for_gateways(api_version: str) -> bool:

@@ -176,18 +176,6 @@ BAD: dict[str, tuple[str | bytes, list[tuple[int, int, str, str, str]]]] = {
         "apiVersion: egressproxy.io/v1\nkind: Backend\nmetadata: {name: x}\n",
         [(1, 13, "apiVersion", "Backend is not known in egressproxy.io/v1", "use egressproxy.io/v1alpha1")],
     ),
-    "a kind of Envoy Gateway": (
-        "apiVersion: gateway.envoyproxy.io/v1alpha1\nkind: BackendTrafficPolicy\nmetadata: {name: x}\n",
-        [
-            (
-                2,
-                7,
-                "kind",
-                "unknown kind BackendTrafficPolicy",
-                "write its settings into spec.traffic of an EgressPolicy",
-            )
-        ],
-    ),
     "no kind": (
         "metadata: {name: x}\n",
         [(1, 1, "apiVersion", "apiVersion is missing", "add"), (1, 1, "kind", "kind is", "add")],
