@@ -37,11 +37,10 @@ class BodyChain:
     Attributes:
         keeps_length: what goes on is as long as what has come.
         holds: one of its filters gets the body whole: nothing goes on before the last piece has come.
-        held: the bytes that they hold.
     """
 
     __slots__ = (
-        "_chosen", "_coded", "_flows", "_may_answer", "_original", "_owed", "_phase", "held", "holds", "keeps_length",
+        "_chosen", "_coded", "_flows", "_may_answer", "_original", "_owed", "_phase", "holds", "keeps_length",
     )  # fmt: skip
 
     def __init__(self, chosen: ChosenSteps, coding: bytes = b"") -> None:
@@ -56,7 +55,6 @@ class BodyChain:
         self.keeps_length = chosen.only_reads or (chosen.keeps_length and not coding)
         self.holds = chosen.holds
         self._coded = CodedBody(coding, phase, is_kept=self.holds, only_reads=chosen.only_reads) if coding else None
-        self.held = 0
         # The first filter sees the body as it came.
         self._original = bytearray() if chosen.wants_original and self.holds else None
         self._may_answer = self.holds or phase is Phase.REQUEST_BODY  # else the head of the response has gone
@@ -86,6 +84,18 @@ class BodyChain:
             if last:
                 x.keep(ORIGINAL_BODY, bytes(self._original))
         return self._through(self._flows, x, data, last)
+
+    @property
+    def is_of_request(self) -> bool:
+        return self._phase is Phase.REQUEST_BODY
+
+    @property
+    def held(self) -> int:
+        """The bytes that are held for these filters."""
+        size = sum([len(flow.buffer) for flow in self._flows if flow.buffer is not None])
+        if self._coded is not None:
+            size += self._coded.held
+        return size if self._original is None else size + len(self._original)
 
     @property
     def sends_more(self) -> bool:
@@ -154,12 +164,10 @@ class BodyChain:
                     if len(flow.buffer) + len(data) > bound:
                         raise too_long(flow.step, bound, self._phase)
                     flow.buffer += data
-                    self.held += len(data)
                     if not last:
                         return b""
                     data = bytes(flow.buffer)
                     flow.buffer = bytearray()
-                    self.held -= len(data)
             elif not data and not last:
                 if not has_more:
                     return b""

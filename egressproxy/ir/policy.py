@@ -296,10 +296,16 @@ class ExtensionIR:
 
 @dataclass(frozen=True, slots=True)
 class LimitsIR:
-    """Limits of a listener's connections; those of requests are compiled into filters (see ExtensionIR). 0: none."""
+    """Limits of a listener's connections; those of requests are compiled into filters (see ExtensionIR). 0: none.
+
+    `max_buffered_bytes` is of one request's body that is held; the two behind it of all that is held of bodies.
+    """
 
     max_head_bytes: int = 65536
     max_fields: int = 128
+    max_buffered_bytes: int = 32 * 1024 * 1024
+    buffered_bytes_per_client: int = 64 * 1024 * 1024
+    buffered_bytes_per_connection: int = 64 * 1024 * 1024
     connections: int = 0
     connections_per_client: int = 0
     tunnels: int = 0
