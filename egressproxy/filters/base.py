@@ -152,6 +152,7 @@ class Filter:
         runs_in: the phases in which it runs; None: those that the placement and the type declare.
         body_mode: how the body methods get the body.
         max_buffer_bytes: the largest body that `BodyMode.BUFFER` collects, in bytes.
+        max_answer_bytes: the same of a response; 0: as `max_buffer_bytes`.
         keeps_length: the body methods return as many bytes as they get, so Content-Length stays.
         only_reads: the body methods change nothing: what they return is ignored, and the body goes on as it came.
         needs_body: `backend_request` needs the whole body as the attempt sends it, in `x.body` (a signature covers it).
@@ -175,6 +176,7 @@ class Filter:
 
     body_mode: ClassVar[BodyMode] = BodyMode.STREAM
     max_buffer_bytes: int = 1024 * 1024
+    max_answer_bytes: int = 0
     keeps_length: ClassVar[bool] = False
     only_reads: bool = False
     needs_body: bool = False

@@ -25,7 +25,8 @@ class _StepState:
     """One step of one body. `is_off`: it failed open, which it cannot once its output `has_changed` the body."""
 
     step: Step
-    buffer: bytearray | None
+    bound: int
+    buffer: bytearray | None  # None: it collects nothing
     call: Callable[..., object]  # as the body began: what goes out of service meanwhile ends it as it has begun it
     is_off: bool = False
     has_changed: bool = False
@@ -48,7 +49,7 @@ class BodyChain:
         self._chosen = chosen
         self._phase = phase = chosen.phase
         self._flows = [
-            _StepState(step, None if bound == UNBOUND else bytearray(), step.call)
+            _StepState(step, bound, None if bound == UNBOUND else bytearray(), step.call)
             for step, bound in zip(chosen.steps, chosen.bounds, strict=True)
         ]
         self._owed = 0  # bytes taken in and not yet passed on, where the length must stay
@@ -159,8 +160,8 @@ class BodyChain:
             if flow.is_off:
                 continue
             if flow.buffer is not None:
-                if flow.buffer or not last or len(data) > flow.step.filter.max_buffer_bytes:
-                    bound = flow.step.filter.max_buffer_bytes
+                bound = flow.bound
+                if flow.buffer or not last or len(data) > bound:
                     if len(flow.buffer) + len(data) > bound:
                         raise too_long(flow.step, bound, self._phase)
                     flow.buffer += data

@@ -35,6 +35,7 @@ from egressproxy.config.resources.values import (
     check_unique,
 )
 from egressproxy.config.resources.x_backend import XBackendPort, XBackendValidation
+from egressproxy.ir.policy import MAX_BUFFERED_BYTES
 
 #: Key of the validation context: the object is of a published group, whose schema admits more than ours.
 PUBLISHED = "is_published"
@@ -254,6 +255,8 @@ class AiOptions(Model):
     """The path below which they are served: `/openai/v1` for /openai/v1/chat/completions, /openai/v1/responses or
     /openai/v1/messages. Default: /v1 for requests that are translated; others keep their path.
     """
+    max_body_bytes: Annotated[int, Field(strict=True, ge=1024, le=64 * 1024 * 1024)] = MAX_BUFFERED_BYTES
+    """The longest request that is changed or translated for it; 413 beyond. Others pass unread. Default: 32 MiB."""
 
     def model_post_init(self, context: Any) -> None:
         check_unique(self.apis, "API", "apis")

@@ -214,7 +214,8 @@ def ai_options(spec: DestinationSpec, form: PortForm) -> AiIR | None:
     for port in spec.destination.ports:
         ai = port.protocol_options.ai if port.protocol_options is not None else None
         if port.value == form.number and ai is not None and form.protocol not in _WITHOUT_AI:
-            return AiIR(ai.apis, ai.prefix.rstrip("/") if ai.prefix and _PATH.fullmatch(ai.prefix) else "")
+            prefix = ai.prefix.rstrip("/") if ai.prefix and _PATH.fullmatch(ai.prefix) else ""
+            return AiIR(ai.apis, prefix, ai.max_body_bytes)
     return None
 
 
