@@ -55,11 +55,12 @@ class Hold:
     `accounts`, each with its limit; the first one has all exchanges of the others.
     """
 
-    __slots__ = ("_accounts", "_resume", "of_answer", "size", "waits_since")
+    __slots__ = ("_accounts", "_resume", "of_answer", "size", "undo", "waits_since")
 
     def __init__(self, accounts: tuple[tuple[HeldBytes, int], ...]) -> None:
         self._accounts = accounts
         self._resume: Callable[[], None] | None = None
+        self.undo: Callable[[], None] | None = None  # what has to be done at its end, where it has waited
         self.size = 0
         self.of_answer = 0
         self.waits_since = 0.0
@@ -111,6 +112,9 @@ class Hold:
     def release(self) -> None:
         """Its exchange is over: it holds nothing, and waits for nothing."""
         self._resume = None
+        undo, self.undo = self.undo, None
+        if undo is not None:
+            undo()
         for account, _ in self._accounts:
             account.total -= self.size
             account._holds.pop(self, None)

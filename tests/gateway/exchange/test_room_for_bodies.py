@@ -69,8 +69,23 @@ class Upload:
         if most <= 0:
             return False
         piece, self.left = self.left[:most], self.left[most:]
-        self.client.says(self.stream, piece, ends=not self.left)
+        self.says(piece)
         return True
+
+    def says(self, piece: bytes) -> None:
+        self.client.says(self.stream, piece, ends=not self.left)
+
+
+class Tunnelled(Upload):
+    """A request of HTTP/1 in a tunnel, which stays open."""
+
+    def __init__(self, client: Http2Peer, request: bytes) -> None:
+        self.client = client
+        self.left = request
+        self.stream = client.connects(b"a.example:80")
+
+    def says(self, piece: bytes) -> None:
+        self.client.says(self.stream, piece)
 
 
 def send_all(*uploads: Upload) -> None:
@@ -372,3 +387,26 @@ def test_what_an_authorization_server_is_shown_counts_too(converse: Start):
     assert held(talk) == 4 * 60_000
     talk.client.leaves()
     assert held(talk) == 0
+
+
+def test_requests_in_tunnels_of_one_connection_wait_for_room_and_keep_none_from_going_on(converse: Start):
+    body = Whole()
+    talk = converse(limited(), filters={"b": body})
+    client = speak_http2(talk)
+    head = b"POST / HTTP/1.1\r\nHost: a.example\r\nContent-Length: %d\r\n\r\n" % SIZE
+    uploads = [Tunnelled(client, head + bytes(SIZE)) for _ in range(8)]
+    send_all(*uploads)
+    assert body.sizes == [SIZE]
+    client.resets(uploads.pop(3).stream)  # it waits
+    for _ in uploads:
+        serve_one(talk)
+        send_all(*uploads)
+        assert held(talk) < LIMIT + SIZE + 8 * WINDOW
+    assert (body.sizes, held(talk)) == ([SIZE] * 7, 0)
+    for each in uploads:  # and the tunnels go on
+        each.left = head + bytes(SIZE)
+    send_all(*uploads)
+    for _ in uploads:
+        serve_one(talk)
+        send_all(*uploads)
+    assert body.sizes == [SIZE] * 14
