@@ -198,6 +198,13 @@ class Filter:
         """
         return self.body_mode
 
+    def held_bytes(self, x: Exchange, phase: Phase) -> int:
+        """How many bytes a filter that gets this exchange's body of REQUEST_BODY or RESPONSE_BODY as it comes has kept
+        of it. Override it where that may be much: they count with what is held for the client, and bodies wait where
+        that is too much.
+        """
+        return 0
+
     def request_headers(self, x: Exchange) -> HeaderResult:
         """Before a backend is chosen; may change `x.request`, and narrow the choice by `x.exclude_backend` and
         `x.prefer_backend`. For tunnels too (`x.is_tunnel`), whose fields say little.

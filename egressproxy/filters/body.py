@@ -38,10 +38,12 @@ class BodyChain:
     Attributes:
         keeps_length: what goes on is as long as what has come.
         holds: one of its filters gets the body whole: nothing goes on before the last piece has come.
+        keeps: one of its filters that get the body as it comes may keep much of it.
     """
 
     __slots__ = (
-        "_chosen", "_coded", "_flows", "_may_answer", "_original", "_owed", "_phase", "holds", "keeps_length",
+        "_chosen", "_coded", "_flows", "_may_answer", "_original", "_owed", "_phase", "holds", "keeps",
+        "keeps_length",
     )  # fmt: skip
 
     def __init__(self, chosen: ChosenSteps, coding: bytes = b"") -> None:
@@ -55,6 +57,7 @@ class BodyChain:
         self._owed = 0  # bytes taken in and not yet passed on, where the length must stay
         self.keeps_length = chosen.only_reads or (chosen.keeps_length and not coding)
         self.holds = chosen.holds
+        self.keeps = bool(chosen.keeping)
         self._coded = CodedBody(coding, phase, is_kept=self.holds, only_reads=chosen.only_reads) if coding else None
         # The first filter sees the body as it came.
         self._original = bytearray() if chosen.wants_original and self.holds else None
@@ -90,10 +93,11 @@ class BodyChain:
     def is_of_request(self) -> bool:
         return self._phase is Phase.REQUEST_BODY
 
-    @property
-    def held(self) -> int:
-        """The bytes that are held for these filters."""
+    def held(self, x: Exchange) -> int:
+        """The bytes that are held for these filters, or by them."""
         size = sum([len(flow.buffer) for flow in self._flows if flow.buffer is not None])
+        for keeping in self._chosen.keeping:
+            size += keeping.held_bytes(x, self._phase)
         if self._coded is not None:
             size += self._coded.held
         return size if self._original is None else size + len(self._original)

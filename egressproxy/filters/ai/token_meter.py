@@ -231,6 +231,10 @@ class TokenMeter(Filter):
         said = self._tenant(x, "").decode("utf-8", "replace") or "-"
         return _bounded(said, self._tenants, self._max_tenants)
 
+    def held_bytes(self, x: Exchange, phase: Phase) -> int:
+        measured = self._measured(x)
+        return measured.held_bytes if measured is not None else 0
+
     def _measured(self, x: Exchange) -> _Measured | None:
         return x.notes.get(self._note) if x.notes is not None else None
 

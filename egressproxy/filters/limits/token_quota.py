@@ -139,6 +139,10 @@ class TokenQuota(SettledQuota):
         use: TokenUse | None = held.use
         return data if use is None else use.feed(x, data, last)
 
+    def held_bytes(self, x: Exchange, phase: Phase) -> int:
+        held = x.notes.get(self._note) if x.notes is not None else None
+        return held.use.held_bytes if held is not None and held.use is not None else 0
+
     def complete(self, x: Exchange) -> None:
         if self._one is None:
             super().complete(x)

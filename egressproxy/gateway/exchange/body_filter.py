@@ -21,6 +21,10 @@ from egressproxy.net.pieces import Pieces
 SHORT_BODY: Final = 64 * 1024
 
 
+#: After so many bytes it is looked at what filters have kept that get a body as it comes.
+COUNTED_SIZE: Final = 16 * 1024
+
+
 class _Nobody:
     """Stands on either side of a filter whose exchange is over."""
 
@@ -48,6 +52,7 @@ class BodyFilter:
         "_held",
         "_is_sink_full",
         "_more",
+        "_passed",
         "_sink",
         "_source",
         "_task",
@@ -69,6 +74,7 @@ class BodyFilter:
         self._waiting: list[tuple[bytes, bytes | None]] = []  # (data, trailers); trailers None: not the last
         self._is_sink_full = False
         self._held = 0  # bytes that the chain holds, as far as the client was told
+        self._passed = 0  # bytes since it was told, where a filter keeps some of them
         self._more: tuple[object, ...] = ()  # filters that have more to send
         if chain.sends_more:
             x.keep(MORE, self.more)
@@ -117,6 +123,11 @@ class BodyFilter:
         elif outcome:
             self.tail = outcome[-4:]
             self._sink.send_body(outcome)
+        if self.chain.keeps:
+            self._passed += len(data)
+            if self._passed >= COUNTED_SIZE:
+                self._passed = 0
+                self._count_held()
 
     def end_body(self, trailers: bytes) -> None:
         self._take(b"", trailers)
@@ -149,13 +160,19 @@ class BodyFilter:
             return
         if self.chain.holds:
             self._client.seen_octets = -1  # nothing is sent on, and yet something has moved
-            more, self._held = self.chain.held - self._held, self.chain.held
-            if more:
-                self._client.hold_bytes(more, None if self.chain.is_of_request else self)
+            self._count_held()
+        elif self.chain.keeps:
+            self._count_held()
         if isinstance(outcome, bytes):
             self._hand_on(outcome, trailers)
             return
         self._wait(outcome, trailers)
+
+    def _count_held(self) -> None:
+        held = self.chain.held(self._x)
+        more, self._held = held - self._held, held
+        if more:
+            self._client.hold_bytes(more, None if self.chain.is_of_request else self)
 
     def _wait(self, outcome: asyncio.Task[bytes], trailers: bytes | None) -> None:
         self._task = outcome

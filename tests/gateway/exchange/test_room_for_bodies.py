@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from egressproxy.filters.base import BodyMode, Filter
+from egressproxy.filters.base import BodyMode, Filter, Phase
 from egressproxy.model.exchange import Exchange
 from egressproxy.net.held_bytes import ON_ITS_WAY
 from tests.gateway.ai.test_translation import provider
@@ -410,3 +410,43 @@ def test_requests_in_tunnels_of_one_connection_wait_for_room_and_keep_none_from_
         serve_one(talk)
         send_all(*uploads)
     assert body.sizes == [SIZE] * 14
+
+
+class Keeping(Filter):
+    """Lets bodies through, and keeps all of them."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, int] = {}
+
+    def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+        self.kept[x.request_id] = self.kept.get(x.request_id, 0) + len(data)
+        return data
+
+    def held_bytes(self, x: Exchange, phase: Phase) -> int:
+        return self.kept.get(x.request_id, 0)
+
+
+METERED = {"name": "m", "type": "egressproxy.io/TokenMeter:v1", "phase": "request-headers", "config": {}}
+
+
+@pytest.mark.parametrize("is_meter", [False, True])
+def test_what_a_filter_keeps_of_a_body_that_flows_counts_too(converse: Start, is_meter: bool):
+    limits = {"bufferedBytesPerClient": LIMIT}
+    extensions = [METERED] if is_meter else [scripted_filter("b", "response-body")]
+    talk = converse(forward(extensions=extensions, limits=limits), filters={"b": Keeping()})
+    client = speak_http2(talk, window=100_000_000)
+    client.h2.increment_flow_control_window(100_000_000)
+    uploads = [Upload(client, b'{"model": "m", "messages": []}', b"/v1/chat/completions") for _ in range(5)]
+    send_all(*uploads)
+    for _ in uploads:
+        talk.dialled("a.example", 80)
+    kind = b"Content-Type: application/json\r\n"
+    for origin in talk.origins:
+        origin >> b"HTTP/1.1 200 OK\r\n" + kind + b"Content-Length: %d\r\n\r\n" % (2 * SIZE)
+    for _ in range(20):
+        for origin in talk.origins:
+            if not origin.transport.is_paused:  # type: ignore[attr-defined]
+                origin >> bytes(50_000)
+    assert LIMIT < held(talk) < LIMIT + 2 * SIZE
+    talk.client.leaves()
+    assert held(talk) == 0
