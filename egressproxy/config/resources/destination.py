@@ -33,6 +33,7 @@ from egressproxy.config.resources.values import (
     check_unique,
 )
 from egressproxy.config.resources.x_backend import XBackendPort, XBackendValidation
+from egressproxy.ir.policy import MAX_BUFFERED_BYTES
 
 #: Key of the validation context: the object is of a published group, whose schema admits more than ours.
 PUBLISHED = "is_published"
@@ -257,6 +258,8 @@ class AiOptions(Model):
     told in the response field X-Egress-Dropped, the access log and a metric; all others are refused with 400. Refuse:
     every one is refused, and a Failover asks the next endpoint.
     """
+    max_body_bytes: Annotated[int, Field(strict=True, ge=1024, le=64 * 1024 * 1024)] = MAX_BUFFERED_BYTES
+    """The longest request that is changed or translated for it; 413 beyond. Others pass unread. Default: 32 MiB."""
 
     def model_post_init(self, context: Any) -> None:
         check_unique(self.apis, "API", "apis")

@@ -18,7 +18,7 @@ class TrafficTimeouts(Model):
     tls_handshake: Duration | None = None
     """For TLS with a client or a backend."""
     request_headers: Duration | None = None
-    """For a client to send a whole head."""
+    """For a client to send a whole head, and a line of a chunked body (with its extensions) or its trailers."""
     request: Duration | None = None
     """For the whole exchange."""
     backend_request: Duration | None = None

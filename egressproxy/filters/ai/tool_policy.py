@@ -23,12 +23,15 @@ from egressproxy.filters.ai.tool_streams import ToolStream
 from egressproxy.filters.base import BodyMode, Filter, FilterContext, FilterType, Phase, Rejected
 from egressproxy.filters.content.bodies import media_type_of
 from egressproxy.filters.settings import FilterConfig, Within
+from egressproxy.ir.policy import MAX_BUFFERED_BYTES
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.member_names import ANSWER, RPC_ANSWER, rpc_fault
 
 #: JSON-RPC 2.0 section 5.1. Source: Model Context Protocol, Server Features, Tools: that of an unknown tool.
 INVALID_PARAMS: Final = -32602
+#: The longest answer that is read, where nothing says another bound.
+_MAX_ANSWER: Final = 4 * 1024 * 1024
 #: What the servers of a list call its elements by.
 _LISTS: Final = (("tools", "name"), ("resources", "uri"), ("resourceTemplates", "uriTemplate"), ("prompts", "name"))
 #: Methods of MCP that name a resource.
@@ -71,14 +74,14 @@ class ToolPolicyConfig(FilterConfig):
         resources: URIs of resources of MCP servers.
         prompts: names of prompts of MCP servers.
         unreadable: what becomes of a body that cannot be read as JSON with one meaning.
-        max_body_bytes: the longest request or answer that is looked at.
+        max_body_bytes: the longest request or answer that is looked at; None: MAX_BUFFERED_BYTES, 4 MiB of an answer.
     """
 
     tools: Tools
     resources: Names | None = None
     prompts: Names | None = None
     unreadable: Literal["Deny", "Allow"] = "Deny"
-    max_body_bytes: Annotated[int, Within(ge=1, le=64 * 1024 * 1024)] = 4 * 1024 * 1024
+    max_body_bytes: Annotated[int, Within(ge=1, le=64 * 1024 * 1024)] | None = None
 
 
 class _Denial(Exception):
@@ -97,7 +100,8 @@ class ToolPolicy(Filter):
         self._tools = ToolRules(config.tools)
         self._resources, self._prompts = NameRules(config.resources), NameRules(config.prompts)
         self._denies_unreadable = config.unreadable == "Deny"
-        self.max_buffer_bytes = config.max_body_bytes
+        self.max_buffer_bytes = config.max_body_bytes or MAX_BUFFERED_BYTES
+        self.max_answer_bytes = config.max_body_bytes or _MAX_ANSWER
         self._note = f"tools {id(self)}"
         self._denied = context.meter.counter(
             "egress_tool_denials", "What ToolPolicy has denied, or taken out of lists.", ("kind", "action")

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Final, Protocol
 from egressproxy.ai_apis.apis import Api
 from egressproxy.errors import GatewayError, Reason, UpstreamFault
 from egressproxy.filters.content_coding import ContentDecoder, Undecodable, coding_of, is_readable
-from egressproxy.gateway.backends.replayable_body import HeldFor, end_if_no_memory
+from egressproxy.gateway.backends.replayable_body import HeldFor
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import media_type
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.net.driver import PAUSE
-from egressproxy.net.flow_control import BodySink
+from egressproxy.net.flow_control import BodySink, Reads
 from egressproxy.net.pieces import Pieces
 from egressproxy.protocols.upstream import Upstream
 from egressproxy.translation.apis import REQUIRED_FIELDS, belongs_to_one_api, describes_the_body
@@ -257,7 +257,6 @@ class BegunAnswer:
         self._client.seen_octets = -1
         self._parts.append(data)
         self._size += len(data)
-        end_if_no_memory(self._client, self._size)
         self._read(data, last=False)
 
     def end_body(self, trailers: bytes) -> None:
@@ -335,6 +334,7 @@ class _Gathering:
     """A sink that keeps a body up to a bound."""
 
     _client: ReadingClient
+    _source: Reads
     _limit: int
     _size: int = 0
     parts: Pieces = field(default_factory=Pieces)
@@ -346,7 +346,7 @@ class _Gathering:
         self._size += len(data)
         if self._size <= self._limit:
             self.parts.append(data)
-            end_if_no_memory(self._client, self._size)
+            self._client.hold_bytes(len(data), self._source)
         elif not self.is_too_long:
             self.is_too_long = True
             self._client.driver.resume()
@@ -360,7 +360,7 @@ async def gathered(upstream: Upstream | BegunAnswer, client: ReadingClient, limi
     """The whole body of an answer. Raises UpstreamFault where it breaks off, or is longer than `limit` bytes."""
     body = b"" if upstream.has_ended else upstream.whole_body()
     if body is None:
-        gathering = _Gathering(client, limit)
+        gathering = _Gathering(client, upstream, limit)
         upstream.send_response_body_to(gathering)
         try:
             while not (gathering.is_whole or gathering.is_too_long):

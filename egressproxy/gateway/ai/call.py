@@ -51,8 +51,6 @@ from egressproxy.translation.errors import Untranslatable
 if TYPE_CHECKING:  # translation takes memory, and not everybody asks for it: the build of a rule imports it
     from egressproxy.translation.translator import TranslatedRequest
 
-#: Bytes of a request body that is changed or translated.
-MAX_REQUEST: Final = 8 * 1024 * 1024
 #: The field of an answer that names what was left out of its request.
 DROPPED_FIELD: Final = b"X-Egress-Dropped"
 #: Characters of a model's name that the log has.
@@ -134,11 +132,11 @@ class AiCall:
             try:
                 if backend.ai is not None and self._is_counted_here(x, backend.ai):
                     self.api = Api.ANTHROPIC
-                    self.own_answer = self._counted(x, await self._collected(x, client, body))
+                    self.own_answer = self._counted(x, await self._collected(x, client, body, backend.ai))
                     return backend
                 if backend.ai is not None and self._needs_body(x, backend.ai):
                     if whole is None:
-                        whole = await self._collected(x, client, body)
+                        whole = await self._collected(x, client, body, backend.ai)
                     self._sent = self._made(x, backend.ai, whole)
                 if backend.ai is not None:
                     self._set_head(x, backend.ai)
@@ -179,7 +177,7 @@ class AiCall:
                 continue
             if whole is None:
                 body.detach()
-                whole = await self._collected(x, client, body)
+                whole = await self._collected(x, client, body, endpoint)
             key = endpoint.api_for(self.api), endpoint.renames, endpoint.drops
             if key not in known:
                 known[key] = self._hindrance(x, endpoint, whole)
@@ -219,6 +217,8 @@ class AiCall:
         fields, target = x.request.fields, endpoint.api_for(self.api)
         if self.api is None and not body:
             return _AS_IT_IS
+        if len(body) > endpoint.max_body_bytes:
+            raise Untranslatable("", f"it is longer than the {endpoint.max_body_bytes} bytes that are read for it")
         if b"content-encoding" in fields:
             raise Untranslatable("", "its Content-Encoding is not read here: send it without")
         named = None
@@ -236,11 +236,13 @@ class AiCall:
             return _Sent(body)
         return _Sent(with_model(named, model) if model != named.name else body, None, named.name, model)
 
-    async def _collected(self, x: Exchange, client: AiClient, body: ReplayableBody | None) -> bytes:
+    async def _collected(
+        self, x: Exchange, client: AiClient, body: ReplayableBody | None, endpoint: AiEndpoint
+    ) -> bytes:
         if body is None:
             return b""
         invite_body(client, x.request)
-        return await body.collect(client, MAX_REQUEST)
+        return await body.collect(client, endpoint.max_body_bytes)
 
     def _pass_over(
         self, x: Exchange, backend: RouteBackend, hindrance: _Hindrance, course: Course | None, now: float

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from egressproxy.ai_apis.apis import Api
+from egressproxy.ir.policy import MAX_BUFFERED_BYTES
 from egressproxy.ir.route import WeightedBackend
 from egressproxy.translation.apis import DEFAULT_PATHS
 
@@ -23,6 +24,7 @@ class AiEndpoint:
     apis: tuple[Api, ...]
     prefix: bytes
     drops: bool
+    max_body_bytes: int  # of a request that is changed or translated
     _alias: str
     _aliases: dict[str, str]
 
@@ -34,7 +36,9 @@ class AiEndpoint:
             return None
         apis = tuple(map(Api, said.apis)) if said is not None else ()
         prefix = said.prefix.encode() if said is not None else b""
-        return cls(apis, prefix, said is not None and said.drops, weighted.model_alias, dict(weighted.model_aliases))
+        longest = said.max_body_bytes if said is not None else MAX_BUFFERED_BYTES
+        drops = said is not None and said.drops
+        return cls(apis, prefix, drops, longest, weighted.model_alias, dict(weighted.model_aliases))
 
     @property
     def renames(self) -> bool:
