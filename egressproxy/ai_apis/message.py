@@ -29,6 +29,7 @@ _PASSED: Final = frozenset(("tools", "functions", "toolConfig"))
 _PASSED_IN_CALLS: Final = _PASSED | {"arguments", "input", "args"}
 _CALL_TYPES: Final = frozenset(("tool_use", "server_tool_use", "mcp_tool_use"))
 _ANY_CALL_TYPE: Final = _CALL_TYPES | {"custom_tool_call"}
+_ITEM_TYPES: Final = frozenset(("function_call", "custom_tool_call"))
 _FOLDED: Final = str.casefold
 _CALL_KEYS: Final = frozenset(("functionCall", "function_call", "toolUse"))
 
@@ -245,6 +246,8 @@ def _calls(value: Any, path: Path, key: str) -> Iterator[CalledTool | None]:
                 said = value["arguments"]
             elif str(value.get("type")) in _CALL_TYPES or key in _CALL_KEYS or _is_custom(value, key):
                 said = value.get("input", value.get("args", {}))
+            elif name and (value.get("type") in _ITEM_TYPES or _is_in_calls(path)):
+                said = {}  # arguments may follow in a stream, or are none
             if said is not None:
                 yield CalledTool(name, _id_of(value), _parsed(said), path)
                 passed = _PASSED_IN_CALLS  # another call may be beside its arguments: a client takes which it likes
@@ -276,6 +279,11 @@ def _calls_spelled_otherwise(value: dict[str, Any], path: Path, key: str) -> Ite
 
 def _is_custom(value: Mapping[str, Any], key: str) -> bool:
     return "input" in value and (key == "custom" or value.get("type") == "custom_tool_call")
+
+
+def _is_in_calls(path: Path) -> bool:
+    """Whether this is the function, or the custom tool, of a call in chat."""
+    return len(path) > 2 and path[-3] == "tool_calls" and path[-1] in ("function", "custom")
 
 
 def _id_of(value: Mapping[str, Any]) -> str:

@@ -85,6 +85,8 @@ _OFFERS: Final[tuple[tuple[str, ...], ...]] = (
 #: What no request has many of: each is looked at in one go. Elements of each.
 _LISTED: Final = ("tools", "functions", "models", "fallbacks", "mcp_servers")
 MAX_LISTED: Final = 4000
+#: Lists of functions in a tool of Gemini.
+_DECLARATIONS: Final = ("functionDeclarations", "function_declarations")
 #: Types of tools that have no name in the API of OpenAI: one that is written there as well says nothing.
 _NAMELESS: Final = frozenset(
     (
@@ -282,14 +284,7 @@ class AiRequest(JsonMessage):
         found: list[OfferedTool] = []
         for root in _OFFERS:
             for index, tool in enumerate(_array(in_object(self.value, *root))):
-                path: Path = (*root, index)
-                inner = tool.get("functionDeclarations", tool.get("function_declarations"))
-                if type(inner) is list:
-                    key = "functionDeclarations" if "functionDeclarations" in tool else "function_declarations"
-                    for at, each in enumerate(_array(inner)):
-                        found += [OfferedTool(name, (*path, key, at)) for name in _names_of(each)]
-                else:
-                    found += [OfferedTool(name, path) for name in _names_of(tool)]
+                _find_offers(tool, (*root, index), found)
         for index, _ in enumerate(_array(self.value.get("mcp_servers"))):  # Anthropic: all the tools of a server
             found.append(OfferedTool("mcp_servers", ("mcp_servers", index)))
         return found
@@ -297,7 +292,13 @@ class AiRequest(JsonMessage):
     def withhold_tools(self, tools: Iterable[OfferedTool]) -> None:
         """Offer the model none of these tools, by any of their names."""
         gone = {tool.path for tool in tools}
-        for root in {path[:-1] for path in gone}:
+        members = {path for path in gone if type(path[-1]) is str}
+        for root in {path[:-1] for path in members}:  # tools of Gemini that are members of one object
+            left = {key: each for key, each in self.at(root).items() if (*root, key) not in members}
+            self.put(root, left)
+            if not left:
+                gone.add(root)
+        for root in sorted({path[:-1] for path in gone - members}, key=len, reverse=True):  # what is inside first
             self.put(root, [each for index, each in enumerate(self.at(root)) if (*root, index) not in gone])
 
     @property
@@ -403,17 +404,35 @@ def _array(value: object) -> list[dict[str, Any]]:
     return [each if type(each) is dict else {} for each in value] if type(value) is list else []
 
 
-def _names_of(tool: dict[str, Any]) -> list[str]:
-    """Every name for a tool: two servers may read two of them."""
+def _find_offers(tool: dict[str, Any], path: Path, found: list[OfferedTool]) -> None:
+    """The tools that one element of an array offers: of Gemini every member is one, or a list of functions."""
+    lists = [key for key in _DECLARATIONS if type(tool.get(key)) is list]
+    for key in lists:
+        for at, each in enumerate(_array(tool[key])):
+            found += [OfferedTool(name, (*path, key, at)) for name in names_of_tool(each)]
+    names = _said_names(tool)
+    if names or not (lists or tool) or type(tool.get("type")) is str:
+        found += [OfferedTool(name, path) for name in names or names_of_tool(tool)]
+    else:
+        found += [OfferedTool(key, (*path, key)) for key in tool if key not in lists]
+
+
+def names_of_tool(tool: dict[str, Any]) -> list[str]:
+    """Every name for a tool: two servers may read two of them. One without any has its type, or first member."""
+    names = _said_names(tool)
+    if not names:
+        said = tool.get("type") or next(iter(tool), "")
+        names.append(said if type(said) is str else "")
+    return names
+
+
+def _said_names(tool: dict[str, Any]) -> list[str]:
     said = tool.get("type")
     names = [said] if type(said) is str and said in _NAMELESS else []
     for holder in (tool, tool.get("function"), tool.get("custom"), tool.get("toolSpec")):
         name = in_object(holder, "name")
         if type(name) is str and name not in names:
             names.append(name)
-    if not names:
-        said = said or next(iter(tool), "")
-        names.append(said if type(said) is str else "")
     return names
 
 

@@ -93,7 +93,7 @@ def _answer(
             sys.exit(exits.get(answer.status, 2))
         yield answer
     except (OSError, HTTPException, ValueError) as error:
-        hint = "is egressproxy running? --admin gives its address"
+        hint = "is egressproxy running, and not with --admin off? --admin gives its address"
         if path in ("/explain", "/dns"):
             hint += "; --config PATH answers by manifests, without a process"
         click.echo(

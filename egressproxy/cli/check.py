@@ -169,9 +169,12 @@ def _published_backends(resources: ResourceSet) -> Iterator[dict[str, str]]:
     """What became of the Backends of other groups, whose forms are not ours."""
     from egressproxy.config.compile.backends.backend_references import BACKEND_KINDS
     from egressproxy.config.compile.backends.backend_status import summary
+    from egressproxy.config.compile.backends.backend_tls import BackendTlsPolicies
     from egressproxy.config.compile.interface import kind_of
+    from egressproxy.config.compile.references import References
     from egressproxy.config.resources.meta import OUR_GROUP
 
+    policies = BackendTlsPolicies(resources, References(resources))
     for kind in BACKEND_KINDS:
         for backend in resources.of(kind) if kind.GROUP != OUR_GROUP else ():
-            yield {"name": backend.full_name, "kind": kind_of(backend.key), "readAs": summary(backend)}
+            yield {"name": backend.full_name, "kind": kind_of(backend.key), "readAs": summary(backend, policies)}

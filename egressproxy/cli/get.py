@@ -72,8 +72,7 @@ def command(
 
     Exit status: 0 shown, 1 there is no such object, 2 wrong usage or no response.
     """
-    if admin is None:
-        raise click.UsageError("--admin off: this command needs the admin address of a running process")
+    assert admin is not None  # it has a default
     if name and all_namespaces:
         raise click.UsageError("give a name or --all-namespaces, not both: -n gives the namespace of one object")
     kinds = _chosen(kind, list(_kinds(admin)))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from egressproxy.cli.asking import ADMIN
 from egressproxy.cli.option_values import address_and_port, address_or_network
@@ -68,11 +69,25 @@ def bind_option(help_text: str, default: tuple[str, ...] | None = ("127.0.0.1",)
     )  # fmt: skip
 
 
-def admin_option(help_text: str, default: str | None = f"{ADMIN[0]}:{ADMIN[1]}") -> Decorator:
-    """`--admin HOST:PORT`: the command gets an address and port, or None for `off` or where there is no default."""
+def admin_option(
+    help_text: str, default: str | None = f"{ADMIN[0]}:{ADMIN[1]}", *, may_be_off: bool = False
+) -> Decorator:
+    """`--admin HOST:PORT`: the command gets an address and port, or None where there is no default, and for `off` where
+    it `may_be_off`. Elsewhere `off` raises click.UsageError: who is asked must not be another process than was meant.
+    """
     return click.option(
-        "--admin", type=address_and_port, default=default, show_default=True, metavar="HOST:PORT", help=help_text
-    )
+        "--admin", type=address_and_port, default=default, show_default=True, metavar="HOST:PORT", help=help_text,
+        callback=None if may_be_off else _demanded,
+    )  # fmt: skip
+
+
+def _demanded(ctx: click.Context, param: click.Parameter, given: tuple[str, int] | None) -> tuple[str, int] | None:
+    if given is None and ctx.get_parameter_source(param.name or "") is not ParameterSource.DEFAULT:
+        raise click.UsageError(
+            "--admin off: this command asks a running process at its admin address; one that runs with --admin off"
+            " cannot be asked: give it an address, and the same one here"
+        )
+    return given
 
 
 #: For verbs that ask a process, or change something in it.

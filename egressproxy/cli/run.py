@@ -101,7 +101,8 @@ def _key(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Sec
 )
 @admin_option(
     "Health, metrics and the configuration in service. Read-only except for POST /reload, /cache/purge, /holds and"
-    " /kill-switch and, with --api-writes, objects. `off`: none."
+    " /kill-switch and, with --api-writes, objects. `off`: none.",
+    may_be_off=True,
 )
 @serving_options
 @click.option(

@@ -78,7 +78,7 @@ def _domains(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ..
     " connection.uri_san_peer_certificate; may be given again. The first is the own one; a namespace of another is"
     " NAMESPACE@DOMAIN.",
 )  # fmt: skip
-@admin_option("Health, metrics and the configuration in service. `off`: none.")
+@admin_option("Health, metrics and the configuration in service. `off`: none.", may_be_off=True)
 @serving_options
 @secret_options
 def command(

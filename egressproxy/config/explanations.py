@@ -82,6 +82,20 @@ def unknown_kind(api_version: str, kind: str) -> tuple[str, str, str]:
     return "kind", f"unknown kind {_cut(kind)}", remedy
 
 
+#: Fields of a spec by which an object has a say in what a gateway does (GEP-713, GEP-1713).
+_ATTACHES = frozenset({"targetRef", "targetRefs", "parentRef", "parentRefs"})
+
+
+def foreign_kind(api_version: str, kind: str, spec: object) -> tuple[str, bool]:
+    """What to do about an object of a vendor's kind, and whether it asks something of a gateway."""
+    if kind in _ELSEWHERE:
+        return _ELSEWHERE[kind], True
+    attaches = isinstance(spec, dict) and not spec.keys().isdisjoint(_ATTACHES)
+    if attaches or "k8s.io/" in api_version or any(kind == known for _, known in BY_API_VERSION):
+        return "nobody knows this kind here, and nothing does what it asks", True
+    return "objects of this kind do nothing here", False
+
+
 def field_path(loc: tuple[str | int, ...]) -> tuple[tuple[str | int, ...], bool]:
     """The field path of an error, and whether it is about a mapping's key."""
     if loc and loc[-1] == "[key]":

@@ -38,7 +38,7 @@ class ProcessedExchange:
     """The life of one exchange. `serve` runs on the driver of the call's stream."""
 
     _conversation: EnvoyConversation
-    _gateways: ServedGateways
+    _gateways: Callable[[], ServedGateways]  # those in service
     _trust_domains: Sequence[str]  # of SPIFFE ids that Envoy's attributes tell
     #: Called with the address of the Envoy where that is not configured as filters need it.
     _note_misconfigured: Callable[[EnvoyMisconfigured, str], None]
@@ -78,8 +78,9 @@ class ProcessedExchange:
         message = read_request(first)
         if message.part is not MessagePart.REQUEST_HEADERS or message.observability_mode:
             raise EnvoyMisconfigured("the first message of a call has to be the head of a request, and to be answered")
-        port = self._gateways.port_for(gateway, listener)
-        await self._request.take_head(message, port, self._trust_domains)
+        await self._request.take_head(
+            message, lambda: self._gateways().port_for(gateway, listener), self._trust_domains
+        )
         while not self._is_over:
             data = await call.next()
             if data is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from egressproxy.errors import GatewayFault, LimitExceeded, Reason
@@ -16,10 +16,17 @@ from egressproxy.ext_proc_server.envoy_messages import (
 )
 from egressproxy.ext_proc_server.head_changes import changes_of
 from egressproxy.filters.body import BodyChain
-from egressproxy.gateway.exchange.admission import believe_gateway, name_request, refuse_loops, route_request
+from egressproxy.gateway.exchange.admission import (
+    believe_gateway,
+    name_request,
+    of_client,
+    refuse_loops,
+    route_request,
+)
+from egressproxy.gateway.exchange.readmission import check_gateway, name_again, route_again
 from egressproxy.gateway.route import SELF_SERVICE, Route, narrowed
-from egressproxy.gateway.snapshot import Port
-from egressproxy.model.exchange import SENT_BODY, Exchange
+from egressproxy.gateway.snapshot import ActiveListener, Port
+from egressproxy.model.exchange import SENT_BODY, WAITED, Exchange
 from egressproxy.model.field_change import FieldAction, FieldChange
 from egressproxy.model.fields import Fields
 from egressproxy.model.own_names import OWN_HOST
@@ -41,11 +48,17 @@ class RequestSide:
     _body: BodyChain | None = None
     _leg: BodyChain | None = None  # the filters of the backend
     _has_body_ended: bool = False  # filters have got its end
+    _port_in_service: Callable[[], Port] | None = None
+    _listener: ActiveListener | None = None  # that has let it in
     wants_whole: bool = False  # the next message holds the whole body, and the head has not gone
     is_over: bool = False  # nothing more of the request comes
 
-    async def take_head(self, message: ProcessingRequest, port: Port, trust_domains: Sequence[str]) -> None:
+    async def take_head(
+        self, message: ProcessingRequest, port_in_service: Callable[[], Port], trust_domains: Sequence[str]
+    ) -> None:
         """Find the rule, run the filters of the head, and ask for what they need. Raises what refuses the request."""
+        port = port_in_service()
+        self._port_in_service = port_in_service
         conversation = self._conversation
         accounting, resources = conversation.accounting, conversation.resources
         client, identity = client_of_envoy(message, trust_domains)
@@ -56,7 +69,7 @@ class RequestSide:
         x.request = head
         x.method = head.method
         x.bytes_in = sum(len(name) + len(value) + 4 for name, value in message.fields)
-        listener = name_request(x, port, "", None, head)
+        listener = self._listener = name_request(x, port, "", None, head)
         if head.method == b"CONNECT":
             message_text = "CONNECT is served by the gateway itself (`egressproxy run`), not by filters of Envoy's"
             raise GatewayFault(Reason.METHOD_NOT_ALLOWED, message_text, status=405)
@@ -80,7 +93,9 @@ class RequestSide:
             resources.tenant = accounting.gate.admit(x, route.priority)
         if await conversation.is_answered(route.chain.request_headers):
             return
+        self._admit_again(x)
         self._narrow(x)
+        route = resources.route
         self._body = begun(route.chain.request_body, x, head.body)
         self._whole_limit = _limit_of_whole(route, x) if head.body else -1
         goes_on = not message.end_of_stream and not head.upgrade
@@ -148,6 +163,7 @@ class RequestSide:
         if 0 <= self._whole_limit < len(data):
             message_text = f"the body is longer than the {self._whole_limit} bytes that a filter of the backend takes"
             raise LimitExceeded(Reason.BODY_TOO_LARGE, message_text, status=413)
+        self._admit_again(x)
         self._narrow(x)
         if await self._choose_backend(data):
             self.is_over = message.end_of_stream
@@ -194,6 +210,17 @@ class RequestSide:
         return (route is None or route.chain.request_headers is None or route.chain.lets_request_trailers) and (
             chain.backend_request is None or chain.lets_leg_trailers
         )
+
+    def _admit_again(self, x: Exchange) -> None:
+        """Where it has waited for a person: decide it by the configuration in force. Raises as admission does."""
+        resources = self._conversation.resources
+        if x.notes is None or not x.notes.pop(WAITED, False) or resources.route is None:
+            return
+        assert self._port_in_service is not None
+        assert self._listener is not None
+        again, now = name_again(x, self._port_in_service(), "", None)
+        check_gateway(x, self._listener, now)
+        resources.route = route_again(x, again, resources.route, of_client(x, now))
 
     def _narrow(self, x: Exchange) -> None:
         """Leave out what filters exclude. Raises Denied where that is every backend."""

@@ -157,7 +157,7 @@ class FilterServer:
                 fields = head.fields
                 conversation = EnvoyConversation(call, self._gateway.conductor.accounting, stream.client)
                 served = ProcessedExchange(
-                    conversation, self._gateways(), self._at.trust_domains, self._note_misconfigured
+                    conversation, self._gateways, self._at.trust_domains, self._note_misconfigured
                 )
                 await served.serve(fields.get(GATEWAY_FIELD) or b"", fields.get(LISTENER_FIELD) or b"")
             elif head.path == health.CHECK:

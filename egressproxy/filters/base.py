@@ -152,6 +152,7 @@ class Filter:
         runs_in: the phases in which it runs; None: those that the placement and the type declare.
         body_mode: how the body methods get the body.
         max_buffer_bytes: the largest body that `BodyMode.BUFFER` collects, in bytes.
+        max_answer_bytes: the same of a response; 0: as `max_buffer_bytes`.
         keeps_length: the body methods return as many bytes as they get, so Content-Length stays.
         only_reads: the body methods change nothing: what they return is ignored, and the body goes on as it came.
         needs_body: `backend_request` needs the whole body as the attempt sends it, in `x.body` (a signature covers it).
@@ -169,12 +170,14 @@ class Filter:
             before it, and behind its methods for responses, whatever their priority; no filter of a response sees it.
         sends_more: `response_body` may have more to send when nothing has come for it. Where the body goes on as it
             comes, `x.notes[MORE]` is a function that, called with the filter, has the method called with b"".
-        waits_for_people: it has a time limit of its own, and the extension's `timeout` does not hold.
+        waits_for_people: it has a time limit of its own, and the extension's `timeout` does not hold. Since the request
+            is decided again behind it, `ORIGINAL_HEAD` is kept as for `needs_original`.
         sees_trailers: False for one whose `request_trailers` and `response_trailers` do not run, as if it had none.
     """
 
     body_mode: ClassVar[BodyMode] = BodyMode.STREAM
     max_buffer_bytes: int = 1024 * 1024
+    max_answer_bytes: int = 0
     keeps_length: ClassVar[bool] = False
     only_reads: bool = False
     needs_body: bool = False
@@ -195,6 +198,13 @@ class Filter:
         on, so `x.response` is there for a response. Must not change anything or be `async`. Raises Rejected to refuse.
         """
         return self.body_mode
+
+    def held_bytes(self, x: Exchange, phase: Phase) -> int:
+        """How many bytes a filter that gets this exchange's body of REQUEST_BODY or RESPONSE_BODY as it comes has kept
+        of it. Override it where that may be much: they count with what is held for the client, and bodies wait where
+        that is too much.
+        """
+        return 0
 
     def request_headers(self, x: Exchange) -> HeaderResult:
         """Before a backend is chosen; may change `x.request`, and narrow the choice by `x.exclude_backend` and

@@ -25,7 +25,8 @@ class _StepState:
     """One step of one body. `is_off`: it failed open, which it cannot once its output `has_changed` the body."""
 
     step: Step
-    buffer: bytearray | None
+    bound: int
+    buffer: bytearray | None  # None: it collects nothing
     call: Callable[..., object]  # as the body began: what goes out of service meanwhile ends it as it has begun it
     is_off: bool = False
     has_changed: bool = False
@@ -37,11 +38,12 @@ class BodyChain:
     Attributes:
         keeps_length: what goes on is as long as what has come.
         holds: one of its filters gets the body whole: nothing goes on before the last piece has come.
-        held: the bytes that they hold.
+        keeps: one of its filters that get the body as it comes may keep much of it.
     """
 
     __slots__ = (
-        "_chosen", "_coded", "_flows", "_may_answer", "_original", "_owed", "_phase", "held", "holds", "keeps_length",
+        "_chosen", "_coded", "_flows", "_may_answer", "_original", "_owed", "_phase", "holds", "keeps",
+        "keeps_length",
     )  # fmt: skip
 
     def __init__(self, chosen: ChosenSteps, coding: bytes = b"") -> None:
@@ -49,14 +51,14 @@ class BodyChain:
         self._chosen = chosen
         self._phase = phase = chosen.phase
         self._flows = [
-            _StepState(step, None if bound == UNBOUND else bytearray(), step.call)
+            _StepState(step, bound, None if bound == UNBOUND else bytearray(), step.call)
             for step, bound in zip(chosen.steps, chosen.bounds, strict=True)
         ]
         self._owed = 0  # bytes taken in and not yet passed on, where the length must stay
         self.keeps_length = chosen.only_reads or (chosen.keeps_length and not coding)
         self.holds = chosen.holds
+        self.keeps = bool(chosen.keeping)
         self._coded = CodedBody(coding, phase, is_kept=self.holds, only_reads=chosen.only_reads) if coding else None
-        self.held = 0
         # The first filter sees the body as it came.
         self._original = bytearray() if chosen.wants_original and self.holds else None
         self._may_answer = self.holds or phase is Phase.REQUEST_BODY  # else the head of the response has gone
@@ -86,6 +88,19 @@ class BodyChain:
             if last:
                 x.keep(ORIGINAL_BODY, bytes(self._original))
         return self._through(self._flows, x, data, last)
+
+    @property
+    def is_of_request(self) -> bool:
+        return self._phase is Phase.REQUEST_BODY
+
+    def held(self, x: Exchange) -> int:
+        """The bytes that are held for these filters, or by them."""
+        size = sum([len(flow.buffer) for flow in self._flows if flow.buffer is not None])
+        for keeping in self._chosen.keeping:
+            size += keeping.held_bytes(x, self._phase)
+        if self._coded is not None:
+            size += self._coded.held
+        return size if self._original is None else size + len(self._original)
 
     @property
     def sends_more(self) -> bool:
@@ -149,17 +164,15 @@ class BodyChain:
             if flow.is_off:
                 continue
             if flow.buffer is not None:
-                if flow.buffer or not last or len(data) > flow.step.filter.max_buffer_bytes:
-                    bound = flow.step.filter.max_buffer_bytes
+                bound = flow.bound
+                if flow.buffer or not last or len(data) > bound:
                     if len(flow.buffer) + len(data) > bound:
                         raise too_long(flow.step, bound, self._phase)
                     flow.buffer += data
-                    self.held += len(data)
                     if not last:
                         return b""
                     data = bytes(flow.buffer)
                     flow.buffer = bytearray()
-                    self.held -= len(data)
             elif not data and not last:
                 if not has_more:
                     return b""

@@ -109,7 +109,7 @@ class BodyPlan:
         for step in reversed(self.steps):
             rest, digit = divmod(rest, 3)
             if digit:
-                chosen.append((step, step.filter.max_buffer_bytes if digit == 2 else UNBOUND))
+                chosen.append((step, self._bound(step) if digit == 2 else UNBOUND))
         made = self._made(chosen[::-1])
         if len(self._choices) < MAX_CHOICES:
             self._choices[key] = made
@@ -137,9 +137,13 @@ class BodyPlan:
         limit = -1
         for step in self.steps:
             mode = step.filter.body_mode if step.mode_for is None else _mode_for(step, x, self.phase)
-            if mode is BodyMode.BUFFER and not 0 <= limit <= step.filter.max_buffer_bytes:
-                limit = step.filter.max_buffer_bytes
+            if mode is BodyMode.BUFFER and not 0 <= limit <= self._bound(step):
+                limit = self._bound(step)
         return limit
+
+    def _bound(self, step: Step) -> int:
+        own = step.filter
+        return (self.phase is Phase.RESPONSE_BODY and own.max_answer_bytes) or own.max_buffer_bytes
 
     def describe(self, x: Exchange) -> None:
         """Make the head of a response without a body, to HEAD or a 304, that of the response with its body: RFC 9110

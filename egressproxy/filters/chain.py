@@ -138,7 +138,7 @@ def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], Pl
         asking = PlacedFilter(DECODABLE, DecodableAnswers())
         phases["backend_request"] = (Step(asking, Phase.BACKEND_REQUEST, of_leg), *of_leg)
     noted: Steps = phases.get("request_headers", ())
-    if noted and any(placed.filter.needs_original for placed in filters):
+    if noted and any(placed.filter.needs_original or placed.filter.waits_for_people for placed in filters):
         keeping = PlacedFilter(ORIGINAL, OriginalHead())
         phases["request_headers"] = (Step(keeping, Phase.REQUEST_HEADERS, noted), *noted)
     looking = (*phases.get("backend_response", ()), *phases.get("response_headers", ()))

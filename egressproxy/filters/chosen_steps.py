@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Iterable
 from typing import Final
 
 from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason, UpstreamFault
-from egressproxy.filters.base import ORIGINAL_BODY, Phase
+from egressproxy.filters.base import ORIGINAL_BODY, Filter, Phase
 from egressproxy.filters.coded_body import head_of
 from egressproxy.filters.content_coding import note_change
 from egressproxy.filters.filter_step import FilterAnswered, Step, Steps, checked_answer, settle, start, wait
@@ -42,13 +42,14 @@ class ChosenSteps:
         decodes: one of them wants content codings undone.
         only_reads, keeps_length: this holds for all of them.
         holds: one of them gets the body whole: nothing goes on before the last piece has come.
+        keeping: those that get the body as it comes, and may keep much of it.
         wants_original: one behind the first wants to know the body as it came.
         sends_more: one of them may have more to send of a response when nothing has come for it.
     """
 
     __slots__ = (
-        "_linked", "bounds", "decodes", "holds", "keeps_length", "only_reads", "phase", "sends_more", "steps",
-        "trailers", "wants_original",
+        "_linked", "bounds", "decodes", "holds", "keeping", "keeps_length", "only_reads", "phase", "sends_more",
+        "steps", "trailers", "wants_original",
     )  # fmt: skip
 
     def __init__(self, phase: Phase, chosen: Iterable[tuple[Step, int]], trailers: Steps) -> None:
@@ -61,6 +62,13 @@ class ChosenSteps:
         self.only_reads = all(step.only_reads for step in self.steps)
         self.keeps_length = self.only_reads or all(step.filter.keeps_length for step in self.steps)
         self.holds = any(bound != UNBOUND for bound in self.bounds)
+        self.keeping = tuple(
+            [
+                step.filter
+                for step, bound in zip(self.steps, self.bounds, strict=True)
+                if bound == UNBOUND and type(step.filter).held_bytes is not Filter.held_bytes
+            ]
+        )
         self.wants_original = phase is Phase.REQUEST_BODY and any(step.filter.needs_original for step in self.steps[1:])
         self.sends_more = phase is Phase.RESPONSE_BODY and any(step.filter.sends_more for step in self.steps)
         linked: _Linked = ()

@@ -63,6 +63,11 @@ class CodedBody:
         return self._encoder.encode(data, last)
 
     @property
+    def held(self) -> int:
+        """Bytes of the body as it came that are kept."""
+        return len(self._kept) if self._kept is not None else 0
+
+    @property
     def tail(self) -> bytes | None:
         """The end of what has gone on, before it was coded; None where that went on as it came: nothing fits behind."""
         return None if self._only_reads else self._tail

@@ -27,7 +27,15 @@ from egressproxy.gateway.route import DefaultRoutes, Route, self_service
 from egressproxy.gateway.rule_builder import AttachedRoute, RuleBuilder
 from egressproxy.gateway.shared_parts import SharedParts
 from egressproxy.gateway.snapshot import ActiveListener, Port, Snapshot
-from egressproxy.ir.gateway import ClientCertificatesIR, ConfigIR, ListenerIR, ListenerProtocol, ListenerTlsIR, TlsMode
+from egressproxy.ir.gateway import (
+    CertificateIR,
+    ClientCertificatesIR,
+    ConfigIR,
+    ListenerIR,
+    ListenerProtocol,
+    ListenerTlsIR,
+    TlsMode,
+)
 from egressproxy.ir.gateway import extensions as all_extensions
 from egressproxy.ir.policy import Callee, ExtensionIR, InterceptIR
 from egressproxy.ir.route import HttpRouteIR, HttpRuleIR
@@ -128,13 +136,16 @@ class SnapshotBuilder:
         """One address and port with the listeners that share it. `key`: (address, port)."""
         web = [listener for listener in listeners if not listener.is_stream]
         tls = None
+        shown: dict[str, CertificateIR] = {}
         if web and web[0].spec.tls is not None:
             certificates = tuple(c for listener in web if listener.spec.tls for c in listener.spec.tls.certificates)
+            if len(set(certificates)) > 1:
+                shown = {name.lower(): each for each in reversed(certificates) for name in ("", *each.names)}
             spec = ListenerTlsIR(TlsMode.TERMINATE, certificates, clients_of(listeners))
             tls = yield from self.context(spec, shares_port=self.terminating[key] > 1, alpn=HTTP_2_OR_1_1)
         by_host = finished(HostMap.building(HostEntry((listener.spec.hostname,), listener) for listener in listeners))
         streams = [listener for listener in listeners if listener.is_stream]
-        return Port(*key, (*web, *streams), by_host, tls, clients_of(listeners))
+        return Port(*key, (*web, *streams), by_host, tls, clients_of(listeners), shown)
 
     def listener(self, spec: ListenerIR) -> Cooperative[ActiveListener]:
         """One listener with the tables of its routes, and the defaults for destinations that no route matches."""

@@ -86,6 +86,16 @@ class GatewayServer:
         self._closing: set[BoundPort] = set()
         self._is_hurried = False
         self.overload = OverloadManager(limits, self.conductor, self._ports, self._connectors, self.network.copies)
+        clients = self.conductor.clients
+        metrics.add_gauge(
+            "egress_buffered_bytes", "Bytes of bodies that are held for clients.", lambda: clients.held_bytes
+        )
+        metrics.add_counter(
+            "egress_buffered_bodies_waited",
+            "Bodies that had to wait, since their client or connection held as much as limits.bufferedBytesPerClient "
+            "or bufferedBytesPerConnection allows.",
+            lambda: clients.bodies_waited,
+        )
         metrics.add_upstream_source(self._upstream_counts)
         metrics.add_downstream_source(self._downstream_counts)
         metrics.add_filter_source(self._filter_counts)

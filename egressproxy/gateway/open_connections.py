@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from math import inf
 from typing import Final, Protocol
+from weakref import WeakValueDictionary
 
 from egressproxy.errors import GatewayFault, Reason
 from egressproxy.gateway.overload.request_gate import Tenant
@@ -15,6 +16,7 @@ from egressproxy.gateway.snapshot import Port
 from egressproxy.model.exchange import CallerIdentity
 from egressproxy.model.kill_switch import KilledIdentities
 from egressproxy.model.shares import Shares, origin_of
+from egressproxy.net.held_bytes import HeldBytes, Hold
 from egressproxy.net.process import RESERVED, descriptors
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.notices import Refusal
@@ -84,16 +86,24 @@ MAX_REFUSED: Final = 512
 class AllConnections(Shares):
     """Connections of clients to all listeners of this process. `states` gives the open connections of each.
 
-    `refused` are those that are being told that they find no room, beside these; there may be `max_refused`.
+    `refused` are those that are being told that they find no room, beside these; there may be `max_refused`. `held` is
+    what is held of the bodies of each client, and `bodies_waited` how many had to wait since that was too much.
     """
 
-    __slots__ = ("max_refused", "refused", "states")
+    __slots__ = ("bodies_waited", "held", "max_refused", "refused", "states")
 
     def __init__(self, limit: int, share: int, max_refused: int = MAX_REFUSED) -> None:
         super().__init__(limit, share)
         self.refused = 0
         self.max_refused = max_refused
         self.states: Callable[[], Iterable[OpenConnections]] = tuple
+        self.held: WeakValueDictionary[str, HeldBytes] = WeakValueDictionary()
+        self.bodies_waited = 0
+
+    @property
+    def held_bytes(self) -> int:
+        """What is held of bodies for all clients, as far as that is limited."""
+        return sum([each.total for each in self.held.values()])
 
     def make_way(self, client: str) -> bool:
         """Close an idle connection of somebody who has more than this client, at whatever listener."""
@@ -224,6 +234,19 @@ class OpenConnections:
         """Ask connections without an exchange to go."""
         for connection in list(self.connections):
             connection.close_if_idle()
+
+    def new_hold(self, client: str, connection: HeldBytes | None) -> Hold:
+        """For what is held of an exchange of this client (`address:port`), on this connection with HTTP/2."""
+        limits, accounts = self.port.limits, list[tuple[HeldBytes, int]]()
+        if limits.buffered_bytes_per_client:
+            address, held = origin_of(client), self.clients.held
+            of_client = held.get(address)
+            if of_client is None:
+                of_client = held[address] = HeldBytes()
+            accounts.append((of_client, limits.buffered_bytes_per_client))
+        if limits.buffered_bytes_per_connection and connection is not None:
+            accounts.append((connection, limits.buffered_bytes_per_connection))
+        return Hold(tuple(accounts))
 
     def check_open(self) -> None:
         """Raises GatewayFault (404) where nothing begins any more. Ask behind whatever a client can make last."""

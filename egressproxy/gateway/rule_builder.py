@@ -81,7 +81,7 @@ class RuleBuilder:
                 self.has_translation = True
                 yield import_translation
             told = replace(AI_REQUESTS, source=f"{attached.kind} {name}")
-            own_ai = AiRequests(name, self.metrics.translations)
+            own_ai = AiRequests(name, self.metrics.translations, self.metrics.dropped_fields)
             extensions = (*extensions, self.parts.place_own(name, told, own_ai, mark=AI_MARK))
         notes = any(backend.denied is not None and backend.connector is not None for backend in backends)
         hedging = policy.hedging if attached.kind != "GRPCRoute" else None  # its calls are POSTs

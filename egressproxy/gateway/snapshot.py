@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from ipaddress import IPv4Network, IPv6Network
 from typing import Final
@@ -19,7 +19,7 @@ from egressproxy.gateway.leaf_certificates.leaf_cache import LeafCache, LeafCach
 from egressproxy.gateway.route import DefaultRoutes, Route
 from egressproxy.identity.peers import AddressTable, CertificateTable, workload
 from egressproxy.ir.backend import ConnectionIR
-from egressproxy.ir.gateway import ClientCertificatesIR, ListenerIR, ListenerProtocol
+from egressproxy.ir.gateway import CertificateIR, ClientCertificatesIR, ListenerIR, ListenerProtocol
 from egressproxy.ir.identity import AddressClientIR
 from egressproxy.ir.policy import LimitsIR, Mode, TimeoutsIR
 from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
@@ -93,6 +93,7 @@ class Port:
     by_host: HostMap[ActiveListener]
     tls: ssl.SSLContext | None  # TLS is terminated with this
     clients: ClientCertificatesIR | None  # which certificates they are asked for
+    shown: Mapping[str, CertificateIR] = field(default_factory=dict)  # by name, "" the first, where there are several
     first: ActiveListener = field(init=False)
     limits: LimitsIR = field(init=False)
     head_limits: HeadLimits = field(init=False)
@@ -148,9 +149,12 @@ class Port:
 
     def listener_for(self, host: str, server_name: str) -> ActiveListener:
         """The HTTP listener for this host (Gateway API, Listener.hostname). `server_name`: the SNI of the client's TLS.
-        Raises GatewayFault: 404 where no listener has the host, 421 where the client's TLS was with another listener
-        (RFC 9110 section 15.5.20): its certificate, and what it asks of clients, say nothing about this host.
+        Raises GatewayFault: 404 where no listener has the host, 421 where the client's TLS was with another listener,
+        or with a certificate that is not for this host while another one is (RFC 9110 section 15.5.20): what was shown,
+        and what is asked of clients, say nothing about this host.
         """
+        if self.shown and server_name != host and server_name and not self._has_shown(host, server_name):
+            raise GatewayFault(Reason.MISDIRECTED, f"{host} has another certificate than was shown", status=421)
         if len(self.listeners) == 1 and not self.first.spec.hostname:
             return self.first
         found = self.by_host.match(host)
@@ -161,6 +165,13 @@ class Port:
         if found.is_stream:  # no request is for it that does not come in its own TLS
             raise GatewayFault(Reason.NO_ROUTE, f"no listener of HTTP for {host}", status=404)
         return found
+
+    def _has_shown(self, host: str, server_name: str) -> bool:
+        """Whether the certificate that this name was answered with is for the host, or none is."""
+        wildcard = "*." + host.partition(".")[2]
+        own = self.shown.get(host) or self.shown.get(wildcard)
+        shown = self.shown.get(server_name) or self.shown.get("*." + server_name.partition(".")[2]) or self.shown[""]
+        return own is None or own is shown or not {host, wildcard}.isdisjoint(shown.names)
 
     def opened_stream(self, host: str) -> ActiveListener:
         """The TLS listener of streams to this host, for requests in one that is opened. Raises GatewayFault (404)."""

@@ -80,6 +80,8 @@ class AiIR:
 
     apis: tuple[str, ...]
     prefix: str = ""  # the path below which they are, without a slash at its end; "": none is said
+    drops: bool = True  # whether what only tunes is left out of translated requests
+    max_body_bytes: int = 32 * 1024 * 1024  # of a request that is changed or translated
 
 
 @dataclass(frozen=True, slots=True)

@@ -294,12 +294,23 @@ class ExtensionIR:
     budget_window_s: float = 0.0
 
 
+#: The longest body of a request that is held, and that each of our filters reads, where nothing says another bound:
+#: providers of AI take as much (Anthropic 32 MB).
+MAX_BUFFERED_BYTES: Final = 32 * 1024 * 1024
+
+
 @dataclass(frozen=True, slots=True)
 class LimitsIR:
-    """Limits of a listener's connections; those of requests are compiled into filters (see ExtensionIR). 0: none."""
+    """Limits of a listener's connections; those of requests are compiled into filters (see ExtensionIR). 0: none.
+
+    `max_buffered_bytes` is of one request's body that is held; the two behind it of all that is held of bodies.
+    """
 
     max_head_bytes: int = 65536
     max_fields: int = 128
+    max_buffered_bytes: int = MAX_BUFFERED_BYTES
+    buffered_bytes_per_client: int = 64 * 1024 * 1024
+    buffered_bytes_per_connection: int = 64 * 1024 * 1024
     connections: int = 0
     connections_per_client: int = 0
     tunnels: int = 0

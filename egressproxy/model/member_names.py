@@ -149,6 +149,22 @@ _GEMINI: Final = Members(
     "maxOutputTokens", "max_output_tokens", "temperature", "candidateCount", "candidate_count",
     usual=("topP", "topK", "stopSequences", "responseMimeType", "thinkingConfig"),
 )  # fmt: skip
+_CHOSEN: Final = Members("type", "name", inner=_NAMES_OF_TOOLS)
+_CHOICE: Final = Members(
+    "type", "name",
+    inner={
+        "function": _NAMED, "custom": _NAMED, "tools": _CHOSEN, "allowed_tools": Members(inner={"tools": _CHOSEN}),
+    },
+)  # fmt: skip
+_CALLING: Final = Members("allowedFunctionNames", "allowed_function_names", usual=("mode",))
+_TOOL_CONFIG: Final = Members(
+    inner={
+        "tools": _TOOL,
+        "toolChoice": Members(inner={"tool": _NAMED}),
+        "functionCallingConfig": _CALLING,
+        "function_calling_config": _CALLING,
+    }
+)
 _OTHER_MODEL: Final = Members("model")
 AI_REQUEST: Final = Members(
     "model", "stream", "messages", "input", "contents", "prompt", "system", "instructions", "mcp_servers",
@@ -159,9 +175,10 @@ AI_REQUEST: Final = Members(
         "fallbacks": _OTHER_MODEL,
         "tools": _TOOL,
         "functions": _TOOL,
-        "tool_choice": Members("type", "name", inner={"function": _NAMED, "custom": _NAMED}),
+        "tool_choice": _CHOICE,
         "function_call": _NAMED,
-        "toolConfig": Members(inner={"tools": _TOOL, "toolChoice": Members(inner={"tool": _NAMED})}),
+        "toolConfig": _TOOL_CONFIG,
+        "tool_config": _TOOL_CONFIG,
         "additionalModelRequestFields": Members(inner={"tools": _TOOL}),
         "stream_options": Members("include_usage"),
         "generationConfig": _GEMINI,

@@ -21,6 +21,8 @@ from egressproxy.net.watched_socket import break_off
 HIGH_WATER: Final = 64 * 1024
 #: Pieces up to this size together are copied into one buffer; larger ones are written as they are, and at once.
 COPY_LIMIT: Final = 16 * 1024
+#: The extra of a transport that is a stream of HTTP/2: that stream.
+HTTP2_STREAM: Final = "http2_stream"
 
 
 def reset(transport: asyncio.Transport) -> None:

@@ -49,6 +49,9 @@ _SERVER_NAME = "egressproxy_server_name"
 #: What a context says of itself whose clients show certificates that are verified, if they show any.
 _VERIFIES = "egressproxy_verifies"
 _APPLICATION_VERIFICATION = 50  # X509_V_ERR_APPLICATION_VERIFICATION
+_OCSP_NEEDED = 73  # X509_V_ERR_OCSP_VERIFY_NEEDED
+#: The id of the extension TLS Feature (RFC 7633), 1.3.6.1.5.5.7.1.24, as it stands in a certificate.
+_TLS_FEATURE: Final = bytes.fromhex("06082b06010505070118")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,19 +60,22 @@ class ClientTls:
 
     context: ssl.SSLContext
     server_hostname: str
-    verify: Callable[[ssl.SSLObject], None] | None
+    verify: Callable[[ssl.SSLObject], None]
 
 
 def client_tls(spec: BackendTlsIR, host: str, alpn: tuple[str, ...] = HTTP_1_1) -> ClientTls:
     """How to connect to `host` (a name, or an address as text) by this spec. Raises as `client_context`."""
 
     def verify(peer: ssl.SSLObject) -> None:
-        if spec.names and not spec.insecure_skip_verify:
-            check_names(peer, spec.names)
+        if not spec.insecure_skip_verify:
+            if spec.names:
+                check_names(peer, spec.names)
+            if not spec.crl_pem:
+                check_features(peer)
         if spec.pins:
             check_pins(peer, spec.pins)
 
-    return ClientTls(client_context(spec, alpn), spec.sni or host, verify if spec.names or spec.pins else None)
+    return ClientTls(client_context(spec, alpn), spec.sni or host, verify)
 
 
 def client_context(spec: BackendTlsIR, alpn: tuple[str, ...] = HTTP_1_1) -> ssl.SSLContext:
@@ -376,6 +382,29 @@ def _matches_dns(wanted: str, presented: str) -> bool:
     first, dot, rest = wanted.partition(".")
     # A wildcard below a top-level domain ("*.test") is nobody's.
     return bool(first and dot) and first != "*" and rest == presented[2:] and "." in rest
+
+
+def check_features(peer: ssl.SSLObject) -> None:
+    """The certificate must not ask for a stapled response of OCSP (must-staple, RFC 7633): the ssl module requests
+    none, so that a stolen key would serve on after it was revoked. Raises ssl.SSLCertVerificationError.
+
+    Revocation lists say the same as the staple: where they are checked this is not asked.
+    """
+    der = peer.getpeercert(binary_form=True)
+    if der is None or _TLS_FEATURE not in der:
+        return
+    from cryptography import x509  # here: such certificates are rare, and it costs a worker 10 MB
+
+    try:
+        extension = x509.load_der_x509_certificate(der).extensions.get_extension_for_class(x509.TLSFeature)
+        staples = {x509.TLSFeatureType.status_request, x509.TLSFeatureType.status_request_v2}
+        is_asked = not staples.isdisjoint(extension.value)
+    except x509.ExtensionNotFound:
+        is_asked = False  # the bytes stand somewhere else in it
+    except ValueError:
+        is_asked = True
+    if is_asked:
+        raise _refusal("the certificate asks for a stapled OCSP response, and none is there", _OCSP_NEEDED)
 
 
 def check_pins(peer: ssl.SSLObject, pins: tuple[str, ...]) -> None:

@@ -97,6 +97,10 @@ _CERTIFICATE: Final[dict[int, tuple[str, str]]] = {
     ),
     62: ("is for another name", _NAME_REMEDY),
     64: ("is for another address", _NAME_REMEDY),
+    73: (
+        "is not trusted: it asks for a stapled response of OCSP (must-staple), which this gateway does not request",
+        "the server needs a certificate without must-staple; or name revocation lists in tls.crlRefs of the Backend",
+    ),
     **{
         code: (f"{_FORM}: {words}", remedy)
         for code, words, remedy in (

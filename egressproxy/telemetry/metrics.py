@@ -112,6 +112,7 @@ class Metrics:
         self.filter_metrics = FilterMetrics()
         self.mcp_calls = McpCalls()
         self.translations: LabelSets[str, str, str, str, str] = LabelSets()
+        self.dropped_fields: LabelSets[str, str, str, str, str] = LabelSets()
         self.config_generation = 0
         self.config_last_reload_success = False
         self.config_last_reload_timestamp_s = 0.0
@@ -331,6 +332,9 @@ class Metrics:
             ("egress_ai_translated_requests",
              "Requests that went to an AI provider in another API than their client's, by both and by result.",
              ("route", "backend", "client_api", "backend_api", "result"), self.translations),
+            ("egress_ai_dropped_fields",
+             "Requests of which translation left a field out, by the field.",
+             ("route", "backend", "client_api", "backend_api", "field"), self.dropped_fields),
             ("egress_events", "Occurrences that Events counted, by type and reason.", ("type", "reason"), self.events),
             ("egress_dns_lookups", "DNS lookups, by result.", ("result",), self.dns_lookups),
             ("egress_dns_queries", "Queries to DNS servers, by server and by the code of the answer.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from typing import Any, Final
 
 from egressproxy.translation.errors import BadAnswer
@@ -27,10 +28,12 @@ def needed_text(value: dict[str, Any], name: str) -> str:
 
 
 def count(value: dict[str, Any], name: str) -> int:
-    """A whole number; 0 if it is not there."""
+    """A whole number; 0 if it is not there. Some servers write 3.0 for 3."""
     found = value.get(name)
     if found is None:
         return 0
+    if type(found) is float and 0 <= found < 2**53:
+        return int(found)
     if type(found) is not int or found < 0:
         raise BadAnswer(f"{name} is not a count")
     return found
@@ -76,6 +79,26 @@ def seconds(value: dict[str, Any], name: str) -> int | None:
     """A time in whole seconds since 1970; None if it is not there."""
     found = value.get(name)
     return int(found) if isinstance(found, int | float) and 0 < found < 1e11 else None
+
+
+def id_in(value: dict[str, Any], prefix: str) -> str:
+    """The id, or one that is made up: some servers write none, and clients need one to answer to."""
+    return text(value, "id") or prefix + secrets.token_hex(12)
+
+
+def texts_in(value: dict[str, Any], name: str) -> str:
+    """A string, or an array of parts that are texts, as some servers have it; how the model has thought is left out."""
+    found = value.get(name)
+    if type(found) is not list:
+        return text(value, name) or ""
+    said = []
+    for part in objects_in(value, name):
+        kind = text(part, "type")
+        if kind in ("text", "output_text", None):
+            said.append(needed_text(part, "text"))
+        elif kind not in ("thinking", "reasoning"):
+            raise of_no_form(f"{name} has a part", kind)
+    return "".join(said)
 
 
 def without_prefix(id_: str) -> str:

@@ -25,6 +25,7 @@ REQUIRED_FIELDS: Final[Mapping[Api, tuple[tuple[bytes, bytes], ...]]] = {
     Api.ANTHROPIC: ((b"anthropic-version", b"2023-06-01"),),
 }
 
+_COUNT_TOKENS: Final = b"/v1/messages/count_tokens"
 _API_OF_END: Final = {path: api for api, path in DEFAULT_PATHS.items()}
 _END = re.compile(rb"/v1/(?:chat/completions|responses|messages)\Z")
 
@@ -47,6 +48,11 @@ def api_of(path: bytes) -> Api | None:
     """
     end = _END.search(path.partition(b"?")[0])
     return None if end is None else _API_OF_END[end[0]]
+
+
+def counts_tokens(path: bytes) -> bool:
+    """Whether a POST to this path asks how many tokens a request to Anthropic's messages would have."""
+    return path.partition(b"?")[0].endswith(_COUNT_TOKENS)
 
 
 def belongs_to_one_api(name: bytes) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
+from urllib.parse import unquote
 
+from egressproxy.ai_apis.strict_json import dumps
 from egressproxy.translation.conversation import (
     ContentPart,
     Effort,
@@ -17,30 +19,49 @@ from egressproxy.translation.conversation import (
     ToolResult,
 )
 from egressproxy.translation.errors import Untranslatable
-from egressproxy.translation.json_object import JsonObject, objects
+from egressproxy.translation.json_object import JsonObject
 
-_DATA_URL = re.compile(r"data:([a-zA-Z0-9.+-]{1,40}/[a-zA-Z0-9.+-]{1,80});base64,")
+#: RFC 2397, with what clients write beside it: capitals, parameters (`;charset=utf-8`, `;name=a.png`), blanks.
+_DATA_URL = re.compile(
+    r"\s*data:\s*([a-zA-Z0-9.+-]{1,40}/[a-zA-Z0-9.+-]{1,80})\s*(?:;[^;,]{1,256}){0,8}?;\s*base64\s*,", re.IGNORECASE
+)
+#: Other names of types that all APIs take.
+_MEDIA_TYPES: Final = {"image/jpg": "image/jpeg", "image/pjpeg": "image/jpeg", "image/x-png": "image/png"}
 
 
-def text_or_parts(value: Any, where: str, read: Callable[[JsonObject], ContentPart]) -> list[ContentPart]:
-    """Content in all three APIs: a string, or an array of parts, each `read`; `where`: its path. Untranslatable."""
+def text_or_parts(holder: JsonObject, name: str, read: Callable[[JsonObject], ContentPart | None]) -> list[ContentPart]:
+    """Content in all three APIs: a string, or an array of parts, each `read`; None: it is left out. Untranslatable."""
+    value = holder.any(name)
     if type(value) is str:
-        return [Text(value, where)]
+        return [Text(value, holder.where(name))]
     if type(value) is not list:
-        raise Untranslatable(where, "is missing" if value is None else "must be a string or an array")
-    return [read(part) for part in objects(value, where)]
+        holder.refuse(name, "is missing" if value is None else "must be a string or an array")
+    return [part for one in holder.elements(value, name) if (part := read(one)) is not None]
 
 
 def image_at(url: str, detail: str | None, where: str) -> Image:
     """The image at this URL, or in it: `data:image/png;base64,…`. Raises Untranslatable for other schemes."""
-    if url[:5].lower() == "data:":
+    if url[:16].lstrip()[:5].lower() == "data:":
         match = _DATA_URL.match(url)
         if match is None:
             raise Untranslatable(where, "must be data:TYPE;base64,DATA or a URL")
-        return Image(media_type=match[1].lower(), data=url[match.end() :], detail=detail, where=where)
+        media_type = match[1].lower()
+        data = _base64(url[match.end() :])
+        if not data:
+            raise Untranslatable(where, "has no data")
+        return Image(media_type=_MEDIA_TYPES.get(media_type, media_type), data=data, detail=detail, where=where)
+    url = url.strip()
     if not url.lower().startswith(("https://", "http://")):
         raise Untranslatable(where, "must be data:TYPE;base64,DATA or a URL")
     return Image(url=url, detail=detail, where=where)
+
+
+def _base64(data: str) -> str:
+    """As Anthropic takes it: standard letters, padded, without blanks; of what is no base64 nothing is made."""
+    if "%" in data:
+        data = unquote(data)
+    data = "".join(data.split()).replace("-", "+").replace("_", "/").rstrip("=")  # base64url (RFC 4648 section 5)
+    return data + "=" * (-len(data) % 4)
 
 
 def data_url(image: Image) -> str:
@@ -68,11 +89,14 @@ def result_parts(result: ToolResult) -> tuple[Text | Image, ...]:
     return (Text("Error", result.where), *result.parts)
 
 
+#: Hints for caches of parts and tools. The first is Anthropic's, and gateways take it in requests of OpenAI's APIs.
+CACHE_HINTS: Final = ("cache_control", "prompt_cache_breakpoint")
 EFFORTS: Final = tuple(effort.value for effort in Effort)
 
 
 def leave_out_cache_options(body: JsonObject) -> None:
-    """Takes `prompt_cache_options`: what is cached, and how long, changes the price and not the answer."""
+    """Takes hints for caches: what is cached, and how long, changes the price and not the answer."""
+    body.without_meaning("prompt_cache_retention", *CACHE_HINTS)
     if (options := body.object("prompt_cache_options")) is not None:
         options.without_meaning("mode", "ttl")
         options.end()
@@ -87,14 +111,65 @@ def metadata_of(body: JsonObject) -> dict[str, str] | None:
     return value or None
 
 
+#: The one argument of the function that stands for a custom tool of OpenAI, whose input is plain text.
+INPUT: Final = "input"
+_ONE_TEXT: Final = {"type": "object", "properties": {INPUT: {"type": "string"}}, "required": [INPUT]}
+
+
+def custom_tool_of(described: JsonObject, grammar_in: str = "") -> Tool:
+    """The function that stands for a custom tool. A grammar of its input is told to the model in words, as one more
+    reason to write so: nobody enforces it. `grammar_in`: the member of a format that has it. Raises Untranslatable.
+    """
+    name, description = described.needed_text("name"), described.text("description") or ""
+    if (form := described.object("format")) is not None and form.word("type", ("text", "grammar")) == "grammar":
+        described.drop_or_refuse("format", "cannot be translated: the other APIs enforce no grammar")
+        inner = form.needed(grammar_in, form.object(grammar_in)) if grammar_in else form
+        syntax, definition = inner.needed_text("syntax"), inner.needed_text("definition")
+        inner.end()
+        description += f"\n\n`{INPUT}` is a text that follows this grammar ({syntax}):\n{definition}"
+    if form is not None:
+        form.end()
+    return Tool(name, description.lstrip() or None, _ONE_TEXT, where=described.path)
+
+
+def custom_call_arguments(text: str) -> str:
+    """The arguments of the function that stands for a custom tool with this input."""
+    return dumps({INPUT: text}).decode()
+
+
+def arguments_of(call: JsonObject) -> str:
+    """What a function was called with: JSON in a string, or as some servers tell it, and clients repeat it, the object
+    itself. Raises Untranslatable.
+    """
+    if type(call.peek("arguments")) is dict:
+        return dumps(call.plain_object("arguments")).decode()
+    return call.needed_text("arguments")
+
+
+def leave_out_callers(tool: JsonObject) -> None:
+    """Takes `allowed_callers`: a tool that the model may call itself needs no others. Raises Untranslatable."""
+    callers = tool.peek("allowed_callers")
+    if type(callers) is list and "direct" in callers:
+        tool.only("allowed_callers", ["direct"])
+    elif tool.any("allowed_callers") is not None:
+        tool.refuse("allowed_callers", "cannot be translated: elsewhere the model itself calls every tool")
+
+
+def allowed_of(tools: list[Tool], choice: ToolChoice | None) -> tuple[Tool, ...]:
+    """The tools that the model may call: those that the choice names, where it names some."""
+    return tuple(tool for tool in tools if choice is None or not choice.allowed or tool.name in choice.allowed)
+
+
 def function_of(described: JsonObject) -> Tool:
     """A function, in the fields that OpenAI's APIs have for one. Raises Untranslatable."""
     name, description = described.needed_text("name"), described.text("description")
     return Tool(name, description, described.plain_object("parameters"), described.flag("strict"), described.path)
 
 
-def tool_choice_of(body: JsonObject, named: Callable[[JsonObject], str]) -> ToolChoice | None:
-    """Which tool the model has to call; `named` reads the name of one. Raises Untranslatable."""
+def tool_choice_of(body: JsonObject, named: Callable[[JsonObject], str], allowed_in: str = "") -> ToolChoice | None:
+    """Which tool the model has to call; `named` reads the name of one. In the member `allowed_in` of a choice stands
+    which ones it may call. Raises Untranslatable.
+    """
     value = body.any("tool_choice")
     if value is None:
         return None
@@ -102,8 +177,21 @@ def tool_choice_of(body: JsonObject, named: Callable[[JsonObject], str]) -> Tool
         if value not in ("auto", "none", "required"):
             body.refuse("tool_choice", f"cannot be translated: {value[:80]!r} is none of auto, none, required")
         return ToolChoice(value)
-    choice = JsonObject(value, "tool_choice")
-    read = ToolChoice("named", named(choice))
+    choice = JsonObject(value, body.losses, "tool_choice")
+    if choice.peek("type") == "allowed_tools":
+        choice.without_meaning("type")
+        inner = choice.needed(allowed_in, choice.object(allowed_in)) if allowed_in else choice
+        mode = inner.needed("mode", inner.word("mode", ("auto", "required")))
+        names = []
+        for one in inner.each("tools"):
+            names.append(named(one))
+            one.end()
+        if not names:
+            inner.refuse("tools", "is missing, or empty")
+        inner.end()
+        read = ToolChoice(mode, allowed=tuple(names))
+    else:
+        read = ToolChoice("named", named(choice))
     choice.end()
     return read
 

@@ -9,6 +9,9 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, TypeAlias
 
+from egressproxy.translation.errors import Untranslatable
+from egressproxy.translation.tuning import Losses
+
 
 class Role(Enum):
     """Who speaks. What a tool has answered is a turn of the user that holds a `ToolResult`."""
@@ -48,12 +51,14 @@ class Image:
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """The model's call of a tool; the arguments are the text of a JSON object."""
+    """The model's call of a tool; the arguments are the text of a JSON object, or those of a custom tool plain text."""
 
     id: str
     name: str
     arguments: str = field(repr=False)
     where: str = field(default="", compare=False)
+    namespace: str = ""
+    is_custom: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,11 +95,21 @@ class Tool:
 
 
 @dataclass(frozen=True, slots=True)
+class ToolForm:
+    """What a tool is to a client of OpenAI, where elsewhere a plain function stands for it."""
+
+    name: str
+    namespace: str = ""
+    is_custom: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ToolChoice:
-    """`auto`, `none`, `required`, or `named` with the name of a tool."""
+    """`auto`, `none`, `required`, or `named` with the name of a tool. `allowed`: of these only; empty: of all."""
 
     mode: str
     name: str = ""
+    allowed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +163,21 @@ class Conversation:
     #: `default` is the standard price and capacity; other words are OpenAI's.
     service_tier: str | None = None
     prompt_cache_key: str | None = field(default=None, repr=False)
+    #: By the name of a function: the client's tool that it stands for.
+    forms: Mapping[str, ToolForm] = field(default_factory=dict, compare=False, repr=False)
     #: What the client calls the fields above, where that is another word.
     names: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    #: What may be left out, and what was.
+    losses: Losses = field(default_factory=Losses.none, compare=False, repr=False)
 
     def name_of(self, attribute: str) -> str:
         """The path of this attribute in the client's JSON."""
         return self.names.get(attribute, attribute)
+
+    def drop_or_refuse(self, attribute: str, why: str) -> None:
+        """Leaves this attribute out if it only tunes, and may be left out. Raises Untranslatable else."""
+        if not self.losses.drop(self.name_of(attribute)):
+            raise Untranslatable(self.name_of(attribute), why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +220,7 @@ class PartKind(Enum):
     TEXT = auto()
     REFUSAL = auto()
     TOOL_CALL = auto()
+    CUSTOM_CALL = auto()  # for clients of OpenAI alone: its text is the input, and comes at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +240,7 @@ class PartStarted:
     kind: PartKind
     id: str = ""
     name: str = ""
+    namespace: str = ""
 
 
 @dataclass(frozen=True, slots=True)

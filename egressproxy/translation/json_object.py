@@ -6,21 +6,23 @@ from collections.abc import Iterator
 from typing import Any, NoReturn, TypeVar
 
 from egressproxy.translation.errors import Untranslatable
+from egressproxy.translation.tuning import Losses
 
 T = TypeVar("T")
 
 
 class JsonObject:
     """Takes the fields that a reader knows; `end` refuses the others. A field that is null is not there, in all three
-    APIs. Every method raises `Untranslatable` with the path of the field.
+    APIs. Every method raises `Untranslatable` with the path of the field. `losses` keeps what is left out of it all.
     """
 
-    __slots__ = ("_left", "path")
+    __slots__ = ("_left", "losses", "path")
 
-    def __init__(self, value: Any, path: str = "") -> None:
+    def __init__(self, value: Any, losses: Losses, path: str = "") -> None:
         if type(value) is not dict:
             raise Untranslatable(path, "must be an object" if path else "the body must be a JSON object")
         self._left = dict(value)
+        self.losses = losses
         self.path = path
 
     def where(self, name: str) -> str:
@@ -30,9 +32,18 @@ class JsonObject:
         """Raises Untranslatable for this field."""
         raise Untranslatable(self.where(name), why)
 
+    def drop_or_refuse(self, name: str, why: str) -> None:
+        """Leaves this field out if it only tunes, and may be left out. Raises Untranslatable else."""
+        if not self.losses.drop(self.where(name)):
+            self.refuse(name, why)
+
     def any(self, name: str) -> Any:
         """Whatever this field holds; None if it is not there."""
         return self._left.pop(name, None)
+
+    def peek(self, name: str) -> Any:
+        """What this field holds, which is still to be read."""
+        return self._left.get(name)
 
     def text(self, name: str) -> str | None:
         """A string; None if the field is not there."""
@@ -64,6 +75,12 @@ class JsonObject:
             self.refuse(name, "must be true or false")
         return value
 
+    def limit(self, name: str) -> int | None:
+        """A whole number of at least 1. Some clients write -1 for none, which may be left out."""
+        if self._left.get(name) == -1 and self.losses.drop(self.where(name)):
+            self._left.pop(name)
+        return self.whole_number(name, 1)
+
     def whole_number(self, name: str, least: int = 0) -> int | None:
         """A whole number of at least `least`."""
         value = self._left.pop(name, None)
@@ -87,6 +104,16 @@ class JsonObject:
             self.refuse(name, "must be an array")
         return list(value)
 
+    def each(self, name: str) -> Iterator[JsonObject]:
+        """The elements of an array, each to be read field by field."""
+        return self.elements(self.array(name), name)
+
+    def elements(self, values: list[Any], name: str) -> Iterator[JsonObject]:
+        """These elements of the array that this field holds."""
+        path = self.where(name)
+        for index, value in enumerate(values):
+            yield JsonObject(value, self.losses, f"{path}[{index}]")
+
     def texts(self, name: str) -> tuple[str, ...]:
         """An array of strings; an empty one if the field is not there."""
         values = self.array(name)
@@ -105,7 +132,7 @@ class JsonObject:
     def object(self, name: str) -> JsonObject | None:
         """An object to be read field by field."""
         value = self._left.pop(name, None)
-        return None if value is None else JsonObject(value, self.where(name))
+        return None if value is None else JsonObject(value, self.losses, self.where(name))
 
     def without_meaning(self, *names: str) -> None:
         """Fields that are left out, since their loss changes nothing of what is asked for (docs/translation.md)."""
@@ -115,19 +142,20 @@ class JsonObject:
     def only(
         self, name: str, *harmless: Any, why: str = "cannot be translated: the other API has nothing like it"
     ) -> None:
-        """A field that may be left out while it has one of these values, and is refused with any other."""
+        """A field that is left out in silence while it has one of these values. With any other it is refused, or told
+        among the losses if it only tunes.
+        """
         value = self._left.pop(name, None)
         if value is not None and not any(type(value) is type(one) and value == one for one in harmless):
-            self.refuse(name, why)
+            self.drop_or_refuse(name, why)
+
+    @property
+    def has_more(self) -> bool:
+        """Whether a field is left that nobody has asked for."""
+        return any(value is not None for value in self._left.values())
 
     def end(self) -> None:
-        """Raises Untranslatable if a field is left that nobody has asked for."""
+        """Raises Untranslatable if a field is left that nobody has asked for, unless it only tunes."""
         for name, value in self._left.items():
             if value is not None:
-                self.refuse(name[:80], "cannot be translated: it is not a field that the gateway knows")
-
-
-def objects(values: list[Any], path: str) -> Iterator[JsonObject]:
-    """The elements of an array, each to be read field by field."""
-    for index, value in enumerate(values):
-        yield JsonObject(value, f"{path}[{index}]")
+                self.drop_or_refuse(name[:80], "cannot be translated: it is not a field that the gateway knows")

@@ -15,7 +15,15 @@ from egressproxy.translation.anthropic import answers as anthropic_answers
 from egressproxy.translation.anthropic import request_reader as anthropic_reader
 from egressproxy.translation.anthropic import request_writer as anthropic_writer
 from egressproxy.translation.anthropic.streams import MessageStreamReader, MessageStreamWriter
-from egressproxy.translation.conversation import Conversation, Failed, Finished, KeepAlive, ModelAnswer
+from egressproxy.translation.conversation import (
+    Conversation,
+    Failed,
+    Finished,
+    KeepAlive,
+    ModelAnswer,
+    StreamEvent,
+    ToolForm,
+)
 from egressproxy.translation.errors import BadAnswer, Untranslatable, error_in
 from egressproxy.translation.event_stream import COMMENT, EventStream
 from egressproxy.translation.openai_chat import answers as chat_answers
@@ -26,6 +34,8 @@ from egressproxy.translation.openai_responses import answers as responses_answer
 from egressproxy.translation.openai_responses import request_reader as responses_reader
 from egressproxy.translation.openai_responses import request_writer as responses_writer
 from egressproxy.translation.openai_responses.streams import ResponseStreamReader, ResponseStreamWriter
+from egressproxy.translation.tool_forms import CallForms, in_own_form
+from egressproxy.translation.tuning import Losses
 
 #: What Anthropic's `max_tokens` becomes when an OpenAI request has no limit: every current model allows it.
 DEFAULT_MAX_TOKENS: Final = 8192
@@ -61,26 +71,43 @@ class TranslatedRequest:
     wants_usage: bool
     #: Fields of the client's request that a Response object of OpenAI repeats.
     repeated: dict[str, Any] = field(repr=False)
+    #: By the name of a function that the backend knows: the client's tool that it stands for.
+    forms: Mapping[str, ToolForm] = field(default_factory=dict, repr=False)
+    #: What was left out, by names of `tuning`.
+    dropped: tuple[str, ...] = ()
 
 
 def translate_request(
-    body: bytes, source: Api, target: Api, model: str | None = None, default_max_tokens: int = DEFAULT_MAX_TOKENS
+    body: bytes,
+    source: Api,
+    target: Api,
+    model: str | None = None,
+    default_max_tokens: int = DEFAULT_MAX_TOKENS,
+    *,
+    drops: bool = False,
 ) -> TranslatedRequest:
     """The same request in another API, for `model` or else the client's. `default_max_tokens` is Anthropic's limit when
-    the client names none. Raises Untranslatable: no JSON, or a field that one of the two APIs does not know.
+    the client names none. `drops`: what only tunes is left out where the other API has nothing like it. Raises
+    Untranslatable: no JSON, or a field that one of the two APIs does not know.
     """
-    return at_once(translating(body, source, target, model, default_max_tokens))
+    return at_once(translating(body, source, target, model, default_max_tokens, drops=drops))
 
 
 def translating(
-    body: bytes, source: Api, target: Api, model: str | None = None, default_max_tokens: int = DEFAULT_MAX_TOKENS
+    body: bytes,
+    source: Api,
+    target: Api,
+    model: str | None = None,
+    default_max_tokens: int = DEFAULT_MAX_TOKENS,
+    *,
+    drops: bool = False,
 ) -> Work[TranslatedRequest]:
     """`translate_request` in turns."""
     try:
         value = yield from reading(body)
     except Unreadable as error:
         raise Untranslatable("", f"the body cannot be translated: {error}") from None
-    conversation = yield from _REQUEST_READERS[source](value)
+    conversation = yield from _REQUEST_READERS[source](value, Losses.of(source) if drops else Losses.none())
     yield
     written = yield from _written(conversation, target, model or conversation.model, default_max_tokens)
     yield
@@ -93,6 +120,8 @@ def translating(
         client_model=conversation.model,
         wants_usage=conversation.wants_usage,
         repeated=repeated if source is Api.OPENAI_RESPONSES else {},
+        forms=conversation.forms,
+        dropped=conversation.losses.fields,
     )
 
 
@@ -107,13 +136,14 @@ def _written(conversation: Conversation, target: Api, model: str, default_max_to
 class ResponseTranslator:
     """The answer to a translated request, whole or streamed, in the form of the client's API. One for each answer."""
 
-    __slots__ = ("_events", "_is_over", "_now", "_reader", "_request", "_writer", "has_failed")
+    __slots__ = ("_events", "_forms", "_is_over", "_now", "_reader", "_request", "_writer", "has_failed")
 
     def __init__(self, request: TranslatedRequest) -> None:
         self._request = request
         self._now = int(time.time())
         self._events = EventStream()
         self._reader = _STREAM_READERS[request.target]()
+        self._forms = CallForms(request.forms) if request.forms else None
         self._writer = _stream_writer(request, self._now)
         self._is_over = False
         #: Whether the stream has ended in an error event: nothing more is read, and the backend may be let go.
@@ -133,7 +163,8 @@ class ResponseTranslator:
             value = loads(body)
             if type(value) is not dict:
                 raise BadAnswer("it is not an object")
-            return status, dumps(self._answer(_ANSWER_READERS[self._request.target](value)))
+            answer = _ANSWER_READERS[self._request.target](value)
+            return status, dumps(self._answer(in_own_form(answer, self._request.forms)))
         except (BadAnswer, Unreadable) as error:
             return 502, dumps(error_object(client, 502, f"the backend's answer cannot be translated: {error}"))
 
@@ -149,11 +180,18 @@ class ResponseTranslator:
         return b"" if self._is_over else self._translate(data)
 
     def end(self) -> bytes:
-        """What the client gets when the backend's stream is over, or has broken: an error, if it was not complete."""
+        """What the client gets when the backend's stream is over: an error, if it was not complete."""
         if self._is_over:
             return b""
-        written = self._translate(b"\n\n")  # an event may lack the empty line behind it
-        return written if self._is_over else written + self._fail("it has ended before the answer was complete")
+        written = [self._translate(b"\n\n")]  # an event may lack the empty line behind it
+        if not self._is_over:
+            try:
+                self._write(self._reader.end(), written)
+            except BadAnswer as error:
+                written.append(self._fail(str(error)))
+        if not self._is_over:
+            written.append(self._fail("it has ended before the answer was complete"))
+        return b"".join(written)
 
     def _translate(self, data: bytes) -> bytes:
         written: list[bytes] = []
@@ -162,15 +200,20 @@ class ResponseTranslator:
                 if name == COMMENT:
                     written.append(self._writer.write(_KEEP_ALIVE))
                     continue
-                for told in self._reader.read(name, content):
-                    written.append(self._writer.write(told))
-                    if isinstance(told, _ENDINGS):
-                        self._is_over = True
-                        self.has_failed = isinstance(told, Failed)
-                        return b"".join(written)
+                self._write(self._reader.read(name, content), written)
+                if self._is_over:
+                    break
         except (BadAnswer, Unreadable) as error:
             written.append(self._fail(str(error)))
         return b"".join(written)
+
+    def _write(self, events: list[StreamEvent], written: list[bytes]) -> None:
+        for told in events if self._forms is None else self._forms.of(events):
+            written.append(self._writer.write(told))
+            if isinstance(told, _ENDINGS):
+                self._is_over = True
+                self.has_failed = isinstance(told, Failed)
+                return
 
     def _fail(self, why: str) -> bytes:
         self._is_over = self.has_failed = True

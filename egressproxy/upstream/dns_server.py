@@ -18,7 +18,7 @@ from typing import ClassVar, Final, cast
 
 from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.net.tls import TlsStream
-from egressproxy.net.tls_contexts import client_context
+from egressproxy.net.tls_contexts import client_tls
 from egressproxy.net.tls_failures import TlsExpectation, tls_fault
 from egressproxy.upstream.dns_message import DnsQuestion
 
@@ -121,9 +121,10 @@ async def open_connection(server: Server, tls: BackendTlsIR, protocol: asyncio.P
         done.set_exception(DnsTlsFailure(f"{fault.message}{remedy}; {fault.detail}"))
 
     expected = TlsExpectation("the DNS server", server.name, tls, _CA_FIELD, _NAME_REMEDY)
+    client = client_tls(tls, server.name, _ALPN[server.transport])
     stream = TlsStream(
-        client_context(tls, _ALPN[server.transport]), server_side=False, server_hostname=server.name, inner=protocol,
-        on_handshake=on_handshake, expected=expected,
+        client.context, server_side=False, server_hostname=server.name, inner=protocol, on_handshake=on_handshake,
+        verify=client.verify, expected=expected,
     )  # fmt: skip
     try:
         transport, _ = await loop.create_connection(lambda: stream, server.host, server.port)

@@ -72,3 +72,21 @@ def test_a_url_without_a_method_is_told_what_to_write(given: str, meant: str):
 
 def test_a_method_without_a_url_is_told_that_the_url_is_missing():
     assert "Missing argument 'URL'" in CliRunner().invoke(main, ["explain", "get"]).output
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "holds list", "holds approve 1", "holds deny 1", "kill-switch list", "kill-switch kill a", "cache show",
+        "cache purge --all", "reload", "get gateways", "explain GET http://a.example/", "dns a.example",
+    ],
+)  # fmt: skip
+def test_a_verb_that_asks_a_process_asks_nobody_where_the_admin_address_is_off(
+    given: str, monkeypatch: pytest.MonkeyPatch
+):
+    asked: list[object] = []
+    monkeypatch.setattr("http.client.HTTPConnection.request", lambda *arguments, **_: asked.append(arguments))
+    result = CliRunner().invoke(main, [*given.split(), "--admin", "off"])
+    assert result.exit_code == 2
+    assert "--admin off: this command asks a running process at its admin address" in result.output
+    assert not asked

@@ -125,8 +125,9 @@ spec:
 {port}{more}"""
 
 
-PLAIN_80 = "    - number: 80\n      protocol: HTTP\n"
-PLAIN_8080 = "    - number: 8080\n      protocol: HTTP\n"
+#: Without tls, so that TLS is the default; and with what switches it off.
+UNSAID_80 = "    - number: 80\n      protocol: HTTP\n"
+PLAIN_8080 = "    - number: 8080\n      protocol: HTTP\n      tls: {mode: None}\n"
 UNVERIFIED = f"""    - number: 443
       protocol: HTTP
       tls:
@@ -389,8 +390,8 @@ FORMS = (
     Form(
         "renamed-mutual", second("Mutual", "XBackendDestination", CLIENT_IN_PORT), client="egress-client", has_key=True
     ),
-    Form("prototype-80", prototype("Backend", PLAIN_80), 80, is_tls=False, conditions=INSECURE),
-    Form("prototype-80-renamed", prototype("XBackendDestination", PLAIN_80), 80, is_tls=False, called="Backend"),
+    Form("prototype-80", prototype("Backend", UNSAID_80), 80),
+    Form("prototype-80-renamed", prototype("XBackendDestination", UNSAID_80), 80, called="Backend"),
     Form("prototype-8080", prototype("XBackendDestination", PLAIN_8080), 8080, is_tls=False, conditions=INSECURE),
     Form("prototype-unverified", prototype("XBackendDestination", UNVERIFIED), called="Backend", conditions=INSECURE),
     Form("prototype-whole", prototype("XBackendDestination", WHOLE), client="egress-client"),

@@ -58,7 +58,7 @@ def by_name(form: Form) -> str:
 
 @dataclass
 class Origin:
-    """Answers each request with what it saw, on ports 80 and 8080 in plain text and on 443 inside TLS."""
+    """Answers each request with what it saw, on port 8080 in plain text, on 80 and 443 inside TLS."""
 
     address: str
     pki: Pki
@@ -73,7 +73,7 @@ class Origin:
         for port in (80, 8080, 443):
             server = http.server.ThreadingHTTPServer((self.address, port), self._handler(), bind_and_activate=True)
             server.daemon_threads = True
-            if port == 443:
+            if port != 8080:
                 server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
             threading.Thread(target=server.serve_forever, args=(0.1,), daemon=True, name=f"origin {port}").start()
             self.servers.append(server)

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from egressproxy.cli.main import main
 from egressproxy.model.field_change import FieldAction, FieldChange
 from egressproxy.protocols.ext_proc.messages import (
     PROCESS,
@@ -642,6 +644,39 @@ def test_a_reload_holds_for_the_next_exchange(tmp_path: Path):
         assert envoy.call().head("/set").headers[0].value == b"1"
         made.reload(configuration(*rule("set", header("2"))))
         assert envoy.call().head("/set").headers[0].value == b"2"
+        envoy.sock.close()
+
+
+@pytest.mark.parametrize("denied", [False, True])
+@pytest.mark.parametrize("body", [b"", b"aaaa"])
+def test_what_waited_for_a_person_is_decided_by_the_configuration_in_force(tmp_path: Path, body: bytes, denied: bool):
+    hold = {"name": "hold", "type": "egressproxy.io/ApprovalHold:v1"}
+    rewritten = m.prefix_rule("/v1", "api", rewrite="/other")
+    objects = configuration(m.backend("api", "api.test", 443, tls=True), m.http_route("api", rewritten))
+    deny = {"destinations": {"deny": [{"hostnames": ["api.test"]}]}} if denied else {}
+    with process(tmp_path, [*objects, m.policy(extensions=[hold])]) as made:
+        envoy = Envoy(tmp_path / "f.sock")
+        call = envoy.call()
+        lines = (
+            (b":method", b"POST"), (b":scheme", b"https"), (b":authority", b"api.test"), (b":path", b"/v1/pay"),
+        )  # fmt: skip
+        head = ProcessingRequest(MessagePart.REQUEST_HEADERS, lines, end_of_stream=not body, protocol=BUFFERED)
+        if body:
+            call.ask(head)
+            call.say(framed(request_bytes(ProcessingRequest(MessagePart.REQUEST_BODY, body=body, end_of_stream=True))))
+        else:
+            call.say(framed(request_bytes(head)))
+        wait_until(lambda: json.loads(made.admin("/holds")[1])["holds"])
+        (found,) = json.loads(made.admin("/holds")[1])["holds"]
+        made.reload([*objects, m.policy(extensions=[hold], **deny)])
+        at = f"127.0.0.1:{made.admin_port}"
+        assert CliRunner().invoke(main, ["holds", "approve", found["id"], "--admin", at]).exit_code == 0
+        answer = call.next()
+        if denied:
+            assert refusal(answer)[0] == 403
+            assert refusal(answer)[1]["reason"] == "destination_denied"
+        else:
+            assert FieldChange(b":path", FieldAction.SET, b"/other/pay") in answer.headers
         envoy.sock.close()
 
 

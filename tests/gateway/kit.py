@@ -189,3 +189,23 @@ class TlsClient:
     def _take(self) -> None:
         self._incoming.write(bytes(self.peer.received))
         self.peer.received.clear()
+
+
+class TlsOrigin(TlsClient):
+    """An origin's side of TLS, with a certificate that nobody trusts."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.has_ended = False
+        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+        context = Pki().server_context("elsewhere.example")
+        self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=True)
+
+    def shakes_hands(self) -> TlsOrigin:
+        is_done = False
+        while not is_done:
+            self.peer.talk.until(lambda: bool(self.peer.received))
+            self._take()
+            is_done = self._try()
+            self.peer >> self._outgoing.read()
+        return self

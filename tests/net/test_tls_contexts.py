@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 from cryptography.x509 import load_pem_x509_certificate
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
@@ -103,6 +104,34 @@ def test_the_common_name_never_counts():
 
 def test_an_expired_certificate_is_refused():
     assert refused(TRUST, "a.test", "a.test", expired=True) == 10
+
+
+MUST_STAPLE = (x509.TLSFeatureType.status_request,)
+
+
+@pytest.mark.parametrize("feature", list(x509.TLSFeatureType))
+@pytest.mark.parametrize(
+    "spec", [TRUST, replace(TRUST, names=("a.test",)), replace(TRUST, sni="a.test")], ids=["bare", "names", "sni"]
+)
+def test_a_certificate_that_asks_for_a_staple_is_refused(spec: BackendTlsIR, feature: x509.TLSFeatureType):
+    server = server_context(ListenerTlsIR(certificates=(PKI.identified("a.test", features=(feature,)),)))
+    with pytest.raises(ssl.SSLCertVerificationError, match="stapled") as caught:
+        Ends(server, spec, "a.test")
+    assert caught.value.verify_code == 73
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [replace(TRUST, crl_pem=PKI.crl()), BackendTlsIR(insecure_skip_verify=True)],
+    ids=["lists are checked", "nothing is verified"],
+)
+def test_a_certificate_that_asks_for_a_staple_is_taken_where_lists_or_nobody_speak_of_it(spec: BackendTlsIR):
+    Ends(server_context(ListenerTlsIR(certificates=(PKI.identified("a.test", features=MUST_STAPLE),))), spec, "a.test")
+
+
+def test_the_bytes_of_the_extensions_id_elsewhere_ask_for_nothing():
+    certificate = PKI.identified("a.test", comment=bytes.fromhex("06082b06010505070118"))
+    Ends(server_context(ListenerTlsIR(certificates=(certificate,))), TRUST, "a.test")
 
 
 def test_a_foreign_root_is_refused():

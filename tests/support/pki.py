@@ -57,8 +57,12 @@ class Pki:
             tuple(n for n in names if "://" not in n),
         )
 
-    def identified(self, *identities: str) -> CertificateIR:
-        """A server certificate with these subject alternative names: a URI where it has a scheme, else a DNS name."""
+    def identified(
+        self, *identities: str, features: tuple[x509.TLSFeatureType, ...] = (), comment: bytes = b""
+    ) -> CertificateIR:
+        """A server certificate with these subject alternative names: a URI where it has a scheme, else a DNS name.
+        `features`: of TLS (RFC 7633); `comment`: what stands in another extension.
+        """
         now = datetime.datetime.now(datetime.UTC)
         days = datetime.timedelta(days=1)
         key = ec.generate_private_key(ec.SECP256R1())
@@ -72,6 +76,11 @@ class Pki:
         issuer = root.extensions.get_extension_for_class(x509.SubjectKeyIdentifier).value
         signed_by = x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(issuer)
         builder = builder.add_extension(signed_by, critical=False)
+        if features:
+            builder = builder.add_extension(x509.TLSFeature(features), critical=False)
+        if comment:
+            oid = x509.ObjectIdentifier("2.16.840.1.113730.1.13")
+            builder = builder.add_extension(x509.UnrecognizedExtension(oid, comment), critical=False)
         signer = load_pem_private_key(self.ca.private_key_pem.bytes(), None)
         made = builder.sign(signer, hashes.SHA256()).public_bytes(Encoding.PEM)  # type: ignore[arg-type]
         private = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())

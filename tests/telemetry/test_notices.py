@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from egressproxy.errors import Denied, GatewayFault, LimitExceeded, Reason
+from egressproxy.errors import Denied, GatewayFault, LimitExceeded, Reason, UpstreamFault
 from egressproxy.filters.base import Rejected
+from egressproxy.gateway.exchange.error_responses import is_told
 from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
 from egressproxy.telemetry import notices as module
+from egressproxy.telemetry.access_log import FLAGS
 from egressproxy.telemetry.notices import (
     MAX_GROUPS,
     MAX_MESSAGE,
@@ -183,3 +185,12 @@ def test_every_reason_is_one_word_in_upper_camel_case(reason: Reason):
         assert word.isalnum()
         assert word[0].isupper()
         assert len(word) <= 128
+
+
+def test_what_could_not_be_reached_is_told_and_what_a_reached_backend_does_is_not():
+    """By the reasons that Envoy's flags UF and DF stand for: whoever runs a command beside a gateway sees why."""
+    for reason, flag in FLAGS.items():
+        if flag in {"UF", "DF"}:
+            assert is_told(UpstreamFault(reason, "not reached", status=503)), reason
+        if flag in {"UR", "UC", "UPE", "UT", "DC"}:
+            assert not is_told(UpstreamFault(reason, "reached", status=502)), reason

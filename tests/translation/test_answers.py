@@ -263,20 +263,18 @@ CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "[
 NO_FORM: list[tuple[Api, dict[str, Any], str]] = [
     (CHAT, {"choices": []}, "0 choices"),
     (CHAT, answer(CHAT, {"finish_reason": "stop", "message": {"audio": {"id": "a"}}}), "audio"),
-    (CHAT, answer(CHAT, {"finish_reason": "stop", "message": {"annotations": [{}]}}), "annotations"),
-    (CHAT, answer(CHAT, {"finish_reason": "stop", "message": {"function_call": {}}}), "function_call"),
+    (CHAT, answer(CHAT, {"finish_reason": "stop", "message": {"images": [{"type": "image_url"}]}}), "images"),
+    (CHAT, answer(CHAT, {"finish_reason": "stop", "message": {"content": [{"type": "image_url"}]}}), "image_url"),
     (CHAT, answer(CHAT, {"finish_reason": "stop", "message": {"tool_calls": [{"type": "custom"}]}}), "no function"),
-    (CHAT, answer(CHAT, {"finish_reason": "function_call"}), "finish_reason"),
-    (CHAT, answer(CHAT, {"finish_reason": None}), "finish_reason"),
+    (CHAT, answer(CHAT, {"finish_reason": "error"}), "finish_reason"),
+    (CHAT, answer(CHAT, {"finish_reason": None, "message": {"content": ""}}), "finish_reason"),
     (RESPONSES, {**ANSWERS[RESPONSES], "output": [{"type": "web_search_call"}]}, "web_search_call"),
     (RESPONSES, {**ANSWERS[RESPONSES], "status": "failed", "error": {"message": "it broke"}}, "it broke"),
     (RESPONSES, {**ANSWERS[RESPONSES], "status": "queued"}, "queued"),
     (RESPONSES, answer(RESPONSES, {"parts": [{"type": "output_audio"}]}), "output_audio"),
-    (RESPONSES, answer(RESPONSES, {"parts": [{"type": "output_text", "text": "", "annotations": [1]}]}), "annotations"),
     (ANTHROPIC, answer(ANTHROPIC, {"stop_reason": "pause_turn"}), "pause_turn"),
     (ANTHROPIC, answer(ANTHROPIC, {"stop_reason": None}), "stop_reason"),
     (ANTHROPIC, {**ANSWERS[ANTHROPIC], "content": [{"type": "server_tool_use"}]}, "server_tool_use"),
-    (ANTHROPIC, {**ANSWERS[ANTHROPIC], "content": [{"type": "text", "text": "", "citations": [{}]}]}, "citations"),
     (ANTHROPIC, {**ANSWERS[ANTHROPIC], "usage": {"input_tokens": "many"}}, "input_tokens"),
 ]  # fmt: skip
 
@@ -309,15 +307,16 @@ CREATED = {"type": "response.created", "response": ANSWERS[RESPONSES]}
 CALLING = chat_chunk({"tool_calls": [{"index": 1, "id": "c", "function": {"name": "f", "arguments": ""}}]})
 BROKEN: list[tuple[Api, bytes, str]] = [
     (CHAT, unnamed(chat_chunk({})) + b"data: [DONE]\n\n", "without a finish_reason"),
-    (CHAT, unnamed(CALLING, chat_chunk({"tool_calls": [{"index": 0}]})), "goes on with a tool call"),
+    (CHAT, unnamed(CALLING, chat_chunk({"tool_calls": [{"index": 0}]}), chat_chunk({}, "stop")), "has no name"),
     (CHAT, unnamed(CALLING, chat_chunk({"content": "x"}), chat_chunk({"tool_calls": [{"index": 1}]})), "goes on"),
     (CHAT, unnamed({**chat_chunk({}), "choices": [{"index": 1, "delta": {}}]}), "more than one choice"),
     (CHAT, unnamed(chat_chunk({"audio": {"id": "a"}})), "audio"),
+    (CHAT, unnamed(chat_chunk({"images": [{"type": "image_url"}]})), "images"),
+    (CHAT, unnamed(chat_chunk({"content": "so"}), chat_chunk({}, "error")), "broken off"),
     (RESPONSES, named({"type": "response.completed", "response": ANSWERS[RESPONSES]}), "does not begin"),
     (RESPONSES, named(CREATED, CREATED), "begins twice"),
     (RESPONSES, named(CREATED, {"type": "response.output_text.delta", "output_index": 0, "delta": "x"}), "not open"),
     (RESPONSES, named(CREATED, {"type": "response.output_item.added", "item": {"type": "mcp_call"}}), "mcp_call"),
-    (RESPONSES, named(CREATED, {"type": "response.output_text.annotation.added"}), "annotation"),
     (ANTHROPIC, named(BLOCK), "does not begin"),
     (ANTHROPIC, named(START, START), "begins twice"),
     (ANTHROPIC, named(START, BLOCK, BLOCK), "inside another"),
@@ -380,3 +379,137 @@ def test_parts_without_text_are_bounded_where_they_are_kept():
         told = translator.feed(one) or told
     assert translator.has_failed
     assert b"too long to be repeated" in told
+
+
+# ---- what servers write that are like OpenAI's
+
+
+def lenient(message: dict[str, Any], finish: str | None = "stop", **more: Any) -> dict[str, Any]:
+    choice = {"index": 0, "message": {"role": "assistant", **message}, "finish_reason": finish}
+    return {"choices": [choice], "model": "m", "usage": {"prompt_tokens": 3.0, "completion_tokens": 2.0}, **more}
+
+
+def lenient_call(**call: Any) -> dict[str, Any]:
+    return {"content": None, "tool_calls": [{"type": "function", **call}]}
+
+
+TOLERATED: list[tuple[dict[str, Any], str | None, str]] = [
+    ({"content": "Hi"}, None, "end_turn"),
+    ({"content": "Hi"}, "", "end_turn"),
+    ({"content": "Hi"}, "eos", "end_turn"),
+    ({"content": "Hi"}, "STOP", "end_turn"),
+    ({"content": "Hi"}, "model_length", "max_tokens"),
+    ({"content": "Hi"}, "MAX_TOKENS", "max_tokens"),
+    ({"content": [{"type": "thinking", "thinking": []}, {"type": "text", "text": "Hi"}]}, "stop", "end_turn"),
+    ({"content": "Hi", "annotations": [{"type": "url_citation"}]}, "stop", "end_turn"),
+    (lenient_call(id="a", function={"name": "f", "arguments": {"a": 1}}), "tool_calls", "tool_use"),
+    (lenient_call(function={"name": "f", "arguments": '{"a": 1}'}), "function_call", "tool_use"),
+    (lenient_call(id=None, function={"name": "f", "arguments": '{"a": 1}'}), None, "tool_use"),
+    ({"content": "", "function_call": {"name": "f", "arguments": '{"a": 1}'}}, "function_call", "tool_use"),
+]
+
+
+@pytest.mark.parametrize(("message", "finish", "stop"), TOLERATED)
+def test_what_servers_like_openai_write_is_taken(message: dict[str, Any], finish: str | None, stop: str):
+    status, told = whole(ANTHROPIC, CHAT, lenient(message, finish))
+    assert (status, told["stop_reason"]) == (200, stop)
+    assert told["usage"]["input_tokens"] == 3
+    assert told["id"].startswith("msg_")
+    (block,) = told["content"]
+    if stop == "tool_use":
+        assert (block["name"], block["input"]) == ("f", {"a": 1})
+        assert block["id"]
+    else:
+        assert block["text"] == "Hi"
+
+
+def piece(index: int | None = None, **call: Any) -> dict[str, Any]:
+    return chat_chunk({"tool_calls": [call if index is None else {"index": index, **call}]})
+
+
+def called(name: str, arguments: Any = "") -> dict[str, Any]:
+    return {"name": name, "arguments": arguments}
+
+
+DONE = b"data: [DONE]\n\n"
+TWO_CALLS: list[list[dict[str, Any]]] = [
+    [piece(0, id="a", function=called("f")), piece(1, id="b", function=called("g")),
+     piece(0, function={"arguments": '{"a"'}), piece(1, function={"arguments": '{"b"'}),
+     piece(0, function={"arguments": ":1}"}), piece(1, function={"arguments": ":2}"})],
+    [piece(1, id="b", function=called("f", '{"a":1}')), piece(0, id="a", function=called("g", '{"b":2}'))],
+    [piece(function=called("f", '{"a":1}')), piece(function=called("g", '{"b":2}'))],
+    [piece(function=called("f", {"a": 1})), piece(function=called("g", {"b": 2}))],
+    [piece(0, id="", function=called("f", '{"a":1}')), piece(0, id="", function=called("g", '{"b":2}'))],
+    [piece(0, id="a"), piece(0, function=called("f", '{"a":1}')), piece(1, function=called("g", '{"b":2}'))],
+    [piece(0, id="a", function=called("f", '{"a"')), piece(0, id="a", function=called("f", ":1}")),
+     piece(1, id="b", function=called("g", '{"b":')), piece(1, id="x", function={"arguments": "2}"})],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("source", [ANTHROPIC, RESPONSES])
+@pytest.mark.parametrize("chunks", TWO_CALLS)
+@pytest.mark.parametrize("end", [DONE, b""])
+def test_calls_of_a_stream_come_one_behind_the_other(source: Api, chunks: list[dict[str, Any]], end: bytes):
+    stream = unnamed(chat_chunk({"content": "Hi"}), *chunks, chat_chunk({}, "eos")) + end
+    for size in (len(stream), 7):
+        translator = ResponseTranslator(request(source, CHAT, stream=True))
+        told = b"".join(translator.feed(stream[at : at + size]) for at in range(0, len(stream), size))
+        told += translator.end()
+        assert not translator.has_failed
+        if source is RESPONSES:
+            items = events(told)[-1]["response"]["output"][1:]
+            calls = [(item["name"], json.loads(item["arguments"])) for item in items]
+            idents = [item["call_id"] for item in items]
+        else:
+            read = events(told)
+            begun = [e for e in read if e["type"] == "content_block_start" and e["content_block"]["type"] == "tool_use"]
+            said = [
+                "".join(
+                    e["delta"]["partial_json"]
+                    for e in read
+                    if e["type"] == "content_block_delta" and e["index"] == one["index"]
+                )
+                for one in begun
+            ]
+            calls = [(one["content_block"]["name"], json.loads(text)) for one, text in zip(begun, said, strict=True)]
+            idents = [one["content_block"]["id"] for one in begun]
+            order = [(e["type"][14:], e["index"]) for e in read if e["type"].startswith("content_block_st")]
+            assert order == [(kind, index) for index in range(3) for kind in ("start", "stop")]
+            assert read[-2]["delta"]["stop_reason"] == "tool_use"
+        assert calls == [("f", {"a": 1}), ("g", {"b": 2})]
+        assert all(idents)
+        assert len(set(idents)) == 2
+
+
+def test_a_stream_is_complete_behind_its_reason_to_stop():
+    chunk = chat_chunk({"content": "Hi"})
+    for stream in (
+        unnamed(chunk, chat_chunk({}, "stop")),
+        unnamed(chunk) + DONE,
+        unnamed(chunk, chat_chunk({}, "eos")),
+    ):
+        assert events(streamed(ANTHROPIC, CHAT, [stream]))[-1]["type"] == "message_stop"
+    assert events(streamed(ANTHROPIC, CHAT, [unnamed(chunk)]))[-1]["type"] == "error"
+    ended = named(START, {"type": "message_delta", "delta": {"stop_reason": "new"}, "usage": {}})
+    assert events(streamed(CHAT, ANTHROPIC, [ended]))[-1]["choices"][0]["finish_reason"] == "stop"
+    assert "error" in events(streamed(CHAT, ANTHROPIC, [named(START)]))[-1]
+
+
+def test_calls_that_wait_for_others_are_bounded(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("egressproxy.translation.openai_chat.streams.MAX_EVENT_BYTES", 10_000)
+    chunks = [piece(index, id=f"c{index}", function=called("f")) for index in range(20)]
+    assert "too long to be kept" in events(streamed(ANTHROPIC, CHAT, [unnamed(*chunks)]))[-1]["error"]["message"]
+
+
+def test_citations_are_left_out_and_the_text_stays():
+    said = {"type": "text", "text": "Hi", "citations": [{"type": "web_search_result_location"}]}
+    assert whole(CHAT, ANTHROPIC, {**ANSWERS[ANTHROPIC], "content": [said]})[0] == 200
+    assert (
+        whole(
+            CHAT, RESPONSES, answer(RESPONSES, {"parts": [{"type": "output_text", "text": "Hi", "annotations": [1]}]})
+        )[0]
+        == 200
+    )
+    cited = {"type": "content_block_delta", "index": 0, "delta": {"type": "citations_delta", "citation": {}}}
+    told = streamed(CHAT, ANTHROPIC, [named(START, BLOCK, cited)])
+    assert b"citations" not in told

@@ -167,9 +167,16 @@ def test_a_complete_stream_looks_complete(source: Api, target: Api):
     assert not translator.has_failed
 
 
+#: What says in a stream that the model has said all: behind it nothing is missing.
+SAID_ALL = {CHAT: b'{"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1700000000, "model": "served", '
+            b'"choices": []', RESPONSES: b"", ANTHROPIC: b"event: message_stop"}  # fmt: skip
+
+
 @IN_EACH_PAIR
 def test_a_stream_that_breaks_off_anywhere_never_looks_complete(source: Api, target: Api):
     stream = STREAMS[target]
+    if SAID_ALL[target]:
+        stream = stream[: stream.index(SAID_ALL[target]) - 8]
     for cut in range(0, len(stream.rstrip()) - 1, 7):
         translator = ResponseTranslator(request(source, target, stream=True))
         told = translator.feed(stream[:cut]) + translator.end()

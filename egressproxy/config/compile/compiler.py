@@ -140,10 +140,12 @@ class _Run:
         self.filter_types = FilterTypes(resources, catalog, self.references)
         self._extensions = ExtensionCompiler(catalog, self.filter_types, self.references)
         self._pipelines = Pipelines(resources, self.references, self._extensions)
-        self._policies = PolicyAttachments(resources, self.references)
+        self._policies = PolicyAttachments(resources, self.references, self._tls_policies)
         self._policy_filters = PolicyFilters(self._extensions)
         self._services = Services(resources, self._tls_policies)
-        self._backends = BackendCompiler(resources, self.references, self._services, self._extensions)
+        self._backends = BackendCompiler(
+            resources, self.references, self._services, self._tls_policies, self._extensions
+        )
         self._certificates = ClientCertificates(resources, self.references)
         backend_refs = BackendRefCompiler(
             self._backends, self._policies, self._policy_filters, self._certificates, CredentialDns(self._policies)
@@ -216,7 +218,7 @@ class _Run:
         statuses = self._statuses
         self._subject_notes.write(self._policies.objects)
         statuses.update((key, status.to_status()) for key, status in self._route_statuses.items())
-        statuses.update(class_statuses(self._resources, self._generations, self._catalogue_sentence()))
+        statuses.update(class_statuses(self._resources, self._generations, self._catalogue_sentence))
         statuses.update(self.filter_types.statuses(self._generations, self._extensions.faults))
         for plan in self._plans:
             plan.close()
@@ -245,11 +247,15 @@ class _Run:
                 sentence = validity.sentence(now_s)
                 self.warnings.append(problem_at(source, "", sentence, severity=Severity.WARNING, code=code))
 
-    def _warn_of_slices(self, services: Iterable[tuple[str, str]]) -> None:
-        """Warn of Services (namespace, name) without written endpoints: without a cluster nobody else writes them."""
-        for namespace, name in sorted(services):
-            service = self._resources.find(Service, namespace, name)
-            if service is not None and service.spec.type != "ExternalName" and not self._services.has_slices(service):
+    def _warn_of_slices(self, targets: Iterable[Key]) -> None:
+        """Warn of Services without written endpoints among these: without a cluster nobody else writes them."""
+        for key in sorted(targets):
+            service, name = self._resources.get(*key), key[3]
+            if (
+                isinstance(service, Service)
+                and service.spec.type != "ExternalName"
+                and not self._services.has_slices(service)
+            ):
                 message = "no EndpointSlice belongs to it, so that requests to it get 503"
                 remedy = f"add one in this namespace with the label kubernetes.io/service-name: {name}"
                 code = "NoEndpointSlice"
@@ -333,11 +339,11 @@ class _Run:
         for index in of_mesh:
             where = f"spec.parentRefs[{index}]"
             self.warnings.append(problem_at(route, where, _MESH, severity=Severity.NOTE, code="MeshParent"))
-        services = self._backends.services(route) if found else set()
-        self._warn_of_slices(services)
+        targets = self._backends.targets(route) if found else set()
+        self._warn_of_slices(targets)
         for listener, (attachment, conditions) in found.items():
             served = self._served[listener]
-            self._tls_policies.note_use(listener.gateway.key, services)
+            self._tls_policies.note_use(listener.gateway.key, targets)
             if conditions.holds("Accepted"):
                 served.claim_hostnames(route, attachment, conditions)
             met: dict[tuple[Key, str], None] = {}

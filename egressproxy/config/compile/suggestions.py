@@ -67,7 +67,7 @@ class NameSuggestions:
             return f"write group: {groups[0]}" if groups[0] else 'write group: ""'
         shown = f"in this namespace there is {', '.join(nsmallest(5, here))}" if here else ""
         if kind == "Secret":
-            option = f"--secret {namespace}/{name}=FOLDER"
+            option = f"--secret {namespace}/{name}=FOLDER or --secret-env {namespace}/{name}:KEY=VARIABLE"
             shown += f"{'; ' if shown else ''}write it, or give it to `run` and `check`: {option}"
         return shown
 

@@ -20,14 +20,14 @@ from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from egressproxy.config.explanations import explain, field_path, path_text, unknown_kind
+from egressproxy.config.explanations import explain, field_path, foreign_kind, path_text, unknown_kind
 from egressproxy.config.reading.field_locations import field_locations
 from egressproxy.config.reading.problems import ConfigError, Problem, Severity
 from egressproxy.config.reading.source_files import manifest_files, read_secrets, read_trust_bundles
 from egressproxy.config.reading.yaml import MAX_FILE_BYTES, Document, FieldPath, SourceLocation, read_documents
 from egressproxy.config.resources.core import ClusterTrustBundle, Secret
 from egressproxy.config.resources.destination import PUBLISHED
-from egressproxy.config.resources.kinds import is_for_gateways, kind_class, why_left_out
+from egressproxy.config.resources.kinds import is_for_gateways, is_foreign, kind_class, why_left_out
 from egressproxy.config.resources.meta import OUR_GROUP, Origin, Resource, without_nulls
 from egressproxy.model import state_folder
 from egressproxy.model.published_object import Key
@@ -149,6 +149,11 @@ class _ManifestReader:
             return []
         if not found:
             self._add_unread(path)
+        for file in [file for file in found if file.stem == "kustomization"]:
+            found.remove(file)
+            remedy = f"give its output to the gateway: kubectl kustomize {path}"
+            problem = Problem.of_file(file, "it is left out: kustomizations are not built here", remedy)
+            self.warnings.append(replace(problem, severity=Severity.NOTE, code="KindLeftOut"))
         # Reading a named pipe would hold up every reload from here on.
         special = [file for file in found if file.exists() and not file.is_file()]
         remedy = "remove it from the folder, or rename it"
@@ -285,9 +290,12 @@ class _ManifestReader:
         found = kind_class(api_version, kind, value.get("spec"))
         if found is not None:
             return found
-        if left_out := why_left_out(api_version, kind):
+        left_out, is_missed = why_left_out(api_version, kind), is_for_gateways(api_version)
+        if not left_out and is_foreign(api_version, kind):
+            left_out, is_missed = foreign_kind(api_version, kind, value.get("spec"))
+        if left_out:
             place = document.place_of(("kind",))
-            severity = Severity.UNSERVED if is_for_gateways(api_version) else Severity.NOTE
+            severity = Severity.UNSERVED if is_missed else Severity.NOTE
             named = _object_name(value)
             self.warnings.append(
                 Problem(self._origin.file, *place, named, "", "it is left out", left_out, severity, "KindLeftOut")

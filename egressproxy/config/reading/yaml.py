@@ -3,6 +3,7 @@
 Only PyYAML's parser and composer are used; scalars are read here, because YAML 1.1 is full of traps. Numbers are those
 of JSON (and 0x); timestamps stay text; `22:22` and `0777` stay text, so that a field that wants a number refuses them;
 `no` and `on` are truth values, as Kubernetes reads them, so that a field that wants text refuses them.
+A later anchor replaces one of the same name, and `<<` merges mappings, as in kubectl and Helm.
 Refused: tags that make objects, keys that stand twice, aliases that multiply, endless nesting, anything but UTF-8.
 """
 
@@ -115,15 +116,27 @@ def read_documents(data: bytes) -> Iterator[Document | Fault]:
 
     A document is best dropped before the next is asked for: nodes are many, and slow the garbage collector down.
     """
-    text = ""
+    text, number = "", 0
     try:
         text = _decode(data)
         loader = _Loader(text)
-        while loader.check_node():
-            document = _document(loader, b"&" in data)
+        while True:
+            try:
+                if not loader.check_node():
+                    break
+                node = loader.get_node()
+            except yaml.composer.ComposerError as error:
+                if error.problem != "second occurrence":
+                    raise
+                loader = _RedefiningLoader(text)
+                for _ in range(number + 1):  # those before it, and it
+                    loader.check_node()
+                    node = loader.get_node()
+            number += 1
+            document = _document(node, loader, b"&" in data)
             if document is not None:
                 yield document
-            del document
+            del document, node
     except _Refused as refused:
         yield refused.fault
     except yaml.MarkedYAMLError as error:
@@ -143,9 +156,8 @@ def levels_of(value: Any) -> Iterator[list[Any]]:
         values = [inner for each in values for inner in (each.values() if isinstance(each, dict) else each)]
 
 
-def _document(loader: _Loader, may_have_aliases: bool) -> Document | None:
-    """The next document; None where it is empty, as between two separators."""
-    node = loader.get_node()
+def _document(node: Node | None, loader: _Loader, may_have_aliases: bool) -> Document | None:
+    """The document of this node; None where it is empty, as between two separators."""
     if node is None:
         return None
     if may_have_aliases:
@@ -217,6 +229,26 @@ class _Loader(_Parser):
         self.depth -= 1
 
 
+if TYPE_CHECKING or issubclass(_Parser, yaml.composer.Composer):
+    _PythonComposer = _Loader
+else:
+
+    class _PythonComposer(yaml.composer.Composer, _Loader):
+        def __init__(self, text: str) -> None:
+            yaml.composer.Composer.__init__(self)
+            _Loader.__init__(self, text)
+
+
+class _RedefiningLoader(_PythonComposer):
+    """PyYAML's composer in Python, which is slower and can be told to take an anchor again: libyaml's cannot."""
+
+    def compose_node(self, parent: Node | None, index: Any) -> Node | None:
+        """An alias means the node before it that has this anchor. Source: YAML 1.2.2 section 3.2.2.2."""
+        if not self.check_event(yaml.AliasEvent):
+            self.anchors.pop(self.peek_event().anchor, None)  # type: ignore[no-untyped-call]
+        return super().compose_node(parent, index)
+
+
 def _tag(text: str) -> str:
     word = _WORDS.get(text)
     if word is not None:
@@ -241,6 +273,9 @@ def _value(node: Node, faults: list[Fault]) -> Any:
         return None
     if isinstance(node, SequenceNode):
         return [_value(child, faults) for child in node.value]
+    assert isinstance(node, MappingNode)
+    if any(_is_merge(key) for key, _ in node.value):
+        _merge(node, faults)
     made: dict[str, Any] = {}
     for key_node, child in node.value:
         if not isinstance(key_node, ScalarNode):
@@ -251,10 +286,38 @@ def _value(node: Node, faults: list[Fault]) -> Any:
             first = next(k for k, _ in node.value if k.value == key)
             message = f"the key {key} stands twice, first on line {_place(first).line}"
             faults.append(Fault(_place(key_node), message, "keep one of them"))
-        elif key == "<<":
-            faults.append(Fault(_place(key_node), "merge keys are not supported", "write the fields out"))
         made[key] = _value(child, faults)
     return made
+
+
+def _is_merge(key: Node) -> bool:
+    return isinstance(key, ScalarNode) and key.value == "<<" and not key.style
+
+
+def _merge(node: MappingNode, faults: list[Fault]) -> None:
+    """Put the pairs of merged mappings in the place of `<<`; a key of its own wins, then that of the first mapping.
+
+    Source: the merge key of YAML 1.1 (yaml.org/type/merge).
+    """
+    own = [(key, child) for key, child in node.value if not _is_merge(key)]
+    known = {key.value for key, _ in own if isinstance(key, ScalarNode)}
+    pairs: list[tuple[Node, Node]] = []
+    for key, child in node.value:
+        if not _is_merge(key):
+            continue
+        for source in child.value if isinstance(child, SequenceNode) else (child,):
+            if not isinstance(source, MappingNode):
+                faults.append(
+                    Fault(_place(key), "<< merges mappings alone", "write an alias of a mapping, or a list of them")
+                )
+                continue
+            if any(_is_merge(each) for each, _ in source.value):
+                _merge(source, faults)
+            for pair in source.value:
+                if isinstance(pair[0], ScalarNode) and pair[0].value not in known:
+                    known.add(pair[0].value)
+                    pairs.append(pair)
+    node.value = pairs + own
 
 
 def _scalar(node: ScalarNode, faults: list[Fault]) -> Any:

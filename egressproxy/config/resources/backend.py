@@ -5,8 +5,6 @@ shape, of which ours is the superset; XBackend has its own (`x_backend`). `confi
 BackendIR. Sources: GEP-4894, the AI Gateway working group's egress proposal, BackendTLSPolicy of Gateway API v1.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
@@ -158,12 +156,12 @@ class GatewayBackend(XBackend, group=GATEWAY_GROUP, kind="Backend"):
 
 
 class BackendTlsTargetReference(PolicyTargetReference):
-    """A Service, or with `sectionName` one of its ports. Its schema says what is served of it, as others' do not."""
+    """A Service or Backend, or with `sectionName` one of its ports. Its schema says what is served of it."""
 
 
 class BackendTlsPolicySpec(Model):
     target_refs: Annotated[tuple[BackendTlsTargetReference, ...], Field(min_length=1, max_length=16)]
-    """The Services that the policy is for."""
+    """The Services and Backends that the policy is for. What a Backend has in its own tls goes before it."""
     validation: BackendTlsValidation
     """What the servers' certificates have to be."""
     options: dict[str, str] = Field(default_factory=dict, max_length=16)
@@ -184,7 +182,7 @@ class BackendTlsPolicySpec(Model):
 
 
 class BackendTlsPolicy(Resource, group=GATEWAY_GROUP, kind="BackendTLSPolicy", versions=("v1", "v1alpha3")):
-    """TLS origination for Services."""
+    """TLS origination for Services and Backends."""
 
     spec: BackendTlsPolicySpec
-    """Which Services it is for, and what their certificates have to be."""
+    """Which Services and Backends it is for, and what their certificates have to be."""

@@ -4,8 +4,6 @@ Their many other fields are let through, since real manifests have them. A Secre
 `model.secret.SecretBytes` from the moment they are decoded; its manifest is kept with the values redacted.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 

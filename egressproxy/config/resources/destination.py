@@ -6,13 +6,11 @@ Sources: the AI Gateway working group's egress proposal and its prototype, and i
 service decoration.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic import WithJsonSchema as JsonSchema
-from pydantic.alias_generators import to_snake
+from pydantic.alias_generators import to_camel, to_snake
 
 from egressproxy.config.resources.hostnames import ExternalHostname
 from egressproxy.config.resources.meta import Model
@@ -22,7 +20,7 @@ from egressproxy.config.resources.object_references import (
     ObjectReference,
     SecretObjectReference,
 )
-from egressproxy.config.resources.spellings import ModeName, ProtocolName, TypeName
+from egressproxy.config.resources.spellings import ModeName, ProtocolName, TypeName, is_vendors
 from egressproxy.config.resources.values import (
     Address,
     Bool,
@@ -35,6 +33,7 @@ from egressproxy.config.resources.values import (
     check_unique,
 )
 from egressproxy.config.resources.x_backend import XBackendPort, XBackendValidation
+from egressproxy.ir.policy import MAX_BUFFERED_BYTES
 
 #: Key of the validation context: the object is of a published group, whose schema admits more than ours.
 PUBLISHED = "is_published"
@@ -217,8 +216,8 @@ class Failover(Model):
     codes: Annotated[tuple[Annotated[int, Field(strict=True, ge=400, le=599)], ...], Field(max_length=32)] = (
         429, 500, 502, 503, 529,
     )  # fmt: skip
-    """Statuses of an endpoint after which the request goes to the next one. Connections that fail are without being
-    named.
+    """Statuses of an endpoint after which the request goes to the next one; a first event that tells of an error counts
+    as the status of that. Connections that fail are without being named.
     """
     first_byte: Duration | None = None
     """The time for an attempt to bring the first byte of a response body; then the next endpoint is asked. The head is
@@ -254,6 +253,13 @@ class AiOptions(Model):
     """The path below which they are served: `/openai/v1` for /openai/v1/chat/completions, /openai/v1/responses or
     /openai/v1/messages. Default: /v1 for requests that are translated; others keep their path.
     """
+    untranslatable: Literal["Refuse", "Drop"] = "Drop"
+    """What becomes of a field that the API has nothing like. Drop: fields that only tune the answer are left out, and
+    told in the response field X-Egress-Dropped, the access log and a metric; all others are refused with 400. Refuse:
+    every one is refused, and a Failover asks the next endpoint.
+    """
+    max_body_bytes: Annotated[int, Field(strict=True, ge=1024, le=64 * 1024 * 1024)] = MAX_BUFFERED_BYTES
+    """The longest request that is changed or translated for it; 413 beyond. Others pass unread. Default: 32 MiB."""
 
     def model_post_init(self, context: Any) -> None:
         check_unique(self.apis, "API", "apis")
@@ -310,6 +316,15 @@ class BackendDestination(Model):
     ports: Annotated[tuple[BackendPort, ...], Field(max_length=16)] = ()
     """Ports that a reference may name, each once. A Dynamic destination is bound to the port that stands here."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_vendors_blocks(cls, value: Any) -> Any:
+        """A vendor's type has fields of its own, which are not known: the type closes the whole."""
+        if not isinstance(value, dict) or not is_vendors(value.get("type")):
+            return value
+        known = {field.alias or to_camel(name) for name, field in cls.model_fields.items()}
+        return {name: each for name, each in value.items() if name in known}
+
     @property
     def named_service(self) -> ServiceBackend | None:
         return self.service or self.kubernetes_service
@@ -318,7 +333,7 @@ class BackendDestination(Model):
         written = [
             name for names in self.BLOCKS.values() for name in names if getattr(self, to_snake(name)) is not None
         ]
-        own = self.BLOCKS[self.type]
+        own = self.BLOCKS.get(self.type, ())
         for field in written:
             if field not in own:
                 message = f"{field} does not belong to a destination of type {self.type}"

@@ -1,13 +1,12 @@
 """Extensions: filters of a Backend or EgressPolicy; PayloadProcessingPipeline; FilterType, for types of one's own."""
 
-from __future__ import annotations
-
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal, get_args
 
 from pydantic import Field
 
 from egressproxy.config.resources.meta import OUR_GROUP, Model, Resource
 from egressproxy.config.resources.object_references import BackendObjectReference
+from egressproxy.config.resources.spellings import vendors_too
 from egressproxy.config.resources.values import (
     Bool,
     DeclaredType,
@@ -30,6 +29,9 @@ PhaseName = Literal[
     "response-headers",
     "response-body",
 ]
+PHASES: Final[tuple[str, ...]] = get_args(PhaseName)
+#: A phase; a vendor's own is read, and closes the place that asks for it.
+AnyPhase = Annotated[str, *vendors_too("phase", *PHASES)]
 
 
 class ExtensionErrorBudget(Model):
@@ -50,7 +52,7 @@ class Extension(Model):
     """Name of the filter, unique in its object: logs, metrics and errors say it."""
     type: ExtensionType
     """What it is: domain/Kind:version. `egressproxy filters` lists the types that are known."""
-    phase: PhaseName | None = None
+    phase: AnyPhase | None = None
     """When it runs. May be left out where the type has one phase."""
     priority: Int = 100
     """Order within the phase: lower first."""
@@ -79,7 +81,7 @@ class Processor(Model):
     """Name of the step, unique in the pipeline."""
     type: ExtensionType | None = None
     """In process: the type of the filter, as of an extension."""
-    phase: PhaseName | None = None
+    phase: AnyPhase | None = None
     """When it runs."""
     config: dict[str, Any] = Field(default_factory=dict)
     """Settings of the filter; of a remote processor those of ExternalProcessor, but for `backendRefs`."""

@@ -1,7 +1,5 @@
 """GatewayClass, Gateway, ListenerSet and ReferenceGrant. Source: gateway.networking.k8s.io/v1."""
 
-from __future__ import annotations
-
 from ipaddress import ip_address
 from typing import Annotated, Any, Literal
 

@@ -1,7 +1,5 @@
 """Hostnames in manifests. Sources: Gateway API v1 (PreciseHostname), GEP-4488 (ExternalHostname), RFC 1123."""
 
-from __future__ import annotations
-
 import re
 from ipaddress import ip_address
 from typing import Annotated

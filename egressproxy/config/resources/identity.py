@@ -1,7 +1,5 @@
 """Section `identity` of an EgressPolicy: who its clients are, and what says it."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Final
 
 from pydantic import AfterValidator, Field, field_validator

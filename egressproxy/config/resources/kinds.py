@@ -2,11 +2,10 @@
 
 Kinds of Kubernetes, Cilium and Gateway API stand beside ours in many manifests, and say nothing to us. A file that has
 one is read, and the object is left out, which is noted (where it asks something of a gateway, as not served): the
-manifests of an application should work as they are. That list is closed. A kind that is not in it may be a misspelt
-one of ours, and stays an error; so does everything in the groups of our own kinds that nobody else writes.
+manifests of an application should work as they are. So is a kind that nobody here knows, which is noted as not served:
+a vendor's object takes none of its neighbours with it. What looks like a misspelt kind or group of those that are known
+stays an error, as does everything in our own group.
 """
-
-from __future__ import annotations
 
 from egressproxy.config.resources.backend import (
     Backend,
@@ -29,10 +28,11 @@ from egressproxy.config.resources.core import (
 )
 from egressproxy.config.resources.extension import FilterTypeDefinition, PayloadProcessingPipeline
 from egressproxy.config.resources.gateway import Gateway, GatewayClass, ListenerSet, ReferenceGrant
-from egressproxy.config.resources.meta import Resource
+from egressproxy.config.resources.meta import OUR_GROUP, Resource
 from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.resources.routes import GrpcRoute, HttpRoute, TcpRoute, TlsRoute
 from egressproxy.config.resources.x_backend import XBackend
+from egressproxy.model.near_names import did_you_mean
 
 KINDS: tuple[type[Resource], ...] = (
     GatewayClass, Gateway, ListenerSet, HttpRoute, GrpcRoute, TlsRoute, TcpRoute, BackendTlsPolicy, ReferenceGrant,
@@ -106,6 +106,28 @@ def why_left_out(api_version: str, kind: str) -> str:
     if kind not in _KUBERNETES.get(group, ()) and kind not in _GATEWAY_API.get(group, ()):
         return ""
     return _INSTEAD.get(kind, "objects of this kind do nothing here" if group in _KUBERNETES else "not supported")
+
+
+#: Names of ours that nobody else has.
+_OURS = {kind.KIND for kind in KINDS if kind.GROUP == OUR_GROUP} - {"Backend"}
+#: How much like a known name another is that counts as misspelt, of groups and of kinds: egressproxy.com is, and
+#: networking.gke.io is not.
+_LIKE_GROUP, _LIKE_KIND = 0.89, 0.8
+
+
+def is_foreign(api_version: str, kind: str) -> bool:
+    """Whether this is a vendor's kind, and no misspelt one of those that are read or left out."""
+    group = api_version.rpartition("/")[0]
+    if group in ("", OUR_GROUP):
+        return False
+    groups = {known.GROUP for known in KINDS} | _KUBERNETES.keys() | _GATEWAY_API.keys()
+    names = _OURS
+    if group in groups:
+        names = {known.KIND for known in KINDS if group == known.GROUP}
+        names |= _KUBERNETES.get(group, frozenset()) | _GATEWAY_API.get(group, frozenset())
+    elif did_you_mean(group, groups, "", _LIKE_GROUP):
+        return False
+    return not did_you_mean(kind, names, "", _LIKE_KIND)
 
 
 def is_for_gateways(api_version: str) -> bool:

@@ -1,7 +1,5 @@
 """`limits` of an EgressPolicy."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -122,8 +120,8 @@ class LimitStore(Model):
 
 
 class Limits(Model):
-    """0 or absent: no limit, or the built-in one for heads; absent `connectionsPerClient`: three quarters of
-    `connections` and `tunnels`.
+    """0 or absent: no limit, or the built-in one for heads and for what is held of bodies; absent
+    `connectionsPerClient`: three quarters of `connections` and `tunnels`.
     """
 
     max_head_bytes: Annotated[int, Field(strict=True, ge=1024, le=1_048_576)] | None = None
@@ -132,6 +130,16 @@ class Limits(Model):
     """Fields of a request's head; 431 beyond."""
     max_body_bytes: Count | None = None
     """Size of a request's body; 413 beyond."""
+    max_buffered_bytes: Count | None = None
+    """Size of a request's body that something has to hold: a filter, an authorization server, a translation; 413
+    beyond. Default: 32 MiB; 0: as much as each of them takes.
+    """
+    buffered_bytes_per_client: Count | None = None
+    """Bytes of bodies that are held for one client, in each worker; beyond them its further bodies wait. Default:
+    64 MiB; 0: no limit, where one address is many clients.
+    """
+    buffered_bytes_per_connection: Count | None = None
+    """The same of one connection with HTTP/2. Default: 64 MiB; 0: no limit."""
     connections: Count | None = None
     """Connections to one listener, in each worker."""
     connections_per_client: Count | None = None

@@ -2,9 +2,8 @@
 
 Models are frozen and strict: an unknown field is an error, text is not taken for a number. Attributes are snake_case,
 the manifest's spelling is the alias. Defaults are those that the CRDs declare, since no API server fills them in.
+The modules of this folder keep their annotations as objects: pydantic would compile each text of them at every start.
 """
-
-from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """References between objects: within a namespace, to Secrets, backends and parents, and targets of policies."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from pydantic import Field, field_validator

@@ -1,7 +1,5 @@
 """BackendParent: the upstream gateway through which something is reached, and what it is shown to be let in."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any
 
 from pydantic import Field

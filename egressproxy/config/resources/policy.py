@@ -1,7 +1,5 @@
 """EgressPolicy (`egressproxy.io/v1alpha1`)."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, field_validator

@@ -1,7 +1,5 @@
 """`loadBalancer`, `healthCheck` and `circuitBreaker` of `traffic`: as in Envoy Gateway's BackendTrafficPolicy."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field

@@ -1,7 +1,5 @@
 """The filters of rules: one block, named by `type`. Source: Gateway API v1 HTTPRouteFilter, GRPCRouteFilter."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any, Literal
 

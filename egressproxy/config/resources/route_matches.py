@@ -1,7 +1,5 @@
 """What the rules of HTTPRoutes and GRPCRoutes match: paths, fields, query parameters, methods."""
 
-from __future__ import annotations
-
 import re
 from typing import Annotated, Any, Literal
 

@@ -3,8 +3,6 @@
 Every standard field is here, also those that are reported as unsupported in status: a route is never half read.
 """
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator

@@ -4,12 +4,10 @@ They are compared without regard to case; what is none of them is an error that 
 Source: the AI Gateway working group's egress proposal in its versions.
 """
 
-from __future__ import annotations
-
 import re
-from typing import Annotated, Literal
+from typing import Annotated
 
-from pydantic import BeforeValidator, PlainValidator
+from pydantic import PlainValidator
 from pydantic import WithJsonSchema as JsonSchema
 
 from egressproxy.config.resources.values import RefusedValue
@@ -31,21 +29,12 @@ _MODES = {
 }
 #: What a port may say beside the protocols that are spoken: HTTP over TLS in two spellings, and agents' HTTP.
 _PROTOCOLS = {name.lower(): name for name in (*(each.value for each in Protocol), "TLS", "HTTPS", "A2A")}
-#: A protocol or mode of a vendor's own, as in `example.com/x`.
+#: A value of a vendor's own, as in `example.com/x`.
 _VENDOR = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*/[A-Za-z0-9][-._/A-Za-z0-9]*")
 _MAX_NAME = 256
 
 
-def _spelled(spellings: dict[str, str]) -> BeforeValidator:
-    """Reads an enum value in any of its published spellings, without regard to case."""
-    return BeforeValidator(lambda value: spellings.get(value.lower(), value) if isinstance(value, str) else value)
-
-
-def _enum(description: str, *values: str) -> JsonSchema:
-    return JsonSchema({"type": "string", "enum": list(values), "description": description})
-
-
-def _known_or_vendors(what: str, spellings: dict[str, str]) -> PlainValidator:
+def known_or_vendors(what: str, spellings: dict[str, str]) -> PlainValidator:
     """Reads what is known in its usual spelling, and a vendor's own as it is; anything else is a RefusedValue."""
     names = tuple(dict.fromkeys(spellings.values()))
 
@@ -61,10 +50,21 @@ def _known_or_vendors(what: str, spellings: dict[str, str]) -> PlainValidator:
     return PlainValidator(read)
 
 
+def is_vendors(value: object) -> bool:
+    """Whether a value that is known or a vendor's is a vendor's."""
+    return isinstance(value, str) and "/" in value
+
+
+def vendors_too(what: str, *values: str) -> tuple[PlainValidator, JsonSchema]:
+    """For `Annotated[str, *...]`: one of these values as it stands here, or a vendor's own with its prefix."""
+    schema = {"type": "string", "maxLength": _MAX_NAME, "examples": list(values)}
+    return known_or_vendors(what, {value: value for value in values}), JsonSchema(schema)
+
+
 #: One of the known protocols in its usual spelling, or a vendor's with its prefix.
 ProtocolName = Annotated[
     str,
-    _known_or_vendors("protocol", _PROTOCOLS),
+    known_or_vendors("protocol", _PROTOCOLS),
     JsonSchema(
         {
             "type": "string",
@@ -79,7 +79,7 @@ ProtocolName = Annotated[
 #: How a backend is spoken to, in one of the published spellings, or a vendor's with its prefix.
 ModeName = Annotated[
     str,
-    _known_or_vendors("mode", _MODES),
+    known_or_vendors("mode", _MODES),
     JsonSchema(
         {
             "type": "string",
@@ -93,12 +93,15 @@ ModeName = Annotated[
 
 #: What kind of place a destination is, in one of the published spellings.
 TypeName = Annotated[
-    Literal["Fqdn", "Ip", "Service", "Dynamic", "Failover", "EndpointSelector"],
-    _spelled(_TYPES),
-    _enum(
-        "What kind of place it is, in any case. FQDN is Fqdn, IPAddress is Ip, KubernetesService is Service. "
-        "EndpointSelector is not served.",
-        "Fqdn", "Ip", "Service", "Dynamic", "Failover", "FQDN", "IP", "IPAddress", "KubernetesService",
-        "EndpointSelector",
+    str,
+    known_or_vendors("type", _TYPES),
+    JsonSchema(
+        {
+            "type": "string",
+            "maxLength": _MAX_NAME,
+            "description": "What kind of place it is: Fqdn, Ip, Service, Dynamic or Failover, in any case. FQDN is "
+            "Fqdn, IPAddress is Ip, KubernetesService is Service. EndpointSelector is not served, nor is a vendor's "
+            "own, which is written with a prefix, as in example.com/x.",
+        }
     ),
-]  # fmt: skip
+]

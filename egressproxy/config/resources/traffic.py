@@ -1,7 +1,5 @@
 """`traffic` of an EgressPolicy: timeouts, retries, hedging, connections; what is about endpoints is in `resilience`."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, StrictBool
@@ -20,7 +18,7 @@ class TrafficTimeouts(Model):
     tls_handshake: Duration | None = None
     """For TLS with a client or a backend."""
     request_headers: Duration | None = None
-    """For a client to send a whole head."""
+    """For a client to send a whole head, and a line of a chunked body (with its extensions) or its trailers."""
     request: Duration | None = None
     """For the whole exchange."""
     backend_request: Duration | None = None
@@ -55,7 +53,9 @@ class Retries(Model):
     attempts: Count = 1
     """Attempts after the first; 100 at most."""
     codes: tuple[Annotated[int, Field(strict=True, ge=400, le=599)], ...] = ()
-    """Statuses of a backend that are tried again. Connections that fail are without being named."""
+    """Statuses of a backend that are tried again; a first event that tells of an error counts as the status of that.
+    Connections that fail are without being named.
+    """
     retry_on: RetryOn = RetryOn.model_construct()
     """What else is tried again."""
     backoff: Duration | None = None

@@ -5,8 +5,6 @@ wrong and what to write instead (`RefusedValue`); nothing is repaired silently.
 Sources: Gateway API v1 (SectionName), GEP-2257 (Duration), RFC 1123, RFC 9110.
 """
 
-from __future__ import annotations
-
 import base64
 import re
 from collections.abc import Iterable, Mapping

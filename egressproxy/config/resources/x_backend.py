@@ -1,7 +1,5 @@
 """XBackend, and what BackendTLSPolicy shares. Sources: GEP-4488, GEP-4894, BackendTLSPolicy of Gateway API v1."""
 
-from __future__ import annotations
-
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
@@ -9,6 +7,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from egressproxy.config.resources.hostnames import ExternalHostname, PreciseHostname
 from egressproxy.config.resources.meta import Model, Resource
 from egressproxy.config.resources.object_references import LocalObjectReference, SecretObjectReference
+from egressproxy.config.resources.spellings import is_vendors, vendors_too
 from egressproxy.config.resources.values import Label, Name, Port, RefusedValue, require_own_block
 
 
@@ -24,13 +23,16 @@ class SubjectAltName(Model):
         require_own_block(f"type {self.type}", self.type.lower(), {"hostname": self.hostname, "uri": self.uri})
 
 
+WellKnown = Annotated[str, *vendors_too("set of CA certificates", "System")]
+
+
 class BackendTlsValidation(Model):
     """Who has to have signed the backend's certificate, and which name it has to carry."""
 
     ca_certificate_refs: Annotated[tuple[LocalObjectReference, ...], Field(max_length=8)] = ()
     """ConfigMaps or Secrets (key ca.crt) with the CAs that may have signed the certificate."""
-    well_known_ca_certificates: Annotated[Literal["System"] | None, Field(alias="wellKnownCACertificates")] = None
-    """Instead: the CAs of the system."""
+    well_known_ca_certificates: Annotated[WellKnown | None, Field(alias="wellKnownCACertificates")] = None
+    """Instead: System, the CAs of the system. A vendor's own, as in example.com/x, closes what is verified with it."""
     hostname: PreciseHostname
     """The server name that is sent, and that the certificate has to be for."""
     subject_alt_names: Annotated[tuple[SubjectAltName, ...], Field(max_length=5)] = ()
@@ -58,7 +60,7 @@ class XBackendValidation(BackendTlsValidation):
 
 
 class XBackendTls(Model):
-    mode: Literal["None", "ServerOnly", "ClientAndServer"]
+    mode: Annotated[str, *vendors_too("mode", "None", "ServerOnly", "ClientAndServer")]
     """None: plain text. ServerOnly: the server shows a certificate. ClientAndServer: the gateway shows one, too."""
     client_certificate_ref: SecretObjectReference | None = None
     """The Secret (tls.crt, tls.key) with the certificate that the gateway shows. For mode ClientAndServer."""
@@ -66,7 +68,7 @@ class XBackendTls(Model):
     """What the server's certificate has to be. Default: for the hostname, by a CA of the system."""
 
     def model_post_init(self, context: Any) -> None:
-        if (self.mode == "ClientAndServer") != (self.client_certificate_ref is not None):
+        if not is_vendors(self.mode) and (self.mode == "ClientAndServer") != (self.client_certificate_ref is not None):
             raise RefusedValue("clientCertificateRef belongs to mode ClientAndServer", "write both, or neither")
 
 
@@ -100,10 +102,13 @@ class ExternalHostnameBackend(Model):
     """The name that is resolved and dialled."""
 
 
+Protocol = Annotated[str, *vendors_too("protocol", "TCP", "HTTP", "HTTP2", "HTTP11", "H2C", "MCP", "GRPC", "WSS")]
+
+
 class XBackendSpec(Model):
     """`port` is an object with `number`, or `port` and `name`; the plain number is taken too."""
 
-    type: Literal["ExternalHostname", "EndpointSelector"]
+    type: Annotated[str, *vendors_too("type", "ExternalHostname", "EndpointSelector")]
     """What kind of place it is."""
     port: XBackendPort
     """The port that is dialled."""
@@ -111,7 +116,7 @@ class XBackendSpec(Model):
     """For type ExternalHostname: the host."""
     endpoint_selector: dict[str, Any] | None = None
     """For type EndpointSelector: which Pods."""
-    protocol: Literal["TCP", "HTTP", "HTTP2", "HTTP11", "H2C", "MCP", "GRPC", "WSS"] | None = None
+    protocol: Protocol | None = None
     """What is spoken."""
     tls: XBackendTls | None = None
     """How TLS is spoken."""
@@ -124,6 +129,8 @@ class XBackendSpec(Model):
     def model_post_init(self, context: Any) -> None:
         """A rule of the CRD."""
         blocks = {"externalHostname": self.external_hostname, "endpointSelector": self.endpoint_selector}
+        if is_vendors(self.type):
+            return
         own = self.type[0].lower() + self.type[1:]
         require_own_block(f"type {self.type}", own, blocks, ", or change the type")
 

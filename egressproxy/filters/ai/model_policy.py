@@ -19,6 +19,7 @@ from egressproxy.ai_apis.texts import TextRole
 from egressproxy.errors import Reason
 from egressproxy.filters.base import BodyMode, BodyResult, Filter, FilterContext, FilterType, Phase, Rejected
 from egressproxy.filters.settings import FilterConfig, Within
+from egressproxy.ir.policy import MAX_BUFFERED_BYTES
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.work import Work, at_once
 from egressproxy.net.cooperative import in_turns
@@ -96,18 +97,20 @@ class ModelPolicyConfig(FilterConfig):
     """What becomes of a request for more: it gets the bound, or is refused."""
     unreadable: Literal["Deny", "Allow"] = "Deny"
     """What becomes of what cannot be read as a request to a model."""
+    max_body_bytes: Annotated[int, Within(ge=1024, le=64 * 1024 * 1024)] = MAX_BUFFERED_BYTES
+    """The longest request to a provider that is read; 413 beyond."""
 
 
 class ModelPolicy(Filter):
     """One policy; requests are held until their body is whole."""
 
     runs_in = frozenset((Phase.REQUEST_HEADERS, Phase.REQUEST_BODY))
-    max_buffer_bytes = 8 * 1024 * 1024
     decodes = True
 
     def __init__(self, context: FilterContext) -> None:
         config: ModelPolicyConfig = context.config
         self._config = config
+        self.max_buffer_bytes = config.max_body_bytes
         self._name = context.name
         self._deny = tuple(pattern.casefold() for pattern in config.deny)
         namespace = context.source.rpartition(" ")[2].partition("/")[0]

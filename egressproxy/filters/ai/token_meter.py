@@ -21,7 +21,7 @@ from egressproxy.filters.limits.qos_config import TokenPrice, price_of
 from egressproxy.filters.limits.rules import KeyText, key_text
 from egressproxy.filters.limits.token_use import TokenUse, told_in_head
 from egressproxy.filters.settings import FieldName, FilterConfig, Within
-from egressproxy.ir.policy import FieldFault
+from egressproxy.ir.policy import MAX_BUFFERED_BYTES, FieldFault
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import media_type
 from egressproxy.model.work import Work
@@ -60,6 +60,8 @@ class TokenMeterConfig(FilterConfig):
     """How many names of models have metrics of their own; others are counted as one."""
     max_tenants: Annotated[int, Within(ge=1, le=1000)] = 200
     """How many tenants have metrics of their own; others are counted as one."""
+    max_body_bytes: Annotated[int, Within(ge=1024, le=64 * 1024 * 1024)] = MAX_BUFFERED_BYTES
+    """The longest request to a provider that is read; 413 beyond."""
 
     def __post_init__(self) -> None:
         if (self.tenant == "Header") != bool(self.tenant_header):
@@ -85,12 +87,13 @@ class TokenMeter(Filter):
     """
 
     runs_in = frozenset((Phase.REQUEST_HEADERS, Phase.REQUEST_BODY, Phase.RESPONSE_HEADERS, Phase.RESPONSE_BODY))
-    max_buffer_bytes = 8 * 1024 * 1024
+    max_answer_bytes = 8 * 1024 * 1024
     decodes = True
     ignores_trailers = True
 
     def __init__(self, context: FilterContext, clock: Callable[[], float] = time.monotonic) -> None:
         config: TokenMeterConfig = context.config
+        self.max_buffer_bytes = config.max_body_bytes
         self._clock = clock
         self._note = f"token meter {context.name} {context.source}"
         self._prices = config.prices
@@ -240,6 +243,10 @@ class TokenMeter(Filter):
             return "-"
         said = self._tenant(x, "").decode("utf-8", "replace") or "-"
         return _bounded(said, self._tenants, self._max_tenants)
+
+    def held_bytes(self, x: Exchange, phase: Phase) -> int:
+        measured = self._measured(x)
+        return measured.held_bytes if measured is not None else 0
 
     def _measured(self, x: Exchange) -> _Measured | None:
         return x.notes.get(self._note) if x.notes is not None else None

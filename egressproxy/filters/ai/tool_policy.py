@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import product
 from typing import Annotated, Any, Final, Literal
 
 from egressproxy.ai_apis.message import CalledTool, JsonMessage, in_object
-from egressproxy.ai_apis.request import AiRequest
+from egressproxy.ai_apis.request import AiRequest, names_of_tool
 from egressproxy.ai_apis.shared import answer_view, operation, request_view, view_ahead
 from egressproxy.ai_apis.streams import SLICE, framing_of
 from egressproxy.ai_apis.strict_json import OtherSpelling, Unreadable, dumps
@@ -22,6 +23,7 @@ from egressproxy.filters.ai.tool_streams import ToolStream
 from egressproxy.filters.base import BodyMode, BodyResult, Filter, FilterContext, FilterType, Phase, Rejected
 from egressproxy.filters.content.bodies import media_type_of
 from egressproxy.filters.settings import FilterConfig, Within
+from egressproxy.ir.policy import MAX_BUFFERED_BYTES
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.member_names import ANSWER, RPC_ANSWER, finding_rpc_fault
@@ -30,6 +32,8 @@ from egressproxy.net.cooperative import in_turns
 
 #: JSON-RPC 2.0 section 5.1. Source: Model Context Protocol, Server Features, Tools: that of an unknown tool.
 INVALID_PARAMS: Final = -32602
+#: The longest answer that is read, where nothing says another bound.
+_MAX_ANSWER: Final = 4 * 1024 * 1024
 #: What the servers of a list call its elements by.
 _LISTS: Final = (("tools", "name"), ("resources", "uri"), ("resourceTemplates", "uriTemplate"), ("prompts", "name"))
 #: Methods of MCP that name a resource.
@@ -47,6 +51,18 @@ _OF_TOOLS: Final = frozenset(
         "mcp_servers",
     )
 )
+#: Where a request says which of the offered tools the model may choose from: OpenAI's two APIs, and Gemini.
+_CHOICES: Final = (
+    ("tool_choice", "tools"),
+    ("tool_choice", "allowed_tools", "tools"),
+    *product(
+        ("toolConfig", "tool_config"),
+        ("functionCallingConfig", "function_calling_config"),
+        ("allowedFunctionNames", "allowed_function_names"),
+    ),
+)
+#: Types of a choice that are no tool.
+_CHOICE_TYPES: Final = frozenset(("allowed_tools", "any", "auto", "custom", "function", "none", "required", "tool"))
 #: Longer names are cut where they are told.
 _SHOWN: Final = 100
 
@@ -60,14 +76,14 @@ class ToolPolicyConfig(FilterConfig):
         resources: URIs of resources of MCP servers.
         prompts: names of prompts of MCP servers.
         unreadable: what becomes of a body that cannot be read as JSON with one meaning.
-        max_body_bytes: the longest request or answer that is looked at.
+        max_body_bytes: the longest request or answer that is looked at; None: MAX_BUFFERED_BYTES, 4 MiB of an answer.
     """
 
     tools: Tools
     resources: Names | None = None
     prompts: Names | None = None
     unreadable: Literal["Deny", "Allow"] = "Deny"
-    max_body_bytes: Annotated[int, Within(ge=1, le=64 * 1024 * 1024)] = 4 * 1024 * 1024
+    max_body_bytes: Annotated[int, Within(ge=1, le=64 * 1024 * 1024)] | None = None
 
 
 #: Bytes of a request that is looked at in one go.
@@ -90,7 +106,8 @@ class ToolPolicy(Filter):
         self._tools = ToolRules(config.tools)
         self._resources, self._prompts = NameRules(config.resources), NameRules(config.prompts)
         self._denies_unreadable = config.unreadable == "Deny"
-        self.max_buffer_bytes = config.max_body_bytes
+        self.max_buffer_bytes = config.max_body_bytes or MAX_BUFFERED_BYTES
+        self.max_answer_bytes = config.max_body_bytes or _MAX_ANSWER
         self._note = f"tools {id(self)}"
         self._denied = context.meter.counter(
             "egress_tool_denials", "What ToolPolicy has denied, or taken out of lists.", ("kind", "action")
@@ -226,13 +243,31 @@ class ToolPolicy(Filter):
             return data
         gone = {tool.path for tool in denied}
         self._denied.add(len(gone), "tool", "withheld")
-        forced = _forced_tool(request)
-        if any(tool.name == forced for tool in denied):
-            raise self._refusal(f"the request makes the model call tool {_shown(forced)}, which is not allowed")
+        forced = _forced_tools(request)
+        for tool in denied:
+            if tool.name in forced:
+                raise self._refusal(f"the request makes the model call tool {_shown(tool.name)}, which is not allowed")
+        self._narrow_choice(request)
         request.withhold_tools(denied)
-        if all(tool.path in gone for tool in offered):  # no API takes an empty list of tools
+        # No API takes an empty list of tools.
+        if all(any(tool.path[:end] in gone for end in range(1, len(tool.path) + 1)) for tool in offered):
             return dumps({key: each for key, each in request.value.items() if key not in _OF_TOOLS})
         return request.body()
+
+    def _narrow_choice(self, request: AiRequest) -> None:
+        """Take out of the tools that the model may choose from what must not be used. Raises Rejected if none stay."""
+        for path in _CHOICES:
+            listed = in_object(request.value, *path)
+            if type(listed) is not list:
+                continue
+            names = [names_of_tool(each) if type(each) is dict else [str(each)] for each in listed]
+            kept = [
+                each for each, said in zip(listed, names, strict=True) if all(map(self._tools.may_be_offered, said))
+            ]
+            if not kept and listed:
+                raise self._refusal(f"the model is to choose from tool {_shown(names[0][0])}, which is not allowed")
+            if len(kept) < len(listed):
+                request.put(path, kept)
 
     # --- answers -----------------------------------------------------------------------------------------------------
     def response_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
@@ -328,17 +363,15 @@ def _results(value: Any) -> Iterator[tuple[tuple[str | int, ...], dict[str, Any]
             yield (*path, "result"), result
 
 
-def _forced_tool(request: AiRequest) -> str:
-    """The tool that the request makes the model call; "" where it leaves that to the model."""
-    value = request.value
-    for path in (
+def _forced_tools(request: AiRequest) -> list[str]:
+    """The tool that the request makes the model call, by all of its names; none where it leaves that to the model."""
+    paths = (
         ("tool_choice", "function", "name"), ("tool_choice", "name"), ("tool_choice", "custom", "name"),
         ("function_call", "name"), ("toolConfig", "toolChoice", "tool", "name"),
-    ):  # fmt: skip
-        found = in_object(value, *path)
-        if type(found) is str:
-            return found
-    return ""
+        ("tool_choice", "type"),  # of a tool that the provider runs
+    )  # fmt: skip
+    found = (in_object(request.value, *path) for path in paths)
+    return [name for name in found if type(name) is str and name not in _CHOICE_TYPES]
 
 
 def _shown(name: object) -> str:

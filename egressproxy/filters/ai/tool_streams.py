@@ -7,13 +7,14 @@ allowed ends the stream before anything of its event is sent.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from egressproxy.ai_apis.framing import BrokenStream, Frame, Framing
 from egressproxy.ai_apis.message import JsonMessage, in_object
+from egressproxy.ai_apis.splice import Path
 from egressproxy.ai_apis.stream_events import EVERY, StreamEvent, read_event
 from egressproxy.ai_apis.streams import sliced
-from egressproxy.ai_apis.strict_json import OtherSpelling, Unreadable, loads, looks_like_json
+from egressproxy.ai_apis.strict_json import OtherSpelling, Unreadable, dumps, loads, looks_like_json
 from egressproxy.ai_apis.texts import TextKind, inner_json
 from egressproxy.errors import GatewayError
 from egressproxy.model.member_names import AI_EVENT, RPC_ANSWER
@@ -24,6 +25,9 @@ MAX_HELD: Final = 4 * 1024 * 1024
 #: Calls of one answer.
 MAX_CALLS: Final = 1000
 
+#: Pieces of a name.
+_MAX_PIECES: Final = 100
+
 #: What tells a call within a stream: the group of its channel, and its part where a group has several.
 _Key = tuple[object, ...]
 
@@ -31,12 +35,30 @@ _Key = tuple[object, ...]
 class _OpenCall:
     """A call whose name has come, and whose arguments come in pieces."""
 
-    __slots__ = ("arguments", "name", "size")
+    __slots__ = ("arguments", "id", "names", "size")
 
     def __init__(self) -> None:
-        self.name = ""
+        self.id = ""
+        self.names: list[str] = []  # the name, and where more of it came each piece, which some take for a name
         self.arguments: list[str] = []
         self.size = 0
+
+    def called(self, name: str) -> None:
+        """A piece of the name. Raises Unreadable for too many."""
+        if not self.names:
+            self.names.append(name)
+            return
+        if len(self.names) > _MAX_PIECES:
+            raise Unreadable(f"the name of a call comes in more than {_MAX_PIECES} pieces")
+        self.names[0] += name
+        self.names.append(name)
+
+    def add(self, text: str) -> None:
+        """A piece of the arguments. Raises Unreadable for too many bytes."""
+        self.arguments.append(text)
+        self.size += len(text)
+        if self.size > MAX_HELD:
+            raise Unreadable(f"a call of a tool has more than {MAX_HELD} bytes")
 
     def told(self) -> Any:
         """What the arguments say; a string where that is no JSON, an empty object where nothing came."""
@@ -156,84 +178,126 @@ class ToolStream:
 
     def _look(self, value: dict[str, Any]) -> None:
         event = read_event(value)
-        is_told_whole = True
-        for key, name in _begun(value):
-            is_told_whole = False
-            call = self._calls.get(key)
-            if call is None:
-                if len(self._calls) >= MAX_CALLS:
-                    raise Unreadable(f"the answer has more than {MAX_CALLS} calls")
-                call = self._calls[key] = _OpenCall()
-            call.name += name
-            if self._asks(call.name):
-                self._is_holding = True
-            else:
-                self._judge(call.name, {})
-        if is_told_whole:
-            for whole in JsonMessage(b"", value).tool_calls():
-                if whole.fault:
-                    raise OtherSpelling(whole.fault)
-                self._judge(whole.name, whole.arguments)
-            if value.get("type") == "response.output_item.done":  # it has told the arguments whole
-                self._calls.pop(("item", _number(value, "output_index", -1)), None)
-                self._look_whether_to_hold()
+        begun: set[Path] = set()
+        for piece in _pieces(value):
+            if piece.name:
+                begun.add(piece.path)
+            self._take_piece(piece)
+        for whole in JsonMessage(b"", value).tool_calls():
+            if whole.path in begun:
+                continue
+            if whole.fault:
+                raise OtherSpelling(whole.fault)
+            self._judge(whole.name, whole.arguments)
+        if value.get("type") == "response.output_item.done":  # it has told the arguments whole
+            self._calls.pop(("item", _number(value, "output_index", -1)), None)
+            self._look_whether_to_hold()
         self._keep_arguments(event)
         for group in event.ends:
             self._end(group)
 
+    def _take_piece(self, piece: _Piece) -> None:
+        call = self._calls.get(piece.key)
+        if call is not None and piece.id and call.id and piece.id != call.id and piece.name:
+            self._judge_call(self._calls.pop(piece.key))  # one more call in the place of another one
+            call = None
+        if call is None:
+            if not piece.name:
+                return
+            if len(self._calls) >= MAX_CALLS:
+                raise Unreadable(f"the answer has more than {MAX_CALLS} calls")
+            call = self._calls[piece.key] = _OpenCall()
+        call.id = call.id or piece.id
+        if piece.name:
+            call.called(piece.name)
+            for name in call.names:
+                if self._asks(name):
+                    self._is_holding = True
+                else:
+                    self._judge(name, {})
+        if piece.arguments and self._is_holding:
+            call.add(piece.arguments)
+
     def _keep_arguments(self, event: StreamEvent) -> None:
         for delta in event.deltas:
-            if delta.channel.kind is not TextKind.ARGUMENTS:
-                continue
-            group, part = delta.channel.group, delta.channel.part
-            call = self._calls.get((*group, part)) or self._calls.get(tuple(group))
-            if call is not None and self._is_holding:
-                call.arguments.append(delta.text)
-                call.size += len(delta.text)
-                if call.size > MAX_HELD:
-                    raise Unreadable(f"a call of a tool has more than {MAX_HELD} bytes")
+            # Those of chat came with their calls.
+            if delta.channel.kind is TextKind.ARGUMENTS and delta.path[0] != "choices":
+                group, part = delta.channel.group, delta.channel.part
+                call = self._calls.get((*group, part)) or self._calls.get(tuple(group))
+                if call is not None and self._is_holding:
+                    call.add(delta.text)
 
     def _end(self, group: object) -> None:
         """Judge the calls of a group, which are whole now; None, EVERY: all of them."""
         for key in list(self._calls):
             if group is None or group is EVERY or (isinstance(group, tuple) and key[: len(group)] == group):
-                call = self._calls.pop(key)
-                self._judge(call.name, call.told())
+                self._judge_call(self._calls.pop(key))
         self._look_whether_to_hold()
 
+    def _judge_call(self, call: _OpenCall) -> None:
+        told = call.told()
+        for name in call.names:
+            self._judge(name, told)
+
     def _look_whether_to_hold(self) -> None:
-        if not any(self._asks(call.name) for call in self._calls.values()):
+        if not any(self._asks(name) for call in self._calls.values() for name in call.names):
             self._is_holding = False
 
 
-def _begun(value: dict[str, Any]) -> list[tuple[_Key, str]]:
-    """The calls that begin with an event, or whose name goes on in it: chat, Anthropic, Bedrock and Responses."""
-    found: list[tuple[_Key, str]] = []
+class _Piece(NamedTuple):
+    """What an event says of a call that comes in pieces. `path` leads to the object that has the name."""
+
+    key: _Key
+    path: Path
+    name: str
+    id: str = ""
+    arguments: str = ""
+
+
+def _pieces(value: dict[str, Any]) -> list[_Piece]:
+    """The calls that begin with an event, or go on in it: chat, Anthropic, Bedrock and Responses."""
+    found: list[_Piece] = []
     choices = value.get("choices")
     for at, choice in enumerate(choices if type(choices) is list else ()):
-        calls = in_object(choice, "delta", "tool_calls")
-        number = _number(choice, "index", at)
-        for place, call in enumerate(calls if type(calls) is list else ()):
-            for holder in ("function", "custom"):
-                name = in_object(call, holder, "name")
-                if type(name) is str and name:
-                    found.append((("choice", number, ("tool", _number(call, "index", place))), name))
-        name = in_object(choice, "delta", "function_call", "name")
-        if type(name) is str and name:
-            found.append((("choice", number, "function_call"), name))
+        _find_pieces(choice, at, found)
     if value.get("type") == "content_block_start":
         name = in_object(value, "content_block", "name")
         if type(name) is str:
-            found.append((("block", _number(value, "index", -1)), name))
+            found.append(_Piece(("block", _number(value, "index", -1)), ("content_block",), name))
     elif "contentBlockIndex" in value or type(value.get("start")) is dict:
         name = in_object(value, "start", "toolUse", "name")
         if type(name) is str:
-            found.append((("block", _number(value, "contentBlockIndex", -1)), name))
+            found.append(_Piece(("block", _number(value, "contentBlockIndex", -1)), ("start", "toolUse"), name))
     elif value.get("type") == "response.output_item.added":
         name = in_object(value, "item", "name")
         if type(name) is str:
-            found.append((("item", _number(value, "output_index", -1)), name))
+            found.append(_Piece(("item", _number(value, "output_index", -1)), ("item",), name))
     return found
+
+
+def _find_pieces(choice: Any, at: int, found: list[_Piece]) -> None:
+    """The same of a choice of chat."""
+    number = _number(choice, "index", at)
+    delta: Path = ("choices", at, "delta")
+    calls = in_object(choice, "delta", "tool_calls")
+    for place, call in enumerate(calls if type(calls) is list else ()):
+        key = ("choice", number, ("tool", _number(call, "index", place)))
+        ident = in_object(call, "id")
+        for holder, member in (("function", "arguments"), ("custom", "input")):
+            called = in_object(call, holder)
+            if type(called) is dict:
+                path: Path = (*delta, "tool_calls", place, holder)
+                found.append(_piece(key, path, called, member, ident if type(ident) is str else ""))
+    called = in_object(choice, "delta", "function_call")
+    if type(called) is dict:
+        found.append(_piece(("choice", number, "function_call"), (*delta, "function_call"), called, "arguments"))
+
+
+def _piece(key: _Key, path: Path, called: dict[str, Any], member: str, ident: str = "") -> _Piece:
+    name, said = called.get("name"), called.get(member)
+    if said is not None and type(said) is not str:  # some servers send the object itself
+        said = dumps(said).decode()
+    return _Piece(key, path, name if type(name) is str else "", ident, said or "")
 
 
 def _is_cut(frame: Frame) -> bool:

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.errors import Reason
 from egressproxy.filters.base import Filter, FilterContext, Phase, Rejected
+from egressproxy.ir.policy import MAX_BUFFERED_BYTES
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
+
+#: The longest answer that is looked at whole, where nothing says another bound.
+_MAX_ANSWER: Final = 8 * 1024 * 1024
 
 
 class ContentFilter(Filter):
@@ -14,10 +20,11 @@ class ContentFilter(Filter):
 
     decodes = True
 
-    def __init__(self, context: FilterContext, max_body_bytes: int, *, denies_unreadable: bool) -> None:
+    def __init__(self, context: FilterContext, max_body_bytes: int | None, *, denies_unreadable: bool) -> None:
         self._name = context.name
         self._denies_unreadable = denies_unreadable
-        self.max_buffer_bytes = max_body_bytes
+        self.max_buffer_bytes = max_body_bytes or MAX_BUFFERED_BYTES
+        self.max_answer_bytes = max_body_bytes or _MAX_ANSWER
         self._is_on_leg = context.phase is Phase.BACKEND_REQUEST
         self.runs_in = frozenset((context.phase, Phase.REQUEST_BODY, Phase.RESPONSE_BODY))
         if self._is_on_leg:

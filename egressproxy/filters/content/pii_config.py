@@ -61,7 +61,8 @@ class PIIDetectorConfig(FilterConfig):
     `apply_to`: the messages that are looked at; placeholders are put back in any case. `regions`: where telephone
     numbers are found as they are dialled inside of the region. `countries`: those whose NATIONAL_ID is looked for.
     `headers`: fields of the request that are looked at; `query`: whether its query is. `unreadable`: what is done with
-    bodies, tunnels and upgrades that cannot be looked at. `max_body_bytes`: of what is looked at whole.
+    bodies, tunnels and upgrades that cannot be looked at. `max_body_bytes`: of what is looked at whole; None:
+    MAX_BUFFERED_BYTES of a request, and 8 MiB of an answer.
     """
 
     entities: tuple[Entity, ...] = ()
@@ -73,7 +74,7 @@ class PIIDetectorConfig(FilterConfig):
     headers: tuple[FieldName, ...] = ()
     query: bool = True
     unreadable: Literal["Deny", "Allow"] = "Deny"
-    max_body_bytes: Annotated[int, Within(ge=1024, le=64 * 1024 * 1024)] = 8 * 1024 * 1024
+    max_body_bytes: Annotated[int, Within(ge=1024, le=64 * 1024 * 1024)] | None = None
 
     def __post_init__(self) -> None:
         written: list[tuple[str, tuple[str | int, ...]]] = [

@@ -84,7 +84,7 @@ class PromptGuardConfig(FilterConfig):
     in characters, 0 for no limit. `judge`: who else decides. `action`: `Annotate` lets pass what is denied, with the
     name of the rule in the request field `header`; mode `Report` only counts. `message`: what the client is told.
     `unreadable`: what is done with bodies, tunnels and upgrades that cannot be looked at. `max_body_bytes`: of what is
-    looked at whole.
+    looked at whole; None: MAX_BUFFERED_BYTES of a request, and 8 MiB of an answer.
     """
 
     apply_to: Literal["Requests", "Responses", "Both"] = "Requests"
@@ -106,7 +106,7 @@ class PromptGuardConfig(FilterConfig):
     header: FieldName = "X-Prompt-Guard"
     message: Annotated[str, Within(max_length=512)] = ""
     unreadable: Literal["Deny", "Allow"] = "Deny"
-    max_body_bytes: Annotated[int, Within(ge=1024, le=64 * 1024 * 1024)] = 8 * 1024 * 1024
+    max_body_bytes: Annotated[int, Within(ge=1024, le=64 * 1024 * 1024)] | None = None
 
     def __post_init__(self) -> None:
         if is_protected(self.header):

@@ -37,6 +37,11 @@ class ChunkSigner:
         self._trailers: list[bytes] = []
         self._state = "chunk"  # then "trailers", then "end"
 
+    @property
+    def held_bytes(self) -> int:
+        """What has come of a chunk that is not whole."""
+        return len(self._buffer)
+
     def feed(self, data: bytes, last: bool) -> bytes:
         """A piece of the body; what goes on instead. Raises ChunkError."""
         self._buffer += data

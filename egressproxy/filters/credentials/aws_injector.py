@@ -149,6 +149,10 @@ class AwsInjector(BoundCredential):
         x.note(self._body, head)  # as which the whole body is signed
         return self._fed(self._chunks(head, payload), data, last)
 
+    def held_bytes(self, x: Exchange, phase: Phase) -> int:
+        chunks = (x.notes or {}).get(self._body)
+        return chunks.held_bytes if isinstance(chunks, ChunkSigner) else 0
+
     async def _wait_for_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
         if self._refresher is None:
             raise self._missing(x)

@@ -19,7 +19,7 @@ from egressproxy.filters.settings import (
     Within,
     spelling,
 )
-from egressproxy.ir.policy import FieldFault
+from egressproxy.ir.policy import MAX_BUFFERED_BYTES, FieldFault
 
 Word = Annotated[str, Within(pattern=r"^[A-Za-z0-9_.-]{1,128}$")]
 
@@ -79,7 +79,7 @@ class Aws(FilterConfig):
     container: AwsContainer | None = None
     instance_metadata: AwsInstanceMetadata | None = None
     payload: Literal["Auto", "Signed", "Unsigned"] = "Auto"
-    max_body_bytes: Annotated[int, Within(ge=1, le=1 << 30)] = 16 * 1024 * 1024
+    max_body_bytes: Annotated[int, Within(ge=1, le=1 << 30)] = MAX_BUFFERED_BYTES
 
     def __post_init__(self) -> None:
         sources = (self.access_key, self.web_identity, self.container, self.instance_metadata)

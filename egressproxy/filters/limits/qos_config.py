@@ -11,7 +11,7 @@ from egressproxy.ai_apis.usage import TokenUsage
 from egressproxy.filters.limits.rules import Per
 from egressproxy.filters.limits.windows import CALENDAR, SECONDS
 from egressproxy.filters.settings import CalledBackendRef, FieldName, FilterConfig, SecretRef, Within
-from egressproxy.ir.policy import FieldFault
+from egressproxy.ir.policy import MAX_BUFFERED_BYTES, FieldFault
 
 _PRICE = Within(ge=0, allow_inf_nan=False)
 _MILLION = 1_000_000
@@ -175,6 +175,8 @@ class QoSControllerConfig(FilterConfig):
     """How many keys of one limit have numbers of their own; 64 bytes of memory each. What is beyond shares one.
     0: all limits with 0 have room for 262,144 together, but for those per Header or Model.
     """
+    max_body_bytes: Annotated[int, Within(ge=1024, le=64 * 1024 * 1024)] = MAX_BUFFERED_BYTES
+    """The longest request to a provider that is read, where tokens, cost or models are limited; 413 beyond."""
 
     def __post_init__(self) -> None:
         if not self.entries:

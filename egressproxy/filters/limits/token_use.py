@@ -168,6 +168,11 @@ class TokenUse:
             add_usage_of_answer(x, data)
         return data
 
+    @property
+    def held_bytes(self) -> int:
+        """What is kept of an answer that comes in pieces."""
+        return len(self._whole) if self._whole is not None else 0
+
     def takes_long(self, data: bytes) -> bool:
         """Whether this piece of a stream is more than is looked at in one go."""
         return len(data) > SLICE and self._framing is not None and not self._is_over
@@ -227,6 +232,7 @@ class TokenUse:
             self._is_over = True
             self._whole = None
         elif last:
+            self._whole = None
             self._read_whole(x, bytes(whole))
 
     def _read_whole(self, x: Exchange, body: bytes) -> None:

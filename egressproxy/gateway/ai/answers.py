@@ -1,23 +1,29 @@
-"""Translated messages: the heads, and the answers that the conductor takes for the backend's, whole or streamed."""
+"""Translated messages: the heads, and the answers that the conductor takes for the backend's, whole or streamed; and
+answers whose beginning was read before anything of them goes on.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Protocol
 
 from egressproxy.ai_apis.apis import Api
-from egressproxy.errors import Reason, UpstreamFault
-from egressproxy.gateway.backends.replayable_body import HeldFor, end_if_no_memory
+from egressproxy.errors import GatewayError, Reason, UpstreamFault
+from egressproxy.filters.content_coding import ContentDecoder, Undecodable, coding_of, is_readable
+from egressproxy.gateway.backends.replayable_body import HeldFor
 from egressproxy.model.exchange import Exchange
+from egressproxy.model.fields import media_type
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.net.driver import PAUSE
-from egressproxy.net.flow_control import BodySink
+from egressproxy.net.flow_control import BodySink, Reads
 from egressproxy.net.pieces import Pieces
 from egressproxy.protocols.upstream import Upstream
 from egressproxy.translation.apis import REQUIRED_FIELDS, belongs_to_one_api, describes_the_body
 
 if TYPE_CHECKING:
+    from egressproxy.ai_apis.first_event import FirstEvent
     from egressproxy.translation.translator import ResponseTranslator, TranslatedRequest
 
 EVENT_STREAM: Final = b"text/event-stream"
@@ -36,6 +42,9 @@ _REQUEST_ID: Final = {
 #: Bytes of a whole answer that is translated, and of an error of which no more is read.
 MAX_ANSWER: Final = 16 * 1024 * 1024
 MAX_ERROR: Final = 64 * 1024
+#: Seconds for which the head of an answer is held that opens and says nothing yet. Its comments keep a client waiting
+#: that does not get them.
+HELD_S: Final = 10.0
 
 
 def set_request_head(head: RequestHead, request: TranslatedRequest, path: bytes) -> None:
@@ -120,7 +129,7 @@ class TranslatedStream:
     """
 
     _x: Exchange
-    _upstream: Upstream
+    _upstream: Upstream | BegunAnswer
     _translator: ResponseTranslator
     _client: ReadingClient
     _sink: BodySink | None = None
@@ -185,8 +194,139 @@ class TranslatedStream:
         self._client.driver.resume()
 
 
+@dataclass(slots=True, eq=False, repr=False)
+class BegunAnswer:
+    """An answer that is held until its first event, or a short body, has said whether it is a failure: a sink of the
+    backend until then. What has come goes on as it came, and the backend's connection is joined to the client's.
+    """
+
+    _x: Exchange
+    _upstream: Upstream
+    _client: ReadingClient
+    _first: FirstEvent
+    _decoder: ContentDecoder | None
+    has_ended: bool = False
+    _is_decided: bool = False
+    _is_whole: bool = False
+    _size: int = 0
+    _parts: Pieces = field(default_factory=Pieces)
+    _trailers: bytes = b""
+
+    @classmethod
+    def of(cls, x: Exchange, upstream: Upstream, client: ReadingClient) -> BegunAnswer | None:
+        """None for an answer that tells of no failure in this way, or whose coding cannot be read."""
+        # Here, since it is for rules that send requests again.
+        from egressproxy.ai_apis.apis import operation_of
+        from egressproxy.ai_apis.first_event import FirstEvent, may_tell
+
+        head, operation = x.response, operation_of(x.request.path)
+        kind, coding = media_type(head.fields), coding_of(head.fields)
+        if not may_tell(kind, head.body, operation) or not (not coding or is_readable(coding)):
+            return None
+        decoder = ContentDecoder(coding) if coding else None
+        return cls(x, upstream, client, FirstEvent(kind, operation), decoder, upstream.has_ended)
+
+    async def status(self) -> int:
+        """Wait for the status that the answer stands for. Raises UpstreamFault if it breaks off before."""
+        upstream = self._upstream
+        if self.has_ended:
+            self._first.end()
+            return self._first.status
+        timer = asyncio.get_running_loop().call_later(HELD_S, self._decide)
+        try:
+            upstream.send_response_body_to(self)
+            while not self._is_decided:
+                if upstream.error is not None:
+                    raise upstream.error
+                await PAUSE
+        finally:
+            timer.cancel()
+        if not self._is_whole:
+            upstream.sink = None
+        return self._first.status or 200
+
+    def _decide(self) -> None:
+        if not self._is_decided:
+            self._is_decided = True
+            if not self._is_whole:
+                self._upstream.pause_reading()  # until somebody takes it
+            self._client.driver.resume()
+
+    # --- BodySink: the backend gives --------------------------------------------------------------------------------
+    def send_body(self, data: bytes) -> None:
+        self._client.seen_octets = -1
+        self._parts.append(data)
+        self._size += len(data)
+        self._read(data, last=False)
+
+    def end_body(self, trailers: bytes) -> None:
+        self._is_whole, self._trailers = True, trailers
+        self._read(b"", last=True)
+        self._decide()
+
+    def _read(self, data: bytes, *, last: bool) -> None:
+        if self._is_decided:
+            return
+        try:
+            self._first.feed(data if self._decoder is None else self._decoder.decode(data, last))
+        except Undecodable:
+            self._decide()  # whoever reads it says what is wrong
+            return
+        if last:
+            self._first.end()
+        if self._first.status:
+            self._decide()
+
+    # --- as the backend's -------------------------------------------------------------------------------------------
+    @property
+    def error(self) -> GatewayError | None:
+        return self._upstream.error
+
+    @property
+    def is_reusable(self) -> bool:
+        return self._upstream.is_reusable
+
+    def settle_length(self) -> int:
+        return self._size if self._is_whole and not self._trailers else -1
+
+    def whole_body(self) -> bytes | None:
+        """The body, if all is here, of an announced length; it is taken then."""
+        if not self._is_whole or self._trailers or self._x.response.body < 0:
+            return None
+        self.has_ended = True
+        return self._taken()
+
+    def send_response_body_to(self, sink: BodySink) -> None:
+        """Send what was held there, and then the rest as it comes."""
+        held = self._taken()
+        if held:
+            sink.send_body(held)
+        if not self._is_whole:
+            self._upstream.send_response_body_to(sink)
+            return
+        self.has_ended = True
+        sink.end_body(self._trailers)
+
+    async def response_end(self) -> None:
+        """Wait until the body is whole and handed on. Raises UpstreamFault if it breaks off."""
+        if not self._is_whole:
+            await self._upstream.response_end()
+
+    def pause_reading(self) -> None:
+        """Reads: the client's connection asks."""
+        self._upstream.pause_reading()
+
+    def resume_reading(self) -> None:
+        """Reads: the client's connection asks."""
+        self._upstream.resume_reading()
+
+    def _taken(self) -> bytes:
+        held, self._parts = self._parts.joined(), Pieces()
+        return held
+
+
 #: What the conductor sends to a client.
-Answer = Upstream | TranslatedAnswer | TranslatedStream
+Answer = Upstream | TranslatedAnswer | TranslatedStream | BegunAnswer
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -194,6 +334,7 @@ class _Gathering:
     """A sink that keeps a body up to a bound."""
 
     _client: ReadingClient
+    _source: Reads
     _limit: int
     _size: int = 0
     parts: Pieces = field(default_factory=Pieces)
@@ -205,7 +346,7 @@ class _Gathering:
         self._size += len(data)
         if self._size <= self._limit:
             self.parts.append(data)
-            end_if_no_memory(self._client, self._size)
+            self._client.hold_bytes(len(data), self._source)
         elif not self.is_too_long:
             self.is_too_long = True
             self._client.driver.resume()
@@ -215,11 +356,11 @@ class _Gathering:
         self._client.driver.resume()
 
 
-async def gathered(upstream: Upstream, client: ReadingClient, limit: int) -> bytes:
+async def gathered(upstream: Upstream | BegunAnswer, client: ReadingClient, limit: int) -> bytes:
     """The whole body of an answer. Raises UpstreamFault where it breaks off, or is longer than `limit` bytes."""
     body = b"" if upstream.has_ended else upstream.whole_body()
     if body is None:
-        gathering = _Gathering(client, limit)
+        gathering = _Gathering(client, upstream, limit)
         upstream.send_response_body_to(gathering)
         try:
             while not (gathering.is_whole or gathering.is_too_long):

@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from egressproxy.ai_apis.apis import Api
+from egressproxy.ai_apis.request import AiRequest
 from egressproxy.ai_apis.shared import operation
+from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.errors import BadRequest, GatewayError, Reason, UpstreamFault
 from egressproxy.filters.base import Filter, Phase
 from egressproxy.filters.content_coding import note_change
@@ -21,6 +23,7 @@ from egressproxy.gateway.ai.answers import (
     MAX_ANSWER,
     MAX_ERROR,
     Answer,
+    BegunAnswer,
     ReadingClient,
     TranslatedAnswer,
     TranslatedStream,
@@ -38,19 +41,20 @@ from egressproxy.gateway.ext_authz.buffered_body import InvitedClient, invite_bo
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.exchange import AttemptTrail, Exchange
 from egressproxy.model.fields import media_type
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.work import Work
 from egressproxy.net.cooperative import in_turns
 from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.upstream import Upstream
 from egressproxy.telemetry.counters import LabelSets
-from egressproxy.translation.apis import DEFAULT_PATHS, api_of
+from egressproxy.translation.apis import DEFAULT_PATHS, api_of, counts_tokens
 from egressproxy.translation.errors import Untranslatable
 
 if TYPE_CHECKING:  # translation takes memory, and not everybody asks for it: the build of a rule imports it
     from egressproxy.translation.translator import TranslatedRequest
 
-#: Bytes of a request body that is changed or translated.
-MAX_REQUEST: Final = 8 * 1024 * 1024
+#: The field of an answer that names what was left out of its request.
+DROPPED_FIELD: Final = b"X-Egress-Dropped"
 #: Characters of a model's name that the log has.
 _LOGGED: Final = 128
 #: The note of an exchange with it.
@@ -99,6 +103,7 @@ class AiCall:
     _sent: _Sent = _AS_IT_IS
     _model: str = ""  # that the client has asked for
     _first: _Hindrance | None = None  # of the first endpoint that cannot serve it
+    own_answer: LocalResponse | None = None  # what the client gets, and the backend is not asked
 
     @classmethod
     def begin(cls, x: Exchange) -> None:
@@ -127,9 +132,13 @@ class AiCall:
             self._sent, self.backend_api = _AS_IT_IS, self.api
             x.path_prefix = self._prefix
             try:
+                if backend.ai is not None and self._is_counted_here(x, backend.ai):
+                    self.api = Api.ANTHROPIC
+                    self.own_answer = self._counted(x, await self._collected(x, client, body, backend.ai))
+                    return backend
                 if backend.ai is not None and self._needs_body(x, backend.ai):
                     if whole is None:
-                        whole = await self._collected(x, client, body)
+                        whole = await self._collected(x, client, body, backend.ai)
                     self._sent = await in_turns(self._made(x, backend.ai, whole))
                 if backend.ai is not None:
                     self._set_head(x, backend.ai)
@@ -143,20 +152,35 @@ class AiCall:
                     self._sent = _Sent(whole)  # it may be too long to be kept
                 return backend
 
+    def _is_counted_here(self, x: Exchange, endpoint: AiEndpoint) -> bool:
+        """Whether this asks for a count of tokens that its provider does not have, since it serves other APIs alone."""
+        return bool(endpoint.apis) and Api.ANTHROPIC not in endpoint.apis and counts_tokens(x.request.path)
+
+    def _counted(self, x: Exchange, body: bytes) -> LocalResponse:
+        """An estimate: clients that get no count compress their conversation too late. Raises Untranslatable."""
+        if b"content-encoding" in x.request.fields:
+            raise Untranslatable("", "its Content-Encoding is not read here: send it without")
+        check_size(body)
+        try:
+            tokens = AiRequest.read(body).estimated_input_tokens()
+        except Unreadable as error:
+            raise Untranslatable("", f"the body cannot be read: {error}") from None
+        return LocalResponse(200, ((b"Content-Type", JSON),), b'{"input_tokens":%d}' % tokens)
+
     async def narrow(self, x: Exchange, client: AiClient, body: ReplayableBody | None, course: Course) -> None:
         """After a failure: take out who cannot serve this request: clients are to hear of the failure, not of that."""
         if body is None or not body.is_kept:
             return
         whole: bytes | None = None
-        known: dict[tuple[Api | None, bool], _Hindrance | None] = {}  # other names change nothing
+        known: dict[tuple[Api | None, bool, bool], _Hindrance | None] = {}  # other names change nothing
         for backend in course.left():
             endpoint = backend.ai
             if endpoint is None or not self._needs_body(x, endpoint):
                 continue
             if whole is None:
                 body.detach()
-                whole = await self._collected(x, client, body)
-            key = endpoint.api_for(self.api), endpoint.renames
+                whole = await self._collected(x, client, body, endpoint)
+            key = endpoint.api_for(self.api), endpoint.renames, endpoint.drops
             if key not in known:
                 known[key] = await self._hindrance(x, endpoint, whole)
             hindrance = known[key]
@@ -195,6 +219,8 @@ class AiCall:
         fields, target = x.request.fields, endpoint.api_for(self.api)
         if self.api is None and not body:
             return _AS_IT_IS
+        if len(body) > endpoint.max_body_bytes:
+            raise Untranslatable("", f"it is longer than the {endpoint.max_body_bytes} bytes that are read for it")
         if b"content-encoding" in fields:
             raise Untranslatable("", "its Content-Encoding is not read here: send it without")
         named = None
@@ -206,17 +232,19 @@ class AiCall:
             check_size(body)
             from egressproxy.translation.translator import translating
 
-            request = yield from translating(body, self.api, target, model)
+            request = yield from translating(body, self.api, target, model, drops=endpoint.drops)
             return _Sent(request.body, request, request.client_model, model or request.client_model)
         if named is None or model is None:
             return _Sent(body)
         return _Sent(with_model(named, model) if model != named.name else body, None, named.name, model)
 
-    async def _collected(self, x: Exchange, client: AiClient, body: ReplayableBody | None) -> bytes:
+    async def _collected(
+        self, x: Exchange, client: AiClient, body: ReplayableBody | None, endpoint: AiEndpoint
+    ) -> bytes:
         if body is None:
             return b""
         invite_body(client, x.request)
-        return await body.collect(client, MAX_REQUEST)
+        return await body.collect(client, endpoint.max_body_bytes)
 
     def _pass_over(
         self, x: Exchange, backend: RouteBackend, hindrance: _Hindrance, course: Course | None, now: float
@@ -236,7 +264,7 @@ class AiCall:
         return error
 
     # --- answers ---------------------------------------------------------------------------------------------------
-    async def answer(self, x: Exchange, client: AiClient, upstream: Upstream) -> Answer:
+    async def answer(self, x: Exchange, client: AiClient, upstream: Upstream | BegunAnswer) -> Answer:
         """What the client gets of the answer in `x.response`, whose head becomes that of the translated one; what is no
         success stays none. Raises UpstreamFault (502) for one that cannot be read.
         """
@@ -258,6 +286,7 @@ class AiCall:
         is_stream = request.is_stream and media_type(head.fields) == EVENT_STREAM and not upstream.has_ended
         if is_success and is_stream:
             set_response_head(head, request, EVENT_STREAM)
+            self._tell_losses(x)
             head.body = -1
             return TranslatedStream(x, upstream, translator, client)
         try:
@@ -270,10 +299,21 @@ class AiCall:
         if is_success and status >= 300:
             raise _bad("is none that can be translated")
         set_response_head(head, request, JSON)
+        self._tell_losses(x)
         head.status, head.body = status, len(body)
         return TranslatedAnswer(upstream, body)
 
     # --- what is told ----------------------------------------------------------------------------------------------
+    @property
+    def dropped(self) -> tuple[str, ...]:
+        """What was left out of the request of the attempt under way, by the names of the client's API."""
+        return self._sent.request.dropped if self._sent.request is not None else ()
+
+    def _tell_losses(self, x: Exchange) -> None:
+        x.response.fields.remove(DROPPED_FIELD)
+        if self.dropped:
+            x.response.fields.set(DROPPED_FIELD, ", ".join(self.dropped).encode())
+
     @property
     def is_translated(self) -> bool:
         """Whether the backend gets another API than the client speaks."""
@@ -304,6 +344,7 @@ class AiCall:
             "ai_backend_api": self.backend_api.value if self.backend_api is not None else "",
             "ai_model": self._model[:_LOGGED],
             "ai_backend_model": self._sent.sent_model[:_LOGGED],
+            "ai_dropped": list(self.dropped),
         }
         return {name: value for name, value in said.items() if value}
 
@@ -322,9 +363,15 @@ class AiRequests(Filter):
 
     runs_in = frozenset((Phase.REQUEST_HEADERS,))
 
-    def __init__(self, route: str, translations: LabelSets[str, str, str, str, str]) -> None:
+    def __init__(
+        self,
+        route: str,
+        translations: LabelSets[str, str, str, str, str],
+        dropped: LabelSets[str, str, str, str, str],
+    ) -> None:
         self._route = route
         self._translations = translations
+        self._dropped = dropped
 
     def request_headers(self, x: Exchange) -> None:
         if not x.is_tunnel:
@@ -339,6 +386,8 @@ class AiRequests(Filter):
         elif call.api is not None and call.backend_api is not None and call.is_translated:
             result = "ok" if x.reason is Reason.OK and 200 <= x.status < 400 else "error"
             self._translations.count(self._route, x.backend, call.api.value, call.backend_api.value, result)
+            for name in call.dropped:
+                self._dropped.count(self._route, x.backend, call.api.value, call.backend_api.value, name)
         fields = call.log_fields()
         if fields:
             x.add_log_fields(fields)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from egressproxy.ai_apis.apis import Api
+from egressproxy.ir.policy import MAX_BUFFERED_BYTES
 from egressproxy.ir.route import WeightedBackend
 from egressproxy.translation.apis import DEFAULT_PATHS
 
@@ -17,10 +18,13 @@ _PREFIX: Final = b"/v1"
 class AiEndpoint:
     """`apis` are those that are served, the preferred one first; none where nothing is said, and nothing translated.
     `prefix` stands before their paths; b"" where nothing is said: then requests that are not translated keep theirs.
+    `drops`: what only tunes is left out of translated requests.
     """
 
     apis: tuple[Api, ...]
     prefix: bytes
+    drops: bool
+    max_body_bytes: int  # of a request that is changed or translated
     _alias: str
     _aliases: dict[str, str]
 
@@ -32,7 +36,9 @@ class AiEndpoint:
             return None
         apis = tuple(map(Api, said.apis)) if said is not None else ()
         prefix = said.prefix.encode() if said is not None else b""
-        return cls(apis, prefix, weighted.model_alias, dict(weighted.model_aliases))
+        longest = said.max_body_bytes if said is not None else MAX_BUFFERED_BYTES
+        drops = said is not None and said.drops
+        return cls(apis, prefix, drops, longest, weighted.model_alias, dict(weighted.model_aliases))
 
     @property
     def renames(self) -> bool:
@@ -60,10 +66,13 @@ class AiEndpoint:
 
     @property
     def values(self) -> dict[str, object]:
-        """For explanations: `apis`, `prefix`, `modelAlias` and `modelAliases`, as far as they are said."""
+        """For explanations: `apis`, `prefix`, `untranslatable` where it is Refuse, `modelAlias` and `modelAliases`, as
+        far as they are said.
+        """
         said: dict[str, object] = {
             "apis": [api.value for api in self.apis],
             "prefix": self.prefix.decode(),
+            "untranslatable": "Refuse" if self.apis and not self.drops else "",
             "modelAlias": self._alias,
             "modelAliases": self._aliases,
         }

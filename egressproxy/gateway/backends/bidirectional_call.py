@@ -193,6 +193,7 @@ class BidirectionalCall(UpstreamCaller):
         connector, chain, inner, held = self._connector, self._chain, self._inner, self.resources
         assert connector is not None
         error: GatewayError | None = None
+        is_whole = False
         try:
             await passed(chain.request_headers, inner)
             target = connector.target(inner)
@@ -212,16 +213,18 @@ class BidirectionalCall(UpstreamCaller):
             if not self._reader.is_between:
                 raise UpstreamFault(Reason.UPSTREAM_INCOMPLETE, "the stream ended within a message")
             held.release(reusable=upstream.is_reusable)
+            is_whole = True
         except GatewayError as caught:
             error = caught
             held.fail(inner, caught)
         finally:
             held.release(reusable=False)
             finish(chain.complete, inner)
-            self._over(error)
+            self._over(error, is_cut=not (is_whole or self._has_ended))
             del error
 
-    def _over(self, error: GatewayError | None) -> None:
+    def _over(self, error: GatewayError | None, *, is_cut: bool = False) -> None:
+        """`is_cut`: it was closed before either side had ended it."""
         receiver, self._receiver = self._receiver, None
         self._is_over = True
         self._upstream = self._life = None
@@ -229,7 +232,8 @@ class BidirectionalCall(UpstreamCaller):
         if self._linger is not None:
             self._linger.cancel()
             self._linger = None
-        self._counted(error.reason.value if error is not None else "ok", monotonic() - self._started)
+        result = "cancelled" if is_cut else "ok"
+        self._counted(error.reason.value if error is not None else result, monotonic() - self._started)
         self._wake()
         if receiver is not None:
             failure = None

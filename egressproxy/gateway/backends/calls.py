@@ -59,10 +59,12 @@ class BackendCall:
         x: Exchange | None = None,
     ) -> CallAnswer:
         started = monotonic()
-        result = "ok"
+        result = "cancelled"  # the client has left, or the filter's time is over
         try:
             async with asyncio.timeout(timeout_s):
-                return await self._asked(method, path, Fields.of(fields), body, x)
+                answer = await self._asked(method, path, Fields.of(fields), body, x)
+            result = "ok"
+            return answer
         except TimeoutError:
             result = Reason.RESPONSE_TIMEOUT.value
             message = f"backend {self.backend} did not answer within {timeout_s:g} s"
@@ -70,15 +72,12 @@ class BackendCall:
         except GatewayError as error:
             result = error.reason.value
             raise CallFailed(error.reason, f"backend {self.backend} could not be asked: {error.message}") from None
-        except asyncio.CancelledError:
-            result = "cancelled"
-            raise
         finally:
             self._counts.count(self._filter, self.backend, result, monotonic() - started)
 
     async def open(self, protocol: asyncio.Protocol, *, timeout_s: float) -> asyncio.Transport:
         started = monotonic()
-        result = "ok"
+        result = "cancelled"
         inner = self._question(RequestHead(b"CONNECT", b"/", Fields()), None)
         try:
             connector = self._connector
@@ -86,7 +85,9 @@ class BackendCall:
                 assert self._fault is not None
                 raise self._fault
             async with asyncio.timeout(timeout_s):
-                return await connector.open(inner, connector.target(inner), self._chain.connect, protocol, ())
+                transport = await connector.open(inner, connector.target(inner), self._chain.connect, protocol, ())
+            result = "ok"
+            return transport
         except TimeoutError:
             result = Reason.CONNECT_TIMEOUT.value
             message = f"backend {self.backend} could not be reached within {timeout_s:g} s"

@@ -18,7 +18,7 @@ from egressproxy.gateway.backends.endpoints import Endpoints, endpoints_of
 from egressproxy.gateway.backends.followed_name import UNFOLLOWED, retire
 from egressproxy.gateway.backends.health_checks import HTTP_2_PROTOCOLS, HealthChecks
 from egressproxy.gateway.backends.network import Network
-from egressproxy.gateway.backends.opener import ConnectionOpener, TlsFailure, is_http2
+from egressproxy.gateway.backends.opener import ConnectionOpener, TlsFailure, is_http2, is_unverified, note_unverified
 from egressproxy.gateway.backends.parent_connect import is_socks, proxy_authorization
 from egressproxy.gateway.backends.parent_ways import OpenerOfWays, ParentWays, direct_spec, parent_spec, specs_of_ways
 from egressproxy.gateway.backends.passive_health import PassiveHealth
@@ -89,6 +89,8 @@ class Connector:
         self.watched: Endpoints | None = endpoints_of(spec, network, self.targets, self.endpoints)
         #: Whether its targets are neither watched nor behind a parent.
         self.is_simple = self.parent is None and self.watched is None
+        #: Whether TLS to it, or to a parent on the way, is not verified.
+        self.is_unverified = any(is_unverified(hop.spec.backend.tls) for hop in self.hops())
         self._find = self.targets.known.get  # on the path of each request to a Dynamic backend
         self._is_dynamic = backend.destination is Destination.DYNAMIC
         self.fixed: Target | None = None
@@ -201,6 +203,12 @@ class Connector:
         while hop is not None:
             yield hop
             hop = hop.parent
+
+    def note_unverified(self, x: Exchange, target: DialTarget) -> None:
+        """Have the log say which certificates on the way to this target of ours were not verified."""
+        for hop in self.hops():
+            if is_unverified(target.tls if hop is self else hop.spec.backend.tls):
+                note_unverified(x, hop.opener.who)
 
     def all_hops(self) -> Iterator[Connector]:
         """The connectors of every way."""

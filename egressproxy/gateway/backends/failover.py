@@ -157,10 +157,11 @@ class Course:
         if _health(backend).succeeded():
             _tell(backend, "an attempt has ended well", 0.0)
 
-    def answered(self, backend: RouteBackend, head: ResponseHead, now: float) -> None:
+    def answered(self, backend: RouteBackend, head: ResponseHead, status: int, now: float) -> None:
+        """The backend has answered with one of the codes, or with what stands for one."""
         aside = _health(backend).failed(now, is_certain=False, asked_s=asked_pause_s(head.fields, time()))
         if aside:
-            _tell(backend, f"it answers {head.status}", aside)
+            _tell(backend, f"it answers {status}", aside)
 
     def failed(self, backend: RouteBackend, error: GatewayError, now: float) -> None:
         """An attempt at the backend has failed, unless the error says nothing of it."""

@@ -31,7 +31,7 @@ from egressproxy.ir.backend import Protocol as BackendProtocol
 from egressproxy.ir.policy import ReverseCheck
 from egressproxy.model.addresses import Resolved
 from egressproxy.model.authority import Authority, IPAddress
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import LOGGED, Exchange
 from egressproxy.model.shares import client_of, identity_of
 from egressproxy.net.flow_control import peer_name
 from egressproxy.net.pending_protocol import PendingProtocol
@@ -70,6 +70,19 @@ class TlsFailure(NamedTuple):
     detail: str
 
 
+def is_unverified(tls: BackendTlsIR | None) -> bool:
+    """Whether TLS is spoken, and the server's certificate not looked at."""
+    return tls is not None and tls.insecure_skip_verify
+
+
+def note_unverified(x: Exchange, who: str) -> None:
+    """Have the access log say that the certificate of this hop was not verified."""
+    sentence = f"certificate of {who} not verified"
+    known: list[str] = x.notes.get(LOGGED, {}).get("insecure", []) if x.notes is not None else []
+    if sentence not in known:
+        x.add_log_fields({"insecure": [*known, sentence]})
+
+
 class ConnectionOpener:
     """Opens connections to a backend, under one set of DNS, address and TLS rules."""
 
@@ -82,10 +95,10 @@ class ConnectionOpener:
         "_policy",
         "_policy_own",
         "_spec",
-        "_who",
         "resolver",
         "reverse_check",
         "tls_failure",
+        "who",
     )
 
     def __init__(self, spec: ConnectionIR, network: Network, parent: Parent | None, *, is_parent: bool = False) -> None:
@@ -95,7 +108,7 @@ class ConnectionOpener:
         self._connect_s = spec.connect_s
         self._is_operators = spec.backend.destination in OPERATOR  # the configuration names the addresses
         is_named = spec.backend.destination is not Destination.DYNAMIC
-        self._who = f"backend {spec.backend.label}" if is_named else "the destination"
+        self.who = f"backend {spec.backend.label}" if is_named else "the destination"
         self.tls_failure: TlsFailure | None = None
         self._network = network
         self._parent = parent
@@ -230,7 +243,9 @@ class ConnectionOpener:
         host = target.host
         done: asyncio.Future[None] = self._network.loop.create_future()
         waiting = [done]
-        expected = TlsExpectation(self._who, host, tls)
+        expected = TlsExpectation(self.who, host, tls)
+        if tls.insecure_skip_verify:
+            note_unverified(x, self.who)
 
         def on_handshake(stream: TlsStream, error: Exception | None) -> None:
             if not waiting or waiting[0].done():

@@ -7,12 +7,11 @@ way is the last.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from time import monotonic
 from typing import Final, Protocol
 
-from egressproxy.errors import GatewayFault, LimitExceeded, Reason
+from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.model.message import CHUNKED, BodyLength
 from egressproxy.net.driver import PAUSE, Driver
 from egressproxy.net.flow_control import BodySink, Reads
@@ -40,19 +39,14 @@ class HeldFor(Protocol):
 
     driver: Driver
 
-    @property
-    def handler_has_no_memory(self) -> bool:
-        """Whether the process has no memory left."""
+    def hold_bytes(self, size: int, source: Reads | None = None, *, waits: bool = True) -> bool:
+        """So many bytes more (below 0: less) of a body are held for the exchange in progress: of its request, or of its
+        answer, which comes from `source`. Where there is no room for more, nothing more is read until there is, if it
+        `waits`. Returns whether there is room.
+        """
 
-
-def end_if_no_memory(client: HeldFor, size: int) -> None:
-    """End this client's exchange (503) where a body of so many bytes is held for it, and the process refuses requests
-    since it has no memory left: those that were admitted before must not fill what is refused to others.
-    """
-    if size > REPLAY_LIMIT and client.handler_has_no_memory:
-        message = "the gateway has no memory left for a body that it has to hold"
-        after_s = random.randint(1, 3)  # noqa: S311 (no secret)
-        client.driver.throw(GatewayFault(Reason.OVERLOADED, message, status=503, retry_after_s=after_s, close=True))
+    def may_keep(self, size: int) -> bool:
+        """As `hold_bytes`, for what can be done without: returns whether there is room, and does nothing more."""
 
 
 class ReplayableBody:
@@ -60,7 +54,7 @@ class ReplayableBody:
 
     `length` is what the head says of the body. `start` is called once, when the first backend is there: it starts
     the real source, into the sink that it is given, and returns it. `limit` is how many bytes are kept; above
-    REPLAY_LIMIT nothing is kept while the process that serves `client` has no memory left.
+    REPLAY_LIMIT nothing is kept where `client` has no room for it.
     """
 
     __slots__ = (
@@ -69,6 +63,7 @@ class ReplayableBody:
         "_collecting",
         "_collecting_limit",
         "_drops_trailers",
+        "_held",
         "_kept",
         "_limit",
         "_source",
@@ -101,6 +96,7 @@ class ReplayableBody:
         self._target: BodyTarget | None = None
         self._kept = Pieces()
         self._bytes = 0
+        self._held = 0  # of these, those that the client was told of, to be kept
         self._trailers: bytes | None = None  # None: more may come
         self._drops_trailers = False
 
@@ -185,6 +181,8 @@ class ReplayableBody:
             message = f"the request body is longer than the {limit} bytes that are read to be changed"
             raise LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, close=True)
         body = self._kept.joined()
+        if self._bytes > self._limit:
+            self._held = 0  # it is held by the caller
         self._forget_if_long()
         return body
 
@@ -210,7 +208,8 @@ class ReplayableBody:
         elif self._collecting is not None and self._bytes > self._collecting_limit:
             self._collecting.driver.resume()
         elif self._collecting is not None:
-            end_if_no_memory(self._collecting, self._bytes)
+            more, self._held = self._bytes - self._held, self._bytes
+            self._collecting.hold_bytes(more)
 
     def end_body(self, trailers: bytes) -> None:
         self.has_begun = True
@@ -226,9 +225,14 @@ class ReplayableBody:
         self.is_kept = False
         self.given = None
         self._kept = Pieces()
+        if self._held and self._client is not None:
+            held, self._held = self._held, 0
+            self._client.hold_bytes(-held)
 
     def _forget_if_long(self) -> None:
-        if self._bytes > self._limit or (
-            self._bytes > REPLAY_LIMIT and self._client is not None and self._client.handler_has_no_memory
-        ):
+        if self._bytes > self._limit:
             self.forget()
+        elif self._bytes > REPLAY_LIMIT and self.is_kept and self._client is not None:
+            more, self._held = self._bytes - self._held, self._bytes
+            if more and not self._client.may_keep(more):
+                self.forget()

@@ -185,6 +185,8 @@ async def call_upstream(
                     x.upstream_host = target.host_field if via.behind is not None else by_route
             held.hold(via, way, upstream)
             x.upstream = upstream.address
+            if via.is_unverified:
+                via.note_unverified(x, way)
             if chain.backend_request is not None:
                 x.backend_origin = target.origin
                 if chain.takes_body:

@@ -79,6 +79,8 @@ class Accounting:
         if resources.on_complete is not None:
             on_complete, resources.on_complete = resources.on_complete, None
             on_complete()
+        if resources.held_bytes is not None:
+            resources.release_bytes()
         if resources.tenant is not None:
             resources.tenant.leave()
             resources.tenant = None

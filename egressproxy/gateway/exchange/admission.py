@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 from functools import lru_cache, partial
+from ipaddress import ip_address
 from typing import Final
 
 from egressproxy.errors import BadRequest, Denied, GatewayFault, LimitExceeded, Reason
@@ -73,12 +74,25 @@ def name_request(
         x.scheme = listener.scheme
     if head.authority is not None and x.scheme == b"http":
         x.authority = head.authority
+    elif not head.host and head.http_1_0 and not listener.is_forward:
+        # RFC 9112 section 3.3: the server's own name. Health checks of load balancers ask like this.
+        head.host = server_name.encode() or _own_name(port)
+        x.authority = read_authority(head.host, HTTPS_PORT if x.scheme == b"https" else HTTP_PORT)
     else:
         x.authority = read_authority(head.host, HTTPS_PORT if x.scheme == b"https" else HTTP_PORT)
     if not listener.is_forward:
         listener = port.listener_for(x.authority.host, server_name)
         x.gateway, x.listener, x.series = listener.gateway, listener.name, listener.series
     return listener
+
+
+def _own_name(port: Port) -> bytes:
+    """The address that the listener is bound to; localhost where that is none or every one."""
+    with suppress(ValueError):
+        address = ip_address(port.address)
+        if not address.is_unspecified:
+            return f"[{address}]".encode() if address.version == 6 else str(address).encode()
+    return b"localhost"
 
 
 def name_stream(x: Exchange, port: Port, hello: ClientHello | None) -> ActiveListener:
@@ -237,26 +251,6 @@ def decide_names(
             raise GatewayFault(Reason.NO_ROUTE, f"{authority.host} is not served on this listener", status=404)
         return route_request(listener, authority, head)
     return route_tunnel(listener, authority)
-
-
-async def admit_again(x: Exchange, client: Client) -> None:
-    """Of a request that has waited for a person: whether its client is still believed, and the present configuration
-    lets it in. Raises GatewayError, as admission does.
-    """
-    state = client.state
-    if state.is_closed:
-        raise GatewayFault(Reason.NO_ROUTE, "the listener is no longer configured", status=404)
-    assert x.authority is not None
-    listener = state.port.first
-    if listener.is_stream and x.request.method != b"CONNECT":
-        listener = state.port.opened_stream(x.authority.host)
-    elif not listener.is_forward and not listener.is_stream:
-        listener = state.port.listener_for(x.authority.host, client.server_name)
-    if listener.authenticator is not None:
-        checking = listener.authenticator.admit_again(x, client)
-        if checking is not None:
-            await checking
-    decide_names(of_client(x, listener), x.authority, x.request)
 
 
 def route_tunnel(listener: ActiveListener, authority: Authority) -> tuple[Route, Noted]:

@@ -15,12 +15,12 @@ from time import monotonic
 from egressproxy.errors import GatewayError, LimitExceeded, Reason, RetrySafety, UpstreamFault
 from egressproxy.filters.base import NextAttempt
 from egressproxy.filters.chain import finish
-from egressproxy.gateway.ai.answers import Answer
+from egressproxy.gateway.ai.answers import Answer, BegunAnswer
 from egressproxy.gateway.ai.call import AiCall
 from egressproxy.gateway.backends.dial_targets import Target
 from egressproxy.gateway.backends.endpoints import Endpoints
 from egressproxy.gateway.backends.failover import Course, FailoverGroup, may_serve, status_of_answer
-from egressproxy.gateway.backends.mcp_sessions import McpSession, session_not_found
+from egressproxy.gateway.backends.mcp_sessions import McpSession, McpSessions, session_not_found
 from egressproxy.gateway.backends.mirror_copy import copies_of
 from egressproxy.gateway.backends.replayable_body import REPLAY_LIMIT, ReplayableBody
 from egressproxy.gateway.backends.retries import RetryPolicy, may_go_again, untried
@@ -71,6 +71,7 @@ class Attempts:
         "_ai",
         "_backend",
         "_began",
+        "_begun",
         "_body",
         "_chosen",
         "_client",
@@ -81,6 +82,7 @@ class Attempts:
         "_failover",
         "_failures",
         "_following",
+        "_is_good",
         "_is_hedged",
         "_origin",
         "_outcome",
@@ -133,6 +135,8 @@ class Attempts:
         self._target: Target | None = None
         self._began = 0.0
         self._outcome = ""
+        self._begun: BegunAnswer | None = None  # its answer, where the beginning of that was read
+        self._is_good = False  # its status is none of the codes
         self._following: RouteBackend | None = None
         self._wait_s = -1.0  # below 0: as the rule says
 
@@ -151,6 +155,8 @@ class Attempts:
                 if chosen is not self._backend:
                     self._backend, self._session = chosen, None
             self._begin()
+            if ai is not None and ai.own_answer is not None:
+                return ai.own_answer
             timer = None  # hedged attempts have timers of their own
             is_hedged = x.method in policy.hedged_methods and self._may_hedge(collected)
             is_timed = self._backend.is_brief or (failover is not None and failover.spec.first_byte_s)
@@ -160,8 +166,9 @@ class Attempts:
                 upstream = await (self._attempt_hedged if is_hedged else self._attempt)(collected)
                 if isinstance(upstream, LocalResponse):
                     return upstream
-                if await self._is_final(upstream):
-                    answer: Answer = upstream if ai is None else await self._read_answer(ai, upstream, timer)
+                if await self._is_final(upstream, timer):
+                    found = self._begun or upstream
+                    answer: Answer = found if ai is None else await self._read_answer(ai, found, timer)
                     break
                 discard(self._client, upstream)
             except (UpstreamFault, LimitExceeded) as error:
@@ -204,7 +211,7 @@ class Attempts:
             resources.copies = copies_of(backend.mirrors, x)
         self._began = monotonic()
         self._following, self._wait_s = None, -1.0
-        self._target = None
+        self._target = self._begun = None
         if self._course is not None:
             self._course.begin(backend, self._client.wheel.now)
 
@@ -223,28 +230,49 @@ class Attempts:
         )
         return await filtered_answer(self._client.resources, x, backend.chain, found)
 
-    async def _is_final(self, upstream: Upstream) -> bool:
+    async def _is_final(self, upstream: Upstream, timer: AttemptTimer | None) -> bool:
         """Whether the client gets this answer. Raises UpstreamFault where no first byte of it comes."""
         x, course, failover, policy = self._x, self._course, self._failover, self._policy
         status = x.response.status if course is None else status_of_answer(x.response)
-        self._outcome = str(status)
         is_of_grpc = bool(policy.grpc_codes) and self._is_grpc_retriable(x.response)
         if status not in self._codes and not is_of_grpc:
-            if course is not None and failover is not None:
-                if failover.spec.first_byte_s:
-                    await upstream.first_byte()
-                if self._ai is None:
-                    course.succeeded(self._backend)
+            if failover is not None and failover.spec.first_byte_s:
+                await upstream.first_byte()
+            if status == 200 and x.method == b"POST" and self._codes:
+                status = await self._status_of_beginning(upstream, timer)
+        self._is_good = status not in self._codes
+        if not is_of_grpc:
+            self._outcome = str(status)
+        if self._is_good and not is_of_grpc:
+            if course is not None and self._ai is None:
+                course.succeeded(self._backend)
             return True
         if course is not None and failover is not None and status in failover.codes:
             if self._ai is not None:
                 await self._ai.narrow(x, self._client, self._body, course)
-            course.answered(self._backend, x.response, self._client.wheel.now)
+            course.answered(self._backend, x.response, status, self._client.wheel.now)
             self._following = self._next_backend(None)
         if self._following is None and not ((status in policy.codes or is_of_grpc) and self._may_retry()):
             return True
         self._failures.append(f"status {self._outcome}")
         return False
+
+    async def _status_of_beginning(self, upstream: Upstream, timer: AttemptTimer | None) -> int:
+        """The status that an answer of 200 stands for whose first event, or short body, may tell of a failure. Where no
+        other attempt could follow nothing is held. Raises UpstreamFault where it breaks off before.
+        """
+        body, policy = self._body, self._policy
+        goes_on = self._course is not None or (policy.attempts and not self._backend.has_parent)
+        if not goes_on or not (body is None or body.is_kept):
+            return 200
+        if isinstance(policy.sessions, McpSessions):
+            return 200  # its events may rest, and its errors are the client's
+        self._begun = begun = BegunAnswer.of(self._x, upstream, self._client)
+        if begun is None:
+            return 200
+        if timer is not None:
+            timer.cancel()  # as in `_read_answer`
+        return await begun.status()
 
     def _is_grpc_retriable(self, response: ResponseHead) -> bool:
         """Whether a call of gRPC has ended with its status alone, and with one that the rule retries. The server says
@@ -265,13 +293,12 @@ class Attempts:
             self._wait_s = pushback_s
         return True
 
-    async def _read_answer(self, ai: AiCall, upstream: Upstream, timer: AttemptTimer | None) -> Answer:
+    async def _read_answer(self, ai: AiCall, upstream: Upstream | BegunAnswer, timer: AttemptTimer | None) -> Answer:
         """The answer of an AI provider as the client gets it. Raises UpstreamFault where it cannot be read."""
         if timer is not None:
             timer.cancel()  # its first byte is here, and all of it may take longer
-        is_good = status_of_answer(self._x.response) not in self._codes
         answer = await ai.answer(self._x, self._client, upstream)
-        if self._course is not None and is_good:
+        if self._course is not None and self._is_good:
             self._course.succeeded(self._backend)
         return answer
 

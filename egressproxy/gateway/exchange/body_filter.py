@@ -11,7 +11,7 @@ from egressproxy.filters.base import MORE
 from egressproxy.filters.body import BodyChain
 from egressproxy.gateway.ai.answers import ReadingClient
 from egressproxy.gateway.backends.own_leg import passing_trailers
-from egressproxy.gateway.backends.replayable_body import HeldFor, end_if_no_memory
+from egressproxy.gateway.backends.replayable_body import HeldFor
 from egressproxy.model.exchange import Exchange
 from egressproxy.net.driver import Driver
 from egressproxy.net.flow_control import BodySink, Reads
@@ -19,6 +19,10 @@ from egressproxy.net.pieces import Pieces
 
 #: Bytes of a request that are collected before the filters, of which the first gets it whole, take any of it.
 SHORT_BODY: Final = 64 * 1024
+
+
+#: After so many bytes it is looked at what filters have kept that get a body as it comes.
+COUNTED_SIZE: Final = 16 * 1024
 
 
 class _Nobody:
@@ -45,8 +49,10 @@ class BodyFilter:
 
     __slots__ = (
         "_client",
+        "_held",
         "_is_sink_full",
         "_more",
+        "_passed",
         "_sink",
         "_source",
         "_task",
@@ -67,6 +73,8 @@ class BodyFilter:
         self._task: asyncio.Task[bytes] | None = None
         self._waiting: list[tuple[bytes, bytes | None]] = []  # (data, trailers); trailers None: not the last
         self._is_sink_full = False
+        self._held = 0  # bytes that the chain holds, as far as the client was told
+        self._passed = 0  # bytes since it was told, where a filter keeps some of them
         self._more: tuple[object, ...] = ()  # filters that have more to send
         if chain.sends_more:
             x.keep(MORE, self.more)
@@ -115,6 +123,11 @@ class BodyFilter:
         elif outcome:
             self.tail = outcome[-4:]
             self._sink.send_body(outcome)
+        if self.chain.keeps:
+            self._passed += len(data)
+            if self._passed >= COUNTED_SIZE:
+                self._passed = 0
+                self._count_held()
 
     def end_body(self, trailers: bytes) -> None:
         self._take(b"", trailers)
@@ -147,11 +160,19 @@ class BodyFilter:
             return
         if self.chain.holds:
             self._client.seen_octets = -1  # nothing is sent on, and yet something has moved
-            end_if_no_memory(self._client, self.chain.held)
+            self._count_held()
+        elif self.chain.keeps:
+            self._count_held()
         if isinstance(outcome, bytes):
             self._hand_on(outcome, trailers)
             return
         self._wait(outcome, trailers)
+
+    def _count_held(self) -> None:
+        held = self.chain.held(self._x)
+        more, self._held = held - self._held, held
+        if more:
+            self._client.hold_bytes(more, None if self.chain.is_of_request else self)
 
     def _wait(self, outcome: asyncio.Task[bytes], trailers: bytes | None) -> None:
         self._task = outcome
@@ -245,12 +266,15 @@ class BodyFilter:
 
 
 class Collector:
-    """Keeps a whole (filtered) body, of `limit` bytes at most (-1: filters bound it), and the `trailers` behind it."""
+    """Keeps a whole (filtered) body, of `limit` bytes at most (-1: filters bound it), and the `trailers` behind it. It
+    is that of a request, or comes from `source`.
+    """
 
-    __slots__ = ("_client", "_limit", "_parts", "_size", "is_whole", "trailers")
+    __slots__ = ("_client", "_limit", "_parts", "_size", "_source", "is_whole", "trailers")
 
-    def __init__(self, client: HeldFor, limit: int = -1) -> None:
+    def __init__(self, client: HeldFor, limit: int = -1, source: Reads | None = None) -> None:
         self._client = client
+        self._source = source
         self._limit = limit
         self._size = 0
         self._parts = Pieces()
@@ -268,7 +292,7 @@ class Collector:
             message = f"the body is longer than the {self._limit} bytes that a filter of the backend takes"
             self._client.driver.throw(LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, close=True))
             return
-        end_if_no_memory(self._client, self._size)
+        self._client.hold_bytes(len(data), self._source)
 
     def end_body(self, trailers: bytes) -> None:
         self.is_whole = True
@@ -289,6 +313,18 @@ class ShortBody:
 
     def end_body(self, trailers: bytes) -> None:
         self.is_whole = True
+        self._driver.resume()
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class Room:
+    """In the place of a source, it resumes a driver where that would go on: the other side has taken what was sent."""
+
+    _driver: Driver
+
+    def pause_reading(self) -> None: ...
+
+    def resume_reading(self) -> None:
         self._driver.resume()
 
 

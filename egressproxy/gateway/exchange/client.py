@@ -10,15 +10,15 @@ import asyncio
 from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
-from egressproxy.errors import GatewayError
+from egressproxy.errors import GatewayError, LimitExceeded, Reason
 from egressproxy.filters.body import BodyChain
 from egressproxy.gateway.ai.call import AiCall
 from egressproxy.gateway.ai.provider_errors import ProviderCall, provider_call
 from egressproxy.gateway.backends.own_leg import flowing_leg, unfiltered_body
-from egressproxy.gateway.backends.replayable_body import ReplayableBody
+from egressproxy.gateway.backends.replayable_body import REPLAY_LIMIT, ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.exchange.body_filter import BodyFilter
-from egressproxy.gateway.exchange.clock import SLOTS_OF_PROTOCOL, ExchangeClock
+from egressproxy.gateway.exchange.clock import SLOTS_OF_PROTOCOL, ExchangeClock, no_room, too_much_held
 from egressproxy.gateway.exchange.error_responses import answer_for
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
@@ -30,6 +30,7 @@ from egressproxy.model.exchange import CallerIdentity, Exchange
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
 from egressproxy.net.flow_control import BodySink, Reads
+from egressproxy.net.held_bytes import HeldBytes
 from egressproxy.protocols.grpc.statuses import grpc_trailers
 from egressproxy.protocols.http1.downstream import RequestHandler
 from egressproxy.protocols.http1.framing import HeadLimits
@@ -48,7 +49,9 @@ class Client(ExchangeClock, Protocol):
     may_flow: ClassVar[bool] = True
     # of the protocol
     body_limit: int
+    body_size: int
     client: str
+    is_write_blocked: bool
     idle_s: float
     request_headers_s: float
     transport: asyncio.Transport
@@ -105,6 +108,61 @@ class Client(ExchangeClock, Protocol):
     def handler_has_no_memory(self) -> bool:
         """Whether the process has no memory left: no body that is held may grow."""
         return bool(getattr(self.request_handler, "has_no_memory", False))
+
+    def may_keep(self, size: int) -> bool:
+        """As of HeldFor."""
+        hold = self.resources.held_bytes
+        if hold is None:
+            hold = self.resources.held_bytes = self.state.new_hold(self.client, self.held_of_connection)
+        hold.add(size)
+        return hold.has_room() and not self.handler_has_no_memory
+
+    def hold_bytes(self, size: int, source: Reads | None = None, *, waits: bool = True) -> bool:
+        """As of HeldFor. Ends the exchange where the process has no memory left (503), where waiting for room is of no
+        use (503), and where its request is longer than `limits.maxBufferedBytes` (413).
+        """
+        state, hold = self.state, self.resources.held_bytes
+        if hold is None:
+            if size <= 0:
+                return True
+            hold = self.resources.held_bytes = state.new_hold(self.client, self.held_of_connection)
+        hold.add(size)
+        if source is not None:
+            hold.of_answer += size
+        if size <= 0:
+            return True
+        longest = state.port.limits.max_buffered_bytes
+        of_this = hold.size - hold.of_answer if source is None else hold.of_answer
+        if of_this > REPLAY_LIMIT and self.handler_has_no_memory:
+            # those that were admitted before must not fill what is refused to others
+            self.driver.throw(no_room("the gateway has no memory left for a body that it has to hold"))
+        elif source is None and 0 < longest < self.body_size:
+            message = f"the request body is longer than the {longest} bytes that are held (limits.maxBufferedBytes)"
+            self.driver.throw(LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, close=True))
+        elif hold.has_room():
+            return True
+        elif hold.is_beyond:
+            self.driver.throw(too_much_held(state.port.limits))
+        elif waits:
+            if source is None:
+                self.hold_back()
+            else:
+                source.pause_reading()
+            if hold.wait(self.go_on if source is None else source.resume_reading, self.wheel.now):
+                state.clients.bodies_waited += 1
+        return False
+
+    @property
+    def held_of_connection(self) -> HeldBytes | None:
+        """What counts beside this exchange on a connection that has several."""
+        return None
+
+    def hold_back(self) -> None:
+        """Take no more of the request's body than is on its way, until `go_on`."""
+        self.pause_reading()
+
+    def go_on(self) -> None:
+        self.resume_reading()
 
     def serving(self) -> tuple[HeldResources, ...]:
         """What is held by the exchange in progress."""

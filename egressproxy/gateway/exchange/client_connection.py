@@ -11,6 +11,7 @@ from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
 from egressproxy.gateway.identity.checked_credentials import Verdict
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.model.exchange import ANONYMOUS
+from egressproxy.net.flow_control import HTTP2_STREAM
 from egressproxy.net.timers import NEVER, TimerWheel
 from egressproxy.protocols.http1.downstream import DownstreamConnection, RequestHandler
 from egressproxy.protocols.http1.framing import HeadLimits
@@ -73,6 +74,22 @@ class ClientConnection(DownstreamConnection, Client):
         if x is None or x.is_tunnel or not self.may_have_left:
             return False
         return not (route.policy if route is not None else self.listener.spec.policy).half_close
+
+    def hold_back(self) -> None:
+        """As of Client. In a tunnel of HTTP/2 the stream is held back, and no other of its connection with it."""
+        stream, hold = self.transport.get_extra_info(HTTP2_STREAM), self.resources.held_bytes
+        if stream is None or hold is None:
+            self.pause_reading()
+        else:
+            stream.hold_back()
+            hold.undo = stream.go_on
+
+    def go_on(self) -> None:
+        stream = self.transport.get_extra_info(HTTP2_STREAM)
+        if stream is None:
+            self.resume_reading()
+        else:
+            stream.go_on()
 
     def continued(self) -> None:
         self.tunnel_ended()

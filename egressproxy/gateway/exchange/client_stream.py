@@ -24,6 +24,7 @@ from egressproxy.model.exchange import ANONYMOUS, Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
+from egressproxy.net.held_bytes import HeldBytes
 from egressproxy.net.timers import NEVER, TimerWheel
 from egressproxy.protocols.grpc.statuses import MalformedTimeout, is_grpc, parsed_status, parsed_timeout, timeout_value
 from egressproxy.protocols.http1.downstream import RequestHandler
@@ -79,6 +80,12 @@ class ClientStream(DownstreamStream, Client):
         self.inner: tuple[ClientConnection, bytes] | None = None
         self.call: GrpcCall | None = None
         self.http2 = connection
+
+    @property
+    def held_of_connection(self) -> HeldBytes:
+        if self.http2.held is None:
+            self.http2.held = HeldBytes()
+        return self.http2.held
 
     def remember(self, verdict: Verdict) -> None:
         self.verdict = self.http2.verdict = verdict
@@ -260,7 +267,7 @@ class GrpcCall:
 class ClientHttp2(DownstreamHttp2):
     """A client's connection, which counts with its listener like one of HTTP/1."""
 
-    __slots__ = ("identity", "identity_until", "metrics", "server_name", "state", "verdict")
+    __slots__ = ("held", "identity", "identity_until", "metrics", "server_name", "state", "verdict")
 
     def __init__(self, handler: RequestHandler, wheel: TimerWheel, state: OpenConnections, metrics: Metrics) -> None:
         port, times = state.port, state.port.first.timeouts
@@ -275,6 +282,7 @@ class ClientHttp2(DownstreamHttp2):
         )
         self.state = state
         self.metrics = metrics
+        self.held: HeldBytes | None = None  # of the bodies of its streams
         self.server_name = ""
         self.identity = ANONYMOUS
         self.identity_until = inf

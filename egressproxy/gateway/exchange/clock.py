@@ -5,13 +5,16 @@ One deadline serves all of its times. When it has passed, `look_at_clock` says w
 
 from __future__ import annotations
 
+import random
 from typing import Final, Protocol
 
-from egressproxy.errors import BadRequest, GatewayError, Reason, RetrySafety, UpstreamFault
+from egressproxy.errors import BadRequest, GatewayError, GatewayFault, Reason, RetrySafety, UpstreamFault
 from egressproxy.gateway.ai.answers import EVENT_STREAM
 from egressproxy.gateway.backends.mcp_sessions import speaks_mcp
 from egressproxy.gateway.backends.upstream_call import UpstreamCaller
 from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.open_connections import OpenConnections
+from egressproxy.ir.policy import LimitsIR
 from egressproxy.model.fields import media_type
 from egressproxy.net.timers import NEVER, Deadline, TimerWheel
 
@@ -19,6 +22,23 @@ from egressproxy.net.timers import NEVER, Deadline, TimerWheel
 ANSWER_S: Final = 600.0
 #: Of the bases of a protocol's class, which has the slots for their attributes.
 SLOTS_OF_PROTOCOL: Final[tuple[str, ...]] = ()
+
+
+def no_room(message: str, remedy: str = "") -> GatewayFault:
+    """The error for a body that has to be held, and cannot be."""
+    after_s = random.randint(1, 3)  # noqa: S311 (no secret)
+    return GatewayFault(
+        Reason.OVERLOADED, message, status=503, remedy=remedy, retry_after_s=after_s, close=True
+    )  # fmt: skip
+
+
+def too_much_held(limits: LimitsIR) -> GatewayFault:
+    """The error for a body for which no room has come."""
+    return no_room(
+        f"the gateway holds as much of this client's bodies as it may ({limits.buffered_bytes_per_client} bytes, and "
+        f"{limits.buffered_bytes_per_connection} of a connection), and none of them has ended",
+        "raise limits.bufferedBytesPerClient and bufferedBytesPerConnection, or find the requests that take long",
+    )
 
 
 class ExchangeClock(UpstreamCaller, Protocol):
@@ -37,6 +57,7 @@ class ExchangeClock(UpstreamCaller, Protocol):
     exchange_ends_at: float  # on the clock of `wheel`; NEVER: it has no end
     idle_limit_s: float  # how long nothing may move; 0: as long as it likes
     resources: HeldResources
+    state: OpenConnections
     seen_octets: int  # bytes that had moved at the last look; -1: whatever has moved since counts
 
     @property
@@ -99,7 +120,13 @@ class ExchangeClock(UpstreamCaller, Protocol):
 
     def look_at_clock(self) -> GatewayError | None:
         """The deadline has passed: the fault that ends the exchange, or None (and a new deadline) if it goes on."""
-        now = self.wheel.now
+        now, hold = self.wheel.now, self.resources.held_bytes
+        if hold is not None and hold.is_waiting:
+            if now >= min(self.exchange_ends_at, self.attempt_ends_at, hold.waits_since + ANSWER_S):
+                return too_much_held(self.state.port.limits)
+            self.seen_octets = -1
+            self._set_deadline(now)
+            return None
         if self.awaits_bytes:
             return BadRequest(Reason.CLIENT_TIMEOUT, "nothing came in the tunnel", status=408)
         if now >= self.exchange_ends_at:

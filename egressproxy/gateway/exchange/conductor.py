@@ -22,16 +22,17 @@ from egressproxy.gateway.ai.provider_errors import provider_call
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.mirror_copy import copies_of
 from egressproxy.gateway.backends.parent_connect import refused_credentials
-from egressproxy.gateway.backends.replayable_body import ReplayableBody, end_if_no_memory
+from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.upstream_call import CountedWay, Repeat, call_upstream
 from egressproxy.gateway.exchange.accounting import Accounting
-from egressproxy.gateway.exchange.admission import admit_again, decide_names, identify, name_request, route_request
+from egressproxy.gateway.exchange.admission import decide_names, identify, name_request, route_request
 from egressproxy.gateway.exchange.attempts import reach_with_retries
-from egressproxy.gateway.exchange.body_filter import SHORT_BODY, BodyFilter, Collector, ShortBody, finished
+from egressproxy.gateway.exchange.body_filter import SHORT_BODY, BodyFilter, Collector, Room, ShortBody, finished
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.connect import serve_connect, switch_protocols
 from egressproxy.gateway.exchange.error_responses import ALLOW, error_event
 from egressproxy.gateway.exchange.phases import answer_of, answer_to_browser, dressed
+from egressproxy.gateway.exchange.readmission import admit_again
 from egressproxy.gateway.ext_authz.buffered_body import HELD, BufferedRequest, invite_body
 from egressproxy.gateway.identity.challenges import Unauthenticated
 from egressproxy.gateway.mcp.call import McpCall
@@ -144,7 +145,8 @@ class Conductor:
                         return
                 if x.notes is not None:
                     if x.notes.pop(WAITED, False):
-                        await admit_again(x, client)
+                        route, _ = await admit_again(x, client, route, listener)
+                        resources.route = route
                     route = self._noted(x, client, route)
             client.body_limit = x.max_body_bytes
             body = None
@@ -152,7 +154,8 @@ class Conductor:
                 body = await self.begin_request_body(x, client, head, route)
                 if x.notes is not None:
                     if x.notes.pop(WAITED, False):
-                        await admit_again(x, client)
+                        route, _ = await admit_again(x, client, route, listener)
+                        resources.route = route
                     route = self._noted(x, client, route)
             if route.retries is None:
                 backend = resources.backend = route.choose()
@@ -168,6 +171,9 @@ class Conductor:
             else:
                 found = await reach_with_retries(route.retries, x, client, route, body)
                 chain = resources.backend.chain.after_attempts  # type: ignore[union-attr]  # that of the last attempt
+            if resources.held_bytes is not None:
+                body = None
+                resources.held_bytes.release_request()
             if isinstance(found, LocalResponse):
                 self.answer(x, client, await dressed(found, x, resources))
                 return
@@ -186,6 +192,8 @@ class Conductor:
                 await self.filter_response(x, client, chain.response_body, found)
             elif not self.begin_response(x, client, None, found):
                 await self.relay_response(x, client, None, found)
+            if resources.held_bytes is not None and client.is_write_blocked:
+                await answer_taken(client)
         except FilterAnswered as answered:
             await self.answer_instead(x, client, answered)
         except Unauthenticated as error:
@@ -274,7 +282,8 @@ class Conductor:
             if chosen.takes_whole(response.fields) and not upstream.has_ended:
                 whole = upstream.whole_body()
             if whole is not None:
-                end_if_no_memory(client, len(whole))
+                if len(whole) > SHORT_BODY:
+                    client.hold_bytes(len(whole), upstream, waits=False)
                 outcome = chosen.pass_whole(x, whole)
                 body = outcome if isinstance(outcome, bytes) else await finished(outcome)
             else:
@@ -299,7 +308,7 @@ class Conductor:
 
     async def collect_response(self, x: Exchange, client: Client, chain: BodyChain, upstream: Answer) -> Collector:
         """The body behind filters of which one gets it whole."""
-        collector = Collector(client)
+        collector = Collector(client, source=upstream)
         body_filter = client.resources.response_filter = BodyFilter(x, chain, collector, upstream, client)
         upstream.send_response_body_to(body_filter)
         await upstream.response_end()
@@ -326,7 +335,8 @@ class Conductor:
                     await PAUSE
                 whole = short.body
             if whole is not None:
-                end_if_no_memory(client, len(whole))
+                if len(whole) > SHORT_BODY:
+                    client.hold_bytes(len(whole), waits=False)
                 outcome = chosen.pass_whole(x, whole)
                 return outcome if isinstance(outcome, bytes) else await finished(outcome)
         chain = resources.request_chain = plan.chain(x, chosen) if plan is not None and chosen is not None else None
@@ -346,6 +356,7 @@ class Conductor:
             invite_body(client, head)
             (held or client).send_request_body_to(sink)
         else:
+            client.hold_bytes(-len(early))  # the sink holds it now
             sink.send_body(early)
             sink.end_body(b"")
         while not collector.is_whole:
@@ -423,6 +434,14 @@ class Conductor:
                 if head is None or head.upgrade or x.is_tunnel:
                     close = close or (client.tunnel is None and has_stray_octets(x, client))
                 client.finish(close=close)
+
+
+async def answer_taken(client: Client) -> None:
+    """Wait until the client has taken what was held of the answer, or most of it: until then it is held."""
+    client.end_attempt()
+    client.feed_from(Room(client.driver))
+    while client.is_write_blocked:
+        await PAUSE
 
 
 def wanted_credentials(via: Connector | CountedWay | None) -> UpstreamFault:

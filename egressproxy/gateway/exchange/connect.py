@@ -23,7 +23,6 @@ from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.admission import (
     HTTP_PORT,
-    admit_again,
     admit_http,
     connect_not_served,
     identify,
@@ -38,6 +37,7 @@ from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.exchange.interception import intercept, is_tunnel
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel
 from egressproxy.gateway.exchange.phases import dressed
+from egressproxy.gateway.exchange.readmission import admit_again
 from egressproxy.gateway.exchange.relay import hand_over, relay
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener
@@ -154,7 +154,8 @@ async def open_tunnel(
             if answer is not None:
                 return await dressed(answer, x, resources, steps)
         if x.notes is not None and x.notes.pop(WAITED, False):
-            await admit_again(x, client)
+            route, listener = await admit_again(x, client, route, listener)
+            resources.route = route
     backend = resources.backend = route.choose()
     backend.note_denied(x)
     x.backend = backend.name

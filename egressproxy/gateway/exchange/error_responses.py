@@ -123,6 +123,27 @@ UNTOLD = frozenset(
 )  # fmt: skip
 
 
+#: Why a backend, a parent or its name could not be reached: what an operator can mend, or has to know.
+UNREACHED = frozenset(
+    {
+        Reason.DNS_NXDOMAIN,
+        Reason.DNS_NO_ADDRESS,
+        Reason.DNS_SERVFAIL,
+        Reason.DNS_TIMEOUT,
+        Reason.DNS_NOT_AUTHENTIC,
+        Reason.DNS_ERROR,
+        Reason.CONNECT_REFUSED,
+        Reason.CONNECT_TIMEOUT,
+        Reason.CONNECT_FAILED,
+        Reason.PARENT_REFUSED,
+        Reason.PARENT_AUTH,
+        Reason.TLS_CERTIFICATE,
+        Reason.TLS_PROTOCOL,
+        Reason.TLS_TIMEOUT,
+    }
+)
+
+
 def is_denial(error: GatewayError) -> bool:
     """Whether policy or a limit refused (counted in egress_denied_total), rather than something that failed."""
     return error.reason in DENIALS
@@ -130,7 +151,7 @@ def is_denial(error: GatewayError) -> bool:
 
 def is_told(error: GatewayError) -> bool:
     """Whether what is no denial is told as an Event: what an operator can mend, and nobody else tells of."""
-    if error.reason is Reason.PARENT_AUTH:  # the parent's answer, and our configuration's mistake
+    if error.reason in UNREACHED:
         return True
     return error.source is FaultSource.GATEWAY and error.reason not in UNTOLD
 

@@ -212,8 +212,9 @@ class HedgedCall:
         if isinstance(attempt.found, LocalResponse):
             return str(attempt.found.status)
         response = attempt.x.response
-        if course is not None and self._failover is not None and status_of_answer(response) in self._failover.codes:
-            course.answered(attempt.backend, response, now)
+        status = status_of_answer(response)
+        if course is not None and self._failover is not None and status in self._failover.codes:
+            course.answered(attempt.backend, response, status, now)
         return str(response.status)
 
     def _adopt(self, attempt: HedgedAttempt) -> None:

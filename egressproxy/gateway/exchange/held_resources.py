@@ -13,6 +13,7 @@ from egressproxy.gateway.exchange.body_filter import BodyFilter
 from egressproxy.gateway.overload.request_gate import Tenant
 from egressproxy.gateway.route import Route
 from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, Exchange
+from egressproxy.net.held_bytes import Hold
 
 
 class HeldResources(HeldConnection):
@@ -23,6 +24,7 @@ class HeldResources(HeldConnection):
         "close",
         "copies",
         "exchange",
+        "held_bytes",
         "is_handed_over",
         "leg_filter",
         "on_complete",
@@ -42,6 +44,7 @@ class HeldResources(HeldConnection):
         self.response_filter: BodyFilter | None = None
         self.request_chain: BodyChain | None = None  # of the route: that the body of the request has yet to pass
         self.on_complete: Callable[[], None] | None = None
+        self.held_bytes: Hold | None = None  # of bodies
         self.tenant: Tenant | None = None  # for whom it is counted, while something is short (`gateway/overload`)
 
     def reset(self) -> None:
@@ -63,6 +66,12 @@ class HeldResources(HeldConnection):
         """Call this when the exchange is complete, behind what was asked for before."""
         before = self.on_complete
         self.on_complete = call if before is None else partial(_both, before, call)
+
+    def release_bytes(self) -> None:
+        """Nothing is held of bodies any more."""
+        if self.held_bytes is not None:
+            self.held_bytes.release()
+            self.held_bytes = None
 
     def end_filters(self) -> None:
         """Release the body filters, whether they are at work or have ended."""

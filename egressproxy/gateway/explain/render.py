@@ -193,7 +193,9 @@ def limit_values(listener: ActiveListener) -> dict[str, int]:
     """The listener's limits of connections; 0 is none. Limits of requests are filters."""
     limits = listener.spec.policy.limits
     return {
-        "maxHeadBytes": limits.max_head_bytes, "maxFields": limits.max_fields, "connections": limits.connections,
+        "maxHeadBytes": limits.max_head_bytes, "maxFields": limits.max_fields,
+        "maxBufferedBytes": limits.max_buffered_bytes, "bufferedBytesPerClient": limits.buffered_bytes_per_client,
+        "bufferedBytesPerConnection": limits.buffered_bytes_per_connection, "connections": limits.connections,
         "connectionsPerClient": limits.connections_per_client, "tunnels": limits.tunnels,
         "tunnelsPerClient": limits.tunnels_per_client,
     }  # fmt: skip

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.model.message import RequestHead
-from egressproxy.net.flow_control import BodySink
+from egressproxy.net.flow_control import BodySink, Reads
 from egressproxy.net.pieces import Pieces
 
 #: The note of the exchange under which the conductor leaves it, for rules with external authorization.
@@ -29,6 +29,9 @@ class InvitedClient(Protocol):
 
     def send_request_body_to(self, sink: BodySink | None) -> None:
         """The body goes there from now on; None: it stays where it is."""
+
+    def hold_bytes(self, size: int, source: Reads | None = None, *, waits: bool = True) -> bool:
+        """So many bytes more (below 0: less) of the body are held: see HeldFor."""
 
 
 class BufferedRequest:
@@ -74,6 +77,7 @@ class BufferedRequest:
             message = f"the request body is longer than {client.body_limit} bytes"
             raise LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, close=True)
         parts, self._parts = self._parts, Pieces()
+        client.hold_bytes(-self._size)  # the sink has them
         for piece in parts:
             sink.send_body(piece)
         if self._is_whole:
@@ -94,6 +98,7 @@ class BufferedRequest:
     def send_body(self, data: bytes) -> None:
         self._parts.append(data)
         self._size += len(data)
+        self._client.hold_bytes(len(data))
         if 0 <= self._wanted <= self._size:
             self._client.send_request_body_to(None)
             self._wake()

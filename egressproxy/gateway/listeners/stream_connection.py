@@ -26,13 +26,14 @@ from egressproxy.gateway.exchange.conductor import Conductor
 from egressproxy.gateway.exchange.connect import dial, refuse_answer
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.exchange.interception import intercept
+from egressproxy.gateway.exchange.readmission import changed, check_configured, take_over
 from egressproxy.gateway.exchange.relay import hand_over, relay
 from egressproxy.gateway.leaf_certificates.leaf_cache import LeafCache
 from egressproxy.gateway.open_connections import Connection, OpenConnections
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.ir.gateway import ListenerProtocol
-from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, Exchange
+from egressproxy.model.exchange import ANONYMOUS, WAITED, CallerIdentity, Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
 from egressproxy.net.driver import PAUSE, Driver
@@ -249,6 +250,9 @@ async def tunnel_stream(accounting: Accounting, x: Exchange, client: StreamConne
         resources.tenant = accounting.gate.admit(x, route.priority)
     if route.chain.request_headers is not None:
         await refuse_answer(route.chain.request_headers, x)
+        if x.notes is not None and x.notes.pop(WAITED, False):
+            route, listener = admit_stream_again(x, client, route, inner)
+            resources.route = route
     backend = resources.backend = route.choose()
     backend.note_denied(x)
     x.backend, x.series = backend.name, backend.series
@@ -275,6 +279,28 @@ async def tunnel_stream(accounting: Accounting, x: Exchange, client: StreamConne
     x.status = 200
     await relay(accounting, x, inner, upstream, inner.take_held(), b"", None, route.tunnel_idle_s)
     client.tunnel_ended()
+
+
+def admit_stream_again(
+    x: Exchange, client: StreamConnection, route: Route, inner: _Inner | None
+) -> tuple[Route, ActiveListener]:
+    """As `readmission.admit_again`, of a stream that was approved. `inner`: its plaintext, where its TLS ends here."""
+    check_configured(client.state)
+    again, port = x.copy(), client.state.port
+    listener = name_stream(again, port, client.hello)
+    certified, until = ANONYMOUS, inf
+    if inner is not None:
+        peer = inner.transport.get_extra_info("ssl_object")
+        certified, until = port.identity_of(peer), verified_until(peer)
+    identify_stream(again, listener, certified, until)
+    if again.identity != x.identity:
+        raise Denied(Reason.CREDENTIALS_REFUSED, "its client would be somebody else by now: connect again")
+    own = of_client(x, listener)
+    found, noted = route_of_stream(own, again.authority)
+    if (listener.terminate is None) is not (inner is None) or opened_stream(port, own, again.authority) is not None:
+        raise changed(found)
+    take_over(x, route, found, noted)
+    return found, own
 
 
 async def open_stream(

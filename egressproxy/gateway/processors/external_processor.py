@@ -198,6 +198,10 @@ class ExternalProcessor(Filter):
                 response = await session.ask(trailer_message(part, fields, self._shown))
             self._answers.take_trailers(session, x, fields, response)
 
+    def held_bytes(self, x: Exchange, phase: Phase) -> int:
+        session = self._session(x)
+        return sum([len(kept) for kept in session.kept.values() if kept]) if session is not None else 0
+
     # --- the session -------------------------------------------------------------------------------------------------
     def _begin(self, x: Exchange) -> ProcessorSession:
         """A session of this exchange, or of this attempt: one of the attempt before it is given up."""

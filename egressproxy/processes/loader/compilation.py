@@ -16,7 +16,6 @@ from egressproxy.config.reading.load import ResourceSet, load
 from egressproxy.config.resources.kinds import KINDS
 from egressproxy.filters.builtin import BUILTIN, builtin_type
 from egressproxy.filters.catalog import Catalog
-from egressproxy.filters.packages import installed
 from egressproxy.filters.validation import schema
 from egressproxy.model.secret import ConfigSource
 from egressproxy.net.system_roots import mark
@@ -85,6 +84,6 @@ def preparations() -> Iterator[None]:
     for module in _ON_DEMAND:
         import_module(module)
         yield
-    installed()
+    import_module("egressproxy.filters.packages").installed()
     yield
     gc.collect()

@@ -111,6 +111,11 @@ class ChunkedDecoder:
         self._extensions = 0  # bytes of extensions so far
         self._scanned = 0  # bytes of an unfinished line, or trailer section, known to hold no end
 
+    @property
+    def open_line(self) -> int:
+        """How much data is before the chunk's line, or the trailers, that are not whole; -1: none have begun."""
+        return self._total if self._scanned else -1
+
     def copy(self) -> ChunkedDecoder:
         """One that is as far as this one, to look ahead with."""
         made = ChunkedDecoder(self._limits, self._named)

@@ -79,8 +79,9 @@ class DownstreamConnection(FlowControl):
     """The connection. Its states are those of `downstream_states`."""
 
     __slots__ = (
-        "_is_foreign", "_is_pumping", "_state", "body_limit", "body_size", "client", "deadline", "driver", "handler",
-        "has_ended", "heard_at", "idle_s", "reader", "request_headers_s", "sink", "unsent", "wheel",
+        "_is_foreign", "_is_pumping", "_line", "_line_deadline", "_state", "body_limit", "body_size", "client",
+        "deadline", "driver", "handler", "has_ended", "heard_at", "idle_s", "reader", "request_headers_s", "sink",
+        "unsent", "wheel",
     )  # fmt: skip
 
     def __init__(
@@ -109,6 +110,8 @@ class DownstreamConnection(FlowControl):
         self.body_size = 0
         self.body_limit = -1
         self._is_pumping = False
+        self._line = -1  # of those of the body that were not whole when they came: the last one, by `reader.open_line`
+        self._line_deadline: Deadline | None = None  # for the rest of it
 
     # --- asyncio's callbacks -----------------------------------------------------------------------------------
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -147,6 +150,8 @@ class DownstreamConnection(FlowControl):
         self._state = _LOST
         self.reader.forget()
         self.deadline.close()
+        if self._line_deadline is not None:
+            self._line_deadline.close()
         if self.driver.is_busy:
             self.driver.throw(ClientGone())
         self.driver.on_idle = None
@@ -310,6 +315,8 @@ class DownstreamConnection(FlowControl):
         self.flush()
         self._state = _DETACHED
         self.deadline.close()
+        if self._line_deadline is not None:
+            self._line_deadline.close()
         self.driver.on_idle = None
         rest = self.reader.take_rest()
         self.feed_from(None)
@@ -360,6 +367,8 @@ class DownstreamConnection(FlowControl):
                         self._input_is_over()
                     elif state is _IDLE and self.octets_in and self.reader.has_partial_head:
                         self._head_has_begun()
+                    elif self.reader.open_line != self._line:
+                        self._line_has_begun()
                     return
                 if type(event) is RequestHead:
                     self._state = _RESPONDING if event.body == 0 else _RECEIVING
@@ -375,6 +384,7 @@ class DownstreamConnection(FlowControl):
                     self._body(event)
                 else:
                     self._state = _RESPONDING
+                    self._line = -1
                     sink, self.sink = self.sink, None
                     if sink is not None:
                         trailers = event.trailers  # type: ignore[union-attr]
@@ -413,6 +423,23 @@ class DownstreamConnection(FlowControl):
         limit = self.wheel.now + self.request_headers_s
         if self.request_headers_s > 0 and self.deadline.at > limit:
             self.deadline.set(limit)
+
+    def _line_has_begun(self) -> None:
+        """A chunk's line, or the trailers, hold nothing that anybody waits for: they have as long as a head."""
+        self._line = self.reader.open_line
+        if self._line >= 0 and self.request_headers_s > 0:
+            if self._line_deadline is None:
+                self._line_deadline = Deadline(self.wheel, self._line_is_late)
+            self._line_deadline.after(self.request_headers_s)
+
+    def _line_is_late(self) -> None:
+        if self._state is not _RECEIVING or self._line < 0 or self.reader.open_line != self._line:
+            return
+        if self.is_reading_paused and self._line_deadline is not None:  # it may be here
+            self._line_deadline.after(self.request_headers_s)
+            return
+        message = "the trailers of the request, or the extensions of a chunk, took too long"
+        self.driver.throw(BadRequest(Reason.CLIENT_TIMEOUT, message, status=408))
 
     def refuse(self, error: GatewayError) -> None:
         """What came is no request, or not the rest of one."""

@@ -19,13 +19,19 @@ MAX_LENGTH: Final = 2**53
 #: One byte of a token, RFC 9110 section 5.6.2 (source text of a pattern).
 TCHAR: Final = rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]"
 
+#: Bytes of a field's name. Nobody's are a tenth of that; what reads them behind us may have a bound of its own.
+MAX_NAME: Final = 1024
+
+#: A field's name (source text).
+FIELD_NAME: Final = TCHAR + rb"{1,%d}+" % MAX_NAME
+
 #: What is behind a field's name: the colon at once, then no control byte but HTAB (source text).
 FIELD_VALUE: Final = rb":[\t\x20-\x7e\x80-\xff]*+"
 
 #: One field line *preceded* by its CRLF (source text). Its parts are possessive and share no bytes: a line can be
 #: read in one way, so a run of lines that turns out to be wrong is given back line by line, at once. The run itself is
 #: never possessive: CPython before 3.11.5 matches possessive and atomic groups wrongly (gh-106052).
-FIELD_LINE: Final = rb"\r\n" + TCHAR + rb"++" + FIELD_VALUE
+FIELD_LINE: Final = rb"\r\n" + FIELD_NAME + FIELD_VALUE
 
 #: A CR that is not followed by LF, or the reverse; a CR at the very end may still get its LF.
 BARE_CR_OR_LF: Final = re.compile(rb"(?<!\r)\n|\r(?!\n|\Z)")
@@ -208,6 +214,8 @@ def field_section_fault(section: bytes, max_fields: int) -> Malformed:
             return Malformed(Reason.BAD_FIELD, "a blank stands between a field's name and its colon")
         if not TOKEN.fullmatch(name):
             return Malformed(Reason.BAD_FIELD, "a field's name is not a token")
+        if len(name) > MAX_NAME:
+            return Malformed(Reason.BAD_FIELD, f"a field's name is longer than {MAX_NAME} bytes")
         if not _VALUE_BYTES.fullmatch(value):
             return Malformed(Reason.BAD_FIELD, "a field's value holds a control character")
     return Malformed(Reason.BAD_FIELD, "malformed field section")

@@ -42,7 +42,7 @@ class MessageReader(Generic[H]):
 
     __slots__ = (
         "_at", "_between", "_buffer", "_chunks", "_fault", "_grammar", "_hop", "_hop_fields", "_left", "_line",
-        "_line_parts", "_minor", "_most_bytes", "_place", "_scanned", "_state",
+        "_line_parts", "_minor", "_most_bytes", "_place", "_scanned", "_state", "open_line",
     )  # fmt: skip
 
     _hop: H
@@ -62,6 +62,7 @@ class MessageReader(Generic[H]):
         self._scanned = 0  # no head ends before this offset
         self._left = 0  # bytes of body still to come
         self._chunks: ChunkedDecoder | None = None
+        self.open_line = -1  # see ChunkedDecoder: of the body that is read
 
     @property
     def buffered(self) -> int:
@@ -160,8 +161,11 @@ class MessageReader(Generic[H]):
             return self._take(self._left)
         assert self._chunks is not None
         event, self._at = self._chunks.decode(self._buffer, self._at)
-        if type(event) is EndOfMessage:
+        if event is None:
+            self.open_line = self._chunks.open_line
+        elif type(event) is EndOfMessage:
             self._chunks = None
+            self.open_line = -1
             self._state = self._between
             self._scanned = 0
         if self._at == len(self._buffer):

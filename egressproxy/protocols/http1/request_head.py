@@ -20,6 +20,7 @@ from egressproxy.model.fields import TOKEN, Fields, finder
 from egressproxy.model.message import Hop, RequestHead, TargetForm
 from egressproxy.protocols.http1.framing import (
     IDENTITY_FIELDS,
+    MAX_NAME,
     TCHAR,
     HeadLimits,
     HopFields,
@@ -41,7 +42,7 @@ from egressproxy.protocols.http1.head_grammar import Grammars, HeadGrammar
 _LINE: Final = rb"(" + TCHAR + rb'{1,32}+) ([!"$-\[\]-~]++) HTTP/1\.([01])'
 
 #: A token without an underscore (source text).
-_PLAIN_NAME: Final = rb"[!#$%&'*+\-.^`|~0-9A-Za-z]++"
+_PLAIN_NAME: Final = rb"[!#$%%&'*+\-.^`|~0-9A-Za-z]{1,%d}+" % MAX_NAME
 
 REQUEST_LINE: Final = re.compile(_LINE + rb"\r\n")
 
@@ -70,6 +71,9 @@ _TWINS: Final = re.compile(
     rb"x[-_](?:gateway[-_](?:role|user|identity)|egress[-_]identity|smokescreen[-_]role))_*+:[^\r]*",
     re.IGNORECASE,
 )
+
+#: Those of the framing: what is behind the head may be the body for one reader, and the next request for another.
+_FRAMING_TWIN: Final = re.compile(rb"\r\n(?=[A-Za-z-]*_)(?:content[-_]length|transfer[-_]encoding)_*+:", re.IGNORECASE)
 
 #: Options of Connection whose fields are taken out anyway, or that name no field.
 _KNOWN_OPTIONS: Final = frozenset((b"close", *_HOP_FIELDS.encode().split()))
@@ -116,9 +120,10 @@ def request_grammar(limits: HeadLimits) -> HeadGrammar[Hop]:
 
 def split_hop_fields(block: bytes) -> tuple[bytes, HopFields]:
     """The field block without the fields of this hop, nor those whose names read like sensitive ones where "_" and "-"
-    are taken for the same; and the fields of this hop.
+    are taken for the same; and the fields of this hop, with such a name of the framing among them.
     """
-    return split_fields(_HOP, _TWINS.sub(b"", block))
+    found, hop_fields = split_fields(_HOP, _TWINS.sub(b"", block))
+    return found, (*hop_fields, b"content_length", b"") if _FRAMING_TWIN.search(block) else hop_fields
 
 
 def read_hop_fields(hop_fields: HopFields, minor: bytes) -> Hop:
@@ -127,6 +132,8 @@ def read_hop_fields(hop_fields: HopFields, minor: bytes) -> Hop:
     for name in repeated:
         if name in _ONCE:
             raise Malformed(*_ONCE[name])
+    if b"content_length" in said:
+        raise Malformed(Reason.BAD_FRAMING, "a field of the framing is spelled with an underscore")
     hop = Hop()
     hop.http_1_0 = is_1_0 = minor == b"0"
     hop.body = _body_length(said.get(b"content-length"), said.get(b"transfer-encoding"), is_1_0)
@@ -141,7 +148,7 @@ def read_hop_fields(hop_fields: HopFields, minor: bytes) -> Hop:
         hop.connection_close = True
     elif host is None:
         raise Malformed(Reason.BAD_HOST, "the Host field is missing")
-    if host is not None:
+    if host:  # empty where the target has no host, or says it (RFC 9112 section 3.2)
         hop.authority = _authority(host, 80, Reason.BAD_HOST, "invalid Host")
         hop.host = host
     # A second line makes it something else than the one expectation there is.
@@ -247,13 +254,10 @@ def _authority(text: bytes, default_port: int | None, reason: Reason, fault: str
 
 
 def _read_connect(head: RequestHead) -> None:
-    """RFC 9112 section 3.2.3. The target alone is the authority; Host may lack the port, but not name another host."""
+    """RFC 9112 section 3.2.3. The target alone is the authority: some clients have their proxy's name in Host."""
     if head.body:  # RFC 9110 section 9.3.6: content could not be told from the tunnel's bytes
         raise Malformed(Reason.BAD_FRAMING, "a CONNECT request has no content")
-    said = head.authority
     head.authority = _authority(head.target, None, Reason.BAD_TARGET, "the target of CONNECT has to be host:port")
-    if said is not None and said.host != head.authority.host:
-        raise Malformed(Reason.BAD_HOST, "the Host field names another host than the target of CONNECT")
     head.form = _AUTHORITY_FORM
     head.host = head.target
 

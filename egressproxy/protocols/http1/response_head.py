@@ -18,6 +18,7 @@ from egressproxy.errors import Reason
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import UNTIL_CLOSE, ResponseHead
 from egressproxy.protocols.http1.framing import (
+    FIELD_NAME,
     TCHAR,
     HeadLimits,
     HopFields,
@@ -71,7 +72,7 @@ def response_section(max_fields: int) -> re.Pattern[bytes]:
 @lru_cache(maxsize=16)
 def plain_response_section(max_fields: int) -> re.Pattern[bytes]:
     """The fields of nearly all responses."""
-    return plain_section_pattern(_HOP_NAMES, TCHAR + rb"++", max_fields)
+    return plain_section_pattern(_HOP_NAMES, FIELD_NAME, max_fields)
 
 
 def new_response_grammar(limits: HeadLimits) -> HeadGrammar[ResponseHop]:

@@ -40,6 +40,12 @@ class StreamCarrier(Protocol):
     def give_back(self, stream: _Stream, size: int) -> None:
         """What was read makes room for more (RFC 9113 section 6.9)."""
 
+    def give_back_to_others(self, size: int) -> None:
+        """The same of the window of the connection alone."""
+
+    def give_back_alone(self, stream: _Stream, size: int) -> None:
+        """The same of the window of this stream alone."""
+
     def reset(self, stream: _Stream, code: ErrorCodes) -> None:
         """Tell the peer that the stream is given up."""
 

@@ -15,7 +15,7 @@ from egressproxy.model.fields import TOKEN, Fields
 from egressproxy.model.message import CHUNKED, UNTIL_CLOSE, Hop, RequestHead, ResponseHead, TargetForm
 from egressproxy.protocols.http1 import request_head, response_head
 from egressproxy.protocols.http1.chunked import late_fields
-from egressproxy.protocols.http1.framing import HeadLimits, HopFields, Malformed
+from egressproxy.protocols.http1.framing import MAX_NAME, HeadLimits, HopFields, Malformed
 from egressproxy.protocols.http1.head_grammar import MAX_REMEMBERED
 from egressproxy.protocols.http1.writer import PHRASES
 from egressproxy.protocols.http2.field_coding import FieldList, RememberedFields
@@ -51,6 +51,8 @@ def checked_block(fields: FieldList, limits: HeadLimits) -> bytes:
         raise Malformed(
             Reason.BAD_FIELD, "a field's name is no token of lower case, or a pseudo-field stands behind others"
         )
+    if len(names) > MAX_NAME and max(map(len, all_names)) > MAX_NAME:
+        raise Malformed(Reason.BAD_FIELD, f"a field's name is longer than {MAX_NAME} bytes")
     values = b"\n%b\n" % b"\n".join(all_values)
     if values.translate(None, _VALUE_BYTES) or values.count(b"\n") != count + 1:
         raise Malformed(Reason.BAD_FIELD, "a field's value holds a control character")
@@ -198,9 +200,11 @@ class RequestFieldsReader:
         if authority is None:
             if not hosts:
                 raise Malformed(Reason.BAD_HOST, "neither :authority nor Host is there")
-            return hosts[0]
-        if hosts and hosts[0].lower() != authority.lower():
+            authority = hosts[0]
+        elif hosts and hosts[0].lower() != authority.lower():
             raise Malformed(Reason.BAD_HOST, "Host is not what :authority says")
+        if not authority:
+            raise Malformed(Reason.BAD_HOST, "the authority is empty")
         return authority
 
     def _one_cookie(self, plain: FieldList) -> FieldList:

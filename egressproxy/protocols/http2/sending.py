@@ -144,6 +144,14 @@ class SendingSide(FlowControl):
         if size and not self.is_lost and self._h2.give_back(stream.number, size):
             self._touch()
 
+    def give_back_to_others(self, size: int) -> None:
+        if not self.is_lost and self._h2.give_back_of_connection(size):
+            self._touch()
+
+    def give_back_alone(self, stream: Http2Stream, size: int) -> None:
+        if not self.is_lost and self._h2.give_back_of_stream(stream.number, size):
+            self._touch()
+
     def reset(self, stream: Http2Stream, code: ErrorCodes) -> None:
         if self.streams.get(stream.number) is stream:
             self.reset_number(stream.number, code)

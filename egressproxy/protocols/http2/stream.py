@@ -17,8 +17,8 @@ from egressproxy.protocols.http2.frames import FrameError
 
 class Http2Stream:
     __slots__ = (
-        "_given_back", "_is_ending", "_trailers", "_unsent", "connection", "feeder", "has_said_all",
-        "is_reading_paused", "is_write_blocked", "number", "octets_in", "octets_out", "unsent_size",
+        "_given_back", "_is_ending", "_trailers", "_unsent", "_withheld", "connection", "feeder", "has_said_all",
+        "is_held_back", "is_reading_paused", "is_write_blocked", "number", "octets_in", "octets_out", "unsent_size",
     )  # fmt: skip
 
     def __init__(self, connection: StreamCarrier, number: int) -> None:
@@ -31,6 +31,8 @@ class Http2Stream:
         self.octets_in = 0
         self.octets_out = 0
         self._given_back = 0  # bytes of the window that are given back when reading goes on
+        self.is_held_back = False  # what comes is taken, and gives no window back
+        self._withheld = 0  # bytes of the window that are given back then
         self._unsent: list[bytes] = []
         self.unsent_size = 0  # bytes of body that wait for a window
         self._is_ending = False  # END_STREAM goes out behind what is unsent
@@ -119,11 +121,25 @@ class Http2Stream:
             size, self._given_back = self._given_back, 0
             self.connection.give_back(self, size)
 
+    def hold_back(self) -> None:
+        """Take no more than the window allows that the peer has; other streams of the connection are not held back."""
+        self.is_held_back = True
+
+    def go_on(self) -> None:
+        """Undo `hold_back`."""
+        self.is_held_back = False
+        if self._withheld:
+            size, self._withheld = self._withheld, 0
+            self.connection.give_back_alone(self, size)
+
     def data_came(self, data: bytes, size: int) -> None:
         """`size` bytes of the window were used, for this data."""
         self.octets_in += len(data)
         if self.is_reading_paused:
             self._given_back += size
+        elif self.is_held_back:
+            self._withheld += size
+            self.connection.give_back_to_others(size)
         else:
             self.connection.give_back(self, size)
         if data:

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 from h2.errors import ErrorCodes
 
-from egressproxy.net.flow_control import HIGH_WATER
+from egressproxy.net.flow_control import HIGH_WATER, HTTP2_STREAM
 from egressproxy.protocols.http2.stream import Http2Stream
 
 
@@ -113,7 +113,9 @@ class StreamTransport(asyncio.Transport):
         return self._protocol
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """Of the connection; its socket is not ours to set options of, or to break off."""
+        """Of the connection; its socket is not ours to set options of, or to break off. HTTP2_STREAM is ours."""
+        if name == HTTP2_STREAM:
+            return self._stream
         return default if name == "socket" else self._below.get_extra_info(name, default)
 
 

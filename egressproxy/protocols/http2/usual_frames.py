@@ -11,7 +11,7 @@ from h2.events import Event
 from h2.exceptions import ProtocolError, TooManyStreamsError
 from h2.settings import SettingCodes
 from h2.stream import H2Stream, StreamClosedBy, StreamInputs, StreamState
-from hyperframe.frame import DataFrame, HeadersFrame
+from hyperframe.frame import DataFrame, HeadersFrame, WindowUpdateFrame
 
 from egressproxy.protocols.http2.field_coding import FieldEncoder, FieldList
 from egressproxy.protocols.http2.frames import (
@@ -195,6 +195,23 @@ class UsualFrames(H2Connection):
                 return False
         self.acknowledge_received_data(size, number)
         return True
+
+    def give_back_of_connection(self, size: int) -> bool:
+        """As `give_back`, of the window of the connection alone."""
+        increment = self._inbound_flow_control_window_manager.process_bytes(size)
+        if not increment:
+            return False
+        frame = WindowUpdateFrame(0)
+        frame.window_increment = increment
+        self._prepare_for_sending([frame])
+        return True
+
+    def give_back_of_stream(self, number: int, size: int) -> bool:
+        """As `give_back`, of the window of this stream alone."""
+        stream = self.streams.get(number)
+        frames = stream.acknowledge_received_data(size) if stream is not None and stream.open else []
+        self._prepare_for_sending(frames)
+        return bool(frames)
 
     def hear(self, kind: int, frame: bytes) -> list[Event]:
         """One whole frame, or the preface. Raises H2Error."""

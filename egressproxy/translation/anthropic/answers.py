@@ -29,6 +29,7 @@ _STOPS: Final = {
     "tool_use": Stop.TOOL_CALLS,
     "refusal": Stop.FILTERED,
 }
+_WITHOUT_FORM: Final = ("pause_turn", "compaction")
 _REASONS: Final = {
     Stop.END: "end_turn",
     Stop.LENGTH: "max_tokens",
@@ -44,7 +45,6 @@ def read_answer(value: dict[str, Any]) -> ModelAnswer:
     for block in objects_in(value, "content"):
         kind = text(block, "type")
         if kind == "text":
-            no_more_than(block, "citations", [])
             parts.append(Text(needed_text(block, "text")))
         elif kind == "tool_use":
             no_more_than(block, "caller", {"type": "direct"})
@@ -52,7 +52,7 @@ def read_answer(value: dict[str, Any]) -> ModelAnswer:
             parts.append(ToolCall(needed_text(block, "id"), needed_text(block, "name"), arguments))
         elif kind not in THOUGHTS:
             raise of_no_form("the answer has a block", kind)
-    stop = stop_of(value)
+    stop = stop_of(value, any(type(part) is ToolCall for part in parts))
     if stop is None:
         raise BadAnswer("stop_reason is missing")
     if explanation := explanation_of(value):
@@ -61,14 +61,16 @@ def read_answer(value: dict[str, Any]) -> ModelAnswer:
     return ModelAnswer(needed_text(value, "id"), needed_text(value, "model"), None, tuple(parts), stop, sequence, usage)
 
 
-def stop_of(value: dict[str, Any]) -> Stop | None:
-    """Why the model stopped; None if it has not. Raises BadAnswer for a reason that is not known, or has no form."""
+def stop_of(value: dict[str, Any], has_calls: bool) -> Stop | None:
+    """Why the model stopped; None if it has not. A reason that is not known means that it has said all. Raises
+    BadAnswer for one that wants the client to go on in a way of Anthropic's own.
+    """
     reason = text(value, "stop_reason")
     if reason is None:
         return None
-    if reason not in _STOPS:
-        raise BadAnswer(f"stop_reason {reason[:80]!r} has no form in the client's API")
-    return _STOPS[reason]
+    if reason in _WITHOUT_FORM:
+        raise BadAnswer(f"stop_reason {reason!r} has no form in the client's API")
+    return _STOPS.get(reason, Stop.TOOL_CALLS if has_calls else Stop.END)
 
 
 def explanation_of(value: dict[str, Any]) -> str | None:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from egressproxy.ai_apis.strict_json import dumps
 from egressproxy.model.work import Work
-from egressproxy.translation.content import text_or_parts
+from egressproxy.translation.content import leave_out_callers, text_or_parts
 from egressproxy.translation.conversation import (
     ContentPart,
     Conversation,
@@ -23,7 +23,8 @@ from egressproxy.translation.conversation import (
     ToolResult,
     Turn,
 )
-from egressproxy.translation.json_object import JsonObject, objects
+from egressproxy.translation.json_object import JsonObject
+from egressproxy.translation.tuning import Losses
 
 IMAGE_TYPES: Final = ("image/jpeg", "image/png", "image/gif", "image/webp")
 _NAMES: Final = {
@@ -34,23 +35,29 @@ _NAMES: Final = {
     "has_parallel_calls": "tool_choice.disable_parallel_tool_use",
     "user": "metadata.user_id",
 }
+#: Blocks of the assistant that are of use to Anthropic only: signed, encrypted, or calls of its own tools.
+_OF_PROVIDER: Final = (
+    "thinking", "redacted_thinking", "server_tool_use", "tool_search_tool_result", "web_search_tool_result",
+)  # fmt: skip
 _EFFORTS: Final = ("low", "medium", "high", "xhigh", "max")
 _MODES: Final = {"auto": "auto", "any": "required", "tool": "named", "none": "none"}
 
 
-def read_request(value: Any) -> Work[Conversation]:
-    """What this request asks for, in turns. Raises Untranslatable."""
-    body = JsonObject(value)
+def read_request(value: Any, losses: Losses) -> Work[Conversation]:
+    """What this request asks for, in turns. Raises Untranslatable for what may not be left out."""
+    body = JsonObject(value, losses)
     choice, has_parallel_calls = _tool_choice(body.object("tool_choice"))
     names = dict(_NAMES)
     effort, output_format = _output_config(body.object("output_config"))
     if _thinks_not(body.object("thinking")):
         if effort is not None:
-            body.refuse("output_config.effort", "cannot be translated: thinking is disabled, which is another effort")
+            why = "cannot be translated: thinking is disabled, which is another effort"
+            body.drop_or_refuse("output_config.effort", why)
         effort, names["effort"] = Effort.NONE, "thinking.type"
     turns = list[Turn]()
-    for message in objects(body.array("messages"), "messages"):
-        turns.append(_turn(message))
+    for message in body.each("messages"):
+        if (turn := _turn(message)) is not None:
+            turns.append(turn)
         yield
     max_tokens = body.needed("max_tokens", body.whole_number("max_tokens", 1))
     tier = body.word("service_tier", ("auto", "standard_only"))
@@ -62,7 +69,7 @@ def read_request(value: Any) -> Work[Conversation]:
         temperature=body.number("temperature", 0, 1),
         top_p=body.number("top_p", 0, 1),
         stop=body.texts("stop_sequences"),
-        tools=tuple(_tool(tool) for tool in objects(body.array("tools"), "tools")),
+        tools=_tools(body),
         tool_choice=choice,
         has_parallel_calls=has_parallel_calls,
         effort=effort,
@@ -72,10 +79,12 @@ def read_request(value: Any) -> Work[Conversation]:
         user=None if metadata is None else metadata.text("user_id"),
         service_tier=None if tier in (None, "auto") else "default",
         names=names,
+        losses=losses,
     )
-    if metadata is not None:
+    if metadata is not None and metadata.has_more and not losses.drop("metadata"):
         metadata.end()
     body.only("top_k")
+    body.only("mcp_servers", [])
     body.only("speed", "standard")
     body.without_meaning("cache_control")
     body.end()
@@ -102,37 +111,43 @@ def _thinks_not(thinking: JsonObject | None) -> bool:
     if thinking is None:
         return False
     kind = thinking.text("type")
-    if kind not in ("disabled", "adaptive"):
-        name = "budget_tokens" if kind == "enabled" else "type"
-        thinking.refuse(name, "cannot be translated: write thinking.type adaptive, and output_config.effort")
+    if kind == "enabled":
+        why = "cannot be translated: write thinking.type adaptive, and output_config.effort"
+        thinking.only("budget_tokens", why=why)
+    elif kind not in ("disabled", "adaptive"):
+        thinking.refuse("type", "cannot be translated: write thinking.type adaptive, and output_config.effort")
     thinking.only("display", "omitted", why="cannot be translated: the other APIs do not show how the model thinks")
     thinking.end()
     return kind == "disabled"
 
 
 def _system(body: JsonObject) -> list[Turn]:
-    value = body.any("system")
-    if value is None or value == []:
+    if body.peek("system") in (None, []):
+        body.without_meaning("system")
         return []
-    return [Turn(Role.SYSTEM, tuple(_blocks(value, "system", ("text",))), "system")]
+    return [Turn(Role.SYSTEM, tuple(_blocks(body, "system", ("text",))), "system")]
 
 
-def _turn(message: JsonObject) -> Turn:
+def _turn(message: JsonObject) -> Turn | None:
+    """None for one whose blocks are all left out."""
     role = message.needed("role", message.word("role", ("user", "assistant", "system")))
     kinds = {"user": ("text", "image", "tool_result"), "assistant": ("text", "tool_use"), "system": ("text",)}[role]
-    parts = tuple(_blocks(message.any("content"), message.where("content"), kinds))
+    is_empty = message.peek("content") == []
+    parts = tuple(_blocks(message, "content", kinds))
     message.end()
-    return Turn(Role(role), parts, message.path)
+    return Turn(Role(role), parts, message.path) if parts or is_empty else None
 
 
-def _blocks(value: Any, where: str, kinds: tuple[str, ...]) -> list[ContentPart]:
-    return text_or_parts(value, where, lambda block: _block(block, kinds))
+def _blocks(holder: JsonObject, name: str, kinds: tuple[str, ...]) -> list[ContentPart]:
+    return text_or_parts(holder, name, lambda block: _block(block, kinds))
 
 
-def _block(block: JsonObject, kinds: tuple[str, ...]) -> ContentPart:
+def _block(block: JsonObject, kinds: tuple[str, ...]) -> ContentPart | None:
     kind = block.needed_text("type")
     if kind not in kinds:
         thought = kind in ("thinking", "redacted_thinking")
+        if kind in _OF_PROVIDER and "tool_use" in kinds and block.losses.drop(block.where(kind)):
+            return None
         why = "its signature is of use to its provider only" if thought else f"only {', '.join(kinds)} can be here"
         block.refuse("type", f"cannot be translated: {kind[:80]!r}: {why}")
     read: ContentPart
@@ -143,6 +158,8 @@ def _block(block: JsonObject, kinds: tuple[str, ...]) -> ContentPart:
         read = _image(block)
     elif kind == "tool_use":
         read = _tool_call(block)
+    elif kind == "tool_reference":  # what a search for tools has found; elsewhere all are there from the beginning
+        read = Text(f"The tool {block.needed_text('tool_name')} can be called.", block.path)
     else:
         read = _tool_result(block)
     block.without_meaning("cache_control")
@@ -176,18 +193,35 @@ def _tool_call(block: JsonObject) -> ToolCall:
 
 
 def _tool_result(block: JsonObject) -> ToolResult:
-    value = block.any("content")
-    content = [] if value is None else _blocks(value, block.where("content"), ("text", "image"))
+    kinds = ("text", "image", "tool_reference")
+    content = [] if block.peek("content") is None else _blocks(block, "content", kinds)
     parts = tuple(part for part in content if type(part) is Text or type(part) is Image)
     return ToolResult(block.needed_text("tool_use_id"), parts, block.flag("is_error") or False, block.path)
 
 
+def _tools(body: JsonObject) -> tuple[Tool, ...]:
+    """The tools of the client. Those that the provider runs may be left out if others stay: without any of them a
+    request that is for a search alone would be for nothing.
+    """
+    tools: list[Tool] = []
+    left_out: list[JsonObject] = []
+    for tool in body.each("tools"):
+        kind = tool.text("type")
+        if kind in (None, "custom"):
+            tools.append(_tool(tool))
+        elif tool.losses.drop(tool.where(kind)):
+            left_out.append(tool)
+        else:
+            tool.refuse("type", "cannot be translated: only tools of the client are, which have no type or custom")
+    if left_out and not tools:
+        left_out[0].refuse("type", "cannot be translated: only the provider runs it, and no other tool is offered")
+    return tuple(tools)
+
+
 def _tool(tool: JsonObject) -> Tool:
-    if tool.text("type") not in (None, "custom"):
-        tool.refuse("type", "cannot be translated: only tools of the client are, which have no type or custom")
     schema = tool.needed("input_schema", tool.plain_object("input_schema"))
     read = Tool(tool.needed_text("name"), tool.text("description"), schema, tool.flag("strict"), tool.path)
-    tool.only("allowed_callers", ["direct"])
+    leave_out_callers(tool)
     tool.only("defer_loading", False)
     tool.only("input_examples", [])
     tool.without_meaning("cache_control", "eager_input_streaming")

@@ -24,22 +24,25 @@ from egressproxy.translation.conversation import (
     Turn,
 )
 from egressproxy.translation.errors import Untranslatable
+from egressproxy.translation.tuning import Losses
 
 _NO_PARAMETERS: Final = {"type": "object", "properties": {}}
 _NOTHING_LIKE_IT: Final = "cannot be translated: Anthropic has nothing like it"
 
 
 def write_request(conversation: Conversation, model: str, default_max_tokens: int) -> Work[dict[str, Any]]:
-    """The body of the request, in turns. Raises Untranslatable for what a request for a message cannot say."""
-    _refuse(conversation)
+    """The body of the request, in turns. Raises Untranslatable for what a request for a message cannot say, and must
+    say.
+    """
+    _drop_or_refuse(conversation)
     system, messages = yield from _turns(conversation)
     body: dict[str, Any] = {"model": model, "max_tokens": conversation.max_tokens or default_max_tokens}
-    tier = None if conversation.service_tier is None else "standard_only"
+    tier = "standard_only" if conversation.service_tier == "default" else None
     user = conversation.safety_identifier or conversation.user
     optional = {
         "system": system,
         "messages": messages,
-        "temperature": conversation.temperature,
+        "temperature": None if conversation.temperature is None else min(conversation.temperature, 1),
         "top_p": conversation.top_p,
         "stop_sequences": list(conversation.stop) or None,
         "tools": [_tool(tool) for tool in conversation.tools] or None,
@@ -53,24 +56,24 @@ def write_request(conversation: Conversation, model: str, default_max_tokens: in
     return body | said(optional)
 
 
-def _refuse(conversation: Conversation) -> None:
-    """Raises Untranslatable for settings that Anthropic does not have, and for arguments that take too long to read."""
+def _drop_or_refuse(conversation: Conversation) -> None:
+    """Leaves out settings that Anthropic does not have, as far as that may be. Raises
+    Untranslatable for others, and for arguments that take too long to read.
+    """
     calls = [part for turn in conversation.turns for part in turn.parts if type(part) is ToolCall]
     if are_too_many(call.arguments for call in calls):
         longest = max(calls, key=lambda call: len(call.arguments))
         raise Untranslatable(longest.where, "cannot be translated: the arguments have too many parts to be read here")
 
-    def refuse(attribute: str, why: str = _NOTHING_LIKE_IT) -> None:
-        raise Untranslatable(conversation.name_of(attribute), why)
-
+    refuse = conversation.drop_or_refuse
     if conversation.temperature is not None and conversation.temperature > 1:
         refuse("temperature", "must not be above 1: Anthropic's scale ends there")
     if conversation.verbosity not in (None, "medium"):
-        refuse("verbosity")
+        refuse("verbosity", _NOTHING_LIKE_IT)
     if conversation.effort is Effort.MINIMAL:
         refuse("effort", "cannot be translated: Anthropic has low, medium, high, xhigh and max")
     if conversation.metadata:
-        refuse("metadata")
+        refuse("metadata", _NOTHING_LIKE_IT)
     if conversation.service_tier not in (None, "default"):
         refuse("service_tier", "cannot be translated: Anthropic has the standard tier, which is default, and auto")
     users = {conversation.user, conversation.safety_identifier} - {None}
@@ -80,7 +83,7 @@ def _refuse(conversation: Conversation) -> None:
         if output.schema is None:
             refuse("output_format", "cannot be translated: Anthropic writes JSON by a schema only (json_schema)")
         if output.description is not None:
-            refuse("output_description")
+            refuse("output_description", _NOTHING_LIKE_IT)
 
 
 def _turns(conversation: Conversation) -> Work[tuple[Any, list[dict[str, Any]]]]:
@@ -97,7 +100,7 @@ def _turns(conversation: Conversation) -> Work[tuple[Any, list[dict[str, Any]]]]
             role = "system"
         else:
             role = turn.role.value
-            blocks = [_block(part, turn) for part in turn.parts]
+            blocks = [_block(part, turn, conversation.losses) for part in turn.parts]
         if messages and messages[-1]["role"] == role:
             messages[-1]["content"] += blocks
         else:
@@ -120,13 +123,14 @@ def _text(part: Text) -> dict[str, Any]:
     return {"type": "text", "text": part.text}
 
 
-def _block(part: ContentPart, turn: Turn) -> dict[str, Any]:
+def _block(part: ContentPart, turn: Turn, losses: Losses) -> dict[str, Any]:
     if type(part) is Text:
         return _text(part)
     if type(part) is ToolResult:
         block: dict[str, Any] = {"type": "tool_result", "tool_use_id": part.call_id}
         if part.parts:
-            block["content"] = _shortest([_text(one) if type(one) is Text else _image(one) for one in part.parts])
+            content = [_text(one) if type(one) is Text else _image(one, losses) for one in part.parts]
+            block["content"] = _shortest(content)
         return block
     if type(part) is ToolCall:
         return {"type": "tool_use", "id": part.id, "name": part.name, "input": _arguments(part)}
@@ -134,13 +138,13 @@ def _block(part: ContentPart, turn: Turn) -> dict[str, Any]:
         return {"type": "text", "text": part.text}
     if turn.role is not Role.USER:
         raise Untranslatable(part.where, "cannot be translated: only the user's messages hold images")
-    return _image(part)
+    return _image(part, losses)
 
 
-def _image(part: ContentPart) -> dict[str, Any]:
+def _image(part: ContentPart, losses: Losses) -> dict[str, Any]:
     if type(part) is not Image:
         raise Untranslatable(part.where, "cannot be translated: only texts and images are")
-    if part.detail is not None:
+    if part.detail is not None and not losses.drop(f"{part.where}.detail"):
         raise Untranslatable(part.where, f"cannot be translated: Anthropic has no detail {part.detail!r}, only auto")
     if part.url:
         return {"type": "image", "source": {"type": "url", "url": part.url}}
@@ -184,7 +188,7 @@ def _tool_choice(conversation: Conversation) -> dict[str, Any] | None:
 def _output_config(conversation: Conversation) -> dict[str, Any] | None:
     config: dict[str, Any] = {}
     if conversation.effort not in (None, Effort.NONE):
-        config["effort"] = conversation.effort.value
+        config["effort"] = "low" if conversation.effort is Effort.MINIMAL else conversation.effort.value
     if conversation.output_format is not None:
         config["format"] = {"type": "json_schema", "schema": conversation.output_format.schema}
     return config or None

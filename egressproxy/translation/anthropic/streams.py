@@ -60,10 +60,11 @@ _ENDED: Final = PartEnded()
 class MessageStreamReader:
     """Events of Anthropic's stream to ours."""
 
-    __slots__ = ("_input", "_is_thought", "_open", "_sequence", "_started", "_stop", "_usage", "_why")
+    __slots__ = ("_has_calls", "_input", "_is_thought", "_open", "_sequence", "_started", "_stop", "_usage", "_why")
 
     def __init__(self) -> None:
         self._started = False
+        self._has_calls = False
         self._open: int | None = None  # the index of the block that is open
         self._is_thought = False
         self._input: str | None = None  # of a tool call: what stands for its arguments, if none follow
@@ -100,7 +101,7 @@ class MessageStreamReader:
             return self._end()
         if kind == "message_delta":
             delta = object_in(value, "delta")
-            self._stop = stop_of(delta) or self._stop
+            self._stop = stop_of(delta, self._has_calls) or self._stop
             self._sequence, self._why = text(delta, "stop_sequence"), explanation_of(delta)
             self._usage = read_usage(object_in(value, "usage"), self._usage)
         elif kind == "message_stop":
@@ -117,13 +118,13 @@ class MessageStreamReader:
         if self._is_thought:
             return []
         if kind == "text":
-            no_more_than(block, "citations", [])
             begun = text(block, "text")
             return [PartStarted(PartKind.TEXT), Delta(begun)] if begun else [PartStarted(PartKind.TEXT)]
         if kind != "tool_use":
             raise of_no_form("the stream has a block", kind)
         no_more_than(block, "caller", {"type": "direct"})
         self._input = dumps(object_in(block, "input")).decode()
+        self._has_calls = True
         return [PartStarted(PartKind.TOOL_CALL, needed_text(block, "id"), needed_text(block, "name"))]
 
     def _delta(self, value: dict[str, Any]) -> list[StreamEvent]:
@@ -139,9 +140,13 @@ class MessageStreamReader:
                 return []
             self._input = None
             return [Delta(more)]
-        if not self._is_thought:
+        if not self._is_thought and kind != "citations_delta":
             raise of_no_form("the stream has a delta", kind)
         return []
+
+    def end(self) -> list[StreamEvent]:
+        """The events behind the last one of a stream that was not broken off, if it has told why the model stopped."""
+        return [] if self._stop is None or self._open is not None else self._finish()
 
     def _end(self) -> list[StreamEvent]:
         if self._open is None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from egressproxy.ai_apis.strict_json import dumps
 from egressproxy.translation.answer_fields import (
     count,
+    id_in,
     needed_text,
     no_more_than,
     object_in,
     objects_in,
     seconds,
     text,
+    texts_in,
     without_prefix,
 )
 from egressproxy.translation.conversation import ModelAnswer, RefusalText, Stop, Text, ToolCall, Usage
@@ -29,7 +32,15 @@ _STOPS: Final = {
     "length": Stop.LENGTH,
     "tool_calls": Stop.TOOL_CALLS,
     "content_filter": Stop.FILTERED,
+    # Words of other servers; those that are not here mean that the model has said all.
+    "max_tokens": Stop.LENGTH,
+    "model_length": Stop.LENGTH,
+    "safety": Stop.FILTERED,
+    "refusal": Stop.FILTERED,
+    "recitation": Stop.FILTERED,
 }
+#: Of servers that could not go on (OpenRouter, vLLM, DeepSeek).
+_BROKEN: Final = ("error", "abort", "insufficient_system_resource")
 
 
 def read_answer(value: dict[str, Any]) -> ModelAnswer:
@@ -38,39 +49,61 @@ def read_answer(value: dict[str, Any]) -> ModelAnswer:
     if len(choices) != 1:
         raise BadAnswer(f"the answer has {len(choices)} choices instead of one")
     message = object_in(choices[0], "message")
-    no_more_than(message, "function_call")
-    no_more_than(message, "audio")
-    no_more_than(message, "annotations", [])
+    check_content(message)
     parts: list[Text | RefusalText | ToolCall] = []
-    if content := text(message, "content"):
+    if content := texts_in(message, "content"):
         parts.append(Text(content))
     if refusal := text(message, "refusal"):
         parts.append(RefusalText(refusal))
-    for call in objects_in(message, "tool_calls"):
+    for call in calls_in(message):
         if text(call, "type") not in ("function", None):
             raise BadAnswer("the answer has a call of a tool that is no function")
         function = object_in(call, "function")
-        parts.append(
-            ToolCall(needed_text(call, "id"), needed_text(function, "name"), text(function, "arguments") or "")
-        )
+        parts.append(ToolCall(id_in(call, "call_"), needed_text(function, "name"), arguments_in(function)))
     usage = read_usage(object_in(value, "usage"))
-    stop = stop_of(choices[0], any(type(part) is ToolCall for part in parts))
+    has_calls = any(type(part) is ToolCall for part in parts)
+    stop = stop_of(choices[0], has_calls) or (stop_without_reason(has_calls) if parts else None)
     if stop is None:
-        raise BadAnswer("finish_reason is missing")
-    ident, model, created = needed_text(value, "id"), needed_text(value, "model"), seconds(value, "created")
+        raise BadAnswer("finish_reason is missing, and so is the content")
+    ident, model, created = id_in(value, "chatcmpl-"), text(value, "model") or "", seconds(value, "created")
     return ModelAnswer(ident, model, created, tuple(parts), stop, None, usage)
+
+
+def check_content(message: dict[str, Any]) -> None:
+    """Raises BadAnswer for content of a message, or of a delta, that other APIs have no form for."""
+    for name in ("audio", "images"):
+        no_more_than(message, name, [])
+
+
+def calls_in(message: dict[str, Any]) -> list[dict[str, Any]]:
+    """The calls of a message, or of a delta; older servers have one, without an id. Raises BadAnswer."""
+    if message.get("function_call") is not None and not message.get("tool_calls"):
+        return [{"function": object_in(message, "function_call")}]
+    return objects_in(message, "tool_calls")
+
+
+def arguments_in(function: dict[str, Any]) -> str:
+    """What a function is called with: JSON in a string, or as some servers write it the object itself."""
+    found = function.get("arguments")
+    return dumps(found).decode() if type(found) is dict else text(function, "arguments") or ""
 
 
 def stop_of(choice: dict[str, Any], has_calls: bool) -> Stop | None:
     """Why the model stopped; None if it has not. A call of a tool that the request names ends with `stop`, too, and is
-    a call here. Raises BadAnswer for a reason that is not known.
+    a call here, as do words that only one server has. Raises BadAnswer for those that say that the answer broke off.
     """
     reason = text(choice, "finish_reason")
     if not reason:  # some servers write the empty string for none
         return None
-    if reason not in _STOPS:
-        raise BadAnswer(f"finish_reason {reason[:80]!r} is not known")
-    return Stop.TOOL_CALLS if has_calls and reason == "stop" else _STOPS[reason]
+    if reason in _BROKEN:
+        raise BadAnswer(f"the backend has broken off the answer: finish_reason is {reason!r}")
+    stop = _STOPS.get(reason.lower(), Stop.END)
+    return stop_without_reason(has_calls) if stop is Stop.END else stop
+
+
+def stop_without_reason(has_calls: bool) -> Stop:
+    """Why a model stops that has said all."""
+    return Stop.TOOL_CALLS if has_calls else Stop.END
 
 
 def read_usage(usage: dict[str, Any]) -> Usage:
@@ -97,10 +130,7 @@ def write_answer(answer: ModelAnswer, now: int) -> dict[str, Any]:
         "annotations": [],
     }
     if calls:
-        message["tool_calls"] = [
-            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments or "{}"}}
-            for call in calls
-        ]
+        message["tool_calls"] = [_written_call(call) for call in calls]
     choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": FINISH_REASONS[answer.stop]}
     return {
         "id": f"chatcmpl-{without_prefix(answer.id)}",
@@ -110,6 +140,12 @@ def write_answer(answer: ModelAnswer, now: int) -> dict[str, Any]:
         "choices": [choice],
         "usage": written_usage(answer.usage),
     }
+
+
+def _written_call(call: ToolCall) -> dict[str, Any]:
+    if call.is_custom:
+        return {"id": call.id, "type": "custom", "custom": {"name": call.name, "input": call.arguments}}
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments or "{}"}}
 
 
 def written_usage(usage: Usage) -> dict[str, Any]:

@@ -8,7 +8,12 @@ from typing import Any, Final
 
 from egressproxy.model.work import Work
 from egressproxy.translation.content import (
+    CACHE_HINTS,
     EFFORTS,
+    allowed_of,
+    arguments_of,
+    custom_call_arguments,
+    custom_tool_of,
     function_of,
     image_at,
     leave_out_cache_options,
@@ -22,16 +27,23 @@ from egressproxy.translation.conversation import (
     ContentPart,
     Conversation,
     Effort,
+    Image,
     RefusalText,
     Role,
     Text,
     Tool,
     ToolCall,
+    ToolForm,
     ToolResult,
     Turn,
 )
-from egressproxy.translation.json_object import JsonObject, objects
+from egressproxy.translation.json_object import JsonObject
+from egressproxy.translation.tuning import Losses
 
+#: Parts of an assistant's message in which other servers tell how the model has thought.
+_THOUGHTS: Final = ("thinking", "reasoning")
+#: Members of an assistant's message that tell the same.
+_REASONING: Final = ("reasoning", "reasoning_content", "reasoning_details", "thinking_blocks")
 _NAMES: Final = {
     "turns": "messages",
     "max_tokens": "max_completion_tokens",
@@ -43,11 +55,11 @@ _NAMES: Final = {
 }
 
 
-def read_request(value: Any) -> Work[Conversation]:
-    """What this request asks for, in turns. Raises Untranslatable."""
-    body = JsonObject(value)
+def read_request(value: Any, losses: Losses) -> Work[Conversation]:
+    """What this request asks for, in turns. Raises Untranslatable for what may not be left out."""
+    body = JsonObject(value, losses)
     names = dict(_NAMES)
-    max_tokens, older = body.whole_number("max_completion_tokens", 1), body.whole_number("max_tokens", 1)
+    max_tokens, older = body.limit("max_completion_tokens"), body.limit("max_tokens")
     if max_tokens is None:
         max_tokens = older
         names["max_tokens"] = "max_tokens"
@@ -55,10 +67,13 @@ def read_request(value: Any) -> Work[Conversation]:
         body.refuse("max_tokens", "contradicts max_completion_tokens")
     options = body.object("stream_options")
     effort = body.word("reasoning_effort", EFFORTS)
+    choice = tool_choice_of(body, _chosen_name, "allowed_tools")
+    tools = [_tool(tool) for tool in body.each("tools")]
     model = body.needed_text("model")
     turns = list[Turn]()
-    for message in objects(body.array("messages"), "messages"):
-        turns.append(_turn(message))
+    for message in body.each("messages"):
+        if (turn := _turn(message)) is not None:
+            turns.append(turn)
         yield
     conversation = Conversation(
         model=model,
@@ -67,8 +82,8 @@ def read_request(value: Any) -> Work[Conversation]:
         temperature=body.number("temperature", 0, 2),
         top_p=body.number("top_p", 0, 1),
         stop=_stop(body),
-        tools=tuple(_tool(tool) for tool in objects(body.array("tools"), "tools")),
-        tool_choice=tool_choice_of(body, _chosen_name),
+        tools=allowed_of([tool for tool, _ in tools], choice),
+        tool_choice=choice,
         has_parallel_calls=body.flag("parallel_tool_calls"),
         effort=None if effort is None else Effort(effort),
         verbosity=body.word("verbosity", ("low", "medium", "high")),
@@ -80,7 +95,9 @@ def read_request(value: Any) -> Work[Conversation]:
         metadata=metadata_of(body),
         service_tier=service_tier_of(body),
         prompt_cache_key=body.text("prompt_cache_key"),
+        forms={tool.name: form for tool, form in tools if form is not None},
         names=names,
+        losses=losses,
     )
     body.only("n", 1, why="cannot be translated: the other APIs give one answer")
     body.only("store", False, why="cannot be translated: the other provider would not store the answer for this API")
@@ -92,7 +109,6 @@ def read_request(value: Any) -> Work[Conversation]:
     body.only("modalities", ["text"])
     body.only("functions", [], why="cannot be translated: write tools instead")
     body.only("function_call", why="cannot be translated: write tool_choice instead")
-    body.without_meaning("prompt_cache_retention")
     leave_out_cache_options(body)
     body.end()
     return conversation
@@ -116,19 +132,26 @@ def _stop(body: JsonObject) -> tuple[str, ...]:
     return tuple(value)
 
 
-def _turn(message: JsonObject) -> Turn:
+def _turn(message: JsonObject) -> Turn | None:
+    """None for one of the assistant that tells nothing but how it has thought."""
     role = message.needed("role", message.word("role", ("system", "developer", "user", "assistant", "tool")))
+    if role == "tool":
+        message.without_meaning("name")  # the call's, which its id names
     message.only("name", why="cannot be translated: the other APIs have no names of participants")
+    message.without_meaning("cache_control")
     parts: tuple[ContentPart, ...]
     if role == "tool":
         call_id = message.needed_text("tool_call_id")
-        texts = tuple(part for part in _content(message) if type(part) is Text)
-        parts = (ToolResult(call_id, texts, where=message.where("content")),)
+        content = _content(message, may_have_images=True)
+        shown = tuple(part for part in content if type(part) is Text or type(part) is Image)
+        parts = (ToolResult(call_id, shown, where=message.where("content")),)
     elif role == "assistant":
         parts = _assistant_parts(message)
     else:
         parts = tuple(_content(message, may_have_images=role == "user"))
     message.end()
+    if not parts and role == "assistant":
+        return None
     return Turn(Role.USER if role == "tool" else Role(role), parts, message.path)
 
 
@@ -136,9 +159,12 @@ def _assistant_parts(message: JsonObject) -> tuple[ContentPart, ...]:
     message.only("audio")
     message.only("function_call", why="cannot be translated: write tool_calls instead")
     message.only("annotations", [])
-    calls = [_tool_call(call) for call in objects(message.array("tool_calls"), message.where("tool_calls"))]
+    calls = [_tool_call(call) for call in message.each("tool_calls")]
     refusal = message.text("refusal")
-    parts: list[ContentPart] = list(_content(message, may_refuse=True, is_optional=bool(calls) or refusal is not None))
+    is_optional = bool(calls) or refusal is not None
+    if not is_optional and message.peek("content") is None:
+        is_optional = any(message.peek(name) is not None for name in _REASONING)
+    parts: list[ContentPart] = _content(message, may_refuse=True, is_optional=is_optional)
     if refusal is not None:
         parts.append(RefusalText(refusal, message.where("refusal")))
     if calls and parts == [Text("")]:
@@ -149,13 +175,12 @@ def _assistant_parts(message: JsonObject) -> tuple[ContentPart, ...]:
 def _content(
     message: JsonObject, may_have_images: bool = False, may_refuse: bool = False, is_optional: bool = False
 ) -> list[ContentPart]:
-    value = message.any("content")
-    if value is None and is_optional:
+    if message.peek("content") is None and is_optional:
         return []
-    return text_or_parts(value, message.where("content"), lambda part: _part(part, may_have_images, may_refuse))
+    return text_or_parts(message, "content", lambda part: _part(part, may_have_images, may_refuse))
 
 
-def _part(part: JsonObject, may_have_images: bool, may_refuse: bool) -> ContentPart:
+def _part(part: JsonObject, may_have_images: bool, may_refuse: bool) -> ContentPart | None:
     kind = part.needed_text("type")
     read: ContentPart
     if kind == "text":
@@ -164,14 +189,18 @@ def _part(part: JsonObject, may_have_images: bool, may_refuse: bool) -> ContentP
         read = _image(part)
     elif kind == "refusal" and may_refuse:
         read = RefusalText(part.needed_text("refusal"), part.path)
+    elif may_refuse and kind in _THOUGHTS and part.losses.drop(part.where(kind)):
+        return None
     else:
-        part.refuse(kind[:80], "cannot be translated: only text, and images of the user, are")
-    part.without_meaning("prompt_cache_breakpoint")
+        part.refuse(kind[:80], "cannot be translated: only text, and images of the user and of tools, are")
+    part.without_meaning(*CACHE_HINTS)
     part.end()
     return read
 
 
 def _image(part: JsonObject) -> ContentPart:
+    if type(part.peek("image_url")) is str:  # as in responses; servers take it, too
+        return image_at(part.needed_text("image_url"), None, part.path)
     image = part.needed("image_url", part.object("image_url"))
     detail = image.word("detail", ("auto", "low", "high", "original"))
     read = image_at(image.needed_text("url"), None if detail == "auto" else detail, image.path)
@@ -180,27 +209,35 @@ def _image(part: JsonObject) -> ContentPart:
 
 
 def _tool_call(call: JsonObject) -> ToolCall:
-    call.word("type", ("function",))
-    function = call.needed("function", call.object("function"))
-    where = function.where("arguments")
-    read = ToolCall(call.needed_text("id"), function.needed_text("name"), function.needed_text("arguments"), where)
-    function.end()
+    kind = call.word("type", ("function", "custom")) or "function"
+    call.without_meaning("index")  # of a stream that the client has put together
+    inner = call.needed(kind, call.object(kind))
+    name = inner.needed_text("name")
+    if kind == "custom":
+        where = inner.where("input")
+        read = ToolCall(call.needed_text("id"), name, custom_call_arguments(inner.needed_text("input")), where)
+    else:
+        where = inner.where("arguments")
+        read = ToolCall(call.needed_text("id"), name, arguments_of(inner), where)
+    inner.end()
     call.end()
     return read
 
 
-def _tool(tool: JsonObject) -> Tool:
-    tool.word("type", ("function",))
-    function = tool.needed("function", tool.object("function"))
-    read = function_of(function)
-    function.end()
+def _tool(tool: JsonObject) -> tuple[Tool, ToolForm | None]:
+    kind = tool.word("type", ("function", "custom")) or "function"
+    inner = tool.needed(kind, tool.object(kind))
+    read = custom_tool_of(inner, "grammar") if kind == "custom" else function_of(inner)
+    inner.without_meaning("cache_control")
+    inner.end()
+    tool.without_meaning("cache_control")
     tool.end()
-    return read
+    return read, ToolForm(read.name, is_custom=True) if kind == "custom" else None
 
 
 def _chosen_name(choice: JsonObject) -> str:
-    choice.word("type", ("function",))
-    function = choice.needed("function", choice.object("function"))
-    name = function.needed_text("name")
-    function.end()
+    kind = choice.word("type", ("function", "custom")) or "function"
+    inner = choice.needed(kind, choice.object(kind))
+    name = inner.needed_text("name")
+    inner.end()
     return name

@@ -59,19 +59,29 @@ def write_request(conversation: Conversation, model: str) -> Work[dict[str, Any]
 
 def _messages(turns: tuple[Turn, ...]) -> Work[list[dict[str, Any]]]:
     messages: list[dict[str, Any]] = []
+    shown: list[ContentPart] = []  # by tools; results of all calls stand right behind them, and hold text only
     for turn in turns:
         yield
+        if shown and not (turn.role is Role.USER and turn.parts and type(turn.parts[0]) is ToolResult):
+            _add_shown(messages, shown)
         if turn.role is Role.ASSISTANT:
             _add_assistant(messages, turn)
         elif turn.role is Role.USER:
-            _add_user(messages, turn)
+            _add_user(messages, turn, shown)
         else:
             place = f"a {turn.role.value} message"
             messages.append({"role": turn.role.value, "content": _content(only_texts(turn.parts, place))})
+    if shown:
+        _add_shown(messages, shown)
     return messages
 
 
-def _add_user(messages: list[dict[str, Any]], turn: Turn) -> None:
+def _add_shown(messages: list[dict[str, Any]], shown: list[ContentPart]) -> None:
+    messages.append({"role": "user", "content": _content(shown)})
+    shown.clear()
+
+
+def _add_user(messages: list[dict[str, Any]], turn: Turn, shown: list[ContentPart]) -> None:
     """Results of tools are messages of their own; what stands between them is one message of the user."""
     spoken: list[ContentPart] = []
     for part in turn.parts:
@@ -79,10 +89,18 @@ def _add_user(messages: list[dict[str, Any]], turn: Turn) -> None:
             if spoken:
                 messages.append({"role": "user", "content": _content(spoken)})
                 spoken = []
-            texts = only_texts(result_parts(part), "the result of a tool")
+            result = result_parts(part)
+            texts = [one for one in result if type(one) is Text]
+            if len(texts) < len(result):
+                shown += [
+                    Text(f"What the tool showed ({part.call_id}):"),
+                    *(one for one in result if type(one) is Image),
+                ]
+                texts = texts or [Text("It is shown in the message of the user behind this.")]
             messages.append({"role": "tool", "tool_call_id": part.call_id, "content": _content(texts) if texts else ""})
         else:
-            spoken.append(part)
+            spoken += [*shown, part]
+            shown.clear()
     if spoken or not turn.parts:
         messages.append({"role": "user", "content": _content(spoken) if spoken else ""})
 

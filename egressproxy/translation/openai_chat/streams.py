@@ -1,5 +1,5 @@
 """The stream of a chat completion (ChatCompletionChunk of OpenAI's SDK), read and written. It is complete with `data:
-[DONE]`, behind a `finish_reason`.
+[DONE]`, or at its end behind a `finish_reason`.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from egressproxy.ai_apis.errors import error_object
 from egressproxy.ai_apis.strict_json import dumps, dumps_text, loads
 from egressproxy.translation.answer_fields import (
     count,
-    needed_text,
-    no_more_than,
+    id_in,
     object_in,
     objects_in,
     seconds,
     text,
+    texts_in,
     without_prefix,
 )
 from egressproxy.translation.conversation import (
@@ -33,32 +33,64 @@ from egressproxy.translation.conversation import (
     Usage,
 )
 from egressproxy.translation.errors import BadAnswer
-from egressproxy.translation.event_stream import event_of_data
-from egressproxy.translation.openai_chat.answers import FINISH_REASONS, read_usage, stop_of, written_usage
+from egressproxy.translation.event_stream import MAX_EVENT_BYTES, event_of_data
+from egressproxy.translation.openai_chat.answers import (
+    FINISH_REASONS,
+    arguments_in,
+    calls_in,
+    check_content,
+    read_usage,
+    stop_of,
+    stop_without_reason,
+    written_usage,
+)
 
 _DONE: Final = b"[DONE]"
 _ENDED: Final = PartEnded()
+#: What a call that waits takes beside its text.
+_CALL_SIZE: Final = 1024
+#: The type of a call, and the member that has what it is called with.
+_CALLS: Final = {PartKind.TOOL_CALL: ("function", "arguments"), PartKind.CUSTOM_CALL: ("custom", "input")}
+
+
+class _Call:
+    """A call of a tool, as far as it has come. It waits for its name, and for the calls before it to end."""
+
+    __slots__ = ("arguments", "ends_in_brace", "id", "name")
+
+    def __init__(self) -> None:
+        self.id = ""
+        self.name = ""
+        self.arguments: list[str] = []  # that nobody was told
+        self.ends_in_brace = False
 
 
 class ChatStreamReader:
-    """Chunks of a chat completion to events. What the reader hands out raises BadAnswer where it cannot be read."""
+    """Chunks of a chat completion to events. What the reader hands out raises BadAnswer where it cannot be read.
 
-    __slots__ = ("_kind", "_started", "_stop", "_tool_id", "_tool_index", "_usage")
+    Pieces of several calls may be mixed: the first call is told as it comes, and the others when it has ended.
+    """
+
+    __slots__ = ("_calls", "_has_calls", "_has_said", "_kept", "_kind", "_latest", "_started", "_stop", "_usage")
 
     def __init__(self) -> None:
         self._started = False
         self._kind: PartKind | None = None  # of the part that is open
-        self._tool_index = -1
-        self._tool_id = ""
+        self._calls: list[_Call] = []  # that have not ended; the first one may be open
+        self._latest: dict[int, _Call] = {}  # by index
+        self._kept = 0  # characters of calls that wait
+        self._has_calls = False
+        self._has_said = False
         self._stop: Stop | None = None
         self._usage = Usage()
 
     def read(self, name: bytes, data: bytes) -> list[StreamEvent]:
         """The events that this event of the stream holds. Raises BadAnswer, Unreadable."""
         if data == _DONE:
-            if self._stop is None:
-                raise BadAnswer("the stream ends without a finish_reason")
-            return [*self._close(), Finished(self._stop, None, self._usage)]
+            if self._stop is None and not self._has_said:
+                raise BadAnswer("the stream ends without a finish_reason, and without content")
+            self._stop = self._stop or stop_without_reason(self._has_calls)
+            return self.end()
         chunk = loads(data)
         if type(chunk) is not dict:
             raise BadAnswer("a chunk is not an object")
@@ -68,7 +100,7 @@ class ChatStreamReader:
         choices = objects_in(chunk, "choices")
         if not self._started and choices:  # Azure tells of its filters before, in a chunk without an id
             self._started = True
-            ident, model = needed_text(chunk, "id"), text(chunk, "model") or ""
+            ident, model = id_in(chunk, "chatcmpl-"), text(chunk, "model") or ""
             events.append(Started(ident, model, seconds(chunk, "created"), self._usage))
         if chunk.get("usage") is not None:
             self._usage = read_usage(object_in(chunk, "usage"))
@@ -76,48 +108,97 @@ class ChatStreamReader:
             if choice.get("index", 0) != 0:
                 raise BadAnswer("the stream has more than one choice")
             self._read_delta(object_in(choice, "delta"), events)
-            self._stop = stop_of(choice, self._tool_index >= 0) or self._stop
+            self._stop = stop_of(choice, self._has_calls) or self._stop
         return events
 
+    def end(self) -> list[StreamEvent]:
+        """The events behind the last one of a stream that was not broken off: many servers leave out `[DONE]`."""
+        if self._stop is None:
+            return []
+        events: list[StreamEvent] = []
+        self._close(events)
+        return [*events, Finished(self._stop, None, self._usage)]
+
     def _read_delta(self, delta: dict[str, Any], events: list[StreamEvent]) -> None:
-        if said := text(delta, "content"):
+        said = delta.get("content")
+        if type(said) is not str:
+            said = texts_in(delta, "content")
+        if said:
             self._say(PartKind.TEXT, said, events)
             if len(delta) == 1:
                 return
         if refused := text(delta, "refusal"):
             self._say(PartKind.REFUSAL, refused, events)
-        for call in objects_in(delta, "tool_calls"):
+        for call in calls_in(delta):
             self._call(call, events)
-        no_more_than(delta, "function_call")
-        no_more_than(delta, "audio")
-        no_more_than(delta, "annotations", [])
+        check_content(delta)
 
     def _say(self, kind: PartKind, said: str, events: list[StreamEvent]) -> None:
         if self._kind is not kind:
-            events += self._close()
-            self._kind = kind
+            self._close(events)
+            self._kind, self._has_said = kind, True
             events.append(PartStarted(kind))
         events.append(Delta(said))
 
-    def _call(self, call: dict[str, Any], events: list[StreamEvent]) -> None:
-        index, function, ident = count(call, "index"), object_in(call, "function"), text(call, "id")
-        # Some servers send every call whole, and all with the same index.
-        if index > self._tool_index or (index == self._tool_index and ident and ident != self._tool_id):
-            if text(call, "type") not in ("function", None):
+    def _call(self, piece: dict[str, Any], events: list[StreamEvent]) -> None:
+        index, function = count(piece, "index"), object_in(piece, "function")
+        ident, name, arguments = text(piece, "id"), text(function, "name"), arguments_in(function)
+        call = self._latest.get(index)
+        if call is None or self._is_another(call, ident, name, arguments):
+            if text(piece, "type") not in ("function", None):
                 raise BadAnswer("the stream has a call of a tool that is no function")
-            events += self._close()
-            self._kind, self._tool_index, self._tool_id = PartKind.TOOL_CALL, index, needed_text(call, "id")
-            events.append(PartStarted(PartKind.TOOL_CALL, self._tool_id, needed_text(function, "name")))
-        elif index < self._tool_index or self._kind is not PartKind.TOOL_CALL:
+            if self._kind is not None and self._kind is not PartKind.TOOL_CALL:
+                self._close(events)
+            call = self._latest[index] = _Call()
+            call.id = id_in(piece, "call_")
+            self._calls.append(call)
+            self._keep(_CALL_SIZE + len(call.id) + len(name or ""))
+            self._has_calls = self._has_said = True
+        elif not self._calls or call not in self._calls:
             raise BadAnswer("the stream goes on with a tool call after another part has begun")
-        if arguments := text(function, "arguments"):
-            events.append(Delta(arguments))
+        call.name = call.name or name or ""
+        if arguments:
+            call.arguments.append(arguments)
+            call.ends_in_brace = arguments.rstrip().endswith("}")
+        if call is self._calls[0]:
+            self._tell(call, events)
+        else:
+            self._keep(len(arguments))
 
-    def _close(self) -> tuple[StreamEvent, ...]:
+    def _is_another(self, call: _Call, ident: str | None, name: str | None, arguments: str) -> bool:
+        """Whether a piece with the index of this call begins one more: some servers send every call whole, and all with
+        the same index, or none. Behind the end of an object no other one can follow in the same arguments.
+        """
+        if not name or not call.name:
+            return False
+        return bool(ident and ident != call.id) or (not ident and call.ends_in_brace and arguments.startswith("{"))
+
+    def _tell(self, call: _Call, events: list[StreamEvent]) -> None:
+        if not call.name:
+            return
         if self._kind is None:
-            return ()
-        self._kind = None
-        return (_ENDED,)
+            self._kind = PartKind.TOOL_CALL
+            events.append(PartStarted(PartKind.TOOL_CALL, call.id, call.name))
+        events += map(Delta, call.arguments)
+        call.arguments.clear()
+
+    def _keep(self, size: int) -> None:
+        self._kept += size
+        if self._kept > MAX_EVENT_BYTES:
+            raise BadAnswer("the tool calls of the stream are too long to be kept")
+
+    def _close(self, events: list[StreamEvent]) -> None:
+        """End the open part, and tell the calls that have waited for it."""
+        if not self._calls and self._kind is not None:
+            events.append(_ENDED)
+        self._kind = None if not self._calls else self._kind
+        for call in self._calls:
+            if not call.name:
+                raise BadAnswer("a tool call of the stream has no name")
+            self._tell(call, events)
+            events.append(_ENDED)
+            self._kind = None
+        self._calls.clear()
 
 
 def failed(error: Any) -> Failed:
@@ -171,11 +252,12 @@ class ChatStreamWriter:
 
     def _part(self, told: PartStarted) -> bytes:
         self._kind = told.kind
-        if told.kind is not PartKind.TOOL_CALL:
+        if told.kind is PartKind.TEXT or told.kind is PartKind.REFUSAL:
             return b""
         self._tool_index += 1
-        function = {"name": told.name, "arguments": ""}
-        call = {"index": self._tool_index, "id": told.id, "type": "function", "function": function}
+        kind, arguments = _CALLS[told.kind]
+        begun = {"name": told.name, arguments: ""}
+        call = {"index": self._tool_index, "id": told.id, "type": kind, kind: begun}
         return self._before + b'"tool_calls":' + dumps([call]) + self._after
 
     def _delta(self, told: Delta) -> bytes:
@@ -183,7 +265,8 @@ class ChatStreamWriter:
             return self._before + b'"content":' + dumps_text(told.text) + self._after
         if self._kind is PartKind.REFUSAL:
             return self._before + b'"refusal":' + dumps_text(told.text) + self._after
-        call = b'"tool_calls":[{"index":%d,"function":{"arguments":' % self._tool_index
+        kind, arguments = _CALLS[self._kind]
+        call = b'"tool_calls":[{"index":%d,"%b":{"%b":' % (self._tool_index, kind.encode(), arguments.encode())
         return self._before + call + dumps_text(told.text) + b"}}]" + self._after
 
     def _finish(self, told: Finished) -> bytes:

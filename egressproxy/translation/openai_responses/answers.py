@@ -8,7 +8,6 @@ from typing import Any, Final
 from egressproxy.translation.answer_fields import (
     count,
     needed_text,
-    no_more_than,
     object_in,
     objects_in,
     of_no_form,
@@ -36,6 +35,9 @@ DEFAULTS: Final[Mapping[str, Any]] = {
 }
 #: Why a response is not complete; the other reasons to stop make a complete one.
 INCOMPLETE: Final = {Stop.LENGTH: "max_output_tokens", Stop.FILTERED: "content_filter"}
+#: Of calls: the type of the item, with what its id begins, and the member that has what it is called with.
+FUNCTION: Final = ("function_call", "fc", "arguments")
+CUSTOM: Final = ("custom_tool_call", "ctc", "input")
 _STOPS: Final = {reason: stop for stop, reason in INCOMPLETE.items()}
 
 
@@ -70,7 +72,6 @@ def read_answer(value: dict[str, Any]) -> ModelAnswer:
 def _part(part: dict[str, Any]) -> Text | RefusalText:
     kind = text(part, "type")
     if kind == "output_text":
-        no_more_than(part, "annotations", [])
         return Text(needed_text(part, "text"))
     if kind == "refusal":
         return RefusalText(needed_text(part, "refusal"))
@@ -116,7 +117,7 @@ def write_answer(answer: ModelAnswer, repeated: Mapping[str, Any], now: int) -> 
     output: list[dict[str, Any]] = []
     for part in answer.parts:
         if isinstance(part, ToolCall):
-            output.append(call_item(ident, len(output), part.id, part.name, part.arguments or "{}", "completed"))
+            output.append(call_item(ident, len(output), part, "completed"))
             continue
         if not output or output[-1]["type"] != "message":
             output.append(message_item(ident, len(output), [], status))
@@ -157,15 +158,14 @@ def message_item(ident: str, index: int, content: list[dict[str, Any]], status: 
     return {"type": "message", "id": f"msg_{ident}_{index}", "status": status, "role": "assistant", "content": content}
 
 
-def call_item(ident: str, index: int, call_id: str, name: str, arguments: str, status: str) -> dict[str, Any]:
-    return {
-        "type": "function_call",
-        "id": f"fc_{ident}_{index}",
-        "status": status,
-        "call_id": call_id,
-        "name": name,
-        "arguments": arguments,
-    }
+def call_item(ident: str, index: int, call: ToolCall, status: str) -> dict[str, Any]:
+    """The item of a call. `ident`: the id of the response without its prefix."""
+    kind, prefix, arguments = CUSTOM if call.is_custom else FUNCTION
+    item = {"type": kind, "id": f"{prefix}_{ident}_{index}", "status": status, "call_id": call.id, "name": call.name}
+    if call.namespace:
+        item["namespace"] = call.namespace
+    has_none = not call.arguments and status == "completed" and not call.is_custom
+    return {**item, arguments: "{}" if has_none else call.arguments}
 
 
 def text_part(said: str) -> dict[str, Any]:

@@ -4,14 +4,22 @@ refused stands in docs/translation.md.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any, Final
 
 from egressproxy.model.work import Work
 from egressproxy.translation.content import (
+    CACHE_HINTS,
     EFFORTS,
+    allowed_of,
+    arguments_of,
+    custom_call_arguments,
+    custom_tool_of,
     function_of,
     image_at,
     leave_out_cache_options,
+    leave_out_callers,
     metadata_of,
     output_format_of,
     service_tier_of,
@@ -29,11 +37,12 @@ from egressproxy.translation.conversation import (
     Text,
     Tool,
     ToolCall,
+    ToolForm,
     ToolResult,
     Turn,
 )
-from egressproxy.translation.errors import Untranslatable
-from egressproxy.translation.json_object import JsonObject, objects
+from egressproxy.translation.json_object import JsonObject
+from egressproxy.translation.tuning import Losses
 
 _NAMES: Final = {
     "turns": "input",
@@ -48,23 +57,25 @@ _AT_ONE_PROVIDER: Final = "cannot be translated: what it names is stored at one 
 _STATUSES: Final = ("completed", "incomplete", "in_progress")
 
 
-def read_request(value: Any) -> Work[Conversation]:
-    """What this request asks for, in turns. Raises Untranslatable."""
-    body = JsonObject(value)
+def read_request(value: Any, losses: Losses) -> Work[Conversation]:
+    """What this request asks for, in turns. Raises Untranslatable for what may not be left out."""
+    body = JsonObject(value, losses)
     system: tuple[Turn, ...] = ()
     if (instructions := body.text("instructions")) is not None:
         system = (Turn(Role.SYSTEM, (Text(instructions, "instructions"),), "instructions"),)
+    choice = tool_choice_of(body, _chosen_name)
+    tools = _tools(body)
     verbosity, output_format = _text_config(body.object("text"))
     model = body.needed_text("model")
-    turns = yield from _turns(body.any("input"))
+    turns = yield from _turns(body)
     conversation = Conversation(
         model=model,
         turns=(*system, *turns),
-        max_tokens=body.whole_number("max_output_tokens", 1),
+        max_tokens=body.limit("max_output_tokens"),
         temperature=body.number("temperature", 0, 2),
         top_p=body.number("top_p", 0, 1),
-        tools=tuple(_tool(tool) for tool in objects(body.array("tools"), "tools")),
-        tool_choice=tool_choice_of(body, _chosen_name),
+        tools=allowed_of([tool for tool, _ in tools], choice),
+        tool_choice=choice,
         has_parallel_calls=body.flag("parallel_tool_calls"),
         effort=_effort(body.object("reasoning")),
         verbosity=verbosity,
@@ -75,7 +86,9 @@ def read_request(value: Any) -> Work[Conversation]:
         metadata=metadata_of(body),
         service_tier=service_tier_of(body),
         prompt_cache_key=body.text("prompt_cache_key"),
+        forms={tool.name: form for tool, form in tools if form is not None},
         names=_NAMES,
+        losses=losses,
     )
     body.only("store", False, why=_AT_ONE_PROVIDER)
     for name in ("previous_response_id", "conversation", "prompt"):
@@ -84,14 +97,21 @@ def read_request(value: Any) -> Work[Conversation]:
     body.only("truncation", "disabled")
     body.only("top_logprobs", 0)
     body.only("context_management", [])
-    body.only("include", [], ["reasoning.encrypted_content"])
-    body.without_meaning("prompt_cache_retention")
+    _leave_out_include(body)
     leave_out_cache_options(body)
     if (options := body.object("stream_options")) is not None:
-        options.without_meaning("include_obfuscation")
+        options.without_meaning("include_obfuscation", "include_usage")  # it is always told
         options.end()
     body.end()
     return conversation
+
+
+def _leave_out_include(body: JsonObject) -> None:
+    """What else the answer is to tell: nothing that other APIs have. Probabilities are part of the answer."""
+    wanted = body.peek("include")
+    if type(wanted) is list and any("logprobs" in str(one) for one in wanted):
+        body.refuse("include", "cannot be translated: the other API does not tell logprobs here")
+    body.only("include", [], ["reasoning.encrypted_content"])
 
 
 def _effort(reasoning: JsonObject | None) -> Effort | None:
@@ -115,41 +135,57 @@ def _text_config(config: JsonObject | None) -> tuple[str | None, OutputFormat | 
     return verbosity, output_format
 
 
-def _turns(value: Any) -> Work[list[Turn]]:
+def _turns(body: JsonObject) -> Work[list[Turn]]:
+    value = body.any("input")
     if type(value) is str:
         return [Turn(Role.USER, (Text(value, "input"),), "input")]
     if type(value) is not list:
-        raise Untranslatable("input", "is missing" if value is None else "must be a string or an array")
+        body.refuse("input", "is missing" if value is None else "must be a string or an array")
     turns = list[Turn]()
-    for item in objects(value, "input"):
-        turns.append(_item(item))
+    for item in body.elements(value, "input"):
+        if (turn := _item(item)) is not None:
+            turns.append(turn)
         yield
     return turns
 
 
-def _item(item: JsonObject) -> Turn:
+def _item(item: JsonObject) -> Turn | None:
     kind = item.text("type") or "message"
     part: ContentPart
     if kind == "message":
         turn = _message(item)
-    elif kind == "function_call":
-        where = item.where("arguments")
-        part = ToolCall(item.needed_text("call_id"), item.needed_text("name"), item.needed_text("arguments"), where)
-        item.only("async", False)
-        turn = Turn(Role.ASSISTANT, (part,), item.path)
-    elif kind == "function_call_output":
+    elif kind in ("function_call", "custom_tool_call"):
+        turn = Turn(Role.ASSISTANT, (_call(item, kind),), item.path)
+    elif kind in ("function_call_output", "custom_tool_call_output"):
         part = ToolResult(item.needed_text("call_id"), _output(item), where=item.where("output"))
         item.without_meaning("name")  # the call's, which its id names
         turn = Turn(Role.USER, (part,), item.path)
+    elif kind in ("reasoning", "web_search_call") and item.losses.drop(item.where(kind)):
+        return None
     else:
         why = "its content is of use to its provider only" if kind == "reasoning" else "only messages and functions are"
         item.refuse("type", f"cannot be translated: {kind[:80]!r}: {why}")
     item.only("caller", {"type": "direct"})
     item.only("namespace")
     item.word("status", _STATUSES)
-    item.without_meaning("id")  # a name within the provider
+    item.without_meaning("id", *CACHE_HINTS)  # the first is a name within the provider
     item.end()
     return turn
+
+
+def _call(item: JsonObject, kind: str) -> ToolCall:
+    call_id, name, namespace = item.needed_text("call_id"), item.needed_text("name"), item.text("namespace")
+    if kind == "custom_tool_call":
+        arguments, where = custom_call_arguments(item.needed_text("input")), item.where("input")
+    else:
+        arguments, where = arguments_of(item), item.where("arguments")
+    item.only("async", False)
+    return ToolCall(call_id, _name_in(namespace, name), arguments, where)
+
+
+def _name_in(namespace: str | None, name: str) -> str:
+    """The name of the function that stands for one of a namespace, which other APIs do not have."""
+    return f"{namespace.rstrip('_')}__{name}" if namespace else name
 
 
 def _message(item: JsonObject) -> Turn:
@@ -166,7 +202,7 @@ def _output(item: JsonObject) -> tuple[Text | Image, ...]:
 
 
 def _content(item: JsonObject, name: str, kinds: tuple[str, ...]) -> list[ContentPart]:
-    return text_or_parts(item.any(name), item.where(name), lambda part: _part(part, kinds))
+    return text_or_parts(item, name, lambda part: _part(part, kinds))
 
 
 def _part(part: JsonObject, kinds: tuple[str, ...]) -> ContentPart:
@@ -185,24 +221,54 @@ def _part(part: JsonObject, kinds: tuple[str, ...]) -> ContentPart:
         read = Text(part.needed_text("text"), part.path)
         part.only("annotations", [])
         part.only("logprobs", [])
-    part.without_meaning("prompt_cache_breakpoint")
+    part.without_meaning(*CACHE_HINTS)
     part.end()
     return read
 
 
-def _tool(tool: JsonObject) -> Tool:
-    if tool.text("type") != "function":
-        tool.refuse("type", "cannot be translated: only functions of the client are")
-    read = function_of(tool)
-    tool.only("allowed_callers", ["direct"])
+def _tools(body: JsonObject) -> list[tuple[Tool, ToolForm | None]]:
+    """The functions of the client. Tools that the provider runs may be left out if others stay: without any of them a
+    request that is for a search alone would be for nothing.
+    """
+    tools: list[tuple[Tool, ToolForm | None]] = []
+    left_out: list[JsonObject] = []
+    for tool in body.each("tools"):
+        kind = tool.text("type") or "function"
+        if kind == "namespace":
+            tools += _namespace(tool)
+        elif kind in ("function", "custom"):
+            tools.append(_tool(tool, kind))
+        elif tool.losses.drop(tool.where(kind)):
+            left_out.append(tool)
+        else:
+            tool.refuse("type", "cannot be translated: only functions and custom tools of the client are")
+    if left_out and not tools:
+        left_out[0].refuse("type", "cannot be translated: only the provider runs it, and no other tool is offered")
+    return tools
+
+
+def _namespace(namespace: JsonObject) -> Iterator[tuple[Tool, ToolForm]]:
+    name = namespace.needed_text("name")
+    namespace.text("description")
+    for tool in namespace.each("tools"):
+        kind = tool.word("type", ("function", "custom")) or "function"
+        read, _ = _tool(tool, kind)
+        yield replace(read, name=_name_in(name, read.name)), ToolForm(read.name, name, kind == "custom")
+    namespace.end()
+
+
+def _tool(tool: JsonObject, kind: str) -> tuple[Tool, ToolForm | None]:
+    read = custom_tool_of(tool) if kind == "custom" else function_of(tool)
+    leave_out_callers(tool)
     tool.only("async", False)
     tool.only("defer_loading", False)
     tool.only("output_schema")
+    tool.without_meaning("cache_control")
     tool.end()
-    return read
+    return read, ToolForm(read.name, is_custom=True) if kind == "custom" else None
 
 
 def _chosen_name(choice: JsonObject) -> str:
-    if choice.text("type") != "function":
-        choice.refuse("type", "cannot be translated: only functions of the client are")
-    return choice.needed_text("name")
+    if choice.text("type") not in ("function", "custom"):
+        choice.refuse("type", "cannot be translated: only functions and custom tools of the client are")
+    return _name_in(choice.text("namespace"), choice.needed_text("name"))

@@ -12,7 +12,6 @@ from egressproxy.ai_apis.strict_json import dumps, dumps_text, loads
 from egressproxy.translation.answer_fields import (
     count,
     needed_text,
-    no_more_than,
     object_in,
     of_no_form,
     seconds,
@@ -29,6 +28,7 @@ from egressproxy.translation.conversation import (
     PartStarted,
     Started,
     StreamEvent,
+    ToolCall,
     Usage,
 )
 from egressproxy.translation.errors import BadAnswer
@@ -49,6 +49,10 @@ from egressproxy.translation.openai_responses.answers import (
 _ENDED: Final = PartEnded()
 #: What a part that is kept takes beside its text.
 _PART_SIZE: Final = 1024
+_CALLS: Final = {
+    PartKind.TOOL_CALL: "response.function_call_arguments",
+    PartKind.CUSTOM_CALL: "response.custom_tool_call_input",
+}
 _DELTAS: Final = {
     "response.output_text.delta": PartKind.TEXT,
     "response.refusal.delta": PartKind.REFUSAL,
@@ -82,8 +86,6 @@ class ResponseStreamReader:
             return self._part(value)
         if kind in ("response.content_part.done", "response.output_item.done"):
             return self._done(kind, value)
-        if kind == "response.output_text.annotation.added":
-            raise BadAnswer("the stream has an annotation, which the client's API has no form for")
         if kind == "response.created":
             return [self._start(object_in(value, "response"))]
         if kind in ("response.completed", "response.incomplete"):
@@ -94,6 +96,10 @@ class ResponseStreamReader:
         if kind == "error":
             return [failed(value.get("error") or value)]
         return [KeepAlive()] if kind in ("response.in_progress", "keepalive") else []
+
+    def end(self) -> list[StreamEvent]:
+        """The events behind the last one: none, since a stream that is complete has said so."""
+        return []
 
     def _start(self, response: dict[str, Any]) -> Started:
         if self._has_begun:
@@ -120,7 +126,6 @@ class ResponseStreamReader:
             return []
         if kind not in ("output_text", "refusal"):
             raise of_no_form("the stream has a part", kind)
-        no_more_than(part, "annotations", [])
         opened = PartKind.TEXT if kind == "output_text" else PartKind.REFUSAL
         return [*self._open(opened, value), PartStarted(opened)]
 
@@ -221,12 +226,12 @@ class ResponseStreamWriter:
         self._keep(_PART_SIZE + len(told.id) + len(told.name))
         self._kind, self._said, written = told.kind, io.StringIO(), b""
         index = len(self._output)
-        if told.kind is PartKind.TOOL_CALL:
+        if told.kind is PartKind.TOOL_CALL or told.kind is PartKind.CUSTOM_CALL:
             written = self._close_message("completed")
             self._call, index = told, len(self._output)
-            item = call_item(self._ident, index, told.id, told.name, "", "in_progress")
+            item = call_item(self._ident, index, self._called(""), "in_progress")
             written += self._event("response.output_item.added", output_index=index, item=item)
-            name = "response.function_call_arguments.delta"
+            name = f"{_CALLS[told.kind]}.delta"
         else:
             if self._content is None:
                 self._content = []
@@ -240,11 +245,17 @@ class ResponseStreamWriter:
         self._before = b"event: " + name.encode() + b"\ndata: " + head + b',"delta":'
         return written
 
+    def _called(self, said: str) -> ToolCall:
+        """The call that is open, with these arguments."""
+        call, is_custom = self._call, self._kind is PartKind.CUSTOM_CALL
+        return ToolCall(call.id, call.name, said, namespace=call.namespace, is_custom=is_custom)
+
     def _place(self) -> dict[str, Any]:
         """Where the open part is: its item, and its place in that."""
         index = len(self._output)
         if self._content is None:
-            return {"item_id": f"fc_{self._ident}_{index}", "output_index": index}
+            prefix = "ctc" if self._kind is PartKind.CUSTOM_CALL else "fc"
+            return {"item_id": f"{prefix}_{self._ident}_{index}", "output_index": index}
         return {"item_id": f"msg_{self._ident}_{index}", "output_index": index, "content_index": len(self._content)}
 
     def _delta(self, told: Delta) -> bytes:
@@ -262,13 +273,16 @@ class ResponseStreamWriter:
     def _end(self) -> bytes:
         said, index = self._said.getvalue(), len(self._output)
         if self._content is None:
-            call, said = self._call, said or "{}"
-            item = call_item(self._ident, index, call.id, call.name, said, "completed")
+            item = call_item(self._ident, index, self._called(said), "completed")
             place = self._place()
             self._output.append(item)
-            return self._event(
-                "response.function_call_arguments.done", **place, name=call.name, arguments=said
-            ) + self._event("response.output_item.done", output_index=index, item=item)
+            if self._kind is PartKind.CUSTOM_CALL:
+                told: dict[str, Any] = {"input": item["input"]}
+            else:
+                told = {"name": item["name"], "arguments": item["arguments"]}
+            return self._event(f"{_CALLS[self._kind]}.done", **place, **told) + self._event(
+                "response.output_item.done", output_index=index, item=item
+            )
         place = self._place()
         if self._kind is PartKind.TEXT:
             part = text_part(said)

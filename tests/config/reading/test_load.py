@@ -176,18 +176,6 @@ BAD: dict[str, tuple[str | bytes, list[tuple[int, int, str, str, str]]]] = {
         "apiVersion: egressproxy.io/v1\nkind: Backend\nmetadata: {name: x}\n",
         [(1, 13, "apiVersion", "Backend is not known in egressproxy.io/v1", "use egressproxy.io/v1alpha1")],
     ),
-    "a kind of Envoy Gateway": (
-        "apiVersion: gateway.envoyproxy.io/v1alpha1\nkind: BackendTrafficPolicy\nmetadata: {name: x}\n",
-        [
-            (
-                2,
-                7,
-                "kind",
-                "unknown kind BackendTrafficPolicy",
-                "write its settings into spec.traffic of an EgressPolicy",
-            )
-        ],
-    ),
     "no kind": (
         "metadata: {name: x}\n",
         [(1, 1, "apiVersion", "apiVersion is missing", "add"), (1, 1, "kind", "kind is", "add")],
@@ -601,3 +589,13 @@ def test_a_folder_with_folders_alone_says_which_to_give(tmp_path: Path):
     (tmp_path / "conf" / "team-a" / "a.yaml").write_text(NAMESPACE)
     with pytest.raises(ConfigError, match=r"no folder in it is looked into \(there is team-a\).*conf/team-a"):
         load([tmp_path / "conf"])
+
+
+def test_a_kustomization_in_a_folder_is_left_out_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "kustomization.yaml").write_text("resources: [a.yaml]\n")
+    (tmp_path / "a.yaml").write_text("apiVersion: v1\nkind: Namespace\nmetadata: {name: x}\n")
+    found = load([tmp_path])
+    assert len(found) == 1
+    (note,) = found.warnings
+    assert (note.severity, note.code) == (Severity.NOTE, "KindLeftOut")
+    assert "kubectl kustomize" in note.remedy

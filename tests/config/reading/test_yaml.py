@@ -1,6 +1,7 @@
 """YAML to plain values: places, traps, limits."""
 
 import time
+from typing import Any
 
 import pytest
 import yaml
@@ -161,8 +162,42 @@ def test_an_alias_that_contains_itself_is_refused() -> None:
     assert "contains itself" in fault("a: &a [*a]\n").message
 
 
-def test_merge_keys_are_refused() -> None:
-    assert "merge keys" in fault("a: &a {x: 1}\nb: {<<: *a}\n").message
+def test_a_later_anchor_of_the_same_name_replaces_the_first() -> None:
+    """As kubectl and Helm read it; documents before it are read once."""
+    documents = read("first: 1\n---\na: &n 1\nb: *n\nc: &n 2\nd: *n\n---\nlast: 3\n")
+    assert [each.value for each in documents] == [{"first": 1}, {"a": 1, "b": 1, "c": 2, "d": 2}, {"last": 3}]
+    assert fault("a: &n 1\nb: &n [*n]\n").message == "an alias contains itself"
+    assert "does not fit" in fault("a: &n 1\nb: &n 2\nc: *hunter2\n").message
+
+
+@pytest.mark.parametrize(
+    ("text", "merged"),
+    [
+        ("a: &a {x: 1, y: 2}\nb: {<<: *a, y: 3}\n", {"x": 1, "y": 3}),
+        ("a: &a {x: 1}\nb: {y: 3, <<: *a}\n", {"x": 1, "y": 3}),
+        ("a: [&a {x: 1, y: 2}, &b {x: 9, z: 4}]\nb: {<<: [*a, *b]}\n", {"x": 1, "y": 2, "z": 4}),
+        ("a: &a {x: 1}\nc: &c {<<: *a, y: 2}\nb: {<<: *c}\n", {"x": 1, "y": 2}),
+        ("b: {<<: {x: 1}}\n", {"x": 1}),
+        ('b: {"<<": 1}\n', {"<<": 1}),
+    ],
+)
+def test_merge_keys_are_those_of_yaml_1_1(text: str, merged: dict[str, Any]) -> None:
+    assert value(text)["b"] == merged
+
+
+def test_what_cannot_be_merged_is_told_at_its_place_and_aliases_stay_bounded() -> None:
+    found = fault("a: &a 1\nb: {<<: *a}\n")
+    assert (found.place.line, found.message) == (2, "<< merges mappings alone")
+    assert "contains itself" in fault("a: &a {<<: *a}\n").message
+    bomb = "a0: &a0 {x: [1, 2, 3, 4, 5, 6, 7, 8, 9]}\n"
+    bomb += "".join(f"a{i}: &a{i} {{<<: *a{i - 1}, k{i}: [{','.join([f'*a{i - 1}'] * 9)}]}}\n" for i in range(1, 30))
+    assert "aliases multiply" in fault(bomb).message
+
+
+def test_the_place_of_a_merged_field_is_where_it_is_written() -> None:
+    (document,) = read("a: &a\n  x: 1\nb:\n  <<: *a\n  y: 2\n")
+    assert document.place_of(("b", "x")) == SourceLocation(2, 6)
+    assert document.written(("b", "y")) == "2"
 
 
 def test_nesting_has_an_end() -> None:

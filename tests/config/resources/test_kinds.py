@@ -548,7 +548,7 @@ def test_a_failover_leaves_to_its_endpoints_what_is_theirs(more: dict[str, Any],
         (port(mode="Simple", pins=["sha1/x"]), "not a pin"),
         (port(sni="a.test"), "Field required"),
         ({**destination(), "extensions": [{"name": "e", "type": "an injector"}]}, "not an extension type"),
-        ({**destination(), "extensions": [{"name": "e", "type": "a.b/C:v1", "phase": "request"}]}, "Input should be"),
+        ({**destination(), "extensions": [{"name": "e", "type": "a.b/C:v1", "phase": "request"}]}, "not a phase"),
     ],
 )
 def test_a_backend_that_cannot_be_is_refused(spec: dict[str, Any], message: str) -> None:
@@ -834,11 +834,61 @@ def test_a_kind_of_kubernetes_that_says_nothing_to_us_is_left_out_and_told(api_v
 
 @pytest.mark.parametrize(
     ("api_version", "kind"),
-    [("apps/v1", "Deploymint"), ("egressproxy.io/v1alpha1", "EgresPolicy"), ("example.com/v1", "Deployment")],
+    [
+        ("apps/v1", "Deploymint"),
+        ("v1", "Thing"),
+        ("egressproxy.io/v1alpha1", "EgresPolicy"),
+        ("egressproxy.io/v1alpha1", "SomethingElse"),
+        ("gateway.networking.k8s.io/v1", "HttpRout"),
+        ("example.com/v1", "EgresPolicy"),
+    ],
 )
-def test_any_other_unknown_kind_stays_an_error(api_version: str, kind: str):
+def test_an_unknown_kind_that_may_be_a_misspelt_one_stays_an_error(api_version: str, kind: str):
     with pytest.raises(ConfigError, match=f"unknown kind {kind}"):
         load_text(f"{SERVICE_TEXT}---\napiVersion: {api_version}\nkind: {kind}\nmetadata: {{name: x}}\n")
+
+
+@pytest.mark.parametrize("api_version", ["egressproxy.com/v1alpha1", "gateway.network.k8s.io/v1", "egressproxy.io/v1"])
+@pytest.mark.parametrize("kind", ["Backend", "EgressPolicy"])
+def test_a_group_that_may_be_a_misspelt_one_stays_an_error(api_version: str, kind: str):
+    with pytest.raises(ConfigError, match=f"{kind} is not known in {api_version}"):
+        load_text(f"{SERVICE_TEXT}---\napiVersion: {api_version}\nkind: {kind}\nmetadata: {{name: x}}\n")
+
+
+@pytest.mark.parametrize(
+    ("api_version", "kind"),
+    [
+        ("gateway.envoyproxy.io/v1alpha1", "Backend"),
+        ("gateway.envoyproxy.io/v1alpha1", "BackendTrafficPolicy"),
+        ("networking.istio.io/v1", "Gateway"),
+        ("inference.networking.k8s.io/v1", "InferencePool"),
+        ("agentic.prototype.x-k8s.io/v0alpha0", "XBackend"),
+        ("ainetworking.prototype.x-k8s.io/v0alpha0", "PayloadProcessor"),
+        ("gateway.networking.x-k8s.io/v1alpha1", "XTransport"),
+    ],
+)
+def test_a_kind_that_nobody_knows_is_left_out_and_missed(api_version: str, kind: str):
+    loaded = load_text(f"{SERVICE_TEXT}---\napiVersion: {api_version}\nkind: {kind}\nmetadata: {{name: x}}\n")
+    assert len(loaded) == 1
+    (warning,) = loaded.warnings
+    assert (warning.object, warning.severity, warning.code) == (f"{kind} default/x", Severity.UNSERVED, "KindLeftOut")
+    assert warning.remedy
+
+
+@pytest.mark.parametrize(
+    ("api_version", "kind"),
+    [
+        ("example.com/v1", "Deployment"),
+        ("monitoring.coreos.com/v1", "ServiceMonitor"),
+        ("cert-manager.io/v1", "Certificate"),
+        ("networking.gke.io/v1", "GCPBackendPolicy"),
+    ],
+)
+def test_a_foreign_kind_is_missed_where_it_attaches_itself(api_version: str, kind: str):
+    for spec, severity in (("{secretName: y}", Severity.NOTE), ("{targetRef: {name: y}}", Severity.UNSERVED)):
+        text = f"apiVersion: {api_version}\nkind: {kind}\nmetadata: {{name: x}}\nspec: {spec}\n"
+        (warning,) = load_text(f"{SERVICE_TEXT}---\n{text}").warnings
+        assert (warning.severity, warning.code) == (severity, "KindLeftOut")
 
 
 def test_files_without_anything_of_ours_are_refused_as_empty_ones_are():

@@ -290,6 +290,65 @@ def test_a_tool_that_is_not_allowed_cannot_be_forced():
     assert ask(ALLOWED, body, path="/v1/chat/completions").status == 403
 
 
+@pytest.mark.parametrize(
+    ("tools", "left"),
+    [
+        ([{"functionDeclarations": [{"name": "search"}, {"name": "delete"}], "googleSearch": {}, "codeExecution": {}}],
+         [{"functionDeclarations": [{"name": "search"}]}]),
+        ([{"googleSearch": {}, "functionDeclarations": [{"name": "search"}]}],
+         [{"functionDeclarations": [{"name": "search"}]}]),
+        ([{"functionDeclarations": [{"name": "search"}], "function_declarations": [{"name": "delete"}]}],
+         [{"functionDeclarations": [{"name": "search"}], "function_declarations": []}]),
+        ([{"functionDeclarations": [{"name": "search"}], "name": "delete"}], None),
+        ([{"googleSearch": {}, "codeExecution": {}}, {"functionDeclarations": [{"name": "search"}]}],
+         [{"functionDeclarations": [{"name": "search"}]}]),
+        ([{"codeExecution": {}, "urlContext": {}}], None),
+    ],
+)  # fmt: skip
+def test_every_member_of_a_tool_of_gemini_is_one(tools: list[Any], left: list[Any] | None):
+    body = {"contents": [], "tools": tools}
+    sent = json.loads(ask(ALLOWED, body, path="/v1beta/models/g:generateContent").request_body)
+    assert sent.get("tools") == left
+
+
+FORCED: list[tuple[dict[str, Any], dict[str, Any] | None]] = [
+    ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [
+        {"type": "function", "function": {"name": "delete"}}]}}}, None),
+    ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [
+        {"type": "function", "name": "delete"}]}}, None),
+    ({"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [
+        {"type": "function", "function": {"name": "delete"}}, {"type": "function", "function": {"name": "search"}}]}}},
+     {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [
+        {"type": "function", "function": {"name": "search"}}]}}}),
+    ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [
+        {"type": "custom", "name": "delete"}, {"type": "function", "name": "search"}]}},
+     {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "search"}]}}),
+    ({"tool_choice": {"type": "custom", "name": "delete"}}, None),
+    ({"toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["delete"]}}}, None),
+    ({"tool_config": {"function_calling_config": {"mode": "ANY", "allowed_function_names": ["delete"]}}}, None),
+    ({"toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["search", "delete"]}}},
+     {"toolConfig": {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": ["search"]}}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("forced", "left"), FORCED)
+def test_a_tool_that_is_not_allowed_is_none_of_those_that_may_be_chosen(
+    forced: dict[str, Any], left: dict[str, Any] | None
+):
+    result = ask(ALLOWED, offering("search", "delete", **forced), path="/v1/chat/completions")
+    if left is None:
+        assert result.status == 403
+    else:
+        sent = json.loads(result.request_body)
+        assert {name: sent[name] for name in left} == left
+
+
+def test_a_search_that_is_not_allowed_cannot_be_forced():
+    body = {**offering("search", tool_choice={"type": "web_search"})}
+    body["tools"].append({"type": "web_search"})
+    assert ask(ALLOWED, body, path="/v1/responses").status == 403
+
+
 # --- chat: what the model calls ---------------------------------------------------------------------------------------
 def chat_answer(name: str, arguments: Any) -> dict[str, Any]:
     call = {"id": "1", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
@@ -420,6 +479,49 @@ def test_text_is_not_held_back_and_a_call_is(api: str):
     assert result.response_pieces[:first] == pieces[:first]
     assert result.response_pieces[first] == b""
     assert result.response_body == body
+
+
+def chat_piece(*calls: dict[str, Any], **more: Any) -> dict[str, Any]:
+    return {"model": "m", "choices": [{"index": 0, "delta": {"tool_calls": list(calls)}, **more}]}
+
+
+def one(name: str, arguments: Any = "{}", **more: Any) -> dict[str, Any]:
+    return {"index": 0, "function": {"name": name, "arguments": arguments}, **more}
+
+
+PAID = {"amount": 500, "to": "a@shop.test"}
+SECOND: list[tuple[dict[str, Any], ...]] = [
+    (chat_piece(one("search", id="1"), one("drop", id="2")),),
+    (chat_piece(one("search", id="1")), chat_piece(one("drop", id="2"))),
+    (chat_piece(one("search")), chat_piece(one("drop"))),
+    (chat_piece(one("search", id="1")), chat_piece(one("pay", BAD, id="2"))),
+    (chat_piece(one("pay", BAD, id="1")), chat_piece(one("search", id="2"))),
+    (chat_piece(one("pay", BAD, id="1"), one("pay", GOOD, id="2")),),
+    (chat_piece(one("pay", PAID, id="1")),),
+    (chat_piece(one("search", id="1"), message={"tool_calls": [one("drop", id="2")]}),),
+    ({**chat_piece(one("search", id="1")), "content": [{"type": "tool_use", "name": "drop", "input": {}}]},),
+    ({"type": "content_block_start", "index": 0, "content_block": {"type": "tool_use", "id": "1", "name": "search",
+      "input": {}}, "message": {"content": [{"type": "tool_use", "id": "2", "name": "drop", "input": {}}]}},),
+    (chat_piece({"index": 0, "function": {"name": "drop"}}),),
+    ({"choices": [{"index": 0, "message": {"tool_calls": [{"id": "1", "function": {"name": "drop"}}]}}]},),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("events_", SECOND)
+@pytest.mark.parametrize("policy", [{}, {"tools": {"deny": [{"names": ["drop"]}, {"names": ["pay"], "arguments": [
+    {"path": "amount", "min": 100}]}]}}])  # fmt: skip
+def test_no_call_hides_behind_another_one(events_: tuple[dict[str, Any], ...], policy: dict[str, Any]):
+    result = ask(policy or PAY, offering("search", "pay"), events(*events_), "/v1/chat/completions", EVENTS)
+    assert result.error is not None
+    assert result.error.status == 403
+
+
+def test_several_calls_that_come_whole_are_judged_one_by_one():
+    calls = [one("search", "{}", id="1"), one("pay", GOOD, id="2"), one("pay", json.loads(GOOD), id="3")]
+    for body in (events(chat_piece(*calls)), events(*map(chat_piece, calls))):
+        result = ask(PAY, offering("search", "pay"), body, "/v1/chat/completions", EVENTS)
+        assert result.error is None
+        assert result.response_body == body
 
 
 def test_a_stream_that_ends_within_a_call_is_judged_by_what_came():
@@ -590,6 +692,12 @@ def test_arguments_and_members_of_other_methods_have_any_names():
         {"toolConfig": {"tools": [{"toolSpec": {"name": "search", "Name": "delete"}}]}},
         {"tools": [], "tool_choice": {"type": "function", "function": {"Name": "delete"}}},
         {"tools": [], "Tool_Choice": {"type": "function", "function": {"name": "delete"}}},
+        {"tools": [], "tool_choice": {"type": "allowed_tools", "mode": "auto", "Tools": [{"name": "delete"}]}},
+        {"tools": [], "tool_choice": {"Allowed_Tools": {"tools": [{"function": {"name": "delete"}}]}}},
+        {"tools": [], "tool_choice": {"allowed_tools": {"tools": [{"function": {"Name": "delete"}}]}}},
+        {"tools": [], "toolConfig": {"FunctionCallingConfig": {"allowedFunctionNames": ["delete"]}}},
+        {"tools": [], "tool_config": {"function_calling_config": {"Allowed_Function_Names": ["delete"]}}},
+        {"tools": [], "Tool_Config": {"function_calling_config": {"allowed_function_names": ["delete"]}}},
     ],
 )
 def test_an_offer_that_some_servers_read_otherwise_is_refused(offered: dict[str, Any], more: dict[str, Any]):

@@ -181,6 +181,29 @@ def test_calls_in_a_stream_are_seen_before_they_go_on(name, passes):
     assert passes is (result.response_body == body)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        {"index": 0, "id": "1", "type": "function", "function": {"name": "delete"}},
+        {"index": 0, "id": "1", "type": "custom", "custom": {"name": "delete"}},
+    ],
+)
+@pytest.mark.parametrize("calls", ["Offered", "None"])
+def test_a_call_is_seen_before_it_has_arguments(call, calls):
+    body = stream([{"choices": [{"index": 0, "delta": {"tool_calls": [call]}}]}])
+    assert refused(run(policy(toolCalls=calls), body, EVENTS, request=TOOLS)) == "tool-call"
+    whole = json.dumps({"choices": [{"message": {"tool_calls": [call]}}]}).encode()
+    assert refused(run(policy(toolCalls=calls), whole, request=TOOLS)) == "tool-call"
+    item = {"type": "function_call", "call_id": "1", "name": "delete"}
+    body = stream([{"type": "response.output_item.added", "output_index": 0, "item": item}])
+    assert refused(run(policy(toolCalls=calls), body, EVENTS, request=TOOLS)) == "tool-call"
+
+
+def test_a_choice_of_a_tool_is_no_call():
+    told = json.dumps({"tool_choice": {"type": "function", "name": "search"}, "output": []}).encode()
+    assert run(policy(toolCalls="None"), told).error is None
+
+
 @pytest.mark.parametrize("kind", [JSON, EVENTS])
 @pytest.mark.parametrize("mode", [{}, {"unreadable": "Allow"}])
 @pytest.mark.parametrize(

@@ -225,7 +225,7 @@ def test_the_failure_is_told_where_those_that_are_left_cannot_serve(converse: St
 
 
 def test_a_long_body_is_refused(converse: Start, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("egressproxy.gateway.ai.call.MAX_REQUEST", 50)
+    monkeypatch.setattr("egressproxy.gateway.backends.ai_endpoint.MAX_BUFFERED_BYTES", 50)
     talk = converse(config({"modelAlias": "our-gpt"}))
     talk.client >> post()
     talk.client.take(rb"HTTP/1.1 413 .*?\r\n\r\n.*body_too_large")
@@ -292,7 +292,7 @@ def test_a_body_in_chunks(converse: Start):
 
 
 def test_a_long_file_names_no_model_and_is_not_read(converse: Start, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("egressproxy.gateway.ai.call.MAX_REQUEST", 5)
+    monkeypatch.setattr("egressproxy.gateway.backends.ai_endpoint.MAX_BUFFERED_BYTES", 5)
     talk = converse(config({"modelAlias": "ours"}))
     request = post(b"--x\r\nmodel and more", b"/v1/audio/transcriptions", kind=b"multipart/form-data; boundary=x")
     talk.client >> request[:-5]

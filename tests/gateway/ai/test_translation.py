@@ -56,10 +56,10 @@ class ScriptedTranslator:
         return b"[error]"
 
 
-def scripted_request(body: bytes, source: Api, target: Api, model: str | None = None) -> Any:
+def scripted_request(body: bytes, source: Api, target: Api, model: str | None = None, *, drops: bool = False) -> Any:
     yield
     said = json.loads(body)
-    if "refused" in said:
+    if "refused" in said or ("tuning" in said and not drops):
         raise Untranslatable("refused", "the other API does not know it")
     made = json.dumps({"from": source.value, "model": model or said["model"]}).encode()
     return TranslatedRequest(
@@ -70,6 +70,7 @@ def scripted_request(body: bytes, source: Api, target: Api, model: str | None = 
         client_model=said["model"],
         wants_usage=False,
         repeated={},
+        dropped=("seed", "tuning") if "tuning" in said else (),
     )
 
 
@@ -79,11 +80,11 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(translator, "ResponseTranslator", ScriptedTranslator)
 
 
-def provider(name: str, *apis: str, prefix: str = "", extensions: list[Any] | None = None) -> m.Manifest:
+def provider(name: str, *apis: str, extensions: list[Any] | None = None, **more: str) -> m.Manifest:
     """A Backend at NAME.example:80 that serves these APIs; without any it says nothing of them."""
     made = m.backend(name, f"{name}.example", 80)
     if apis:
-        options = {"apis": list(apis), **({"prefix": prefix} if prefix else {})}
+        options = {"apis": list(apis), **more}
         made["spec"]["destination"]["ports"][0]["protocolOptions"] = {"ai": options}
     if extensions:
         made["spec"]["extensions"] = extensions
@@ -155,6 +156,94 @@ def test_a_request_in_another_api_is_translated_and_so_is_its_answer(converse: S
     )
     labels = ("agents/route", "agents/a", "OpenAIChat", "AnthropicMessages", "ok")
     assert talk.metrics.translations == {labels: 1}
+
+
+COUNT = b"/v1/messages/count_tokens"
+COUNTED = json.dumps({"model": "m", "system": "be brief", "messages": [{"role": "user", "content": "word " * 400}]})
+
+
+@pytest.mark.parametrize("path", [COUNT, COUNT + b"?beta=true", b"/proxy" + COUNT])
+def test_tokens_are_estimated_where_the_provider_does_not_count_them(converse: Start, path: bytes):
+    talk = converse(config(provider("a", "OpenAIChat")))
+    talk.client >> post(COUNTED.encode(), path)
+    said = talk.client.take(rb'HTTP/1.1 200 .*?\r\n\r\n{"input_tokens":(\d+)}')
+    assert 480 < int(said[1]) < 600
+    talk.client >> post(COUNTED.encode(), path)  # and the connection goes on
+    talk.client.take(rb'HTTP/1.1 200 .*?\r\n\r\n{"input_tokens":\d+}')
+    assert talk.metrics.translations == {}
+
+
+def test_a_count_that_cannot_be_read_is_refused_in_the_shape_of_its_api(converse: Start):
+    talk = converse(config(provider("a", "OpenAIChat")))
+    for body, fields in ((b'{"a":1,"a":2}', ()), (COUNTED.encode(), (b"Content-Encoding: gzip",))):
+        talk.client >> post(body, COUNT, *fields)
+        error = talk.client.take(rb'HTTP/1.1 400 .*?\r\n\r\n({"type":"error".*}})')[1]
+        assert b"untranslatable" in error
+
+
+@pytest.mark.parametrize("apis", [(), ("AnthropicMessages",), ("OpenAIChat", "AnthropicMessages")])
+def test_a_provider_that_counts_tokens_is_asked(converse: Start, apis: tuple[str, ...]):
+    talk = converse(config(provider("a", *apis)))
+    talk.client >> post(COUNTED.encode(), COUNT)
+    assert asked(talk, "a", b"POST").startswith(b"POST " + COUNT)
+
+
+def test_a_count_is_estimated_behind_a_provider_that_fails(converse: Start):
+    group = m.failover("any", endpoint("a", 0), endpoint("b", 1, modelAlias="gpt"))
+    talk = converse(config(provider("a", "AnthropicMessages"), provider("b", "OpenAIChat"), group, to="any"))
+    talk.client >> post(COUNTED.encode(), COUNT)
+    asked(talk, "a", b"POST")
+    talk.origin.take(b"(?s).{%d}" % len(COUNTED))
+    respond(talk, b"{}", JSON, status=503)
+    talk.client.take(rb'HTTP/1.1 200 .*?\r\n\r\n{"input_tokens":\d+}')
+
+
+TUNED = b'{"model": "gpt-5", "tuning": 1}'
+
+
+@pytest.mark.parametrize("status", [200, 429])
+def test_what_is_left_out_is_told_to_the_client_the_log_and_a_metric(converse: Start, status: int):
+    talk = converse(config())
+    talk.client >> post(TUNED)
+    asked(talk, "a", b"POST")
+    talk.origin.take(b"{.*}")
+    respond(talk, b"{}", JSON, b"X-Egress-Dropped: mine\r\n", status=status)
+    head = talk.client.take(rb"(HTTP/1.1 %d .*?\r\n\r\n){{}}" % status)[1]
+    assert [line for line in head.split(b"\r\n") if b"Dropped" in line] == [b"X-Egress-Dropped: seed, tuning"]
+    assert talk.record()["ai_dropped"] == ["seed", "tuning"]
+    labels = ("agents/route", "agents/a", "OpenAIChat", "AnthropicMessages")
+    assert talk.metrics.dropped_fields == {(*labels, "seed"): 1, (*labels, "tuning"): 1}
+
+
+def test_what_is_left_out_of_a_stream_is_told_in_its_head(converse: Start):
+    talk = converse(config())
+    talk.client >> post(b'{"model": "gpt-5", "stream": true, "tuning": 1}')
+    asked(talk, "a", b"POST")
+    talk.origin.take(b"{.*}")
+    stream(talk, b"stop")
+    assert b"\r\nX-Egress-Dropped: seed, tuning\r\n" in talk.client.take(rb"HTTP/1.1 200 .*?\r\n\r\n")[0]
+
+
+def test_nothing_is_told_where_nothing_is_left_out(converse: Start):
+    talk = converse(config())
+    talk.client >> post(CHAT)
+    asked(talk, "a", b"POST")
+    talk.origin.take(b"{.*}")
+    respond(talk, b"{}", JSON, b"X-Egress-Dropped: mine\r\n")
+    assert b"Dropped" not in talk.client.take(rb"HTTP/1.1 200 .*?\r\n\r\n")[0]
+    assert "ai_dropped" not in talk.record()
+    assert talk.metrics.dropped_fields == {}
+
+
+def test_a_backend_may_refuse_what_cannot_be_said_and_the_next_one_is_asked(converse: Start):
+    strict = provider("a", "AnthropicMessages", untranslatable="Refuse")
+    talk = converse(config(strict))
+    talk.client >> post(TUNED)
+    assert b"untranslatable" in talk.client.take(rb"(?s)HTTP/1.1 400 .*?}}")[0]
+    group = m.failover("any", endpoint("a", 0), endpoint("b", 1))
+    talk = converse(config(strict, provider("b", "AnthropicMessages"), group, to="any"))
+    talk.client >> post(TUNED)
+    asked(talk, "b", b"POST")
 
 
 @pytest.mark.parametrize("objects", [(), (provider("a"),), (provider("a", "AnthropicMessages", "OpenAIChat"),)])

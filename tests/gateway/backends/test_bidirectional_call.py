@@ -173,6 +173,7 @@ def test_a_stream_that_is_closed_is_reset(converse: Start):
     talk.act(lambda: talk.stream.close())
     assert call.reset is not None
     assert talk.opens.ends == []
+    assert talk.counted() == {"cancelled": 1}
 
 
 def test_a_server_that_does_not_end_its_side_is_given_up(converse: Start):
@@ -186,6 +187,7 @@ def test_a_server_that_does_not_end_its_side_is_given_up(converse: Start):
         if call.reset is not None:
             break
     assert call.reset is not None
+    assert talk.counted() == {"ok": 1}
 
 
 def test_who_sends_waits_for_the_server_to_read(converse: Start):

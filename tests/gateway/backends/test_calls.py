@@ -147,6 +147,15 @@ def test_a_connection_that_policy_denies_is_not_opened(converse: Start, sections
     assert not talk.origins
 
 
+def test_a_client_that_leaves_while_a_connection_is_opened_ends_that(converse: Start):
+    talk = converse(judged(), filters={"asks": Talks()})
+    talk.client >> GET
+    assert talk.pending_dial() is not None
+    talk.client.leaves()
+    talk.until(lambda: bool(talk.metrics.filter_calls.asked))
+    assert talk.metrics.filter_calls.asked == {("asks", "agents/judge", "cancelled"): 1}
+
+
 def test_an_answer_of_any_status_is_an_answer(converse: Start):
     asks = Asks()
     talk = converse(judged(), filters={"asks": asks})

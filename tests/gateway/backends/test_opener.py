@@ -12,7 +12,17 @@ from egressproxy.filters.base import Filter
 from egressproxy.model.exchange import Exchange
 from egressproxy.upstream.own_sockets import OwnSockets
 from tests.gateway.conftest import Start
-from tests.gateway.kit import ESTABLISHED, GET, OK, OK_PASSED, connect, forward, reverse, through_parent
+from tests.gateway.kit import (
+    ESTABLISHED,
+    GET,
+    OK,
+    OK_PASSED,
+    TlsOrigin,
+    connect,
+    forward,
+    reverse,
+    through_parent,
+)
 from tests.support import manifests as m
 from tests.support.conversation import scripted_filter
 
@@ -362,3 +372,105 @@ def test_a_parent_is_asked_for_names_and_for_public_addresses(converse_on: Start
     third >> connect(f"{host}:443")
     talk.dialled("parent.example", 3128)
     talk.origin.take(f"CONNECT {host}:443 HTTP/1.1\r\n".encode().replace(b".", rb"\."))
+
+
+# --- certificates that nobody looks at -----------------------------------------------------------------------------
+UNVERIFIED = {"mode": "Simple", "insecureSkipVerify": True}
+NOT_VERIFIED = "certificate of backend agents/u not verified"
+
+
+def unverified(port: int = 443, host: str = "u.example", **more: Any) -> m.Manifest:
+    made = m.backend("u", host, port, tls=True, **more)
+    made["spec"]["destination"]["ports"][0]["tls"] = UNVERIFIED
+    return made
+
+
+@pytest.mark.parametrize("is_forward", [False, True])
+def test_the_log_has_each_request_whose_backend_was_not_verified_as_insecure(converse: Start, is_forward: bool):
+    rule = m.prefix_rule("/", "u")
+    if is_forward:
+        talk = converse(forward(unverified(), m.http_route("r", rule, hostnames=["a.example"])))
+    else:
+        talk = converse(reverse(rule, objects=(unverified(),)))
+    talk.counts_octets = False
+    for is_new in (True, False):
+        talk.client >> (GET if is_forward else METADATA)
+        if is_new:
+            talk.dialled("u.example", 443)
+            tls = TlsOrigin(talk.origin).shakes_hands()
+        talk.until(lambda: bool(talk.origin.received))
+        assert tls.reads().startswith(b"GET ")
+        tls >> OK
+        talk.client << OK_PASSED
+    assert [each["insecure"] for each in talk.log.lines] == [[NOT_VERIFIED]] * 2
+
+
+def test_the_log_has_a_request_of_https_to_a_destination_that_is_not_verified_as_insecure(converse: Start):
+    dynamic = m.manifest("egressproxy.io/v1alpha1", "Backend", "any", "agents", spec={
+        "destination": {"type": "Dynamic"}, "tls": UNVERIFIED,
+    })  # fmt: skip
+    talk = converse(forward(dynamic, m.http_route("r", m.prefix_rule("/", "any"), hostnames=["a.example"])))
+    talk.counts_octets = False
+    talk.client >> b"GET https://a.example/ HTTP/1.1\r\nHost: a.example\r\n\r\n"
+    talk.dialled("a.example", 443)
+    tls = TlsOrigin(talk.origin).shakes_hands()
+    talk.until(lambda: bool(talk.origin.received))
+    assert tls.reads().startswith(b"GET ")
+    tls >> OK
+    talk.client << OK_PASSED
+    talk.client >> GET  # plain http has no certificate
+    talk.dialled("a.example", 80)
+    talk.origin.take(rb"GET .*")
+    talk.origin >> OK
+    talk.client << OK_PASSED
+    assert [each.get("insecure") for each in talk.log.lines] == [["certificate of the destination not verified"], None]
+
+
+def test_the_log_has_a_request_through_a_parent_that_is_not_verified_as_insecure(converse: Start):
+    routed = m.http_route("r", m.prefix_rule("/", "a"), hostnames=["a.example"])
+    behind = m.backend("a", "a.example", 80, parent={"name": "u"})
+    talk = converse(forward(unverified(3128), behind, routed))
+    talk.counts_octets = False
+    for is_new in (True, False):
+        talk.client >> GET
+        if is_new:
+            talk.dialled("u.example", 3128)
+            tls = TlsOrigin(talk.origin).shakes_hands()
+        talk.until(lambda: bool(talk.origin.received))
+        assert tls.reads().startswith(b"GET http://a.example/")
+        tls >> OK
+        talk.client << OK_PASSED
+    assert [each["insecure"] for each in talk.log.lines] == [[NOT_VERIFIED]] * 2
+
+
+def test_the_log_has_a_tunnel_through_a_parent_that_is_not_verified_as_insecure(converse: Start):
+    routed = m.tls_route("t", "a", hostnames=["a.example"])
+    behind = m.backend("a", "a.example", 443, parent={"name": "u"}, protocol="TCP")
+    talk = converse(forward(unverified(3128), behind, routed))
+    talk.counts_octets = False
+    talk.client >> connect("a.example:443")
+    talk.dialled("u.example", 3128)
+    tls = TlsOrigin(talk.origin).shakes_hands()
+    talk.until(lambda: bool(talk.origin.received))
+    assert tls.reads().startswith(b"CONNECT a.example:443")
+    tls >> b"HTTP/1.1 200 OK\r\n\r\n"
+    talk.client << ESTABLISHED
+    talk.client.leaves()
+    assert talk.record(0)["insecure"] == [NOT_VERIFIED]
+
+
+def test_the_log_has_a_stream_that_goes_on_in_tls_that_is_not_verified_as_insecure(converse: Start):
+    backend = unverified()
+    backend["spec"]["destination"]["ports"][0]["protocol"] = "TCP"
+    listener = {"name": "tcp", "port": 9000, "protocol": "TCP"}
+    spec = {"parentRefs": [{"name": "gw"}], "rules": m.tls_route("t", "u", hostnames=())["spec"]["rules"]}
+    route = m.manifest(f"{m.GATEWAY_API}/v1", "TCPRoute", "t", "agents", spec=spec)
+    talk = converse([m.gateway(listener), m.policy(), backend, route])
+    talk.counts_octets = False
+    talk.client >> b"hello"
+    talk.dialled("u.example", 443)
+    tls = TlsOrigin(talk.origin).shakes_hands()
+    talk.until(lambda: bool(talk.origin.received))
+    assert tls.reads() == b"hello"
+    talk.client.leaves()
+    assert talk.record(0)["insecure"] == [NOT_VERIFIED]

@@ -816,3 +816,27 @@ def test_who_asks_for_a_path_that_no_rule_has_is_not_told_to_open_the_host(conve
         assert ("hostnames: [" in error["remedy"]) is not is_advised
         talk.client >> f"GET http://egress.internal/check?url={url} HTTP/1.1\r\nHost: egress.internal\r\n\r\n".encode()
         assert json.dumps(error["remedy"]).encode() in talk.client.take(rb"HTTP/1.1 200 .*?\r\n\r\n(\{.*\})")[1]
+
+
+def test_a_request_of_http_1_0_without_host_is_for_the_server_itself(converse_on: Start):
+    """As the health checks of load balancers ask (RFC 9112 section 3.3)."""
+    talk = converse_on(reverse())
+    talk.client >> b"GET / HTTP/1.0\r\n\r\n"
+    talk.dialled("a.example", 80)
+    assert b"\r\nHost: a.example\r\n" in talk.origin.take(rb"GET / .*?\r\n\r\n")[0]
+    talk.origin >> OK
+    talk.client.take(rb"HTTP/1.1 200 OK\r\n.*hi")
+    assert talk.record()["authority"] == "127.0.0.1:80"
+
+
+@pytest.mark.parametrize("objects", [forward(), reverse()])
+def test_an_empty_host_says_nothing(converse_on: Start, objects: list[m.Manifest]):
+    talk = converse_on(objects)
+    talk.client >> b"GET / HTTP/1.1\r\nHost:\r\n\r\n"
+    assert talk.client.answer()[0] == 400
+
+
+def test_a_forward_proxy_has_no_server_of_its_own(converse_on: Start):
+    talk = converse_on(forward())
+    talk.client >> b"GET / HTTP/1.0\r\n\r\n"
+    assert talk.client.answer()[0] == 400

@@ -627,6 +627,32 @@ def test_a_host_is_served_on_the_tls_connection_of_its_own_listener_alone(
         assert asked(talk, tls, sni) == (200, "-"), "the connection stays"
 
 
+@pytest.mark.parametrize(
+    ("sni", "host", "status"),
+    [
+        ("one.example", "one.example", 200),
+        ("two.test", "b.example", 200),  # the one that was shown is for it, too
+        ("one.example", "two.test", 421),
+        ("two.test", "one.example", 421),
+        ("other.test", "two.test", 421),  # it was shown the first one
+        ("one.example", "other.test", 200),  # no certificate here is for it
+        (None, "two.test", 200),
+    ],
+)
+def test_a_host_with_a_certificate_of_its_own_is_not_served_behind_another(
+    converse: Start, sni: str | None, host: str, status: int
+):
+    """One listener for every host, with two certificates (RFC 9110 section 15.5.20)."""
+    pki = Pki()
+    front = https("")
+    front["spec"]["listeners"][0]["tls"]["certificateRefs"].append({"name": "second"})
+    objects = [front, *secured(pki, "one.example")[1:], certificate(pki, "two.test", "b.example", secret="second")]
+    talk = converse(objects)
+    talk.counts_octets = False
+    tls = TlsClient(talk.client, pki, sni, checks_name=False).shakes_hands()
+    assert asked(talk, tls, host)[0] == status
+
+
 def test_names_below_a_wildcard_share_the_connection_of_their_listener(converse: Start):
     pki = Pki()
     objects = [https("*.example", "two.test"), m.policy(), certificate(pki, "one.example"), *secured(pki)[3:]]

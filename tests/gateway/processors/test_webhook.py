@@ -288,3 +288,30 @@ def test_a_webhook_is_asked_over_the_pools_and_its_denial_reaches_the_client(con
     status, _, _, error = talk.client.answer()
     assert (status, error["reason"], error["message"]) == (451, "filter_rejected", "not this")
     assert talk.metrics.filter_calls.asked == {("hook", "agents/hook", "ok"): 2}
+
+
+@pytest.mark.parametrize("is_on_backend", [False, True])
+def test_a_type_of_ones_own_with_a_webhook_is_shown_the_body_in_request_body(converse: Start, is_on_backend: bool):
+    processor = {"protocol": "Webhook", "backendRefs": [{**REF, "namespace": "agents"}], "settings": {"path": "/check"}}
+    kind = m.manifest(
+        "egressproxy.io/v1alpha1", "FilterType", "screen", "",
+        spec={"type": "acme.example.com/Screen:v1", "phases": ["request-body"], "processor": processor},
+    )  # fmt: skip
+    del kind["metadata"]["namespace"]
+    used = [{"name": "screen", "type": "acme.example.com/Screen:v1", "phase": "request-body"}]
+    hook = m.backend("hook", "hook.example", 9000)
+    if is_on_backend:
+        screened = m.backend("b", "a.example", 80, extensions=used)
+        talk = converse(reverse(m.prefix_rule("/", "b"), objects=(hook, kind, screened)))
+    else:
+        talk = converse(reverse(objects=(hook, kind), extensions=used))
+    talk.client >> b"POST /x HTTP/1.1\r\nHost: app.example\r\nContent-Length: 2\r\n\r\nhi"
+    if is_on_backend:
+        talk.dialled("a.example", 80)  # of each attempt: the connection is there before its filters run
+    talk.dialled("hook.example", 9000)
+    asked = rb"POST /check .*x-egressproxy-filter-type: acme.*\"phase\":\"request-body\".*\"text\":\"hi\".*"
+    talk.origin.take(asked)
+    denied = b'{"action": "deny", "status": 451, "message": "not this"}'
+    talk.origin >> b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%b" % (len(denied), denied)
+    status, _, _, error = talk.client.answer()
+    assert (status, error["reason"], error["message"]) == (451, "filter_rejected", "not this")

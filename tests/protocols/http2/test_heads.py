@@ -74,11 +74,13 @@ def test_te_and_via_are_of_the_hop():
 
 
 def test_what_would_speak_for_an_identity_is_dropped():
-    head = reader().read([*GET, (b"x-egress-identity", b"root"), (b"content_length", b"1")], has_ended=True)
+    head = reader().read([*GET, (b"x-egress-identity", b"root"), (b"x_egress_identity", b"root")], has_ended=True)
     assert head.fields.block == b""
 
 
 MALFORMED_REQUESTS: dict[str, FieldList] = {
+    "a length with an underscore": [*GET, (b"content_length", b"1")],
+    "a name of 1,025 bytes": [*GET, (b"a" * 1025, b"1")],
     "a request line in the method": replaced(b":method", b"GET /smuggled HTTP/1.1"),
     "an empty method": replaced(b":method", b""),
     "no method": replaced(b":method", None),

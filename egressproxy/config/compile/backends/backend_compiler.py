@@ -22,17 +22,15 @@ from egressproxy.config.compile.backends.backend_references import (
     endpoint_refs,
     object_key,
 )
-from egressproxy.config.compile.backends.backend_tls import port_tls
+from egressproxy.config.compile.backends.backend_tls import BackendTlsPolicies
 from egressproxy.config.compile.backends.parent_compiler import ParentCompiler
 from egressproxy.config.compile.backends.published_forms import (
     PortForm,
     ai_options,
     check_tls,
     mcp_options,
-    port_forms,
     protocol_of,
     tls_field,
-    x_backend_form,
 )
 from egressproxy.config.compile.backends.services import Services
 from egressproxy.config.compile.extensions.extension_compiler import ExtensionCompiler
@@ -46,6 +44,7 @@ from egressproxy.config.resources.extension import Extension
 from egressproxy.config.resources.meta import OUR_GROUP, Resource
 from egressproxy.config.resources.object_references import BackendObjectReference
 from egressproxy.config.resources.routes import BackendRef, GrpcRoute, TcpRoute, TlsRoute
+from egressproxy.config.resources.spellings import is_vendors
 from egressproxy.config.resources.x_backend import XBackend
 from egressproxy.ir.backend import (
     BackendIR,
@@ -65,6 +64,7 @@ class BackendCompiler:
     _resources: ResourceSet
     _references: References
     _services: Services
+    tls_policies: BackendTlsPolicies
     _extensions: ExtensionCompiler
     parents: ParentCompiler = field(init=False)
     #: By (namespace, name): the backends of several kinds or groups that share it.
@@ -157,6 +157,10 @@ class BackendCompiler:
     def endpoint(self, failover: DestinationBackend, ref: Reference, *, for_grpc: bool = False) -> ResolvedBackend:
         """An endpoint of a Failover: a fixed place. `for_grpc`: as a GRPCRoute reaches it. Raises UnresolvedRef."""
         found = self._resolve_grpc(failover, ref) if for_grpc else self.resolve(failover, ref)
+        policy = self.tls_policies.of_failover(failover)
+        if policy is not None:
+            message = f"{policy} asks for TLS to {failover}, which has no connections of its own"
+            raise UnresolvedRef("UnsupportedValue", message, "name its endpoints in targetRefs")
         if found.spec.destination is Destination.DYNAMIC:
             message = f"{found.spec.name} is Dynamic: an endpoint of {failover} has to be a fixed place"
             raise UnresolvedRef("UnsupportedValue", message, "name a Backend of type Fqdn, Ip or Service")
@@ -180,9 +184,9 @@ class BackendCompiler:
                 return f"port {ref.port} of Service {place[0]}/{ref.name} speaks TLS: add a BackendTLSPolicy for it"
         return ""
 
-    def services(self, route: Resource) -> set[tuple[str, str]]:
-        """The Services (namespace, name) that a route leads to, directly or by way of a Backend."""
-        found: set[tuple[str, str]] = set()
+    def targets(self, route: Resource) -> set[Key]:
+        """The Services and Backends that a route leads to, directly or by way of a Backend."""
+        found: set[Key] = set()
         refs: list[tuple[Resource, Reference]] = [(route, ref) for _, ref in backend_refs(route)]
         for source, ref in refs:
             key = self.target_key(source, ref)
@@ -192,14 +196,13 @@ class BackendCompiler:
                 continue
             failover = self._resources.get(*key) if source is route else None  # none leads to another
             refs += ((failover, each.backend_ref) for _, each in endpoint_refs(failover) if failover is not None)
-            if key[:2] == ("", "Service"):
-                found.add(key[2:])
-                continue
+            if key[:2] in KNOWN_KINDS:
+                found.add(key)
             backend = self._resources.get(*key)
             if isinstance(backend, DestinationBackend):
                 service = backend.spec.destination.named_service
                 if service is not None:
-                    found.add((service.namespace or backend.namespace, service.name))
+                    found.add(("", "Service", service.namespace or backend.namespace, service.name))
         return found
 
     def _read(self, key: Key, port: int | None, is_opaque: bool) -> ResolvedBackend:
@@ -224,13 +227,14 @@ class BackendCompiler:
         raise self._references.not_found("BackendNotFound", *key, kinds=KNOWN_KINDS)
 
     def _read_x_backend(self, backend: XBackend, port: int | None) -> ResolvedBackend:
-        spec, form = backend.spec, x_backend_form(backend.spec)
+        spec, (form,) = backend.spec, self.tls_policies.forms(backend)
         if spec.external_hostname is None:
             remedy = "refer to a Service, or to a Backend (egressproxy.io) of type Service"
             raise UnresolvedRef("UnsupportedValue", f"type {spec.type} of {backend} is not supported yet", remedy)
         _port_form(backend, (form,), port)
         if form.tls is None:
             raise UnresolvedRef("TlsNotConfigured", _TLS_UNSAID.format(backend, form.number))
+        check_tls(backend, form)
         if form.tls.mode == "None" and form.protocol == "WSS":
             raise UnresolvedRef("UnsupportedValue", f"protocol WSS of {backend} is over TLS: write tls.mode ServerOnly")
         made = BackendIR(
@@ -239,7 +243,7 @@ class BackendCompiler:
             hostname=spec.external_hostname.hostname,
             port=form.number,
             protocol=protocol_of(backend, form, is_stream=False),
-            tls=port_tls(self._references, backend, form.tls, "spec.tls"),
+            tls=self.tls_policies.of_port(backend, form, "spec.tls"),
             kind=kind_of(backend.key),
             shares_name=self._shares_name(backend),
         )
@@ -253,10 +257,10 @@ class BackendCompiler:
             message = f"{backend} is of type Failover, which only backendRefs of HTTPRoutes and GRPCRoutes may name"
             remedy = "name its endpoints: no other Failover, mirror, authorization server, parent or stream leads there"
             raise UnresolvedRef("UnsupportedValue", message, remedy)
-        if destination.type == "EndpointSelector":
+        if destination.type == "EndpointSelector" or is_vendors(destination.type):
             message = f"{backend}: a destination of type {destination.type} is not supported yet"
             raise UnresolvedRef("UnsupportedValue", message)
-        form = _port_form(backend, port_forms(backend.spec), port)
+        form = _port_form(backend, self.tls_policies.forms(backend), port)
         number = form.number if form is not None else 0
         kind = Destination(destination.type)
         tls: BackendTlsIR | None = None
@@ -264,7 +268,7 @@ class BackendCompiler:
         if form is not None:
             protocol = protocol_of(backend, form, is_stream=is_stream)
             check_tls(backend, form)
-            tls = port_tls(self._references, backend, form.tls, tls_field(backend.spec, number))
+            tls = self.tls_policies.of_port(backend, form, tls_field(backend.spec, number))
             if form.tls is None and (kind is Destination.FQDN or not destination.ports):
                 raise UnresolvedRef("TlsNotConfigured", _TLS_UNSAID.format(backend, number))
         endpoints: tuple[EndpointAddress, ...] = ()
@@ -274,7 +278,7 @@ class BackendCompiler:
         named = destination.named_service
         if named is not None:
             service = ("", "Service", named.namespace or backend.namespace, named.name)
-            inner = self._service(backend, service, number)
+            inner = self._service(backend, service, number, is_secured=tls is not None)
             endpoints = inner.endpoints
             tls = tls if form is not None and form.tls is not None else inner.tls
             if protocol is Protocol.HTTP and inner.protocol is not Protocol.TCP:
@@ -329,11 +333,11 @@ class BackendCompiler:
             self._placed[backend.key] = self._extensions.extensions(backend, declared, place)
         return self._placed[backend.key]
 
-    def _service(self, backend: Resource, service: Key, port: int) -> BackendIR:
+    def _service(self, backend: Resource, service: Key, port: int, *, is_secured: bool) -> BackendIR:
         own = BackendObjectReference.model_construct(group="", kind="Service", namespace=service[2], name=service[3])
         if self._references.find(backend, own) is None:
             raise self._references.not_found("BackendNotFound", *service)
-        return self._services.backend(*service[2:], port)
+        return self._services.backend(*service[2:], port, is_secured=is_secured)
 
 
 _TLS_UNSAID = "{} does not say how port {} is reached: write tls.mode, or tls.mode None if it really has no TLS"

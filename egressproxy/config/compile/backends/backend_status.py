@@ -13,12 +13,12 @@ from egressproxy.config.compile.backends.backend_references import (
     backend_refs,
     stream_carriers,
 )
+from egressproxy.config.compile.backends.backend_tls import BackendTlsPolicies
 from egressproxy.config.compile.backends.published_forms import (
+    PortForm,
     destination_summary,
     notes,
-    port_forms,
     port_option_errors,
-    x_backend_form,
 )
 from egressproxy.config.compile.dns_section import dns_notes
 from egressproxy.config.compile.extensions.extension_faults import ExtensionFaults
@@ -50,7 +50,7 @@ def backend_statuses(
     for backend in chain.from_iterable(resources.of(kind) for kind in BACKEND_KINDS):
         conditions = Conditions(generations[backend.key])
         _set_conditions(conditions, backends, backend, faults)
-        _add_notes(conditions, backend, has_requests=backend.key not in carriers)
+        _add_notes(conditions, backends.tls_policies, backend, has_requests=backend.key not in carriers)
         statuses[backend.key] = {"conditions": conditions.to_list()}
     return statuses
 
@@ -59,7 +59,7 @@ def _set_conditions(
     conditions: Conditions, backends: BackendCompiler, backend: AnyBackend, faults: Mapping[Key, ExtensionFaults]
 ) -> None:
     """Accepted, ResolvedRefs and Degraded: of each port, the parent and the extensions."""
-    read_as = summary(backend)
+    read_as = summary(backend, backends.tls_policies)
     message = f"the backend can be used{': ' if read_as else ''}{read_as}"
     if backends.is_ambiguous(backend):
         message += f"; another has its name: references mean this one by group {backend.GROUP}, kind {backend.KIND}"
@@ -104,14 +104,17 @@ def _set_endpoints(conditions: Conditions, backends: BackendCompiler, backend: D
         conditions.fail("Accepted", "UnsupportedValue", "every endpoint has weight 0")
 
 
-def _add_notes(conditions: Conditions, backend: AnyBackend, *, has_requests: bool) -> None:
+def _add_notes(
+    conditions: Conditions, tls_policies: BackendTlsPolicies, backend: AnyBackend, *, has_requests: bool
+) -> None:
     wrong = "" if isinstance(backend, XBackend) else "; ".join(port_option_errors(backend.spec))
     if wrong:
         conditions.report("Degraded", "UnsupportedProtocolOptions", wrong)
-    insecure = _insecure_reason(backend, has_requests)
+    forms = tls_policies.forms(backend)
+    insecure = _insecure_reason(backend, forms, has_requests)
     if insecure:
         conditions.set("Insecure", True, "NotVerified", insecure)
-    for note in () if isinstance(backend, XBackend) else _backend_notes(backend):
+    for note in () if isinstance(backend, XBackend) else _backend_notes(backend, forms):
         conditions.add_note("Accepted", note)
 
 
@@ -124,20 +127,19 @@ def _set_unresolved(unresolved: UnresolvedRef, conditions: Conditions) -> None:
             conditions.fail("ResolvedRefs", each.reason, message)
 
 
-def summary(backend: AnyBackend) -> str:
+def summary(backend: AnyBackend, tls_policies: BackendTlsPolicies) -> str:
     """What a Backend means, in whichever form it is written, for people."""
     if not isinstance(backend, XBackend):
-        return destination_summary(backend.spec)
+        return destination_summary(backend.spec, tls_policies.forms(backend))
     spec = backend.spec
     if spec.external_hostname is None:
         return f"type {spec.type}, which is not served"
-    tls = f"TLS {spec.tls.mode}" if spec.tls is not None and spec.tls.mode != "None" else "plain text"
-    return f"{spec.external_hostname.hostname}:{spec.port.value} ({spec.protocol or 'HTTP'}, {tls})"
+    (form,) = tls_policies.forms(backend)
+    return f"{spec.external_hostname.hostname}:{form.number} ({form.protocol}, {form.how})"
 
 
-def _insecure_reason(backend: AnyBackend, has_requests: bool) -> str:
+def _insecure_reason(backend: AnyBackend, forms: Sequence[PortForm], has_requests: bool) -> str:
     """Why a backend is not protected, or less than it seems; "" if it is. `has_requests`: not streams alone."""
-    forms = (x_backend_form(backend.spec),) if isinstance(backend, XBackend) else port_forms(backend.spec)
     is_external = isinstance(backend, XBackend) or backend.spec.destination.type == "Fqdn"
     reasons = []
     is_plain = any(form.tls is not None and form.tls.mode == "None" and form.protocol != "TCP" for form in forms)
@@ -148,8 +150,8 @@ def _insecure_reason(backend: AnyBackend, has_requests: bool) -> str:
     return "; ".join(reasons)
 
 
-def _backend_notes(backend: DestinationBackend) -> Iterator[str]:
-    yield from notes(backend.spec)
+def _backend_notes(backend: DestinationBackend, forms: Sequence[PortForm]) -> Iterator[str]:
+    yield from notes(backend.spec, forms)
     destination = backend.spec.destination
     if isinstance(backend, Backend) and backend.spec.resolver is not None:
         yield from dns_notes(backend.spec.resolver, "resolver")

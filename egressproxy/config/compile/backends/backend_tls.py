@@ -1,7 +1,8 @@
-"""BackendTlsPolicies: how TLS is spoken to a Service, and what their status says at each Gateway that leads there.
+"""TLS to backends: as they say it, or BackendTLSPolicies, whose status at each Gateway that leads there is made here.
 
-A policy that cannot be enforced closes its Service: nothing goes there in plain text, or to a server that is not
-verified. Source: Gateway API v1 BackendTLSPolicy; GEP-713 (PolicyStatus).
+What a Backend says itself goes before any policy. A policy that cannot be enforced closes its target: nothing goes
+there in plain text, or to a server that is not verified. Source: Gateway API v1 BackendTLSPolicy; GEP-713
+(PolicyStatus).
 """
 
 from __future__ import annotations
@@ -12,7 +13,20 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-from egressproxy.config.compile.backends.published_forms import TlsForm
+from egressproxy.config.compile.backends.backend_references import (
+    BACKEND_KINDS,
+    KNOWN_KINDS,
+    AnyBackend,
+    DestinationBackend,
+    object_key,
+)
+from egressproxy.config.compile.backends.published_forms import (
+    PortForm,
+    TlsForm,
+    check_roots,
+    port_forms,
+    x_backend_form,
+)
 from egressproxy.config.compile.interface import Status, age_of
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.status.conditions import Conditions, ReferenceConditions
@@ -21,6 +35,7 @@ from egressproxy.config.resources.backend import BackendTlsPolicy
 from egressproxy.config.resources.core import Service, ServicePort
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.object_references import ParentReference, PolicyTargetReference
+from egressproxy.config.resources.x_backend import XBackend
 from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.model.certificate import CertificateUse
 from egressproxy.model.published_object import Key
@@ -29,8 +44,6 @@ T = TypeVar("T")
 
 #: PolicyStatus.ancestors holds at most 16 entries.
 MAX_ANCESTORS = 16
-
-_SERVICE = ("", "Service")
 
 
 class BackendTlsPolicies:
@@ -43,33 +56,47 @@ class BackendTlsPolicies:
         self._references = references
         self._policies = sorted(resources.of(BackendTlsPolicy), key=age_of)
         self._trust: dict[Key, tuple[str, list[UnresolvedRef]]] = {}
-        #: (namespace, service, port name or "") -> the policy that holds there.
-        self._by_target: dict[tuple[str, str, str], BackendTlsPolicy] = {}
-        #: (namespace, service) -> the Gateways whose routes lead there.
-        self._users: dict[tuple[str, str], set[Key]] = defaultdict(set)
+        #: By target, and the name of its port or "": the policy that holds there.
+        self._by_target: dict[tuple[Key, str], BackendTlsPolicy] = {}
+        #: By target: the Gateways whose routes lead there.
+        self._users: dict[Key, set[Key]] = defaultdict(set)
         for policy in self._policies:
             for ref in policy.spec.target_refs:
-                if (ref.group, ref.kind) == _SERVICE:
-                    self._by_target.setdefault((policy.namespace, ref.name, ref.section_name or ""), policy)
+                self._by_target.setdefault(self._place(policy, ref), policy)
 
-    def tls(self, service: Service, entry: ServicePort) -> BackendTlsIR | None:
+    def of_service(self, service: Service, entry: ServicePort) -> BackendTlsIR | None:
         """How this port is spoken to; None: no policy says it. Raises UnresolvedRef if the policy cannot hold."""
-        place = (service.namespace, service.name)
-        policy = self._by_target.get((*place, entry.name)) if entry.name else None
-        policy = policy or self._by_target.get((*place, ""))
-        if policy is None:
-            return None
-        pem, problems = self._trusted(policy)
-        if problems and not pem:
-            raise UnresolvedRef("InvalidBackend", f"{service} cannot be verified: {policy}: {problems[0].message}")
-        validation = policy.spec.validation
-        ca_source = self._references.names(policy, validation.ca_certificate_refs)
-        return BackendTlsIR(sni=validation.hostname, ca_pem=pem, names=validation.names, ca_source=ca_source)
+        policy = self._of(service.key, entry.name or "")
+        return None if policy is None else self._verified(policy, service)
 
-    def note_use(self, gateway: Key, services: Iterable[tuple[str, str]]) -> None:
-        """Routes of this Gateway lead to these Services (namespace, name): it is an ancestor of their policies."""
-        for service in services:
-            self._users[service].add(gateway)
+    def forms(self, backend: AnyBackend) -> tuple[PortForm, ...]:
+        """The ports of a backend, each with its TLS: that of a policy where the backend itself has none written."""
+        if isinstance(backend, XBackend):
+            forms: tuple[PortForm, ...] = (x_backend_form(backend.spec),)
+        else:
+            forms = port_forms(backend.spec)
+            if not forms and backend.spec.destination.type == "Dynamic":
+                forms = (PortForm(0, "HTTP", None, is_written=False),)
+        if not self._by_target:
+            return tuple(form for form in forms if form.number or form.tls is not None)
+        found = (form if form.is_written else self._with_policy(backend, form) for form in forms)
+        return tuple(form for form in found if form.number or form.tls is not None)
+
+    def of_port(self, backend: AnyBackend, form: PortForm, field: str) -> BackendTlsIR | None:
+        """TLS to a port of a backend as it is written at `field`; None for plain text. Raises UnresolvedRef."""
+        tls = form.tls
+        if tls is not None and tls.policy is not None:
+            return self._verified(tls.policy, backend)
+        return None if tls is None or tls.mode == "None" else _port_tls(self._references, backend, tls, field)
+
+    def of_failover(self, backend: DestinationBackend) -> BackendTlsPolicy | None:
+        """A policy that names a Failover, which has no connections of its own."""
+        return next((policy for (target, _), policy in self._by_target.items() if target == backend.key), None)
+
+    def note_use(self, gateway: Key, targets: Iterable[Key]) -> None:
+        """Routes of this Gateway lead to these Services and Backends: it is an ancestor of their policies."""
+        for target in targets:
+            self._users[target].add(gateway)
 
     def statuses(self, generations: Mapping[Key, int]) -> dict[Key, Status]:
         """An ancestor for each Gateway whose routes lead to a target; without any the targets, to show mistakes."""
@@ -78,9 +105,8 @@ class BackendTlsPolicies:
             ancestors = ReferenceConditions("ancestors", generations[policy.key])
             by_gateway: dict[Key, list[PolicyTargetReference]] = defaultdict(list)
             for ref in policy.spec.target_refs:
-                if (ref.group, ref.kind) == _SERVICE:
-                    for key in self._users.get((policy.namespace, ref.name), ()):
-                        by_gateway[key].append(ref)
+                for key in self._users.get(object_key(self._resources, ref, policy.namespace), ()):
+                    by_gateway[key].append(ref)
             for key in sorted(by_gateway)[:MAX_ANCESTORS]:
                 ancestor = ParentReference(namespace=key[2], name=key[3])
                 self._conditions_of(policy, by_gateway[key], ancestors.add(ancestor))
@@ -92,6 +118,38 @@ class BackendTlsPolicies:
             statuses[policy.key] = ancestors.to_status()
         return statuses
 
+    def _place(self, policy: BackendTlsPolicy, ref: PolicyTargetReference) -> tuple[Key, str]:
+        """The target, and its port: by name, or by number where it has no name."""
+        key = object_key(self._resources, ref, policy.namespace)
+        section = ref.section_name or ""
+        found = self._resources.get(*key)
+        if section and isinstance(found, BACKEND_KINDS):
+            section = next((_section(form) for form in self._ports(found) if section in _names(form)), section)
+        return key, section
+
+    def _of(self, target: Key, section: str) -> BackendTlsPolicy | None:
+        by_target = self._by_target
+        return (by_target.get((target, section)) if section else None) or by_target.get((target, ""))
+
+    def _with_policy(self, backend: AnyBackend, form: PortForm) -> PortForm:
+        policy = self._of(backend.key, _section(form))
+        if policy is None:
+            return form
+        return replace(form, tls=TlsForm("Simple", policy.spec.validation.hostname, policy=policy))
+
+    def _ports(self, backend: AnyBackend) -> tuple[PortForm, ...]:
+        """As they are written."""
+        return (x_backend_form(backend.spec),) if isinstance(backend, XBackend) else port_forms(backend.spec)
+
+    def _verified(self, policy: BackendTlsPolicy, target: Resource) -> BackendTlsIR:
+        """What a policy says of its target. Raises UnresolvedRef if it cannot hold."""
+        pem, problems = self._trusted(policy)
+        if problems and not pem:
+            raise UnresolvedRef("InvalidBackend", f"{target} cannot be verified: {policy}: {problems[0].message}")
+        validation = policy.spec.validation
+        ca_source = self._references.names(policy, validation.ca_certificate_refs)
+        return BackendTlsIR(sni=validation.hostname, ca_pem=pem, names=validation.names, ca_source=ca_source)
+
     def _conditions_of(
         self, policy: BackendTlsPolicy, targets: list[PolicyTargetReference], conditions: Conditions
     ) -> None:
@@ -102,11 +160,15 @@ class BackendTlsPolicies:
             conditions.set("Accepted", False, lost[0].reason, "; ".join(problem.with_hint for problem in lost))
         else:
             conditions.set("Accepted", True, "Accepted", "the policy is in force.")
-            for problem in lost:
-                conditions.add_note("Accepted", f"Not everywhere: {problem.with_hint}.")
+            elsewhere = [problem.with_hint for problem in lost]
+            elsewhere += [self._own_tls(policy, ref)[0] for ref, why in zip(targets, found, strict=True) if not why]
+            for sentence in filter(None, elsewhere):
+                conditions.add_note("Accepted", f"Not everywhere: {sentence}.")
         conditions.set("ResolvedRefs", True, "ResolvedRefs", "every reference is resolved")
         pem, problems = self._trusted(policy)
-        if problems:
+        if problems and problems[0].reason == "UnsupportedValue":
+            conditions.set("Accepted", False, "Invalid", problems[0].with_hint)
+        elif problems:
             reason = "InvalidKind" if problems[0].reason == "InvalidKind" else "InvalidCACertificateRef"
             message = "; ".join(problem.with_hint for problem in problems)
             conditions.set("ResolvedRefs", False, reason, message)
@@ -116,34 +178,65 @@ class BackendTlsPolicies:
             conditions.add_note("Accepted", "options are not supported and do nothing.")
 
     def _problem(self, policy: BackendTlsPolicy, ref: PolicyTargetReference) -> UnresolvedRef | None:
-        if (ref.group, ref.kind) != _SERVICE:
-            message = f"only Services can be targets, not {ref.kind}: a Backend has its own tls"
-            return UnresolvedRef("TargetNotFound", message)
-        service = self._resources.find(Service, policy.namespace, ref.name)
-        if service is None:
-            key = (*_SERVICE, policy.namespace, ref.name)
-            remedy = self._references.suggestions.remedy(*key, "a policy stands beside it")
-            return UnresolvedRef("TargetNotFound", f"Service {ref.name} does not exist", remedy)
-        if ref.section_name and all(port.name != ref.section_name for port in service.spec.ports):
-            named = ", ".join(port.name for port in service.spec.ports if port.name) or "none has a name"
-            return UnresolvedRef("TargetNotFound", f"{service} has no port named {ref.section_name} (it has {named})")
-        winner = self._by_target[policy.namespace, ref.name, ref.section_name or ""]
+        """Why the policy does not hold at this target."""
+        if (ref.group, ref.kind) not in KNOWN_KINDS:
+            return UnresolvedRef("TargetNotFound", f"only Services and Backends can be targets, not {ref.kind}")
+        key, section = self._place(policy, ref)
+        target = self._resources.get(*key)
+        if target is None:
+            remedy = self._references.suggestions.remedy(*key, "a policy stands beside it", KNOWN_KINDS)
+            return UnresolvedRef("TargetNotFound", f"{ref.kind} {ref.name} does not exist", remedy)
+        if isinstance(target, Service):
+            names = [port.name for port in target.spec.ports if port.name]
+        else:
+            assert isinstance(target, AnyBackend)
+            if not isinstance(target, XBackend) and target.spec.destination.failover is not None:
+                why = f"{target} is of type Failover, which stays closed: TLS belongs to its endpoints"
+                return UnresolvedRef("Invalid", why, "name them in targetRefs")
+            names = list(map(_section, self._ports(target)))
+        if section and section not in names:
+            named = ", ".join(names) or "none has a name"
+            return UnresolvedRef("TargetNotFound", f"{target} has no port named {section} (it has {named})")
+        winner = self._by_target[key, section]
         if winner is not policy:
             return UnresolvedRef("Conflicted", f"{winner} is older and has the same target")
-        return None
+        own, is_all = self._own_tls(policy, ref)
+        return UnresolvedRef("Conflicted", own, "remove it there, or the target here") if is_all else None
+
+    def _own_tls(self, policy: BackendTlsPolicy, ref: PolicyTargetReference) -> tuple[str, bool]:
+        """What a Backend says itself of the ports that are meant, in words; and whether it does of all of them."""
+        key, section = self._place(policy, ref)
+        target = self._resources.get(*key)
+        forms = self._ports(target) if isinstance(target, AnyBackend) else ()
+        meant = [form for form in forms if section in ("", _section(form))]
+        written = [form for form in meant if form.is_written and form.tls is not None]
+        said = ", ".join(f"{form.number or 'any'} ({form.how})" for form in written)
+        return f"{target} has tls of its own for port {said}, which holds" if written else "", written == meant != []
 
     def _trusted(self, policy: BackendTlsPolicy) -> tuple[str, list[UnresolvedRef]]:
         """The CA certificates of a policy, PEM ("" for the system's), and why some of them cannot be had."""
         if policy.key not in self._trust:
-            refs = policy.spec.validation.ca_certificate_refs
-            self._trust[policy.key] = self._references.ca_bundles(policy, refs)
+            validation = policy.spec.validation
+            try:
+                check_roots(validation)
+                trusted = self._references.ca_bundles(policy, validation.ca_certificate_refs)
+            except UnresolvedRef as unresolved:
+                trusted = "", [unresolved]
+            self._trust[policy.key] = trusted
         return self._trust[policy.key]
 
 
-def port_tls(references: References, backend: Resource, form: TlsForm | None, field: str) -> BackendTlsIR | None:
-    """TLS to a port of a backend as it is written at `field`; None for plain text. Raises UnresolvedRef."""
-    if form is None or form.mode == "None":
-        return None
+def _section(form: PortForm) -> str:
+    """What `sectionName` calls a port: its name, or its number."""
+    return form.name or str(form.number)
+
+
+def _names(form: PortForm) -> tuple[str, ...]:
+    return form.name, str(form.number)
+
+
+def _port_tls(references: References, backend: Resource, form: TlsForm, field: str) -> BackendTlsIR:
+    """As it is written. Raises UnresolvedRef."""
     problems: list[UnresolvedRef] = []
 
     def take(place: str, read: Callable[[], T], default: T) -> T:

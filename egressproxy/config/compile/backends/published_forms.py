@@ -8,15 +8,16 @@ alone. Sources: as in `resources.destination`; MCP revisions: modelcontextprotoc
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
 from egressproxy.config.compile.interface import Reference
 from egressproxy.config.compile.references import UnresolvedRef
-from egressproxy.config.resources.backend import DestinationSpec, WorkingGroupBackendSpec
+from egressproxy.config.resources.backend import BackendTlsPolicy, DestinationSpec, WorkingGroupBackendSpec
 from egressproxy.config.resources.destination import BackendTls, FailoverEndpoint, FqdnTls
-from egressproxy.config.resources.x_backend import XBackendSpec
+from egressproxy.config.resources.spellings import is_vendors
+from egressproxy.config.resources.x_backend import BackendTlsValidation, XBackendSpec
 from egressproxy.ir.backend import AiIR, McpIR, Protocol
 from egressproxy.model.mcp import MCP_REVISIONS
 from egressproxy.model.near_names import did_you_mean
@@ -32,6 +33,8 @@ _WITHOUT_AI: Final = frozenset(("GRPC", "MCP", "SOCKS5", "TCP", "WSS"))
 _MEANS: Final = {"PlatformProvided": "Simple", "InsecureDisable": "None"}
 #: Protocols that are HTTP over TLS by their name.
 _OVER_TLS: Final = frozenset({"TLS", "HTTPS"})
+#: Protocols to which TLS does not belong by their name: bytes as they are, and what is without TLS.
+_WITHOUT_TLS: Final = frozenset({"H2C", "SOCKS5", "TCP"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,8 @@ class TlsForm:
 
     `cas` are references to CA certificates, each with its key; `client` to a certificate, whose chain is under
     `client_key`. `names` are those of which the server's certificate has to carry one. `source` is what was written,
-    for the rest, and `ca_field` the field of the CA certificates.
+    for the rest, `validation` a part of it, and `ca_field` the field of the CA certificates. `policy` says all of it
+    where the backend does not.
     """
 
     mode: str
@@ -50,7 +54,9 @@ class TlsForm:
     client_key: str = "tls.crt"
     names: tuple[str, ...] = ()
     source: BackendTls | None = None
+    validation: BackendTlsValidation | None = None
     ca_field: str = "caBundleRef"
+    policy: BackendTlsPolicy | None = None
 
     @property
     def is_unverified(self) -> bool:
@@ -59,11 +65,28 @@ class TlsForm:
 
 @dataclass(frozen=True, slots=True)
 class PortForm:
-    """One port: the protocol as it is known (or a vendor's), and its TLS; None: nothing says it."""
+    """One port: the protocol as it is known (or a vendor's), and its TLS; None: nothing says it. `is_written`: the
+    backend has it in a field of its own.
+    """
 
     number: int
     protocol: str
     tls: TlsForm | None
+    is_written: bool = True
+    name: str = ""
+
+    @property
+    def how(self) -> str:
+        """How it is secured, for people."""
+        tls = self.tls
+        if tls is None:
+            return "no tls said"
+        if tls.policy is not None:
+            return f"TLS by {tls.policy}"
+        if tls.mode == "None":
+            return "plain text"
+        is_default = not self.is_written and self.protocol not in _OVER_TLS
+        return f"TLS {tls.mode}" + (" by default: tls.mode None switches it off" if is_default else "")
 
 
 def tls_field(spec: DestinationSpec, number: int) -> str:
@@ -84,44 +107,52 @@ def port_forms(spec: DestinationSpec) -> tuple[PortForm, ...]:
     fqdn = destination.fqdn
     shared = _tls(spec.tls or destination.tls or (fqdn.tls if fqdn is not None else None))
     protocol = fqdn.protocol.type if fqdn is not None and fqdn.protocol is not None else ""
+    has_default = isinstance(spec, WorkingGroupBackendSpec) and destination.type == "Fqdn"
     if destination.ports:
-        is_optional = isinstance(spec, WorkingGroupBackendSpec) and destination.type == "Fqdn"
         return tuple(
             _form(
                 entry.value,
                 protocol if protocol and "protocol" not in entry.model_fields_set else entry.protocol,
                 _tls(entry.tls) or shared,
-                is_optional=is_optional,
+                entry.name or "",
+                has_default=has_default,
             )
             for entry in destination.ports
         )
     if destination.type in ("Dynamic", "Failover"):
         return (PortForm(0, "HTTP", shared),) if shared is not None and destination.type == "Dynamic" else ()
     number = fqdn.port if fqdn is not None and fqdn.port is not None else DEFAULT_PORT
-    return (_form(number, protocol or "HTTP", shared),)
+    return (_form(number, protocol or "HTTP", shared, has_default=has_default),)
 
 
 def x_backend_form(spec: XBackendSpec) -> PortForm:
     """The port of an XBackend. H2C says by its name that there is no TLS."""
     protocol, written = spec.protocol or "HTTP", spec.tls
+    name = spec.port.name or ""
     if written is None:
-        return PortForm(spec.port.value, protocol, TlsForm("None") if protocol == "H2C" else None)
+        return PortForm(spec.port.value, protocol, TlsForm("None") if protocol == "H2C" else None, False, name)
     tls = TlsForm(written.mode, client=written.client_certificate_ref)
     validation = written.validation
     if validation is not None:
         cas = tuple((ref, "ca.crt") for ref in validation.ca_certificate_refs)
         field, names = "validation.caCertificateRefs", validation.names
-        tls = TlsForm(written.mode, validation.hostname or "", cas, tls.client, names=names, ca_field=field)
-    return PortForm(spec.port.value, protocol, tls)
+        sni = validation.hostname or ""
+        tls = replace(tls, sni=sni, cas=cas, names=names, validation=validation, ca_field=field)
+    return PortForm(spec.port.value, protocol, tls, name=name)
 
 
-def _form(number: int, protocol: str, tls: TlsForm | None, *, is_optional: bool = False) -> PortForm:
-    """`is_optional`: in the published schemas tls is, and without it a port is in plain text, but never 443."""
-    if tls is None and protocol in _OVER_TLS:  # which say by themselves that TLS is spoken, and is verified
+def _form(number: int, protocol: str, tls: TlsForm | None, name: str = "", *, has_default: bool) -> PortForm:
+    """`has_default`: in the published schemas tls is optional. An external name is reached over TLS without it, unless
+    the protocol is one without TLS; at port 443 nothing is meant so.
+    """
+    if tls is not None:
+        return PortForm(number, protocol, tls, name=name)
+    # The first say by themselves that TLS is spoken, and is verified.
+    if protocol in _OVER_TLS or (has_default and protocol not in _WITHOUT_TLS):
         tls = TlsForm("Simple")
-    elif tls is None and is_optional and number != DEFAULT_PORT:
+    elif has_default and number != DEFAULT_PORT:
         tls = TlsForm("None")
-    return PortForm(number, protocol, tls)
+    return PortForm(number, protocol, tls, False, name)
 
 
 def protocol_of(backend: object, form: PortForm, *, is_stream: bool) -> Protocol:
@@ -132,7 +163,7 @@ def protocol_of(backend: object, form: PortForm, *, is_stream: bool) -> Protocol
         return Protocol.HTTP
     if form.protocol == "WSS":  # a WebSocket is asked for in HTTP/1.1 (RFC 6455 section 4.1)
         return Protocol.HTTP11
-    if "/" in form.protocol:
+    if is_vendors(form.protocol):
         message = f"protocol {form.protocol} of {backend} is not known here: write HTTP, if it is that beneath"
         raise UnresolvedRef("UnsupportedProtocol", message)
     return Protocol(form.protocol)
@@ -149,23 +180,33 @@ def check_tls(backend: object, form: PortForm) -> None:
             f"tls.mode {tls.mode} of {backend} is the listener's business (a TLSRoute on a TLS listener): write Simple "
             "for a backend that is reached over TLS",
         )
-    if "/" in tls.mode:
+    if is_vendors(tls.mode):
         message = f"tls.mode {tls.mode} of {backend} is a vendor's own, and not known here"
         raise UnresolvedRef("UnsupportedValue", message, "write Simple for TLS that is verified")
+    if tls.validation is not None:
+        check_roots(tls.validation)
     if tls.mode == "Mutual" and tls.client is None:
         message = f"tls.mode Mutual of {backend} needs clientCertificateRef: add it, or write Simple"
         raise UnresolvedRef("UnsupportedValue", message)
 
 
-def notes(spec: DestinationSpec) -> Iterator[str]:
-    """What is accepted and means less, or something else, than it seems to."""
+def check_roots(validation: BackendTlsValidation) -> None:
+    """Raise UnresolvedRef for CA certificates that a vendor has a name for."""
+    roots = validation.well_known_ca_certificates
+    if roots is not None and is_vendors(roots):
+        message = f"wellKnownCACertificates {roots} is a vendor's own, and not known here"
+        raise UnresolvedRef("UnsupportedValue", message, "write System, or caCertificateRefs")
+
+
+def notes(spec: DestinationSpec, forms: Sequence[PortForm]) -> Iterator[str]:
+    """What is accepted and means less, or something else, than it seems to. `forms` are the ports as they are read."""
     sentences: dict[str, None] = {}
     is_published = isinstance(spec, WorkingGroupBackendSpec)
-    for form in port_forms(spec):
+    for form in forms:
         if form.tls is not None:
             sentences.update(dict.fromkeys(_tls_notes(form.tls, is_published=is_published)))
     yield from sentences
-    for port, form in zip(spec.destination.ports, port_forms(spec), strict=False):
+    for port, form in zip(spec.destination.ports, forms, strict=False):
         options = port.protocol_options
         if options is not None and options.mcp is not None and form.protocol != "MCP":
             yield f"protocolOptions.mcp of port {port.value} does nothing: its protocol is {form.protocol}, not MCP."
@@ -214,7 +255,8 @@ def ai_options(spec: DestinationSpec, form: PortForm) -> AiIR | None:
     for port in spec.destination.ports:
         ai = port.protocol_options.ai if port.protocol_options is not None else None
         if port.value == form.number and ai is not None and form.protocol not in _WITHOUT_AI:
-            return AiIR(ai.apis, ai.prefix.rstrip("/") if ai.prefix and _PATH.fullmatch(ai.prefix) else "")
+            prefix = ai.prefix.rstrip("/") if ai.prefix and _PATH.fullmatch(ai.prefix) else ""
+            return AiIR(ai.apis, prefix, ai.untranslatable == "Drop", ai.max_body_bytes)
     return None
 
 
@@ -235,8 +277,8 @@ def port_option_errors(spec: DestinationSpec) -> Iterator[str]:
             yield f"protocolOptions.ai.prefix {ai.prefix} of port {port.value} is no path, such as /openai/v1"
 
 
-def destination_summary(spec: DestinationSpec) -> str:
-    """What became of a destination, for people: "api.example.com:443 (HTTP, TLS Simple)"."""
+def destination_summary(spec: DestinationSpec, forms: Sequence[PortForm]) -> str:
+    """What became of a destination with these ports, for people: "api.example.com:443 (HTTP, TLS Simple)"."""
     destination = spec.destination
     service = destination.named_service
     if destination.fqdn is not None:
@@ -250,9 +292,10 @@ def destination_summary(spec: DestinationSpec) -> str:
         return f"the first that serves of {', '.join(map(_asked, endpoints))}"
     else:
         if destination.type == "Dynamic":
-            return "the destination that the request names"
+            how = f" ({forms[0].how})" if forms and not forms[0].is_written else ""
+            return f"the destination that the request names{how}"
         return f"type {destination.type}, which is not served"
-    return ", ".join(f"{host}:{form.number} ({_spoken(form)}{_served_apis(spec, form)})" for form in port_forms(spec))
+    return ", ".join(f"{host}:{form.number} ({_spoken(form)}{_served_apis(spec, form)})" for form in forms)
 
 
 def _asked(endpoint: FailoverEndpoint) -> str:
@@ -272,9 +315,7 @@ def _served_apis(spec: DestinationSpec, form: PortForm) -> str:
 
 def _spoken(form: PortForm) -> str:
     name = "HTTP" if form.protocol in (*_OVER_TLS, "A2A") else form.protocol
-    if form.tls is None:
-        return f"{name}, no tls said"
-    return f"{name}, {'plain text' if form.tls.mode == 'None' else f'TLS {form.tls.mode}'}"
+    return f"{name}, {form.how}"
 
 
 def _tls(written: BackendTls | None) -> TlsForm | None:
@@ -297,4 +338,4 @@ def _tls(written: BackendTls | None) -> TlsForm | None:
             client = written.client_certificate.secret_ref
             client_key = written.client_certificate.key_or(client_key)
         mode = mode or ("Mutual" if client is not None else "Simple")
-    return TlsForm(_MEANS.get(mode, mode), sni, cas, client, client_key, names, written)
+    return TlsForm(_MEANS.get(mode, mode), sni, cas, client, client_key, names, written, validation)

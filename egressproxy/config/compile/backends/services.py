@@ -38,8 +38,12 @@ class Services:
             if piece.service:
                 self._by_service[piece.namespace, piece.service].append(piece)
 
-    def backend(self, namespace: str, name: str, port: int, *, is_opaque: bool = False) -> BackendIR:
-        """The Service as a backend. `is_opaque`: for streams, whose protocol does not matter. Raises UnresolvedRef."""
+    def backend(
+        self, namespace: str, name: str, port: int, *, is_opaque: bool = False, is_secured: bool = False
+    ) -> BackendIR:
+        """The Service as a backend. `is_opaque`: for streams, whose protocol does not matter. `is_secured`: who leads
+        there says its TLS. Raises UnresolvedRef.
+        """
         service = self._resources.find(Service, namespace, name)
         if service is None:
             raise UnresolvedRef("BackendNotFound", f"Service {namespace}/{name} does not exist")
@@ -56,8 +60,8 @@ class Services:
             spoken = entry.app_protocol or entry.protocol
             message = f"port {port} of {service} speaks {spoken}, which is not supported"
             raise UnresolvedRef("UnsupportedProtocol", message)
-        tls = self._policies.tls(service, entry)
-        if tls is None and app_protocol in _NEEDS_TLS:
+        tls = self._policies.of_service(service, entry)
+        if tls is None and not is_secured and app_protocol in _NEEDS_TLS:
             message = f"port {port} of {service} speaks {entry.app_protocol}, and no BackendTLSPolicy verifies it"
             raise UnresolvedRef("UnsupportedProtocol", message)
         return BackendIR(
@@ -80,7 +84,7 @@ class Services:
         entry = next((p for p in service.spec.ports if p.port == port), None) if service is not None else None
         if service is None or entry is None or (entry.app_protocol or "").lower() not in _NEEDS_TLS:
             return False
-        return self._policies.tls(service, entry) is None
+        return self._policies.of_service(service, entry) is None
 
     def _endpoints(self, service: Service, entry: ServicePort) -> tuple[EndpointAddress, ...]:
         """The ready addresses, with the port that each slice has under the Service port's name."""

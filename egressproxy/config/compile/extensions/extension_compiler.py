@@ -37,8 +37,8 @@ from egressproxy.config.compile.references import References
 from egressproxy.config.explanations import path_text
 from egressproxy.config.reading.problems import ConfigError, Problem
 from egressproxy.config.resources.backend import WorkingGroupExtension
-from egressproxy.config.resources.extension import Extension
-from egressproxy.config.resources.meta import Resource
+from egressproxy.config.resources.extension import PHASES, Extension
+from egressproxy.config.resources.meta import OUR_GROUP, Resource
 from egressproxy.config.resources.object_references import BackendObjectReference
 from egressproxy.ir.policy import BACKEND_LEVEL, ExtensionIR, FilterSettings
 from egressproxy.model.published_object import Key
@@ -152,11 +152,16 @@ class ExtensionCompiler:
 
     def _unknown(self, entry: _Entry, why: str) -> ExtensionIR:
         """An extension that nothing runs: status says so, and its place is closed unless failOpen is set."""
-        usual = "backend-request" if entry.place.level == BACKEND_LEVEL else "request-headers"
-        unknown = entry.made(type=entry.written.type, phase=entry.written.phase or usual, is_known=False)()
+        unknown = entry.closed()
         names = (*self._catalog.names(), *self._declared.names())
         self.faults[entry.owner.key].note_unknown(unknown, entry.path, names, why)
         return unknown
+
+    def _unfit(self, entry: _Entry, refused: ConfigError) -> ExtensionIR:
+        """The same of a type whose name is not ours: a vendor may mean more by it than is known here."""
+        unfit = entry.closed()
+        self.faults[entry.owner.key].note_unfit(unfit, refused.problems)
+        return unfit
 
     def _known(self, entry: _Entry, found: FilterTypeInfo) -> ExtensionIR:
         """An extension of a type of the catalogue. Raises ConfigError."""
@@ -166,12 +171,19 @@ class ExtensionCompiler:
             message = f"{found.name} runs a Python file, and an object that was written through the API must not"
             remedy = "declare it in a manifest in a folder of --config, and put the file beside that"
             raise entry.error("type", message, remedy)
-        settings = entry.settings(found.name, _phases(found))
         raw, field = entry.config
         try:
+            settings = entry.settings(found.name, _phases(found))
             config = settings_adapter(found.config_model).validate_python(raw)
+        except ConfigError as refused:
+            if entry.is_ours:
+                raise
+            return self._unfit(entry, refused)
         except ValidationError as error:
-            raise ConfigError(config_problems(owner, found, error, entry.path, field)) from None
+            faults = ConfigError(config_problems(owner, found, error, entry.path, field))
+            if entry.is_ours or found.package:
+                raise faults from None
+            return self._unfit(entry, faults)
         reached = found.machine_field(config) if owner.origin.is_from_api else ""
         if reached:
             message = f"{reached} leads to this machine, and an object that was written through the API must not"
@@ -211,7 +223,10 @@ class ExtensionCompiler:
 
     def _declared_extension(self, entry: _Entry, declared: DeclaredType) -> ExtensionIR:
         """An extension of a type that a FilterType makes known. Raises ConfigError."""
-        settings = entry.settings(declared.name, declared.phases)
+        try:
+            settings = entry.settings(declared.name, declared.phases)
+        except ConfigError as refused:
+            return self._unfit(entry, refused)
         raw, field = entry.config
         try:
             faults = declared.faults(raw)
@@ -226,7 +241,8 @@ class ExtensionCompiler:
                 problem_at(entry.owner, place, fault.message, fault.remedy or remedy, on_key=fault.on_key)
                 for place, fault in zip(places, faults, strict=True)
             )
-        text = _canonical(declared.implemented_config(raw))
+        text = _canonical(declared.implemented_config(raw, settings["phase"]))
+        settings |= declared.placed(settings["phase"], entry.place.level)
         implementation = self._catalog.get(declared.implementation)
         assert implementation is not None
         config = settings_adapter(implementation.config_model).validate_json(text)
@@ -290,6 +306,19 @@ class _Entry(NamedTuple):
             source=str(self.owner),
             **more,
         )
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the type is called as ours are in our own kinds, and not by a published name or a vendor's."""
+        domain, has_domain, _ = self.written.type.rpartition("/")
+        return domain == OUR_GROUP or (not has_domain and self.owner.GROUP == OUR_GROUP)
+
+    def closed(self) -> ExtensionIR:
+        """An extension that nothing runs."""
+        phase = self.written.phase
+        if phase not in PHASES:
+            phase = "backend-request" if self.place.level == BACKEND_LEVEL else "request-headers"
+        return self.made(type=self.written.type, phase=phase, is_known=False)()
 
     def error(self, field: str, message: str, remedy: str) -> ConfigError:
         """A problem of one field of the entry."""

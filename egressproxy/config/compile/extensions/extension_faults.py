@@ -14,6 +14,7 @@ from typing import Any, Final
 from egressproxy.config.compile.interface import FilterCatalog, FilterTypeInfo
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.status.conditions import Conditions
+from egressproxy.config.reading.problems import Problem
 from egressproxy.config.resources.meta import Resource
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.fields import VALUE
@@ -35,11 +36,16 @@ class ExtensionFaults:
 
     def note_unknown(self, spec: ExtensionIR, path: str, names: Sequence[str], why: str = "") -> None:
         """An extension (whose field is `path`) of a type that is not among these names, or cannot be used (`why`)."""
-        follows = "requests go on without it (failOpen)" if spec.fail_open else "requests that need it are refused"
         known = why or nearest_types(spec.type, names)
         unknown = f"the type {spec.type}, which cannot be used" if why else f"the unknown type {spec.type}"
-        sentence = f"{path}.type: extension {spec.name} has {unknown}: {follows}; {known}"
+        sentence = f"{path}.type: extension {spec.name} has {unknown}: {_follows(spec)}; {known}"
         self.unknown[sentence] = None
+
+    def note_unfit(self, spec: ExtensionIR, problems: Iterable[Problem]) -> None:
+        """An extension whose type is known, and cannot do what is asked of it."""
+        for each in problems:
+            remedy = f" ({each.remedy})" if each.remedy else ""
+            self.unknown[f"{each.field_path}: {each.message}{remedy}: {_follows(spec)}"] = None
 
     def note_secret(self, unresolved: UnresolvedRef, path: str) -> None:
         """A Secret that gives no value; `path` is the field that names it."""
@@ -67,6 +73,10 @@ class ExtensionFaults:
             conditions.fail("ResolvedRefs", reason, message)
         if self.unknown:
             conditions.set("Degraded", True, "UnsupportedExtensionType", "; ".join(self.unknown))
+
+
+def _follows(spec: ExtensionIR) -> str:
+    return "requests go on without it (failOpen)" if spec.fail_open else "requests that need it are refused"
 
 
 def nearest_types(written: str, names: Sequence[str]) -> str:

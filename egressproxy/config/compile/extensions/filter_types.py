@@ -28,11 +28,25 @@ from egressproxy.config.explanations import explain, field_path, path_text
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.extension import ConfigSchema, FilterTypeDefinition
 from egressproxy.config.resources.object_references import ObjectReference
+from egressproxy.ir.policy import BACKEND_LEVEL
 from egressproxy.model.published_object import Key
 
 PYTHON: Final = "egressproxy.io/Python:v1"
 #: The built-in types that ask remote processors, by protocol.
 PROCESSORS: Final = {"ExtProc": "egressproxy.io/ExternalProcessor:v1", "Webhook": "egressproxy.io/Webhook:v1"}
+#: Where a remote processor may be placed beside where it begins, with the head of a request: what it is sent then (of
+#: Webhook `send`, of ExtProc the processing mode, but for what the type's settings say).
+_SENT: Final[Mapping[str, str]] = {
+    "request-body": "request-body",
+    "backend-response": "response-headers",
+    "response-headers": "response-headers",
+    "response-body": "response-body",
+}
+_MODES: Final[Mapping[str, Mapping[str, str]]] = {
+    "request-body": {"responseHeaderMode": "SKIP", "requestBodyMode": "BUFFERED"},
+    "response-headers": {"requestHeaderMode": "SKIP"},
+    "response-body": {"requestHeaderMode": "SKIP", "responseBodyMode": "BUFFERED"},
+}
 #: The fields of the call in which a processor is told the type of the extension, and its config as JSON.
 TYPE_FIELD: Final = "x-egressproxy-filter-type"
 CONFIG_FIELD: Final = "x-egressproxy-filter-config"
@@ -87,8 +101,16 @@ class DeclaredType:
             return []
         return [ConfigFault((), f"{self.name} takes no config", f"remove it, or give {self.definition} a configSchema")]
 
-    def implemented_config(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """The config of the built-in type that runs it, for an extension with this one."""
+    def placed(self, phase: str, level: int) -> dict[str, Any]:
+        """The phase and turn of an extension in this phase, where a remote processor begins in another one."""
+        if self.definition.spec.processor is None or phase not in _SENT:
+            return {}
+        if level == BACKEND_LEVEL or phase == "backend-response":
+            return {"phase": "backend-request", "turn": -1 if phase == "request-body" else 0}
+        return {"phase": "request-headers", "turn": 0}
+
+    def implemented_config(self, config: Mapping[str, Any], phase: str = "") -> dict[str, Any]:
+        """The config of the built-in type that runs it, for an extension with this one in this phase."""
         python, processor = self.definition.spec.python, self.definition.spec.processor
         if python is not None:
             return {**python.settings, "path": python.path, "config": config, "plainConfig": True}
@@ -101,7 +123,16 @@ class DeclaredType:
         told = [{key: TYPE_FIELD, "value": self.name}]
         told += [{key: CONFIG_FIELD, "value": _line(config)}] if config else []
         written = processor.settings.get(listed, [])
-        return {**processor.settings, "backendRefs": refs, listed: [*written, *told]}
+        made = {**processor.settings, "backendRefs": refs, listed: [*written, *told]}
+        sent = _SENT.get(phase)
+        if sent is not None and processor.protocol == "Webhook":
+            made.setdefault("send", [sent])
+        elif sent is not None:
+            mode: dict[str, str] = dict(_MODES[sent])
+            if made.get("observabilityMode"):
+                mode.update((name, "STREAMED") for name in mode if name.endswith("BodyMode"))
+            made["processingMode"] = {**mode, **made.get("processingMode", {})}
+        return made
 
 
 class FilterTypes:
@@ -183,9 +214,12 @@ class FilterTypes:
         found = catalog.get(_implementation(definition))
         if found is None:
             return "UnsupportedValue", f"spec.processor: {_implementation(definition)} is not supported yet"
-        impossible = [phase for phase in definition.spec.phases if phase not in {each.value for each in found.phases}]
+        phases = {each.value for each in found.phases}
+        if definition.spec.processor is not None:
+            phases |= _SENT.keys()
+        impossible = [phase for phase in definition.spec.phases if phase not in phases]
         if impossible:
-            possible = ", ".join(sorted(each.value for each in found.phases))
+            possible = ", ".join(sorted(phases))
             return "UnsupportedValue", f"spec.phases: {found.name} runs in {possible}, and not in {impossible[0]}"
         settings = DeclaredType(definition, found.name, None)
         try:

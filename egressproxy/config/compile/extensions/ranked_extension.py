@@ -74,7 +74,11 @@ def chosen_phase(extension: Extension, name: str, possible: frozenset[str], leve
         (phase,) = possible
     if phase in possible:
         return ChosenPhase(phase)
-    listed = ", ".join(sorted(possible)) or "none"
+    if not possible:
+        raise ImpossiblePhase(
+            f"{name} cannot run for a backend", "declare it in an EgressPolicy, or in a filter of a route"
+        )
+    listed = ", ".join(sorted(possible))
     if phase is None:
         raise ImpossiblePhase(f"{name} runs in more than one phase", f"set phase to one of: {listed}")
     where = " for a backend" if level == BACKEND_LEVEL else ""

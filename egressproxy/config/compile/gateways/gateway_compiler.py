@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from egressproxy.config.compile.gateways.addresses import AddressBook
 from egressproxy.config.compile.gateways.gateway_plan import GatewayPlan, SetPlan
@@ -27,8 +27,12 @@ _FILTER_CATALOG = "egressproxy.io/FilterCatalog"
 _CLASS_REMEDY = f"add a GatewayClass with controllerName: {CONTROLLER}"
 
 
-def class_statuses(resources: ResourceSet, generations: Mapping[Key, int], catalogue: str) -> dict[Key, Status]:
-    """The status of every GatewayClass that is ours. `catalogue` says where that of the filter types is."""
+def class_statuses(
+    resources: ResourceSet, generations: Mapping[Key, int], catalogue: Callable[[], str]
+) -> dict[Key, Status]:
+    """The status of every GatewayClass that is ours. `catalogue` says where that of the filter types is: asked for only
+    where there is a class, since it looks through the installed packages.
+    """
     statuses: dict[Key, Status] = {}
     for gateway_class in resources.of(GatewayClass):
         if gateway_class.spec.controller_name != CONTROLLER:
@@ -39,7 +43,7 @@ def class_statuses(resources: ResourceSet, generations: Mapping[Key, int], catal
         else:
             conditions.set("Accepted", False, "InvalidParameters", "parametersRef is not supported: remove it")
         conditions.set("SupportedVersion", True, "SupportedVersion", "")
-        conditions.set(_FILTER_CATALOG, True, "Published", catalogue)
+        conditions.set(_FILTER_CATALOG, True, "Published", catalogue())
         features = [{"name": name} for name in sorted(supported_features.ROUTE_FEATURES)]
         statuses[gateway_class.key] = {"conditions": conditions.to_list(), "supportedFeatures": features}
     return statuses

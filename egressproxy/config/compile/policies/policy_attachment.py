@@ -16,7 +16,7 @@ from functools import cached_property
 from itertools import chain
 
 from egressproxy.config.compile.backends.backend_references import object_key, only_parents
-from egressproxy.config.compile.backends.published_forms import port_forms
+from egressproxy.config.compile.backends.backend_tls import BackendTlsPolicies
 from egressproxy.config.compile.certificates import outside_constraints
 from egressproxy.config.compile.extensions.extension_faults import ExtensionFaults
 from egressproxy.config.compile.interface import Status, age_of
@@ -49,8 +49,9 @@ _OF_TARGETS = ("mode", "dns", "addresses.allow", "traffic")
 class PolicyAttachments:
     """Every EgressPolicy, found by what it targets; and their merges, each made once."""
 
-    def __init__(self, resources: ResourceSet, references: References) -> None:
+    def __init__(self, resources: ResourceSet, references: References, tls_policies: BackendTlsPolicies) -> None:
         self._resources = resources
+        self._tls_policies = tls_policies
         self._references = references
         self._merger = Merger(references)
         #: Every policy, oldest first.
@@ -245,7 +246,7 @@ class PolicyAttachments:
         # The floor for TLS is one for nothing where nothing speaks it.
         has_tls = spec.tls is not None and bool(spec.tls.model_fields_set)
         if has_tls and isinstance(found, Backend) and found.spec.parent is None:
-            is_plain = all(form.tls is None or form.tls.mode == "None" for form in port_forms(found.spec))
+            is_plain = all(form.tls is None or form.tls.mode == "None" for form in self._tls_policies.forms(found))
             if is_plain and found.spec.destination.type in ("Fqdn", "Ip"):
                 yield f"tls does nothing here: {found} is reached without TLS."
         # What goes through a proxy brings its own settings and permissions.

@@ -199,6 +199,8 @@ def _quota(spec: EgressPolicySpec, limits: Limits, entries: list[dict[str, Any]]
     config: dict[str, Any] = {"limits": entries, "mode": limits.mode, "rateLimitHeaders": limits.rate_limit_headers}
     is_default = "max_keys" not in limits.model_fields_set
     config["maxKeys"] = 0 if spec.subjects and is_default else limits.max_keys
+    if limits.max_buffered_bytes:
+        config["maxBodyBytes"] = min(max(limits.max_buffered_bytes, 1024), 64 * 1024 * 1024)
     if limits.store is not None and limits.store.type == "Redis":
         config["store"] = _store(limits.store)
     if any(entry["type"] == "Cost" for entry in entries):

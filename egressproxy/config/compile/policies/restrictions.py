@@ -25,7 +25,10 @@ from egressproxy.ir.policy import (
 from egressproxy.model.shares import most_of
 
 #: The fields of `limits` that are for connections, and so for Gateways and listeners alone.
-CONNECTION_LIMITS: Final = ("max_head_bytes", "max_fields", "connections", "connections_per_client", "tunnels")
+CONNECTION_LIMITS: Final = (
+    "max_head_bytes", "max_fields", "max_buffered_bytes", "buffered_bytes_per_client", "buffered_bytes_per_connection",
+    "connections", "connections_per_client", "tunnels",
+)  # fmt: skip
 #: The names of the built-in type RegionLock, which is a restriction and runs nowhere.
 _REGION_LOCKS: Final = frozenset(
     ("RegionLock", "egressproxy.io/RegionLock:v1", "gateway.networking.k8s.io/RegionLock:v1")
@@ -129,6 +132,7 @@ def merge_limits(ordered: Sequence[Layer]) -> LimitsIR:
     sections = [each.spec.limits for each in policies if each.spec.limits is not None and not each.spec.subjects]
     written_values = {name: [getattr(one, name) for one in sections] for name in CONNECTION_LIMITS}
     chosen = {name: min(filter(None, values)) for name, values in written_values.items() if any(values)}
+    chosen |= {name: 0 for name, values in written_values.items() if 0 in values and name not in chosen}
     is_lifted = 0 in written_values["connections_per_client"]
     # One client gets a share of the limit, unless a policy sets connectionsPerClient (0: no limit per client).
     written, connections, tunnels = (

@@ -413,11 +413,13 @@ def test_every_reference_of_a_backend_that_leads_nowhere_is_told(pki: Pki):
         f"{port}.caBundleRef[0]: ConfigMap default/gone does not exist (in this namespace there is ca)",
         f"{port}.crlRefs[0]: ConfigMap default/ca has no entry crl.pem (it has ca.crt)",
         f"{port}.clientCertificateRef: Secret default/nobody does not exist "
-        "(write it, or give it to `run` and `check`: --secret default/nobody=FOLDER)",
+        "(write it, or give it to `run` and `check`: --secret default/nobody=FOLDER or "
+        "--secret-env default/nobody:KEY=VARIABLE)",
         "parent: the parent of Backend default/plain cannot be used: Backend default/proxy does not exist "
         "(in this namespace there is plain)",
         "extensions[0].config.secretRef: missing: Secret default/key with key k "
-        "(write it, or give it to `run` and `check`: --secret default/key=FOLDER); "
+        "(write it, or give it to `run` and `check`: --secret default/key=FOLDER or "
+        "--secret-env default/key:KEY=VARIABLE); "
         "until it is there, requests are refused",
     ]
 

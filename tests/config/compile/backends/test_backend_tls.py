@@ -194,7 +194,8 @@ def test_a_target_that_is_lost_is_a_note_while_another_holds():
     [
         ("kind: Service, name: svc", "kind: Service, name: gone", "does not exist"),
         ("kind: Service, name: svc", "kind: Service, name: svc, sectionName: gone", "it has web, other"),
-        ('group: "", kind: Service', "group: egressproxy.io, kind: Backend", "only Services"),
+        ('group: "", kind: Service', "group: egressproxy.io, kind: Backend", "Backend svc does not exist"),
+        ('group: "", kind: Service', "group: gateway.networking.k8s.io, kind: Gateway", "only Services and Backends"),
     ],
 )
 def test_a_target_that_is_not_there_is_said(old: str, new: str, message: str):
@@ -285,3 +286,177 @@ def test_the_generation_is_that_of_the_policy():
     made = compiled(REVERSE, ROUTE, SERVICE, POLICY.replace("{name: tls}", "{name: tls, generation: 7}"))
     assert {c["observedGeneration"] for c in ancestors(made)[0]["conditions"]} == {7}
     assert route(made).name == "default/route"
+
+
+# --- Backends ------------------------------------------------------------------------------------------------------
+OURS = ("egressproxy.io", "v1alpha1", "Backend")
+PUBLISHED = ("gateway.networking.k8s.io", "v1alpha1", "Backend")
+RENAMED = ("gateway.networking.k8s.io", "v1alpha1", "XBackendDestination")
+PROTOTYPE = ("ainetworking.prototype.x-k8s.io", "v0alpha0", "XBackendDestination")
+FIRST_PROTOTYPE = ("ainetworking.prototype.x-k8s.io", "v0alpha0", "Backend")
+X_BACKEND = ("gateway.networking.x-k8s.io", "v1alpha1", "XBackend")
+WITH_DESTINATION = (OURS, PUBLISHED, RENAMED, PROTOTYPE, FIRST_PROTOTYPE)
+Form = tuple[str, str, str]
+
+FQDN = "{type: Fqdn, fqdn: {hostname: a.example}, ports: [{name: web, number: 8443}]}"
+IP = "{type: Ip, ip: {address: 192.0.2.1}, ports: [{name: web, number: 8443}]}"
+OF_SERVICE = "{type: Service, service: {name: svc}, ports: [{name: web, number: 80}]}"
+
+
+def backend(form: Form, destination: str = FQDN, more: str = "", name: str = "b") -> str:
+    group, version, kind = form
+    spec = f"{{destination: {destination}{more}}}"
+    if form is X_BACKEND:
+        spec = f"{{type: ExternalHostname, externalHostname: {{hostname: a.example}}, port: {{number: 8443}}{more}}}"
+    return f"apiVersion: {group}/{version}\nkind: {kind}\nmetadata: {{name: {name}}}\nspec: {spec}\n"
+
+
+def for_backend(form: Form, section: str = "", policy: str = POLICY, name: str = "b") -> str:
+    more = f", sectionName: '{section}'" if section else ""
+    target = f"{{group: {form[0]}, kind: {form[2]}, name: {name}{more}}}"
+    return policy.replace('{group: "", kind: Service, name: svc}', target)
+
+
+def route_to(form: Form, port: str = "", name: str = "b") -> str:
+    return ROUTE.replace("name: svc, port: 80", f"group: {form[0]}, kind: {form[2]}, name: {name}{port}")
+
+
+def of_backend(made: Compiled, condition: str, form: Form = OURS, name: str = "default/b") -> tuple[str, str, str]:
+    return said(status(made, form[2], name)["conditions"], condition)
+
+
+@pytest.mark.parametrize("form", [*WITH_DESTINATION, X_BACKEND])
+def test_a_policy_says_how_a_backend_is_verified_whatever_its_kind(form: Form):
+    made = compiled(REVERSE, route_to(form), backend(form), for_backend(form, policy=trusting(CA)), ca())
+    found = tls_of(made)
+    assert (found.sni, bool(found.ca_pem), found.ca_source) == ("svc.example", True, "ConfigMap default/ca")
+    assert ancestors(made)[0]["ancestorRef"]["kind"] == "Gateway"
+    assert of_policy(made, "Accepted")[:2] == ("True", "Accepted")
+    accepted = of_backend(made, "Accepted", form)
+    assert accepted[0] == "True"
+    assert "a.example:8443 (HTTP, TLS by BackendTLSPolicy default/tls)" in accepted[2]
+    assert of_backend(made, "Insecure", form)[0] == ""
+
+
+@pytest.mark.parametrize("destination", [FQDN, IP, OF_SERVICE])
+def test_a_policy_holds_for_each_type_of_destination(destination: str):
+    made = compiled(REVERSE, route_to(OURS), backend(OURS, destination), SERVICE, for_backend(OURS))
+    assert tls_of(made).sni == "svc.example"
+
+
+def test_the_policy_of_a_backend_goes_before_that_of_its_service():
+    own = for_backend(OURS).replace("{name: tls}", "{name: own}").replace("svc.example", "own.example")
+    made = compiled(REVERSE, route_to(OURS), backend(OURS, OF_SERVICE), SERVICE, POLICY, own)
+    assert tls_of(made).sni == "own.example"
+
+
+@pytest.mark.parametrize("more", ["", ", tls: {mode: Simple, sni: svc.example}"])
+def test_a_service_that_speaks_tls_is_used_where_the_backend_says_how_it_is_verified(more: str):
+    secure = SERVICE.replace("port: 80,", "port: 80, appProtocol: https,")
+    policies = () if more else (for_backend(OURS),)
+    made = compiled(REVERSE, route_to(OURS), backend(OURS, OF_SERVICE, more), secure, *policies)
+    assert tls_of(made).sni == "svc.example"
+
+
+def test_a_dynamic_backend_takes_its_policy_for_what_is_reached_over_tls():
+    made = compiled(REVERSE, route_to(OURS), backend(OURS, "{type: Dynamic}"), for_backend(OURS))
+    assert tls_of(made).sni == "svc.example"
+    assert "TLS by BackendTLSPolicy default/tls" in of_backend(made, "Accepted")[2]
+
+
+def test_an_alias_of_the_prototype_means_the_same_in_a_policy():
+    target = for_backend(PROTOTYPE).replace("XBackendDestination", "Backend")
+    made = compiled(REVERSE, route_to(FIRST_PROTOTYPE), backend(PROTOTYPE), target)
+    assert tls_of(made).sni == "svc.example"
+    assert ancestors(made)[0]["ancestorRef"]["kind"] == "Gateway"
+
+
+@pytest.mark.parametrize("section", ["web", "8443"])
+def test_a_port_of_a_backend_is_named_or_numbered(section: str):
+    one = for_backend(OURS, section).replace("{name: tls}", "{name: one}").replace("svc.example", "one.example")
+    made = compiled(REVERSE, route_to(OURS), backend(OURS), for_backend(OURS), one)
+    assert tls_of(made).sni == "one.example"
+    assert of_policy(made, "Accepted", "default/one")[:2] == ("True", "Accepted")
+
+
+def test_a_port_by_name_and_by_number_is_one_target():
+    other = for_backend(OURS, "8443").replace("{name: tls}", "{name: other}")
+    made = compiled(REVERSE, route_to(OURS), backend(OURS), for_backend(OURS, "web"), other)
+    assert of_policy(made, "Accepted")[:2] == ("False", "Conflicted")
+    assert of_policy(made, "Accepted", "default/other")[:2] == ("True", "Accepted")
+
+
+@pytest.mark.parametrize("form", [OURS, PUBLISHED])
+@pytest.mark.parametrize("mode", ["Simple", "None"])
+def test_what_a_backend_says_itself_holds_and_status_says_so(form: Form, mode: str):
+    own = backend(form, more=f", tls: {{mode: {mode}}}")
+    made = compiled(REVERSE, route_to(form), own, for_backend(form))
+    found = service_of(made).tls
+    assert (found is None) is (mode == "None")
+    assert found is None or found.sni == ""
+    accepted = of_policy(made, "Accepted")
+    assert accepted[:2] == ("False", "Conflicted")
+    assert "Backend default/b has tls of its own for port 8443" in accepted[2]
+
+
+def test_a_port_that_says_nothing_has_the_policy_and_another_its_own():
+    two = FQDN.replace("[{name: web, number: 8443}]", "[{number: 8443}, {number: 443, tls: {mode: Simple}}]")
+    made = compiled(REVERSE, route_to(OURS, ", port: 8443"), backend(OURS, two), for_backend(OURS))
+    assert tls_of(made).sni == "svc.example"
+    accepted = of_policy(made, "Accepted")
+    assert accepted[:2] == ("True", "Accepted")
+    assert "Not everywhere: Backend default/b has tls of its own for port 443 (TLS Simple)" in accepted[2]
+    assert tls_of(compiled(REVERSE, route_to(OURS, ", port: 443"), backend(OURS, two), for_backend(OURS))).sni == ""
+
+
+@pytest.mark.parametrize("form", [OURS, PUBLISHED, X_BACKEND])
+def test_without_its_ca_a_backend_is_not_used_at_all(form: Form):
+    made = compiled(REVERSE, route_to(form), backend(form), for_backend(form, policy=trusting(GONE)))
+    assert rule(made).backends[0].backend is None
+    assert of_policy(made, "Accepted")[:2] == ("False", "NoValidCACertificate")
+    assert of_backend(made, "ResolvedRefs", form)[0] == "False"
+
+
+@pytest.mark.parametrize("section", ["", "web"])
+def test_a_failover_with_a_policy_is_closed_and_says_where_the_policy_belongs(section: str):
+    endpoint = "{backendRef: {group: egressproxy.io, kind: Backend, name: b}}"
+    failover = backend(OURS, f"{{type: Failover, failover: {{endpoints: [{endpoint}]}}}}", name="any")
+    plain = backend(OURS, IP)
+    made = compiled(REVERSE, route_to(OURS, name="any"), failover, plain, for_backend(OURS, section, name="any"))
+    assert of_policy(made, "Accepted")[:2] == ("False", "Invalid")
+    assert all(each.backend is None for each in rule(made).backends)
+    assert of_backend(made, "ResolvedRefs", name="default/any")[0] == "False"
+    made = compiled(REVERSE, route_to(OURS, name="any"), failover, plain, for_backend(OURS))
+    assert ancestors(made)[0]["ancestorRef"]["kind"] == "Gateway"
+
+
+@pytest.mark.parametrize("protocol", ["HTTP", "HTTP11", "HTTP2", "GRPC", "MCP", "A2A"])
+@pytest.mark.parametrize("number", [80, 443, 8080])
+def test_an_external_name_of_the_working_group_is_reached_over_tls_by_default(protocol: str, number: int):
+    destination = f"{{type: FQDN, fqdn: {{hostname: a.example}}, ports: [{{number: {number}, protocol: {protocol}}}]}}"
+    made = compiled(REVERSE, route_to(PROTOTYPE), backend(PROTOTYPE, destination))
+    assert tls_of(made) == BackendTlsIR()
+    accepted = of_backend(made, "Accepted", PROTOTYPE)
+    assert accepted[0] == "True"
+    assert "TLS Simple by default: tls.mode None switches it off" in accepted[2]
+
+
+@pytest.mark.parametrize("protocol", ["H2C", "TCP"])
+def test_a_protocol_without_tls_goes_in_plain_text_but_never_to_443(protocol: str):
+    destination = f"{{type: FQDN, fqdn: {{hostname: a.example}}, ports: [{{number: 8080, protocol: {protocol}}}]}}"
+    made = compiled(REVERSE, route_to(PROTOTYPE), backend(PROTOTYPE, destination))
+    assert service_of(made).tls is None
+    made = compiled(REVERSE, route_to(PROTOTYPE), backend(PROTOTYPE, destination.replace("8080", "443")))
+    assert of_backend(made, "Accepted", PROTOTYPE)[:2] == ("False", "TlsNotConfigured")
+
+
+def test_tls_of_an_egress_policy_does_something_where_another_policy_brings_tls():
+    floor = """
+apiVersion: egressproxy.io/v1alpha1
+kind: EgressPolicy
+metadata: {name: floor}
+spec: {targetRefs: [{group: egressproxy.io, kind: Backend, name: b}], tls: {minVersion: "1.3"}}
+"""
+    made = compiled(REVERSE, route_to(OURS), backend(OURS, IP), for_backend(OURS), floor)
+    (ancestor,) = status(made, "EgressPolicy", "default/floor")["ancestors"]
+    assert "does nothing here" not in said(ancestor["conditions"], "Accepted")[2]

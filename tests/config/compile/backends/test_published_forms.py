@@ -95,9 +95,6 @@ def test_forms_of_one_port_over_tls_are_one_value(form: str):
 
 def test_without_any_port_it_is_443_with_the_tls_that_stands_there():
     assert served(host("", ", tls: {mode: SIMPLE, sni: b.example}")).port == 443
-    error, condition = refused(host())
-    assert "does not say how port 443 is reached: write tls.mode" in error
-    assert condition[:2] == ("False", "TlsNotConfigured")
 
 
 def test_an_address_and_a_service_without_ports_need_tls_too():
@@ -163,12 +160,13 @@ def test_insecure_disable_is_plain_text_and_insecure():
     assert conditions("Insecure", form)[:2] == ("True", "NotVerified")
 
 
-def test_a_published_port_without_tls_is_plain_text_and_insecure_but_never_443():
-    form = host(", ports: [{number: 80, protocol: HTTP}]")
-    assert served(form).tls is None
-    assert conditions("Insecure", form)[:2] == ("True", "NotVerified")
-    assert refused(host(", ports: [{number: 443, protocol: HTTP}]"))[1][1] == "TlsNotConfigured"
-    assert refused(host("", "", ", port: 80"))[1][1] == "TlsNotConfigured"
+@pytest.mark.parametrize(
+    "form", [host(", ports: [{number: 80, protocol: HTTP}]"), host("", "", ", port: 80"), host(), host(", ports: []")]
+)
+def test_a_published_port_without_tls_is_reached_over_tls(form: str):
+    assert served(form).tls == BackendTlsIR()
+    assert conditions("Insecure", form)[0] == ""
+    assert "tls.mode None switches it off" in conditions("Accepted", form)[2]
 
 
 @pytest.mark.parametrize("mode", ["PASSTHROUGH", "Terminate"])
@@ -274,7 +272,10 @@ def test_apis_that_are_none_are_refused(written: str, told: str):
     ("form", "became"),
     [
         (host("", ", tls: {mode: SIMPLE}", ", port: 8443"), "a.example:8443 (HTTP, TLS Simple)"),
-        (host(", ports: [{number: 80, protocol: HTTP}]"), "a.example:80 (HTTP, plain text)"),
+        (
+            host(", ports: [{number: 80, protocol: HTTP}]"),
+            "a.example:80 (HTTP, TLS Simple by default: tls.mode None switches it off)",
+        ),
         (
             host(", ports: [{number: 443, protocol: TLS}, {number: 80, tls: {mode: INSECURE_DISABLE}}]"),
             "a.example:443 (HTTP, TLS Simple), a.example:80 (HTTP, plain text)",
@@ -417,4 +418,4 @@ spec: {{destination: {{type: Failover, failover: {{endpoints: [{first}, {second}
 """
     (backend,) = load_text(text).of(Backend)
     said = "the first that serves of api, other (asked for b for a, x for every other model)"
-    assert destination_summary(backend.spec) == said
+    assert destination_summary(backend.spec, ()) == said

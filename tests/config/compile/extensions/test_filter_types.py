@@ -85,9 +85,12 @@ def test_a_config_that_its_schema_does_not_admit_is_a_load_error_with_line_and_f
     assert (field, message) == ("spec.extensions[0].config.team", "team is missing")
 
 
-def test_a_phase_that_the_type_does_not_name_is_a_load_error():
-    ((_, field, message, _),) = problems(filter_type(), used().replace("phase: request-headers", "phase: connect"))
-    assert (field, message) == ("spec.extensions[0].phase", f"{TYPE} cannot run in phase connect")
+def test_a_phase_that_the_type_does_not_name_closes_what_asks_for_it():
+    made = compiled(REVERSE, PLAIN, ROUTE, filter_type(), used().replace("phase: request-headers", "phase: connect"))
+    status, reason, message = of_policy(made, "Degraded")
+    assert (status, reason) == ("True", "UnsupportedExtensionType")
+    assert f"spec.extensions[0].phase: {TYPE} cannot run in phase connect" in message
+    assert rule(made).backends[0].backend is None
 
 
 def test_a_type_without_a_schema_takes_no_config():
@@ -269,6 +272,56 @@ def test_a_processor_is_asked_with_the_config_in_a_field_of_each_call():
     FilterInstances(Catalog()).place(spec)
 
 
+ALL_PHASES = "[request-body, response-headers, backend-response, response-body]"
+
+
+@pytest.mark.parametrize(
+    ("phase", "on_policy", "on_backend", "sent", "mode"),
+    [
+        ("request-body", ("request-headers", 0), ("backend-request", -1), "request-body",
+         {"responseHeaderMode": "SKIP", "requestBodyMode": "BUFFERED"}),
+        ("response-headers", ("request-headers", 0), ("backend-request", 0), "response-headers",
+         {"requestHeaderMode": "SKIP"}),
+        ("backend-response", ("backend-request", 0), ("backend-request", 0), "response-headers",
+         {"requestHeaderMode": "SKIP"}),
+        ("response-body", ("request-headers", 0), ("backend-request", 0), "response-body",
+         {"requestHeaderMode": "SKIP", "responseBodyMode": "BUFFERED"}),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("protocol", ["ExtProc", "Webhook"])
+def test_a_processor_may_be_placed_where_a_filter_in_python_may(
+    protocol: str, phase: str, on_policy: tuple[str, int], on_backend: tuple[str, int], sent: str, mode: dict[str, str]
+):
+    source = processor(protocol=protocol).replace("[request-headers, backend-request]", ALL_PHASES)
+    extension = f"extensions: [{{name: mine, type: '{TYPE}', phase: {phase}, config: {{team: a}}}}]"
+    of_rule = compiled(REVERSE, PLAIN, ROUTE, source, policy(extension))
+    of_backend = compiled(REVERSE, f"{PLAIN}  {extension}\n", ROUTE, source)
+    assert of_type(of_rule)[0] == "True"
+    (first,), (second,) = rule(of_rule).extensions, rule(of_backend).backends[0].extensions
+    for spec, placed in ((first, on_policy), (second, on_backend)):
+        assert (spec.phase, spec.turn) == placed
+        config = json.loads(spec.config)
+        assert (config.get("send"), config.get("processingMode")) == (
+            ([sent], None) if protocol == "Webhook" else (None, mode)
+        )
+        FilterInstances(Catalog()).place(spec)
+
+
+@pytest.mark.parametrize(
+    ("settings", "mode"),
+    [
+        ("processingMode: {requestBodyMode: STREAMED}", {"responseHeaderMode": "SKIP", "requestBodyMode": "STREAMED"}),
+        ("observabilityMode: true", {"responseHeaderMode": "SKIP", "requestBodyMode": "STREAMED"}),
+    ],
+)
+def test_what_the_settings_of_a_type_say_is_sent_goes_first(settings: str, mode: dict[str, str]):
+    source = processor(more=f", settings: {{{settings}}}").replace("backend-request]", "request-body]")
+    made = compiled(REVERSE, PLAIN, ROUTE, source, used().replace("phase: request-headers", "phase: request-body"))
+    (spec,) = rule(made).extensions
+    assert json.loads(spec.config)["processingMode"] == mode
+    FilterInstances(Catalog()).place(spec)
+
+
 def test_what_uses_a_processor_needs_no_grant_since_the_filter_type_names_it():
     there = PLAIN.replace("metadata: {name: plain}", "metadata: {name: far, namespace: processors}")
     ref = "{group: egressproxy.io, kind: Backend, name: far, namespace: processors}"
@@ -312,9 +365,9 @@ def test_what_is_in_another_namespace_needs_a_namespace_in_the_reference_and_no_
         ),
         (processor(more=", settings: {grpcInitialMetadata: 3}"), "InvalidParameters", "grpcInitialMetadata"),
         (
-            processor().replace("[request-headers, backend-request]", "[response-body]"),
+            processor().replace("[request-headers, backend-request]", "[connect]"),
             "UnsupportedValue",
-            "response-body",
+            "not in connect",
         ),
     ],
 )

@@ -115,6 +115,15 @@ def test_tokens_and_money_are_limited_with_their_prices():
     assert config["prices"] == [{"models": ["a*"], "input": 2.0, "cachedInput": 1.0, "output": 3.5}]
 
 
+@pytest.mark.parametrize(
+    ("written", "read"), [("", None), (", maxBufferedBytes: 50000000", 50_000_000), (", maxBufferedBytes: 1", 1024)]
+)
+def test_a_request_whose_tokens_are_limited_is_read_as_far_as_it_may_be_held(written: str, read: int | None):
+    rows = f"tokens: [{{per: Gateway, limit: 7, unit: Day}}]{written}"
+    (found,) = rule(compiled(FORWARD, PLAIN, ROUTE, limit(rows))).extensions
+    assert json.loads(found.config).get("maxBodyBytes") == read
+
+
 def test_limits_that_a_fleet_shares_have_the_backend_and_the_password_of_their_redis():
     store = (
         "store: {type: Redis, backendRef: {group: egressproxy.io, kind: Backend, name: plain}, secretRef: {name: s}}"
