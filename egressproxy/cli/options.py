@@ -84,8 +84,8 @@ def admin_option(
 def _demanded(ctx: click.Context, param: click.Parameter, given: tuple[str, int] | None) -> tuple[str, int] | None:
     if given is None and ctx.get_parameter_source(param.name or "") is not ParameterSource.DEFAULT:
         raise click.UsageError(
-            "--admin off: this command asks a running process at its admin address; one that runs with --admin off"
-            " cannot be asked: give it an address, and the same one here"
+            "--admin off leaves no address to ask: start the gateway with --admin HOST:PORT, and name the same address"
+            " here"
         )
     return given
 

@@ -103,11 +103,12 @@ class Hold:
             resume()
 
     def release_request(self) -> None:
-        """Nothing of the request is held any more: an answer has come."""
+        """Nothing of the request is held any more: an answer has come. The rest of the request waits for nothing."""
         self.add(self.of_answer - self.size)
         if not self.size:
             for account, _ in self._accounts:
                 del account._holds[self]
+            self.go_on()
 
     def release(self) -> None:
         """Its exchange is over: it holds nothing, and waits for nothing."""

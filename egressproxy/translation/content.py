@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import unquote
 
 from egressproxy.ai_apis.strict_json import dumps
@@ -20,6 +20,8 @@ from egressproxy.translation.conversation import (
 )
 from egressproxy.translation.errors import Untranslatable
 from egressproxy.translation.json_object import JsonObject
+
+T = TypeVar("T")
 
 #: RFC 2397, with what clients write beside it: capitals, parameters (`;charset=utf-8`, `;name=a.png`), blanks.
 _DATA_URL = re.compile(
@@ -164,6 +166,29 @@ def function_of(described: JsonObject) -> Tool:
     """A function, in the fields that OpenAI's APIs have for one. Raises Untranslatable."""
     name, description = described.needed_text("name"), described.text("description")
     return Tool(name, description, described.plain_object("parameters"), described.flag("strict"), described.path)
+
+
+def tools_of_client(
+    body: JsonObject, read: Callable[[JsonObject, str | None], Iterable[T] | None], known: str
+) -> list[T]:
+    """What `read` makes of each tool and its type; None for one that the provider runs. Those may be left out if others
+    stay: without any of them a request that is for a search alone would be for nothing. `known` names those that are
+    read. Raises Untranslatable.
+    """
+    tools: list[T] = []
+    left_out: list[JsonObject] = []
+    for tool in body.each("tools"):
+        kind = tool.text("type")
+        found = read(tool, kind)
+        if found is not None:
+            tools += found
+        elif kind is not None and tool.losses.drop(tool.where(kind)):
+            left_out.append(tool)
+        else:
+            tool.refuse("type", f"cannot be translated: only {known}")
+    if left_out and not tools:
+        left_out[0].refuse("type", "cannot be translated: only the provider runs it, and no other tool is offered")
+    return tools
 
 
 def tool_choice_of(body: JsonObject, named: Callable[[JsonObject], str], allowed_in: str = "") -> ToolChoice | None:

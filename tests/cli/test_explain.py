@@ -50,7 +50,8 @@ def test_what_is_allowed_is_0_and_reads_in_the_order_of_a_request(config: Path):
         "  tls         none from the gateway\n"
         "  timeouts    requestHeaders 10 s, request none, connect 10 s, tlsHandshake 10 s, backendRequest none, "
         "idle 60 s\n"
-        "limits        maxHeadBytes 65536, maxFields 128\n"
+        "limits        maxHeadBytes 65536, maxFields 128, maxBufferedBytes 33554432, bufferedBytesPerClient 67108864, "
+        "bufferedBytesPerConnection 67108864\n"
     )
 
 

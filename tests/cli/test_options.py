@@ -88,5 +88,5 @@ def test_a_verb_that_asks_a_process_asks_nobody_where_the_admin_address_is_off(
     monkeypatch.setattr("http.client.HTTPConnection.request", lambda *arguments, **_: asked.append(arguments))
     result = CliRunner().invoke(main, [*given.split(), "--admin", "off"])
     assert result.exit_code == 2
-    assert "--admin off: this command asks a running process at its admin address" in result.output
+    assert "--admin off leaves no address to ask" in result.output
     assert not asked

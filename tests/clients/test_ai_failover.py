@@ -325,6 +325,8 @@ def test_a_stream_that_breaks_behind_its_first_token_is_an_error(
 ):
     if api == backend:
         return  # it passes as it is
+    if trouble is Trouble.SHORT and backend != "OpenAIResponses":
+        return  # it has told why it stopped: that is its end
     world.providers[backend].script = [trouble]
     client = world.client(api, f"/{backend}")
     client.says("one two three four five six")
@@ -352,11 +354,11 @@ def test_errors_have_the_shape_of_the_clients_api(world: World, api: str, backen
 def test_what_cannot_be_translated_is_named(world: World, api: str, backend: str):
     client = world.client(api, f"/{backend}")
     client.says("Hello")
-    more = {"logprobs": True} if api == "OpenAIChat" else {"extra_body": {"top_k": 3}}
+    more = {"logprobs": True} if api == "OpenAIChat" else {"extra_body": {"container": "c"}}
     expected = anthropic.BadRequestError if api == "AnthropicMessages" else openai.BadRequestError
     with pytest.raises(expected) as raised:
         client.asks(stream=False, **more)
-    assert ("logprobs" if api == "OpenAIChat" else "top_k") in str(raised.value)
+    assert ("logprobs" if api == "OpenAIChat" else "container") in str(raised.value)
     assert not world.providers[backend].requests
 
 

@@ -103,10 +103,10 @@ def test_a_stream_flows_through_and_breaks_visibly(shared: SharedGateway):
                 is_reset = True
             assert b"You" in said
             assert said.endswith(b"0\r\n\r\n") is ends_well, (trouble, said, is_reset)
-            assert (b"[DONE]" in said) is (trouble is None)
-            assert (b'"error"' in said) is (trouble is Trouble.SHORT)
+            assert (b"[DONE]" in said) is ends_well  # a stream that has told why it stopped may lack its last event
+            assert b'"error"' not in said
         wait_until(lambda: len(gateway.records) == 3, "not all is logged")
-        assert [each["reason"] for each in gateway.records] == ["-", "upstream_incomplete", "upstream_incomplete"]
+        assert [each["reason"] for each in gateway.records] == ["-", "-", "upstream_incomplete"]
 
 
 def test_check_and_explain_say_what_becomes_of_a_request(shared: SharedGateway):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -17,7 +18,7 @@ from egressproxy.model.message import CHUNKED, RequestHead
 from egressproxy.net.flow_control import BodySink
 from tests.support.builds import of_sources
 
-NOBODY = cast(Any, None)
+NOBODY = cast(Any, SimpleNamespace(hold_bytes=lambda *_, **__: True, may_keep=lambda *_: True))
 OCTETS = REPLAY_LIMIT
 
 

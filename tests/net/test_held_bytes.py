@@ -97,3 +97,12 @@ async def test_what_holds_nothing_is_not_the_oldest():
     await asyncio.sleep(0)
     assert went_on == ["b"]
     assert third.is_waiting
+
+
+async def test_a_request_that_waits_goes_on_when_its_answer_comes_early():
+    """It is found by nobody any more who has room, and the clock would end its answer."""
+    account, went_on = HeldBytes(), list[str]()
+    holds = waiting(account, "abcdef", went_on)
+    holds[5].release_request()
+    assert went_on == ["f"]
+    assert not holds[5].is_waiting

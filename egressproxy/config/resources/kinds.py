@@ -2,9 +2,9 @@
 
 Kinds of Kubernetes, Cilium and Gateway API stand beside ours in many manifests, and say nothing to us. A file that has
 one is read, and the object is left out, which is noted (where it asks something of a gateway, as not served): the
-manifests of an application should work as they are. So is a kind that nobody here knows, which is noted as not served:
-a vendor's object takes none of its neighbours with it. What looks like a misspelt kind or group of those that are known
-stays an error, as does everything in our own group.
+manifests of an application should work as they are. So is a kind that nobody here knows: a vendor's object takes none
+of its neighbours with it. What looks like a misspelt kind or group of those that are known stays an error, as does
+everything in our own group.
 """
 
 from egressproxy.config.resources.backend import (

@@ -132,11 +132,11 @@ def connect_not_served() -> GatewayFault:
 
 def refuse_loops(head: RequestHead, pseudonym: bytes) -> None:
     """TRACE is refused, since it would reflect credentials; a request that passed here before is a loop. What Via says
-    besides the names of proxies does not go on.
+    besides the names of proxies does not go on. Without a pseudonym nothing is a loop.
     """
     if head.method == b"TRACE":
         raise GatewayFault(Reason.METHOD_NOT_ALLOWED, "TRACE is not served", status=405)
-    if head.via and pseudonym in head.via:
+    if head.via and pseudonym and pseudonym in head.via:
         raise Denied(Reason.LOOP_DETECTED, "the request has passed this gateway before", status=508)
     if head.via:
         head.via = proxies_of(head.via)

@@ -29,6 +29,7 @@ class Decision:
     x: Exchange
     port: Port
     listener: ActiveListener
+    pseudonym: bytes = b""
     route: Route | None = None
     error: GatewayError | None = None
     tls_route: Route | None = None
@@ -44,13 +45,15 @@ class Decision:
         return not self.x.is_tunnel or self.listener.terminate is not None or is_plain or is_opened
 
 
-def decide(snapshot: Snapshot, question: HypotheticalRequest) -> Decision:
-    """Raises HypotheticalRequestError for a request that no client could send, or that is not for just one listener."""
+def decide(snapshot: Snapshot, question: HypotheticalRequest, pseudonym: bytes = b"") -> Decision:
+    """`pseudonym` is the name of this gateway in Via; without it no request is in a loop. Raises
+    HypotheticalRequestError for a request that no client could send, or that is not for just one listener.
+    """
     question.check()
     port = question.port(snapshot)
     x = Exchange("-", port.first.gateway, port.first.name, 0.0)
     x.identity = question.identity
-    made = Decision(question, x, port, port.first)
+    made = Decision(question, x, port, port.first, pseudonym)
     try:
         if port.is_stream or (port.is_mixed and port.leads_to_stream(question.host)):
             _decide_stream(made)
@@ -80,8 +83,7 @@ def _decide_request(made: Decision) -> None:
     if port.first.spec.protocol is ListenerProtocol.HTTPS and question.authority:
         server_name = admission.read_authority(question.authority.encode(), port.number).host
     made.listener = admission.name_request(x, port, server_name, None, head)
-    if head.via or head.method == b"TRACE":
-        admission.refuse_loops(head, b"")
+    admission.refuse_loops(head, made.pseudonym)
     assert x.authority is not None
     _find_variant(made)
     made.route, x.path_prefix, noted = admission.route_request(made.listener, x.authority, head)
@@ -98,6 +100,7 @@ def _decide_tunnel(made: Decision) -> None:
     if not made.listener.is_forward:
         raise admission.connect_not_served()
     x.authority = admission.read_authority(head.target, None)
+    admission.refuse_loops(head, made.pseudonym)
     _find_variant(made)
     leaves = made.listener.leaves_for(x.authority.host)
     if leaves is not None:
@@ -132,5 +135,6 @@ def _decide_stream(made: Decision) -> None:
         assert x.authority is not None
         made.route, noted = admission.default_route(made.listener, x.authority)  # as of each request inside
         x.is_tunnel, x.scheme, x.request = False, b"https", made.question.head(port)
+        admission.refuse_loops(x.request, made.pseudonym)
     x.route = made.route.name
     x.note_denials(*noted)

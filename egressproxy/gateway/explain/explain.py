@@ -47,11 +47,12 @@ _PERMITTED = f"allowed by the route{_DENIED_NOWHERE}"
 MAX_NEAR = 5
 
 
-async def explain(snapshot: Snapshot, question: HypotheticalRequest) -> dict[str, Any]:
-    """The explanation; `verdict` is "allowed", "denied" (policy refuses) or "failed" (nothing could be served). Raises
-    HypotheticalRequestError. Takes as long as a name server does, which its policy limits.
+async def explain(snapshot: Snapshot, question: HypotheticalRequest, pseudonym: bytes = b"") -> dict[str, Any]:
+    """The explanation; `verdict` is "allowed", "denied" (policy refuses) or "failed" (nothing could be served).
+    `pseudonym` as in `decide`. Raises HypotheticalRequestError. Takes as long as a name server does, which its policy
+    limits.
     """
-    decided = decide(snapshot, question)
+    decided = decide(snapshot, question, pseudonym)
     x, route = decided.x, decided.route
     made: dict[str, Any] = {
         "verdict": "allowed",

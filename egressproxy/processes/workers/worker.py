@@ -175,7 +175,8 @@ class Worker:
         from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest, HypotheticalRequestError
 
         try:
-            return json.dumps(await explain(self._in_service(), HypotheticalRequest.of(pairs))).encode()
+            question, pseudonym = HypotheticalRequest.of(pairs), self.gateway.conductor.pseudonym
+            return json.dumps(await explain(self._in_service(), question, pseudonym)).encode()
         except HypotheticalRequestError as error:
             raise NotAnswered(str(error)) from None
 

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from egressproxy.ai_apis.strict_json import dumps
 from egressproxy.model.work import Work
-from egressproxy.translation.content import leave_out_callers, text_or_parts
+from egressproxy.translation.content import leave_out_callers, text_or_parts, tools_of_client
 from egressproxy.translation.conversation import (
     ContentPart,
     Conversation,
@@ -200,22 +200,11 @@ def _tool_result(block: JsonObject) -> ToolResult:
 
 
 def _tools(body: JsonObject) -> tuple[Tool, ...]:
-    """The tools of the client. Those that the provider runs may be left out if others stay: without any of them a
-    request that is for a search alone would be for nothing.
-    """
-    tools: list[Tool] = []
-    left_out: list[JsonObject] = []
-    for tool in body.each("tools"):
-        kind = tool.text("type")
-        if kind in (None, "custom"):
-            tools.append(_tool(tool))
-        elif tool.losses.drop(tool.where(kind)):
-            left_out.append(tool)
-        else:
-            tool.refuse("type", "cannot be translated: only tools of the client are, which have no type or custom")
-    if left_out and not tools:
-        left_out[0].refuse("type", "cannot be translated: only the provider runs it, and no other tool is offered")
-    return tuple(tools)
+    return tuple(tools_of_client(body, _tool_of_type, "tools of the client are, which have no type or custom"))
+
+
+def _tool_of_type(tool: JsonObject, kind: str | None) -> list[Tool] | None:
+    return [_tool(tool)] if kind in (None, "custom") else None
 
 
 def _tool(tool: JsonObject) -> Tool:

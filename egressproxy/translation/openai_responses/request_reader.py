@@ -4,7 +4,7 @@ refused stands in docs/translation.md.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any, Final
 
@@ -25,6 +25,7 @@ from egressproxy.translation.content import (
     service_tier_of,
     text_or_parts,
     tool_choice_of,
+    tools_of_client,
 )
 from egressproxy.translation.conversation import (
     ContentPart,
@@ -227,24 +228,14 @@ def _part(part: JsonObject, kinds: tuple[str, ...]) -> ContentPart:
 
 
 def _tools(body: JsonObject) -> list[tuple[Tool, ToolForm | None]]:
-    """The functions of the client. Tools that the provider runs may be left out if others stay: without any of them a
-    request that is for a search alone would be for nothing.
-    """
-    tools: list[tuple[Tool, ToolForm | None]] = []
-    left_out: list[JsonObject] = []
-    for tool in body.each("tools"):
-        kind = tool.text("type") or "function"
-        if kind == "namespace":
-            tools += _namespace(tool)
-        elif kind in ("function", "custom"):
-            tools.append(_tool(tool, kind))
-        elif tool.losses.drop(tool.where(kind)):
-            left_out.append(tool)
-        else:
-            tool.refuse("type", "cannot be translated: only functions and custom tools of the client are")
-    if left_out and not tools:
-        left_out[0].refuse("type", "cannot be translated: only the provider runs it, and no other tool is offered")
-    return tools
+    return tools_of_client(body, _tools_of_type, "functions and custom tools of the client are")
+
+
+def _tools_of_type(tool: JsonObject, kind: str | None) -> Iterable[tuple[Tool, ToolForm | None]] | None:
+    kind = kind or "function"
+    if kind == "namespace":
+        return _namespace(tool)
+    return [_tool(tool, kind)] if kind in ("function", "custom") else None
 
 
 def _namespace(namespace: JsonObject) -> Iterator[tuple[Tool, ToolForm]]:

@@ -24,7 +24,7 @@ from tests.gateway.kit import (
     through_parent,
 )
 from tests.support import manifests as m
-from tests.support.conversation import scripted_filter
+from tests.support.conversation import Conversation, scripted_filter
 
 PARENT_CONNECT = b"CONNECT a.example:22 HTTP/1.1\r\nHost: a.example:22\r\nVia: 1.1 gw\r\n\r\n"
 
@@ -385,6 +385,20 @@ def unverified(port: int = 443, host: str = "u.example", **more: Any) -> m.Manif
     return made
 
 
+def served_twice(talk: Conversation, request: bytes, port: int, begins: bytes) -> None:
+    """On a new connection to `u.example` and on a kept one: both are told as insecure."""
+    for is_new in (True, False):
+        talk.client >> request
+        if is_new:
+            talk.dialled("u.example", port)
+            tls = TlsOrigin(talk.origin).shakes_hands()
+        talk.until(lambda: bool(talk.origin.received))
+        assert tls.reads().startswith(begins)
+        tls >> OK
+        talk.client << OK_PASSED
+    assert [each["insecure"] for each in talk.log.lines] == [[NOT_VERIFIED]] * 2
+
+
 @pytest.mark.parametrize("is_forward", [False, True])
 def test_the_log_has_each_request_whose_backend_was_not_verified_as_insecure(converse: Start, is_forward: bool):
     rule = m.prefix_rule("/", "u")
@@ -393,16 +407,7 @@ def test_the_log_has_each_request_whose_backend_was_not_verified_as_insecure(con
     else:
         talk = converse(reverse(rule, objects=(unverified(),)))
     talk.counts_octets = False
-    for is_new in (True, False):
-        talk.client >> (GET if is_forward else METADATA)
-        if is_new:
-            talk.dialled("u.example", 443)
-            tls = TlsOrigin(talk.origin).shakes_hands()
-        talk.until(lambda: bool(talk.origin.received))
-        assert tls.reads().startswith(b"GET ")
-        tls >> OK
-        talk.client << OK_PASSED
-    assert [each["insecure"] for each in talk.log.lines] == [[NOT_VERIFIED]] * 2
+    served_twice(talk, GET if is_forward else METADATA, 443, b"GET ")
 
 
 def test_the_log_has_a_request_of_https_to_a_destination_that_is_not_verified_as_insecure(converse: Start):
@@ -431,16 +436,7 @@ def test_the_log_has_a_request_through_a_parent_that_is_not_verified_as_insecure
     behind = m.backend("a", "a.example", 80, parent={"name": "u"})
     talk = converse(forward(unverified(3128), behind, routed))
     talk.counts_octets = False
-    for is_new in (True, False):
-        talk.client >> GET
-        if is_new:
-            talk.dialled("u.example", 3128)
-            tls = TlsOrigin(talk.origin).shakes_hands()
-        talk.until(lambda: bool(talk.origin.received))
-        assert tls.reads().startswith(b"GET http://a.example/")
-        tls >> OK
-        talk.client << OK_PASSED
-    assert [each["insecure"] for each in talk.log.lines] == [[NOT_VERIFIED]] * 2
+    served_twice(talk, GET, 3128, b"GET http://a.example/")
 
 
 def test_the_log_has_a_tunnel_through_a_parent_that_is_not_verified_as_insecure(converse: Start):

@@ -303,14 +303,16 @@ def test_answers_that_are_held_wait_for_room(converse: Start):
     assert held(talk) == 0
 
 
+TRANSLATED = [
+    m.gateway(m.http_listener(8080)),
+    m.policy(limits={"bufferedBytesPerClient": LIMIT}),
+    provider("a", "AnthropicMessages"),
+    m.http_route("route", m.prefix_rule("/", "a")),
+]
+
+
 def test_what_a_translation_holds_counts_too(converse: Start):
-    objects = [
-        m.gateway(m.http_listener(8080)),
-        m.policy(limits={"bufferedBytesPerClient": LIMIT}),
-        provider("a", "AnthropicMessages"),
-        m.http_route("route", m.prefix_rule("/", "a")),
-    ]
-    talk = converse(objects)
+    talk = converse(TRANSLATED)
     client = speak_http2(talk)
     said = {"model": "m", "messages": [{"role": "user", "content": "x" * SIZE}]}
     uploads = [Upload(client, json.dumps(said).encode(), b"/v1/chat/completions") for _ in range(5)]
@@ -327,13 +329,7 @@ def test_what_a_translation_holds_counts_too(converse: Start):
 
 
 def test_an_answer_to_be_translated_waits_for_room(converse: Start):
-    objects = [
-        m.gateway(m.http_listener(8080)),
-        m.policy(limits={"bufferedBytesPerClient": LIMIT}),
-        provider("a", "AnthropicMessages"),
-        m.http_route("route", m.prefix_rule("/", "a")),
-    ]
-    talk = converse(objects)
+    talk = converse(TRANSLATED)
     client = speak_http2(talk)
     said = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}]}).encode()
     uploads = [Upload(client, said, b"/v1/chat/completions") for _ in range(5)]

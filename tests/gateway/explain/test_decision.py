@@ -61,6 +61,10 @@ ASKED = [
     ("GET", "http://[::1]/", ()),
     ("GET", "http://api.example/v1/../x", ()),
     ("TRACE", "http://a.open.example/", ()),
+    ("GET", "http://a.open.example/", (("Via", "1.1 other"),)),
+    ("GET", "http://a.open.example/", (("Via", "1.1 other, 1.1 OURS"),)),
+    ("CONNECT", "a.open.example:443", (("Via", "1.1 other"),)),
+    ("CONNECT", "a.open.example:443", (("Via", "1.1 OURS"),)),
     ("GET", "/origin-form", ()),
     ("CONNECT", "a.open.example:443", ()),
     ("CONNECT", "a.open.example:22", ()),
@@ -96,12 +100,14 @@ def sent(talk: Conversation, request: bytes) -> dict[str, Any]:
 def test_the_decision_is_that_of_traffic(converse: Start, method: str, url: str, fields: tuple[tuple[str, str], ...]):
     talk = converse(world())
     talk.counts_octets = False
+    pseudonym = talk.conductor.pseudonym
+    fields = tuple((name, value.replace("OURS", pseudonym.decode())) for name, value in fields)
     record = sent(talk, octets(method, url, fields))
     if url.startswith("/"):
         with pytest.raises(ValueError, match="no listener takes"):
             decide(talk.snapshot, HypotheticalRequest(method, url, fields))
         return
-    decided = decide(talk.snapshot, HypotheticalRequest(method, url, fields))
+    decided = decide(talk.snapshot, HypotheticalRequest(method, url, fields), pseudonym)
     if decided.error is None:
         assert record["reason"] in LET_THROUGH
         assert record["route"] == decided.x.route
