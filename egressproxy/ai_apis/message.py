@@ -8,7 +8,15 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from egressproxy.ai_apis.splice import Path, spliced_text, splicing
-from egressproxy.ai_apis.strict_json import Unreadable, dumps, has_too_many_parts, loads_strictly, reading
+from egressproxy.ai_apis.strict_json import (
+    Unreadable,
+    decoding,
+    dumps,
+    encoding,
+    has_too_many_parts,
+    loads_strictly,
+    reading,
+)
 from egressproxy.ai_apis.texts import Found, TextKind, TextRole, found_texts, inner_json, where
 from egressproxy.model.member_names import CALL, CALL_KEYS, spelling_fault
 from egressproxy.model.work import Work, at_once
@@ -185,8 +193,8 @@ class JsonMessage:
                     yield
                     if not self._is_inside_another(path):
                         changes[path] = self.at(path)
-                text = yield from splicing(self.source.decode(), changes)
-                made = text.encode("utf-8", "surrogatepass")
+                source = yield from decoding(self.source)
+                made = yield from encoding((yield from splicing(source, changes)))
             self.source = made
             self._changed.clear()
         return self.source

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from egressproxy.ai_apis.strict_json import Unreadable, dumps, dumps_text
+from egressproxy.ai_apis.strict_json import Unreadable, dumping, dumps
 from egressproxy.model.work import Work, at_once
 
 #: The way to a value: names of members and indices of elements, from the outermost.
@@ -16,8 +16,14 @@ Path = tuple[str | int, ...]
 _BLANKS = re.compile(r"[ \t\n\r]*")
 _value_at: Final = json.JSONDecoder().raw_decode
 _END: Final = object()
-#: Characters that are written in one go.
+#: Characters that are passed over in one go, and those that are read so: five milliseconds at the very worst.
 _LONG: Final = 64 * 1024
+_READ_AT_ONCE: Final = 4 * _LONG
+#: What goes before the end of a string; and before the next bracket or brace that is not of an object or array without
+#: others inside, as far as whole strings go.
+_IN_STRING = re.compile(r'(?:[^"\\]++|\\.)*+')
+_FLAT = rf'(?:[^"{{}}\[\]]++|"{_IN_STRING.pattern}")*+'
+_BETWEEN = re.compile(rf"(?:{_FLAT}(?:\{{{_FLAT}\}}|\[{_FLAT}\]))*+{_FLAT}")
 
 
 def spliced(text: str, changes: Mapping[Path, Any]) -> str:
@@ -31,11 +37,10 @@ def splicing(text: str, changes: Mapping[Path, Any]) -> Work[str]:
     """`spliced` in turns."""
     tree: dict[Any, Any] = {}
     for path, value in changes.items():
-        yield
         node = tree
         for step in path:
             node = node.setdefault(step, {})
-        node[_END] = dumps(value).decode()
+        node[_END] = (yield from dumping(value)).decode()
     splice = _Splice(text)
     yield from splice.walk(_skip(text, 0), tree)
     return splice.result()
@@ -59,9 +64,9 @@ class _Splice:
     def walk(self, at: int, node: dict[Any, Any]) -> Work[int]:
         """Replace what `node` says in the value that begins there; returns where it ends."""
         if _END in node:
-            _, end = _value_at(self._text, at)
+            end = yield from past_value(self._text, at)
             self._replace(at, end, node[_END])
-            return int(end)
+            return end
         mark = self._text[at : at + 1]
         if mark == "{":
             return (yield from self._members(at, node))
@@ -82,7 +87,7 @@ class _Splice:
             key, at = _value_at(text, at)
             at = _skip(text, _skip(text, at) + 1)
             inner = left.pop(key, None)
-            at = _past(text, _value_at(text, at)[1] if inner is None else (yield from self.walk(at, inner)))
+            at = _past(text, (yield from past_value(text, at) if inner is None else self.walk(at, inner)))
             yield
         if left:
             added = ",".join(f"{dumps(key).decode()}:{_built(inner)}" for key, inner in left.items())
@@ -96,7 +101,7 @@ class _Splice:
         index = 0
         while text[at : at + 1] != "]":
             inner = left.pop(index, None)
-            at = _past(text, _value_at(text, at)[1] if inner is None else (yield from self.walk(at, inner)))
+            at = _past(text, (yield from past_value(text, at) if inner is None else self.walk(at, inner)))
             index += 1
             yield
         if left:
@@ -116,22 +121,52 @@ def splicing_text(source: bytes, before: str, after: str) -> Work[bytes | None]:
     # Without these two escapes there is one way to write a string: the one place that says it is the place.
     if b"\\u" in source or b"\\/" in source:
         return None
-    written = yield from _text(before)
+    written = yield from dumping(before)
     at = source.find(written)
     if at < 0 or source.find(written, at + 1) >= 0:  # not `count`: `","` may overlap with itself
         return None
-    return source[:at] + (yield from _text(after)) + source[at + len(written) :]
+    return source[:at] + (yield from dumping(after)) + source[at + len(written) :]
 
 
-def _text(text: str) -> Work[bytes]:
-    """`dumps_text`."""
-    if len(text) <= _LONG:
-        return dumps_text(text)
-    pieces = []
-    for begin in range(0, len(text), _LONG):
-        pieces.append(dumps_text(text[begin : begin + _LONG])[1:-1])
+def past_value(text: str, at: int) -> Work[int]:
+    """Where the value of JSON that begins there ends, in turns. The text is known to be JSON."""
+    if len(text) - at <= _READ_AT_ONCE:
+        return int(_value_at(text, at)[1])
+    mark = text[at]
+    if mark == '"':
+        return (yield from _past_string(text, at))
+    if mark != "{" and mark != "[":
+        return int(_value_at(text, at)[1])
+    depth, at = 1, at + 1
+    while depth:
+        found = _BETWEEN.match(text, at, at + _LONG)
+        assert found is not None
+        at = found.end()
+        mark = text[at]
+        if mark == '"':
+            at = yield from _past_string(text, at)
+            continue
+        if mark == "{" or mark == "[":
+            depth += 1
+        elif mark == "}" or mark == "]":
+            depth -= 1
+        else:
+            yield
+            continue
+        at += 1
         yield
-    return b'"%b"' % b"".join(pieces)
+    return at
+
+
+def _past_string(text: str, at: int) -> Work[int]:
+    at += 1
+    while True:
+        found = _IN_STRING.match(text, at, at + _LONG)
+        assert found is not None
+        at = found.end()
+        if text[at] == '"':
+            return at + 1
+        yield
 
 
 def _built(node: dict[Any, Any]) -> str:

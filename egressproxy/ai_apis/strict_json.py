@@ -8,7 +8,7 @@ import json
 import math
 import re
 from codecs import getincrementaldecoder
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from json.decoder import scanstring  # type: ignore[attr-defined]
 from json.encoder import encode_basestring
 from typing import Any, Final
@@ -61,10 +61,12 @@ _LONG: Final = 16 * 1024
 MAX_MEMBERS: Final = 20_000
 #: Marks of JSON that are soon read, whatever they are; characters of a value that is tried to be read at once; items
 #: between two turns; and bytes of JSON with escapes that are not looked at in one go.
-_FEW_MARKS: Final = 4000
+_FEW_MARKS: Final = 16_000
 _WINDOW: Final = 512
 _ITEMS: Final = 64
 _LONG_STRING: Final = 256 * 1024
+#: Bytes of JSON of few parts that are read at once: ten milliseconds.
+_ALL_AT_ONCE: Final = 2 * 1024 * 1024
 
 #: The blanks of JSON.
 _BLANKS: Final = " \t\n\r"
@@ -103,6 +105,50 @@ def dumps(value: Any) -> bytes:
         raise Unreadable("it is nested too deeply") from None
     except ValueError:
         raise Unreadable("it has a number that is too large") from None
+
+
+def dumping(value: Any) -> Work[bytes]:
+    """`dumps` in turns, of what may be long."""
+    pieces: list[bytes] = []
+    yield from _write(value, pieces)
+    return b"".join(pieces)
+
+
+def _write(value: Any, pieces: list[bytes]) -> Work[None]:
+    if type(value) is str and len(value) > _LONG:
+        pieces.append(b'"')
+        for begin in range(0, len(value), _LONG):
+            pieces.append(dumps_text(value[begin : begin + _LONG])[1:-1])
+            yield
+        pieces.append(b'"')
+    elif type(value) is dict and _may_be_long(value, value.values()):
+        for number, (name, each) in enumerate(value.items()):
+            pieces += (b"," if number else b"{", dumps_text(name), b":")
+            yield from _write(each, pieces)
+        pieces.append(b"}")
+    elif type(value) is list and _may_be_long(value, value):
+        for number, each in enumerate(value):
+            pieces.append(b"," if number else b"[")
+            yield from _write(each, pieces)
+        pieces.append(b"]")
+    else:
+        pieces.append(dumps(value))
+        yield
+
+
+def _may_be_long(holder: Sized, inner: Iterable[Any]) -> bool:
+    if len(holder) > _ITEMS:
+        return True
+    return any(type(each) is dict or type(each) is list or (type(each) is str and len(each) > _LONG) for each in inner)
+
+
+def encoding(text: str) -> Work[bytes]:
+    """This text in UTF-8, in turns; half a surrogate pair as it is."""
+    pieces = []
+    for begin in range(0, len(text), _LONG_STRING):
+        pieces.append(text[begin : begin + _LONG_STRING].encode("utf-8", "surrogatepass"))
+        yield
+    return b"".join(pieces)
 
 
 def dumps_text(text: str) -> bytes:
@@ -171,32 +217,41 @@ def reading(text: bytes, parts: int = MAX_PARTS, commas: int = MAX_COMMAS, strin
     """As `loads_strictly`, in turns. Raises Unreadable, also
     for more objects and arrays than `parts`, or more `commas` or strings, and for an object of too many members.
     """
-    if len(text) <= _SHORT:
+    if (yield from _is_soon_read(text)):
         return loads_strictly(text)
+    decoded = yield from decoding(text)
+    return (yield from _LongReader(decoded, parts, commas, strings).reading())
+
+
+def checking(text: bytes, parts: int, commas: int, strings: int = MAX_STRINGS) -> Work[str]:
+    """This text, decoded, that `loads` would read, in turns. Raises Unreadable as `reading` does."""
+    decoded = yield from decoding(text)
+    if (yield from _is_soon_read(text)):
+        loads(decoded)
+    else:
+        yield from _LongReader(decoded, parts, commas, strings, is_strict=False).reading()
+    return decoded
+
+
+def _is_soon_read(text: bytes) -> Work[bool]:
+    """Whether this is read in one go: it is short, or has few marks and no text that takes long."""
+    if len(text) <= _SHORT:
+        return True
+    if len(text) > _ALL_AT_ONCE:
+        return False
     marks = 0
     for number, begin in enumerate(range(0, len(text), _LONG)):
         piece = text[begin : begin + _LONG]
         marks += len(piece) - len(piece.translate(None, _COUNTED))
         if marks > _FEW_MARKS or (len(text) > _LONG_STRING and (b"\\" in piece or not piece.isascii())):
-            break
+            return False
         if not number % 16:
             yield
-    else:
-        return loads_strictly(text)
-    decoded = yield from _decoding(text)
-    reader = _LongReader(decoded, parts, commas, strings)
-    try:
-        yield from reader.read()
-    except RecursionError:
-        raise Unreadable(f"it has more than {MAX_DEPTH} levels") from None
-    except Unreadable:
-        raise
-    except ValueError as error:
-        raise Unreadable(f"it is not JSON: {error}") from None
-    return reader.value
+    return True
 
 
-def _decoding(text: bytes) -> Work[str]:
+def decoding(text: bytes) -> Work[str]:
+    """This text, read as UTF-8 in turns. Raises Unreadable."""
     if text.isascii():
         return text.decode()
     decode, said = getincrementaldecoder("utf-8")().decode, list[str]()
@@ -218,17 +273,28 @@ def _decoding(text: bytes) -> Work[str]:
 class _LongReader:
     """Reads JSON of many parts. What is short is read at once; of what is long, each member or element by itself."""
 
-    __slots__ = ("_at", "_commas", "_may_have_halves", "_parts", "_strings", "_text", "value")
+    __slots__ = ("_at", "_commas", "_is_strict", "_parts", "_scan", "_strings", "_text")
 
-    def __init__(self, text: str, parts: int, commas: int, strings: int) -> None:
+    def __init__(self, text: str, parts: int, commas: int, strings: int, *, is_strict: bool = True) -> None:
         self._text = text
         self._at = 0
         self._parts, self._commas, self._strings = parts, commas, strings  # that may still come
-        self._may_have_halves = "\\u" in text
-        self.value: Any = None
+        self._is_strict = is_strict
+        self._scan = _scan_strictly if is_strict else _scan
 
-    def read(self) -> Work[None]:
-        """Read all of it. Raises ValueError."""
+    def reading(self) -> Work[Any]:
+        """What it says. Raises Unreadable."""
+        try:
+            return (yield from self._reading())
+        except RecursionError:
+            raise Unreadable(f"it has more than {MAX_DEPTH} levels") from None
+        except Unreadable:
+            raise
+        except ValueError as error:
+            raise Unreadable(f"it is not JSON: {error}") from None
+
+    def _reading(self) -> Work[Any]:
+        """Raises ValueError."""
         text = self._text
         self._skip()
         holders: list[Any] = []  # that have begun, from the outermost
@@ -282,8 +348,7 @@ class _LongReader:
                 self._skip()
                 if self._at != len(text):
                     raise _no_json(text, self._at)
-                self.value = value
-                return
+                return value
 
     def _value(self, depth: int) -> tuple[Any, bool]:
         """The value that begins here, and whether it is an object or array of which only the beginning was read."""
@@ -292,7 +357,7 @@ class _LongReader:
         if mark == "{" or mark == "[":
             window = text[at : at + _WINDOW]
             try:
-                value, end = _scan_strictly(window, 0)
+                value, end = self._scan(window, 0)
             except StopIteration:
                 end = 0
             except Unreadable:
@@ -301,7 +366,7 @@ class _LongReader:
                 end = 0  # it is longer, or no JSON
             if end and self._fits(window[:end], depth):
                 self._at = at + end
-                if self._may_have_halves and "\\u" in window:
+                if self._is_strict and "\\u" in window:
                     _check_halves(_encode(value))
                 return value, False
             self._count(1, 0, 0)
@@ -314,10 +379,10 @@ class _LongReader:
             if end < 0 or text[end - 1] == "\\":
                 return _LATER, False
         try:
-            value, self._at = _scan_strictly(text, at)
+            value, self._at = self._scan(text, at)
         except StopIteration:
             raise _no_json(text, at) from None
-        if self._may_have_halves and type(value) is str:
+        if self._is_strict and type(value) is str:
             _check_halves(value)
         return value, False
 
@@ -331,11 +396,10 @@ class _LongReader:
             if end == at and text[at : at + 1] != '"':
                 raise _no_json(text, at)
             piece = scanstring(f'{text[at:end]}"', 0)[0]
-            if "\ud800" <= piece[-1:] <= "\udbff" and text[end : end + 1] != '"':
-                if end - at == _HALF:
-                    raise Unreadable(_ONE_HALF)
+            if "\ud800" <= piece[-1:] <= "\udbff" and text[end : end + 1] != '"' and end - at > _HALF:
                 piece, end = piece[:-1], end - _HALF  # its other half comes with it
-            _check_halves(piece)
+            if self._is_strict:
+                _check_halves(piece)
             said.append(piece)
             at = end
             if text[at : at + 1] == '"':
@@ -349,7 +413,7 @@ class _LongReader:
         if found is None:
             return False
         run = found[0]
-        values, _ = _scan_strictly(f"[{run}0]", 0)
+        values, _ = self._scan(f"[{run}0]", 0)
         values.pop()
         holder += values
         self._count(0, len(values), run.count('"') // 2)
@@ -373,11 +437,15 @@ class _LongReader:
         text = self._text
         if text[self._at : self._at + 1] != '"':
             raise _no_json(text, self._at)
-        name, self._at = _scan_strictly(text, self._at)
+        try:
+            name, end = self._scan(text[self._at : self._at + _WINDOW], 0)
+        except ValueError:
+            name, end = self._scan(text[self._at : self._at + _SHORT], 0)  # what is longer than that is no name
+        self._at += end
         self._count(0, 0, 1)
-        if self._may_have_halves:
+        if self._is_strict:
             _check_halves(name)
-        if name in holder:
+        if self._is_strict and name in holder:
             raise _twice(name)
         self._skip()
         if text[self._at : self._at + 1] != ":":

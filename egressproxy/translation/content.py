@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, TypeVar
-from urllib.parse import unquote
 
 from egressproxy.ai_apis.strict_json import dumps
 from egressproxy.translation.conversation import (
@@ -41,6 +40,14 @@ def text_or_parts(holder: JsonObject, name: str, read: Callable[[JsonObject], Co
     return [part for one in holder.elements(value, name) if (part := read(one)) is not None]
 
 
+#: What is percent-encoded of base64 in a URL; and letters of base64url (RFC 4648 section 5) and blanks, of base64.
+_ESCAPES: Final = (("%2B", "+"), ("%2F", "/"), ("%3D", "="), ("%0A", ""), ("%0D", ""), ("%20", ""))
+_MOST_ESCAPES: Final = 200_000
+_STANDARD: Final = bytes.maketrans(b"-_", b"+/")
+_BLANKS: Final = b" \t\r\n\f\v"
+_UNUSUAL: Final = "-_" + _BLANKS.decode()
+
+
 def image_at(url: str, detail: str | None, where: str) -> Image:
     """The image at this URL, or in it: `data:image/png;base64,…`. Raises Untranslatable for other schemes."""
     if url[:16].lstrip()[:5].lower() == "data:":
@@ -50,7 +57,7 @@ def image_at(url: str, detail: str | None, where: str) -> Image:
         media_type = match[1].lower()
         data = _base64(url[match.end() :])
         if not data:
-            raise Untranslatable(where, "has no data")
+            raise Untranslatable(where, "has no data in base64")
         return Image(media_type=_MEDIA_TYPES.get(media_type, media_type), data=data, detail=detail, where=where)
     url = url.strip()
     if not url.lower().startswith(("https://", "http://")):
@@ -59,11 +66,18 @@ def image_at(url: str, detail: str | None, where: str) -> Image:
 
 
 def _base64(data: str) -> str:
-    """As Anthropic takes it: standard letters, padded, without blanks; of what is no base64 nothing is made."""
+    """As Anthropic takes it: standard letters, padded, without blanks; "" for what is no base64, or costs more than it."""
+    if not data.isascii() or data.count("%") > _MOST_ESCAPES:
+        return ""
     if "%" in data:
-        data = unquote(data)
-    data = "".join(data.split()).replace("-", "+").replace("_", "/").rstrip("=")  # base64url (RFC 4648 section 5)
-    return data + "=" * (-len(data) % 4)
+        for escape, character in _ESCAPES:
+            data = data.replace(escape, character).replace(escape.lower(), character)
+    if any(mark in data for mark in _UNUSUAL):  # nearly none is: an image is long, and a copy of it takes its time
+        data = data.encode().translate(_STANDARD, _BLANKS).decode()
+    if len(data) % 4:
+        data = data.rstrip("=")
+        data += "=" * (-len(data) % 4)
+    return data
 
 
 def data_url(image: Image) -> str:

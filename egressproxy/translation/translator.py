@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from egressproxy.ai_apis.apis import Api
 from egressproxy.ai_apis.errors import error_object
-from egressproxy.ai_apis.strict_json import Unreadable, dumps, loads, reading
+from egressproxy.ai_apis.strict_json import Unreadable, dumping, dumps, loads, reading
 from egressproxy.model.work import Work, at_once
 from egressproxy.translation.anthropic import answers as anthropic_answers
 from egressproxy.translation.anthropic import request_reader as anthropic_reader
@@ -39,6 +39,8 @@ from egressproxy.translation.tuning import Losses
 
 #: What Anthropic's `max_tokens` becomes when an OpenAI request has no limit: every current model allows it.
 DEFAULT_MAX_TOKENS: Final = 8192
+#: Bytes of a request that is written in one go.
+_LONG: Final = 64 * 1024
 
 _REQUEST_READERS: Final = {
     Api.OPENAI_CHAT: chat_reader.read_request,
@@ -115,7 +117,7 @@ def translating(
     return TranslatedRequest(
         source=source,
         target=target,
-        body=dumps(written),
+        body=(yield from dumping(written)) if len(body) > _LONG else dumps(written),
         is_stream=conversation.is_stream,
         client_model=conversation.model,
         wants_usage=conversation.wants_usage,

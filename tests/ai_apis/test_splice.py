@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egressproxy.ai_apis.splice import Path, spliced, spliced_text
+from egressproxy.ai_apis.splice import Path, past_value, spliced, spliced_text
 from egressproxy.ai_apis.strict_json import Unreadable
+from egressproxy.model.work import at_once
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,15 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=12,
 )
+
+
+@given(JSON, st.booleans())
+def test_the_end_of_a_value_is_found_in_turns(value: Any, is_ascii: bool):
+    written = json.dumps(value, ensure_ascii=is_ascii, indent=1)
+    text = f'{{"value":{written},"behind":"{"[" * 300_000}"}}'
+    at = len('{"value":')
+    assert at_once(past_value(text, at)) == at + len(written)
+    assert at_once(past_value(text, 0)) == len(text)
 
 
 @given(JSON, st.data(), st.booleans())

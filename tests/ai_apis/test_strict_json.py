@@ -9,7 +9,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from egressproxy.ai_apis import strict_json
-from egressproxy.ai_apis.strict_json import Unreadable, has_too_many_parts, loads, loads_strictly
+from egressproxy.ai_apis.strict_json import (
+    Unreadable,
+    checking,
+    dumping,
+    dumps,
+    has_too_many_parts,
+    loads,
+    loads_strictly,
+    reading,
+)
+from egressproxy.model.work import at_once
 from tests.support.properties import examples
 
 VALUES = st.recursive(
@@ -106,3 +116,66 @@ def counted_one_by_one(text, parts, commas, strings):
 def test_parts_that_are_counted_together_first_are_those_that_are_counted_one_by_one(text, parts, commas, strings):
     many = has_too_many_parts(text.encode(), parts, commas, strings)
     assert many == counted_one_by_one(text.encode(), parts, commas, strings)
+
+
+@pytest.mark.parametrize(
+    ("body", "parts", "commas"),
+    [
+        (b'{"a":[{"b":[1]}]}', 4, 0),
+        (b'{"a":"[[[[{{{{,,,,"}', 1, 0),
+        (b'{"a":"\\"[[[[\\"{{{{"}', 1, 0),
+        (b'{"a":"\\\\",[],"b":"[[[["}', 2, 2),
+        (b'{"a":"\\\\\\"[[[[", "b":"{"}', 1, 1),
+    ],
+)
+def test_the_parts_of_json_are_counted_outside_of_strings(body: bytes, parts: int, commas: int):
+    assert not has_too_many_parts(body, parts, commas)
+    assert has_too_many_parts(body, parts - 1, commas)
+    assert not commas or has_too_many_parts(body, parts, commas - 1)
+
+
+PADDING = "[" + "1," * 33_000 + "1]"  # which makes any value a long one, of many marks
+
+
+def long(text: str) -> bytes:
+    return f'{{"padding":{PADDING},"value":{text}}}'.encode("utf-8", "surrogatepass")
+
+
+@settings(max_examples=examples(300), deadline=None)
+@given(value=VALUES, cut=st.integers(0, 3), at=st.integers(0, 40), put=AROUND, is_ascii=st.booleans())
+def test_what_is_read_in_turns_is_what_is_read_at_once(value, cut, at, put, is_ascii):
+    written = json.dumps(value, ensure_ascii=is_ascii)
+    body = long(written[:at] + put + written[at : len(written) - cut])
+    assert said(lambda text: at_once(reading(text, 1 << 20, 1 << 20)), body) == said(loads_strictly, body)
+    assert said(lambda text: at_once(checking(text, 1 << 20, 1 << 20)), body) == said(
+        lambda text: loads(text) and text.decode(), body
+    )
+
+
+def said(read, body):
+    """What it reads; for what it refuses, that it does."""
+    try:
+        return repr(read(body))
+    except Unreadable:
+        return Unreadable
+
+
+@pytest.mark.parametrize(
+    "text",
+    [r'"\ud83d"', r'"\ud83d\u0061"', '"' + r"\ud83d\ude00" * 9000 + '"', '"' + r"a\ud83d\ude00" * 9000 + r'\ud83d"'],
+)
+def test_pairs_are_whole_wherever_a_long_text_is_cut(text):
+    assert said(lambda body: at_once(reading(body)), long(text)) == said(loads_strictly, long(text))
+    assert at_once(checking(long(text), 20, 40_000)) == long(text).decode()
+
+
+@given(value=VALUES, times=st.sampled_from([1, 200]), text=st.text(max_size=3))
+def test_what_is_written_in_turns_is_what_is_written_at_once(value, times, text):
+    value = {"many": [value] * times, "long": text * 9000, **dict.fromkeys(map(str, range(times)), text)}
+    assert said(lambda each: at_once(dumping(each)), value) == said(dumps, value)
+
+
+@pytest.mark.parametrize("name", ["a" * 70_000, r"\"" * 35_000, r"\u0061" * 12_000])
+def test_a_name_as_long_as_a_text_is_refused(name):
+    with pytest.raises(Unreadable, match="not JSON"):
+        at_once(reading(long(f'{{"{name}":1}}')))

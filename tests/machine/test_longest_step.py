@@ -13,6 +13,9 @@ import pytest
 from egressproxy.ai_apis.apis import Api
 from egressproxy.filters import Phase
 from egressproxy.filters.testing import FilterHarness
+from egressproxy.gateway.ai.model_field import naming_model, with_model
+from egressproxy.model.work import Work
+from egressproxy.translation.errors import Untranslatable
 from egressproxy.translation.translator import translating
 from tests.support.steps import longest_part, longest_step, pieces
 
@@ -122,3 +125,18 @@ def test_no_answer_keeps_the_loop(kind: str, shape: str):
 def test_no_translation_keeps_the_loop(target: Api):
     body = chat(messages=[{"role": "user", "content": "hi"}] * 18_000)
     assert longest_part(lambda: translating(body, Api.OPENAI_CHAT, target), most=MOST) < MOST
+
+
+@pytest.mark.parametrize("shape", [name for name, request in REQUESTS.items() if request[:2] == (JSON, CHAT)])
+def test_no_body_keeps_the_loop_while_its_model_is_replaced(shape: str):
+    body = REQUESTS[shape][2]
+
+    def renamed() -> Work[object]:
+        try:
+            named = yield from naming_model(body)
+        except Untranslatable:
+            return
+        if named is not None:
+            yield from with_model(named, "other")
+
+    assert longest_part(renamed, most=MOST) < MOST

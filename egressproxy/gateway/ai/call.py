@@ -31,7 +31,7 @@ from egressproxy.gateway.ai.answers import (
     set_request_head,
     set_response_head,
 )
-from egressproxy.gateway.ai.model_field import check_size, named_model, with_model
+from egressproxy.gateway.ai.model_field import naming_model, with_model
 from egressproxy.gateway.ai.provider_errors import ProviderCall, told_in_shape
 from egressproxy.gateway.backends.ai_endpoint import AiEndpoint
 from egressproxy.gateway.backends.failover import Course
@@ -134,7 +134,8 @@ class AiCall:
             try:
                 if backend.ai is not None and self._is_counted_here(x, backend.ai):
                     self.api = Api.ANTHROPIC
-                    self.own_answer = self._counted(x, await self._collected(x, client, body, backend.ai))
+                    whole = await self._collected(x, client, body, backend.ai)
+                    self.own_answer = await in_turns(self._counted(x, whole))
                     return backend
                 if backend.ai is not None and self._needs_body(x, backend.ai):
                     if whole is None:
@@ -156,13 +157,12 @@ class AiCall:
         """Whether this asks for a count of tokens that its provider does not have, since it serves other APIs alone."""
         return bool(endpoint.apis) and Api.ANTHROPIC not in endpoint.apis and counts_tokens(x.request.path)
 
-    def _counted(self, x: Exchange, body: bytes) -> LocalResponse:
+    def _counted(self, x: Exchange, body: bytes) -> Work[LocalResponse]:
         """An estimate: clients that get no count compress their conversation too late. Raises Untranslatable."""
         if b"content-encoding" in x.request.fields:
             raise Untranslatable("", "its Content-Encoding is not read here: send it without")
-        check_size(body)
         try:
-            tokens = AiRequest.read(body).estimated_input_tokens()
+            tokens = yield from AiRequest.of(body, (yield from AiRequest.parsing(body))).estimating()
         except Unreadable as error:
             raise Untranslatable("", f"the body cannot be read: {error}") from None
         return LocalResponse(200, ((b"Content-Type", JSON),), b'{"input_tokens":%d}' % tokens)
@@ -226,17 +226,17 @@ class AiCall:
         named = None
         model: str | None = endpoint.always_sends or None
         if endpoint.renames and (model is None or target is self.api):
-            named = named_model(body)
+            named = yield from naming_model(body)
             model = endpoint.model_for(named.name) if named is not None else None
         if self.api is not None and target is not None and target is not self.api:
-            check_size(body)
             from egressproxy.translation.translator import translating
 
             request = yield from translating(body, self.api, target, model, drops=endpoint.drops)
             return _Sent(request.body, request, request.client_model, model or request.client_model)
         if named is None or model is None:
             return _Sent(body)
-        return _Sent(with_model(named, model) if model != named.name else body, None, named.name, model)
+        made = (yield from with_model(named, model)) if model != named.name else body
+        return _Sent(made, None, named.name, model)
 
     async def _collected(
         self, x: Exchange, client: AiClient, body: ReplayableBody | None, endpoint: AiEndpoint

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from egressproxy.ai_apis.strict_json import MAX_STRINGS
+from egressproxy.ai_apis.strict_json import MAX_STRINGS, has_too_many_parts
 from egressproxy.filters.base import BodyMode, Filter
-from egressproxy.gateway.ai.model_field import MAX_COMMAS_READ, MAX_READ, check_size, named_model, with_model
+from egressproxy.gateway.ai.model_field import MAX_COMMAS_READ, MAX_READ, naming_model, with_model
 from egressproxy.model.exchange import Exchange
+from egressproxy.model.work import at_once
 from egressproxy.translation.errors import Untranslatable
 from tests.gateway.backends.test_failover import answer, asked, refuse
 from tests.gateway.conftest import Start
@@ -183,13 +184,13 @@ def test_a_get_passes(converse: Start):
 )
 def test_two_meanings_and_none_are_refused(body: bytes):
     with pytest.raises(Untranslatable):
-        named_model(body)
+        at_once(naming_model(body))
 
 
 def test_names_are_written_as_json():
-    named = named_model(b'{"model": "a", "messages": [{"model": "b"}]}')
+    named = at_once(naming_model(b'{"model": "a", "messages": [{"model": "b"}]}'))
     assert named is not None
-    assert with_model(named, 'say "x"\\') == b'{"model": "say \\"x\\"\\\\", "messages": [{"model": "b"}]}'
+    assert at_once(with_model(named, 'say "x"\\')) == b'{"model": "say \\"x\\"\\\\", "messages": [{"model": "b"}]}'
 
 
 def test_a_refusal_names_the_field_in_the_shape_of_the_api(converse: Start):
@@ -330,30 +331,11 @@ def test_what_was_read_for_one_endpoint_is_sent_to_the_next_as_it_is(converse: S
     assert body_of(talk, "b") == body
 
 
-@pytest.mark.parametrize(
-    ("body", "parts", "commas"),
-    [
-        (b'{"a":[{"b":[1]}]}', 4, 0),
-        (b'{"a":"[[[[{{{{,,,,"}', 1, 0),
-        (b'{"a":"\\"[[[[\\"{{{{"}', 1, 0),
-        (b'{"a":"\\\\",[],"b":"[[[["}', 2, 2),
-        (b'{"a":"\\\\\\"[[[[", "b":"{"}', 1, 1),
-    ],
-)
-def test_the_parts_of_json_are_counted_outside_of_strings(body: bytes, parts: int, commas: int):
-    check_size(body, parts, commas)
-    with pytest.raises(Untranslatable):
-        check_size(body, parts - 1, commas)
-    if commas:
-        with pytest.raises(Untranslatable):
-            check_size(body, parts, commas - 1)
-
-
 def test_a_long_conversation_of_code_is_short_enough():
     code = json.dumps({"a": [{"b": "c, d"}] * 50})
     body = json.dumps({"model": "gpt-5", "messages": [{"role": "tool", "content": code * 10}] * 1000}).encode()
     assert len(body) > 8_000_000
-    found = named_model(body)
+    found = at_once(naming_model(body))
     assert found is not None
     assert found.name == "gpt-5"
-    check_size(body)
+    assert not has_too_many_parts(body)
