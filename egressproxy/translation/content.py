@@ -66,7 +66,7 @@ def image_at(url: str, detail: str | None, where: str) -> Image:
 
 
 def _base64(data: str) -> str:
-    """As Anthropic takes it: standard letters, padded, without blanks; "" for what is no base64, or costs more than it."""
+    """As Anthropic takes it: standard letters, padded, without blanks; "" for what is no base64, or costs too much."""
     if not data.isascii() or data.count("%") > _MOST_ESCAPES:
         return ""
     if "%" in data:
