@@ -44,9 +44,12 @@ def main(*, is_kept: bool) -> None:
 
     control = socket.socket(fileno=0)
     prepared: Iterator[None] = iter(())
+    function = b""
     for served in count():
         if served == FIRST_PREPARED:
             prepared = preparations()
+        if served >= FIRST_PREPARED:
+            prepared = _with_module_of(function.decode(), prepared)
         _prepare(prepared, control)
         function, descriptors, _, _ = socket.recv_fds(control, MAX_NAME, 3)
         if not function:
@@ -61,6 +64,14 @@ def main(*, is_kept: bool) -> None:
             control.sendall(STATUS.pack(os.waitstatus_to_exitcode(status)))
         except OSError:
             os._exit(0)
+
+
+def _with_module_of(function: str, prepared: Iterator[None]) -> Iterator[None]:
+    """Import what was asked for last before all else: a client that writes many objects writes them one by one."""
+    with suppress(Exception):  # a copy has told of it
+        _function(function)
+    yield
+    yield from prepared
 
 
 def _prepare(prepared: Iterator[None], control: socket.socket) -> None:
