@@ -176,6 +176,11 @@ class StreamEditor:
             for frame in self._framing.feed(piece):
                 yield from self._editing(frame)
 
+    @property
+    def held(self) -> int:
+        """Bytes of the event that has not ended, and about those of texts that an event may repeat as a whole."""
+        return self._framing.held + self._kept_size
+
     def takes_long(self, data: bytes) -> bool:
         """Whether these bytes, or the event that they may end, are more than are edited in one go."""
         return len(data) + self._framing.held > SLICE

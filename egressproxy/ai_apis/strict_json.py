@@ -107,29 +107,29 @@ def dumps(value: Any) -> bytes:
         raise Unreadable("it has a number that is too large") from None
 
 
-def dumping(value: Any) -> Work[bytes]:
-    """`dumps` in turns, of what may be long."""
+def dumping(value: Any, *, is_sorted: bool = False) -> Work[bytes]:
+    """`dumps` in turns, of what may be long; `is_sorted`: the members of each object by their names."""
     pieces: list[bytes] = []
-    yield from _write(value, pieces)
+    yield from _write(value, pieces, is_sorted)
     return b"".join(pieces)
 
 
-def _write(value: Any, pieces: list[bytes]) -> Work[None]:
+def _write(value: Any, pieces: list[bytes], is_sorted: bool) -> Work[None]:
     if type(value) is str and len(value) > _LONG:
         pieces.append(b'"')
         for begin in range(0, len(value), _LONG):
             pieces.append(dumps_text(value[begin : begin + _LONG])[1:-1])
             yield
         pieces.append(b'"')
-    elif type(value) is dict and _may_be_long(value, value.values()):
-        for number, (name, each) in enumerate(value.items()):
+    elif type(value) is dict and value and (is_sorted or _may_be_long(value, value.values())):
+        for number, (name, each) in enumerate(sorted(value.items()) if is_sorted else value.items()):
             pieces += (b"," if number else b"{", dumps_text(name), b":")
-            yield from _write(each, pieces)
+            yield from _write(each, pieces, is_sorted)
         pieces.append(b"}")
-    elif type(value) is list and _may_be_long(value, value):
+    elif type(value) is list and value and (is_sorted or _may_be_long(value, value)):
         for number, each in enumerate(value):
             pieces.append(b"," if number else b"[")
-            yield from _write(each, pieces)
+            yield from _write(each, pieces, is_sorted)
         pieces.append(b"]")
     else:
         pieces.append(dumps(value))

@@ -6,6 +6,7 @@ The bodies are as large as it takes to see that; what takes longer with more of 
 from __future__ import annotations
 
 import json
+import tempfile
 from typing import Any
 
 import pytest
@@ -36,6 +37,8 @@ FILTERS: dict[str, dict[str, Any]] = {
     "ModelPolicy": {"deny": ["x"], "routes": [{"textContains": ["falcon"], "minTokens": 5, "model": "n"}]},
     "TokenMeter": {},
     "QoSController": {"tokensPerDay": 20_000_000},
+    "Cache": {"shareAnonymous": True, "maxEntryBytes": 8_000_000},
+    "Audit": {"folder": tempfile.mkdtemp()},
     "CanaryKeys": {"secretRefs": [{"name": "s", "key": "k"}]},
 }  # fmt: skip
 

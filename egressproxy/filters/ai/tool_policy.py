@@ -275,6 +275,10 @@ class ToolPolicy(Filter):
         work = self._judged_answer(x, data, last)
         return in_turns(work) if len(data) > SLICE else at_once(work)
 
+    def held_bytes(self, x: Exchange, phase: Phase) -> int:
+        stream: ToolStream | None = x.notes.get(self._note) if x.notes is not None else None
+        return stream.held if stream is not None else 0
+
     def _judged_answer(self, x: Exchange, data: bytes, last: bool) -> Work[bytes]:
         framing = framing_of(media_type_of(x.response.fields), operation(x))
         try:

@@ -99,6 +99,11 @@ class ToolStream:
         self._held_size = 0
         self._is_holding = False
 
+    @property
+    def held(self) -> int:
+        """Bytes of the event that has not ended, and of those that wait for the end of a call."""
+        return self._framing.held + self._held_size
+
     def feed(self, data: bytes, *, is_last: bool) -> bytes:
         """What is sent for these bytes. Raises what `judge` raises, and Unreadable."""
         if self._fault is not None:

@@ -16,13 +16,15 @@ from egressproxy.ai_apis.shared import usage_told
 from egressproxy.errors import Reason
 from egressproxy.filters.audit.bodies import SeenBody
 from egressproxy.filters.audit.chain_writer import ChainSettings, Sync, stamp, writer_of
-from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase, UnusableReference
+from egressproxy.filters.base import BodyResult, Filter, FilterContext, FilterType, Phase, UnusableReference
 from egressproxy.filters.content.entities import Redactor
 from egressproxy.filters.settings import FieldName, FilterConfig, SecretRef, Within
 from egressproxy.ir.policy import FieldFault
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.grpc_status import GRPC_NAMES
 from egressproxy.model.secret import SecretBytes
+from egressproxy.model.work import at_once
+from egressproxy.net.cooperative import in_turns
 
 #: Fields whose values are credentials, or may be: they are in no record.
 _NEVER = frozenset((
@@ -153,13 +155,16 @@ class Audit(Filter):
         self._notices.warning("AuditUnavailable", why)
         return AuditUnavailable(why)
 
-    def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
-        self._seen(x, self._request_note, is_request=True).feed(x, data, is_last=last)
-        return data
+    def request_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
+        return _fed(self._seen(x, self._request_note, is_request=True), x, data, last)
 
-    def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
-        self._seen(x, self._response_note, is_request=False).feed(x, data, is_last=last)
-        return data
+    def response_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
+        return _fed(self._seen(x, self._response_note, is_request=False), x, data, last)
+
+    def held_bytes(self, x: Exchange, phase: Phase) -> int:
+        note = self._request_note if phase is Phase.REQUEST_BODY else self._response_note
+        seen: SeenBody | None = x.notes.get(note) if x.notes is not None else None
+        return seen.held if seen is not None else 0
 
     def _seen(self, x: Exchange, note: str, *, is_request: bool) -> SeenBody:
         found: SeenBody | None = x.notes.get(note) if x.notes is not None else None
@@ -217,6 +222,11 @@ class Audit(Filter):
             if seen is not None:
                 made[name] = seen.told(self._redactor)
         return made
+
+
+def _fed(seen: SeenBody, x: Exchange, data: bytes, last: bool) -> BodyResult:
+    is_long, work = seen.takes_long(data, is_last=last), seen.feeding(x, data, is_last=last)
+    return in_turns(work) if is_long else at_once(work)
 
 
 AUDIT = FilterType(

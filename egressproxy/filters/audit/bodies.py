@@ -8,14 +8,15 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from egressproxy.ai_apis.answer import model_of
-from egressproxy.ai_apis.message import JsonMessage
-from egressproxy.ai_apis.shared import add_usage, answer_view, operation, request_view
-from egressproxy.ai_apis.streams import StreamReader, framing_of
+from egressproxy.ai_apis.message import AT_ONCE, JsonMessage
+from egressproxy.ai_apis.shared import add_usage, answer_view, operation, request_view, view_ahead
+from egressproxy.ai_apis.streams import SLICE, StreamReader, framing_of, sliced
 from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.ai_apis.usage import usage_of
 from egressproxy.filters.content.entities import Redactor
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import media_type
+from egressproxy.model.work import Work
 
 #: Of a body that is read as a whole, in bytes: longer ones tell no models and tools.
 MAX_JSON: Final = 4 * 1024 * 1024
@@ -58,8 +59,18 @@ class SeenBody:
         is_json = self._framing is None and (kind.endswith((b"/json", b"+json")))
         self._json: bytearray | None = bytearray() if is_json else None
 
-    def feed(self, x: Exchange, data: bytes, *, is_last: bool) -> None:
-        """A piece of the content."""
+    @property
+    def held(self) -> int:
+        """What is kept of it."""
+        return len(self._kept) + (len(self._json) if self._json is not None else 0)
+
+    def takes_long(self, data: bytes, *, is_last: bool) -> bool:
+        """Whether this piece is more than is looked at in one go."""
+        size = len(data) + len(self._json) if self._json is not None and is_last else 0
+        return size > AT_ONCE or (self._framing is not None and len(data) > SLICE)
+
+    def feeding(self, x: Exchange, data: bytes, *, is_last: bool) -> Work[bytes]:
+        """Look at a piece of the content, in turns; returns it."""
         self.size += len(data)
         if self._digest is not None:
             self._digest.update(data)
@@ -70,34 +81,38 @@ class SeenBody:
             if len(self._json) > MAX_JSON:
                 self._json = None
             elif is_last:
-                self._look_at_json(x, bytes(self._json))
-                self._json = None
+                body, self._json = bytes(self._json), None
+                yield from self._look_at_json(x, body)
         elif self._framing is not None:
             try:
-                for event in self._framing.feed(data):
-                    add_usage(x, usage_of(event.value))
-                    self._add(self.models, (model_of(event.value),))
-                    self._look_at_calls(JsonMessage(b"", event.value))
+                for piece in sliced(data):
+                    for event in self._framing.feed(piece):
+                        add_usage(x, usage_of(event.value))
+                        self._add(self.models, (model_of(event.value),))
+                        yield from self._look_at_calls(JsonMessage(b"", event.value))
+                    yield
             except Unreadable:
                 self._framing = None
+        return data
 
-    def _look_at_json(self, x: Exchange, body: bytes) -> None:
+    def _look_at_json(self, x: Exchange, body: bytes) -> Work[None]:
         try:
+            yield from view_ahead(x, body, is_request=self._is_request)
             if self._is_request:
                 request = request_view(x, body)
                 self._add(self.models, request.models)
                 self._add(self.offered, (tool.name for tool in request.tools))
-                self._look_at_calls(request)
+                yield from self._look_at_calls(request)
             else:
                 answer = answer_view(x, body)
                 add_usage(x, answer.usage)
                 self._add(self.models, (answer.model,))
-                self._look_at_calls(answer)
+                yield from self._look_at_calls(answer)
         except Unreadable:
             pass  # it is no message of a provider: its hash tells it
 
-    def _look_at_calls(self, message: JsonMessage) -> None:
-        self._add(self.called, (call.name for call in message.tool_calls()))
+    def _look_at_calls(self, message: JsonMessage) -> Work[None]:
+        self._add(self.called, (call.name for call in (yield from message.finding_calls())))
 
     @staticmethod
     def _add(names: list[str], more: Iterable[str]) -> None:

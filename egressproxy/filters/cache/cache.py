@@ -9,15 +9,17 @@ as the client has sent it, not as other filters have made it: two texts that are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import count
 from time import monotonic
 from typing import Annotated, Any, Final, Literal
 
+from egressproxy.ai_apis.apis import Operation
+from egressproxy.ai_apis.message import AT_ONCE
 from egressproxy.ai_apis.shared import add_usage, operation, usage_told
-from egressproxy.ai_apis.strict_json import Unreadable
+from egressproxy.ai_apis.streams import SLICE
 from egressproxy.ai_apis.usage import TokenUsage
 from egressproxy.errors import Reason
 from egressproxy.filters.base import (
@@ -52,6 +54,8 @@ from egressproxy.model.fields import Fields, every_spelling, media_type
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import ResponseHead
 from egressproxy.model.shares import client_of
+from egressproxy.model.work import Work, at_once
+from egressproxy.net.cooperative import in_turns
 
 #: Fields of requests that change answers of the APIs that are known, whether Vary says so or not.
 _TELLING: Final = (
@@ -217,10 +221,18 @@ class Cache(Filter):
         pending = self._pending(x)
         assert pending is not None  # what has no entry has no body mode
         original = x.notes.pop(ORIGINAL_BODY, data) if x.notes is not None else data
-        try:
-            body = canonical(original)
-        except Unreadable:
-            body = None
+        work = canonical(original)
+        if len(original) > AT_ONCE:
+            return self._found_in_turns(x, pending, data, original, work)
+        return self._found(x, pending, data, original, at_once(work))
+
+    async def _found_in_turns(
+        self, x: Exchange, pending: _Pending, data: bytes, original: bytes, work: Work[bytes | None]
+    ) -> bytes | LocalResponse:
+        found = self._found(x, pending, data, original, await in_turns(work))
+        return await found if isinstance(found, Awaitable) else found
+
+    def _found(self, x: Exchange, pending: _Pending, data: bytes, original: bytes, body: bytes | None) -> BodyResult:
         if body is None:
             x.note(self._note, None)
             self._count(x, "bypass")
@@ -269,7 +281,11 @@ class Cache(Filter):
             known = pending is not None and pending.base
             x.response.fields.add(b"cache-status", b"egressproxy; fwd=miss" if known else b"egressproxy; fwd=bypass")
 
-    def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+    def held_bytes(self, x: Exchange, phase: Phase) -> int:
+        pending = self._pending(x)
+        return pending.size if pending is not None and pending.parts is not None else 0
+
+    def response_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
         pending = self._pending(x)
         if pending is None or pending.parts is None:
             return data
@@ -278,9 +294,10 @@ class Cache(Filter):
             pending.parts = None
             return data
         pending.parts.append(data)
-        if last:
-            self._keep(x, pending, b"".join(pending.parts))
-        return data
+        if not last:
+            return data
+        work = self._keeping(x, pending, b"".join(pending.parts), data)
+        return in_turns(work) if pending.size > SLICE else at_once(work)
 
     def complete(self, x: Exchange) -> None:
         if x.notes is not None:
@@ -382,13 +399,20 @@ class Cache(Filter):
                 return False
         return True
 
-    def _keep(self, x: Exchange, pending: _Pending, body: bytes) -> None:
+    def _keeping(self, x: Exchange, pending: _Pending, body: bytes, last_piece: bytes) -> Work[bytes]:
+        """Keep this answer, if it may be; returns its last piece."""
         asked = operation(x)
-        usage = None
+        is_whole, usage = True, None
         if asked is not None:
-            is_whole, usage = whole_answer(body, media_type(x.response.fields), asked)
-            if not is_whole:
-                return
+            is_whole, usage = yield from whole_answer(body, media_type(x.response.fields), asked)
+        if is_whole:
+            self._keep(x, pending, body, asked, usage)
+        return last_piece
+
+    def _keep(
+        self, x: Exchange, pending: _Pending, body: bytes, asked: Operation | None, usage: TokenUsage | None
+    ) -> None:
+        if asked is not None:
             usage = usage or usage_told(x)  # a stream may not tell its client what only a limit has asked for
         assert pending.head is not None
         if pending.purges != self._store.purges:

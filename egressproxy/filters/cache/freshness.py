@@ -12,10 +12,11 @@ from typing import Any, Final
 
 from egressproxy.ai_apis.answer import AiAnswer
 from egressproxy.ai_apis.apis import Operation
-from egressproxy.ai_apis.streams import StreamReader, framing_of
+from egressproxy.ai_apis.streams import StreamReader, framing_of, sliced
 from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.ai_apis.usage import TokenUsage, merged, usage_of
 from egressproxy.model.fields import Fields
+from egressproxy.model.work import Work
 
 #: RFC 9111 section 3.5: with one of these a shared cache may keep the answer to a request with Authorization.
 _PERMITS_AUTHORIZED = ("public", "must-revalidate", "s-maxage")
@@ -77,21 +78,26 @@ def _until(expires: bytes | None, date: bytes | None) -> float:
         return 0.0
 
 
-def whole_answer(body: bytes, media_type: bytes, operation: Operation) -> tuple[bool, TokenUsage | None]:
-    """Whether this is a whole answer without an error, and the tokens that it tells of. What is unreadable is none."""
+def whole_answer(body: bytes, media_type: bytes, operation: Operation) -> Work[tuple[bool, TokenUsage | None]]:
+    """Whether this is a whole answer without an error, and the tokens that it tells of; found in turns. What is
+    unreadable is none.
+    """
     try:
         framing = framing_of(media_type, operation)
         if framing is None:
-            value = AiAnswer.read(body).value
+            value = AiAnswer.of(body, (yield from AiAnswer.parsing(body))).value
             return not _has_failed(value), usage_of(value)
         usage: TokenUsage | None = None
         has_ended = _DONE in body
-        for event in StreamReader(framing).feed(body):
-            value = event.value
-            if _has_failed(value):
-                return False, None
-            usage = merged(usage, found) if (found := usage_of(value)) is not None else usage
-            has_ended = has_ended or _ends(value)
+        reader = StreamReader(framing)
+        for piece in sliced(body):
+            for event in reader.feed(piece):
+                value = event.value
+                if _has_failed(value):
+                    return False, None
+                usage = merged(usage, found) if (found := usage_of(value)) is not None else usage
+                has_ended = has_ended or _ends(value)
+            yield
         return has_ended, usage
     except Unreadable:
         return False, None

@@ -8,10 +8,11 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Final
 
-from egressproxy.ai_apis.message import JsonMessage
-from egressproxy.ai_apis.strict_json import dumps
+from egressproxy.ai_apis.message import AT_ONCE, JsonMessage
+from egressproxy.ai_apis.strict_json import Unreadable, dumping, dumps
 from egressproxy.model.exchange import CallerIdentity, Exchange
 from egressproxy.model.fields import Fields, every_spelling
+from egressproxy.model.work import Work
 
 #: What says who the client is, to a backend: in every spelling.
 CREDENTIALS: Final = every_spelling((
@@ -40,12 +41,17 @@ def credentials_of(fields: Fields) -> bytes:
     return b"\n".join(name.lower() + b":" + value.strip() for name, _, value in lines)
 
 
-def canonical(body: bytes) -> bytes | None:
-    """A body of JSON in order, no blanks; None where answers depend on more than it says. Raises Unreadable."""
-    value = JsonMessage.parse(body)
-    if not isinstance(value, dict) or any(value.get(name) for name in _STATEFUL):
+def canonical(body: bytes) -> Work[bytes | None]:
+    """A body of JSON in order, no blanks, made in turns; None where answers depend on more than it says, and for what
+    is no JSON of one meaning.
+    """
+    try:
+        value = yield from JsonMessage.parsing(body)
+        if not isinstance(value, dict) or any(value.get(name) for name in _STATEFUL):
+            return None
+        return in_order(value) if len(body) <= AT_ONCE else (yield from dumping(value, is_sorted=True))
+    except Unreadable:
         return None
-    return in_order(value)
 
 
 def in_order(value: object) -> bytes:

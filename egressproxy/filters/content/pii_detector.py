@@ -395,6 +395,10 @@ class PIIDetector(ContentFilter):
         found = scanner.spans(text)
         return replaced(text, found, self._state(x).replace).encode("utf-8", "surrogateescape") if found else line
 
+    def held_bytes(self, x: Exchange, phase: Phase) -> int:
+        state = self._noted(x)
+        return state.editor.held if state is not None and state.editor is not None else 0
+
     def _noted(self, x: Exchange) -> _State | None:
         return None if x.notes is None else x.notes.get(self._note)
 

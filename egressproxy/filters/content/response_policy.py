@@ -419,6 +419,10 @@ class ResponsePolicy(ContentFilter):
             mark_as_cut(view)
         return (yield from document.writing())
 
+    def held_bytes(self, x: Exchange, phase: Phase) -> int:
+        answer = None if x.notes is None else x.notes.get(self._note)
+        return answer.editor.held if answer is not None and answer.editor is not None else 0
+
     def _answer(self, x: Exchange) -> _WatchedAnswer:
         found = None if x.notes is None else x.notes.get(self._note)
         if found is None:

@@ -41,6 +41,8 @@ class TextEditor:
         for begin in range(0, len(data), SLICE):
             yield self.feed(data[begin : begin + SLICE])
 
+    held = 0  # a few characters
+
     def takes_long(self, data: bytes) -> bool:
         """Whether these bytes are more than are edited in one go."""
         return len(data) > SLICE

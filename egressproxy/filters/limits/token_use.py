@@ -170,8 +170,10 @@ class TokenUse:
 
     @property
     def held_bytes(self) -> int:
-        """What is kept of an answer that comes in pieces."""
-        return len(self._whole) if self._whole is not None else 0
+        """What is kept of an answer that comes in pieces, or of an event of its stream that has not ended."""
+        if self._whole is not None:
+            return len(self._whole)
+        return self._framing.held if self._framing is not None else 0
 
     def takes_long(self, data: bytes) -> bool:
         """Whether this piece of a stream is more than is looked at in one go."""
