@@ -222,12 +222,10 @@ class ToolPolicy(Filter):
 
     def _chat(self, x: Exchange, data: bytes) -> bytes:
         request = request_view(x, data)
-        offered = request.tools
-        denied = [tool for tool in offered if not self._tools.may_be_offered(tool.name)]
+        denied = [tool for tool in request.tools if not self._tools.may_be_offered(tool.name)]
         if not denied:
             return data
-        gone = {tool.path for tool in denied}
-        self._denied.add(len(gone), "tool", "withheld")
+        self._denied.add(len({tool.path for tool in denied}), "tool", "withheld")
         forced = _forced_tools(request)
         for tool in denied:
             if tool.name in forced:
@@ -235,7 +233,7 @@ class ToolPolicy(Filter):
         self._narrow_choice(request)
         request.withhold_tools(denied)
         # No API takes an empty list of tools.
-        if all(any(tool.path[:end] in gone for end in range(1, len(tool.path) + 1)) for tool in offered):
+        if not request.tools:
             return dumps({key: each for key, each in request.value.items() if key not in _OF_TOOLS})
         return request.body()
 
