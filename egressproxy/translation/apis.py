@@ -55,11 +55,6 @@ def counts_tokens(path: bytes) -> bool:
     return path.partition(b"?")[0].endswith(_COUNT_TOKENS)
 
 
-def is_socket_of_responses(path: bytes, upgrade: bytes) -> bool:
-    """Whether an upgrade at this path asks for a WebSocket of OpenAI's responses, which no other API has."""
-    return upgrade.lower() == b"websocket" and api_of(path) is Api.OPENAI_RESPONSES
-
-
 def belongs_to_one_api(name: bytes) -> bool:
     """Whether this field must not cross to a client or provider of another API, as credentials must not."""
     return _OF_ONE_API.match(name) is not None

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal
 
 from egressproxy.ai_apis.message import CalledTool, JsonMessage, in_object
 from egressproxy.ai_apis.request import AiRequest, names_of_tool
-from egressproxy.ai_apis.shared import answer_view, operation, request_view
+from egressproxy.ai_apis.shared import answer_view, operation, request_view, status_of_unseen
 from egressproxy.ai_apis.streams import framing_of
 from egressproxy.ai_apis.strict_json import OtherSpelling, Unreadable, dumps
 from egressproxy.errors import Reason
@@ -113,7 +113,7 @@ class ToolPolicy(Filter):
         """Raises Rejected for what cannot be looked at: a tunnel, or another protocol."""
         if (x.is_tunnel or x.request.upgrade) and self._denies_unreadable:
             what = "a tunnel" if x.is_tunnel else "an upgraded connection"
-            raise self._refusal(f"what is said in {what} cannot be looked at")
+            raise self._refusal(f"what is said in {what} cannot be looked at", status_of_unseen(x))
 
     def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
         """Requests whole, whatever their type says: a server may read them as JSON all the same. Raises Rejected (502)

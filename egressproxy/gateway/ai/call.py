@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from egressproxy.ai_apis.apis import Api
+from egressproxy.ai_apis.apis import Api, is_socket_of_responses
 from egressproxy.ai_apis.request import AiRequest
 from egressproxy.ai_apis.shared import operation
 from egressproxy.ai_apis.strict_json import Unreadable
@@ -45,7 +45,7 @@ from egressproxy.model.local_response import LocalResponse
 from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.upstream import Upstream
 from egressproxy.telemetry.counters import LabelSets
-from egressproxy.translation.apis import DEFAULT_PATHS, api_of, counts_tokens, is_socket_of_responses
+from egressproxy.translation.apis import DEFAULT_PATHS, api_of, counts_tokens
 from egressproxy.translation.errors import Untranslatable
 
 if TYPE_CHECKING:  # translation takes memory, and not everybody asks for it: the build of a rule imports it
@@ -266,7 +266,7 @@ class AiCall:
         field = f"`{self._first.field}`: " if self._first.field else ""
         message = f"no backend of this route can serve the request: {field}{self._first.why}"
         self.backend_api = None
-        status = 426 if self.is_socket else 400  # behind which Codex sends plain requests at once
+        status = 426 if self.is_socket else 400
         error = BadRequest(Reason.UNTRANSLATABLE, message, status=status, close=False)
         error.is_quotable = False  # names of fields are the client's
         error.detail = f"{field}{self._first.why}"
