@@ -104,6 +104,16 @@ def operation_of(path: bytes) -> Operation | None:
     return _operation_at(path.partition(b"?")[0])  # without the query, in which Gemini's clients send keys
 
 
+def is_socket_of_responses(path: bytes, upgrade: bytes) -> bool:
+    """Whether an upgrade at this path asks for a WebSocket of OpenAI's responses. Codex, which asks for one first,
+    sends plain requests at once behind a 426, and behind any other status tries again for seconds.
+    """
+    if upgrade.lower() != b"websocket":
+        return False
+    found = operation_of(path)
+    return found is not None and found.api is Api.OPENAI_RESPONSES
+
+
 @lru_cache(maxsize=256)
 def _operation_at(plain: bytes) -> Operation | None:
     found = _operation(plain)

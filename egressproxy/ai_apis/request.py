@@ -285,6 +285,9 @@ class AiRequest(JsonMessage):
         for root in _OFFERS:
             for index, tool in enumerate(_array(in_object(self.value, *root))):
                 _find_offers(tool, (*root, index), found)
+        for at, item in enumerate(_array(self.value.get("input"))):  # OpenAI: those that are added on the way
+            for index, tool in enumerate(_array(item.get("tools"))):
+                _find_offers(tool, ("input", at, "tools", index), found)
         for index, _ in enumerate(_array(self.value.get("mcp_servers"))):  # Anthropic: all the tools of a server
             found.append(OfferedTool("mcp_servers", ("mcp_servers", index)))
         return found
@@ -294,12 +297,22 @@ class AiRequest(JsonMessage):
         gone = {tool.path for tool in tools}
         members = {path for path in gone if type(path[-1]) is str}
         for root in {path[:-1] for path in members}:  # tools of Gemini that are members of one object
-            left = {key: each for key, each in self.at(root).items() if (*root, key) not in members}
-            self.put(root, left)
-            if not left:
+            kept = {key: each for key, each in self.at(root).items() if (*root, key) not in members}
+            self.put(root, kept)
+            if not kept:
                 gone.add(root)
-        for root in sorted({path[:-1] for path in gone - members}, key=len, reverse=True):  # what is inside first
-            self.put(root, [each for index, each in enumerate(self.at(root)) if (*root, index) not in gone])
+        levels: dict[int, dict[Path, set[str | int]]] = {}  # by their length: arrays, and what of each goes
+        for path in gone - members:
+            levels.setdefault(len(path), {}).setdefault(path[:-1], set()).add(path[-1])
+        while levels:
+            length = max(levels)  # what is inside first
+            for root, indices in levels.pop(length).items():
+                left = [each for index, each in enumerate(self.at(root)) if index not in indices]
+                if not left and root[-1] == "tools" and len(root) > 1 and type(root[-2]) is int:
+                    outer = levels.setdefault(length - 2, {})  # a namespace or an item of nothing
+                    outer.setdefault(root[:-2], set()).add(root[-2])
+                else:
+                    self.put(root, left)
 
     @property
     def images(self) -> list[ImagePart]:
@@ -405,11 +418,15 @@ def _array(value: object) -> list[dict[str, Any]]:
 
 
 def _find_offers(tool: dict[str, Any], path: Path, found: list[OfferedTool]) -> None:
-    """The tools that one element of an array offers: of Gemini every member is one, or a list of functions."""
+    """The tools that one element of an array offers: of Gemini every member is one, or a list of functions. A namespace
+    of OpenAI is one, and so is each tool in it.
+    """
     lists = [key for key in _DECLARATIONS if type(tool.get(key)) is list]
     for key in lists:
         for at, each in enumerate(_array(tool[key])):
             found += [OfferedTool(name, (*path, key, at)) for name in names_of_tool(each)]
+    for at, each in enumerate(_array(tool.get("tools"))):
+        _find_offers(each, (*path, "tools", at), found)
     names = _said_names(tool)
     if names or not (lists or tool) or type(tool.get("type")) is str:
         found += [OfferedTool(name, path) for name in names or names_of_tool(tool)]

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from egressproxy.ai_apis.answer import AiAnswer
-from egressproxy.ai_apis.apis import Operation, operation_of
+from egressproxy.ai_apis.apis import Operation, is_socket_of_responses, operation_of
 from egressproxy.ai_apis.message import AT_ONCE, JsonMessage
 from egressproxy.ai_apis.request import AiRequest
 from egressproxy.ai_apis.strict_json import Unreadable, loads
@@ -33,6 +33,13 @@ def operation(x: Exchange) -> Operation | None:
     else:
         notes[_OPERATION] = found
     return found
+
+
+def status_of_unseen(x: Exchange) -> int:
+    """With what a tunnel or an upgrade is refused, into which a filter cannot look: 403, or 426 where the client has
+    plain requests, too.
+    """
+    return 426 if x.request.upgrade and is_socket_of_responses(x.request.path, x.request.upgrade) else 403
 
 
 def request_view(x: Exchange, body: bytes) -> AiRequest:

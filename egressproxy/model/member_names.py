@@ -142,8 +142,15 @@ _DECLARED: Final = Members("type", "name", inner=_NAMES_OF_TOOLS, usual=_OF_TOOL
 _TOOL: Final = Members(
     "type",
     "name",
+    "tools",
     inner={**_NAMES_OF_TOOLS, "functionDeclarations": _DECLARED, "function_declarations": _DECLARED},
     usual=_OF_TOOLS,
+)
+_TOOL.inner["tools"] = _TOOL  # of a namespace
+#: Of the input of OpenAI's responses, which may bring tools along.
+_ITEM: Final = Members(
+    inner={"tools": _TOOL},
+    usual=("type", "role", "content", "id", "call_id", "output", "arguments", "input", "name", "status", "summary"),
 )
 _GEMINI: Final = Members(
     "maxOutputTokens", "max_output_tokens", "temperature", "candidateCount", "candidate_count",
@@ -167,10 +174,11 @@ _TOOL_CONFIG: Final = Members(
 )
 _OTHER_MODEL: Final = Members("model")
 AI_REQUEST: Final = Members(
-    "model", "stream", "messages", "input", "contents", "prompt", "system", "instructions", "mcp_servers",
+    "model", "stream", "messages", "contents", "prompt", "system", "instructions", "mcp_servers",
     "temperature", "max_tokens", "max_completion_tokens", "max_output_tokens", "max_gen_len", "max_tokens_to_sample",
     "n", "best_of", "background",
     inner={
+        "input": _ITEM,
         "models": _OTHER_MODEL,
         "fallbacks": _OTHER_MODEL,
         "tools": _TOOL,

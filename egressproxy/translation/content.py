@@ -183,15 +183,15 @@ def function_of(described: JsonObject) -> Tool:
 
 
 def tools_of_client(
-    body: JsonObject, read: Callable[[JsonObject, str | None], Iterable[T] | None], known: str
+    offered: Iterable[JsonObject], read: Callable[[JsonObject, str | None], Iterable[T] | None], known: str
 ) -> list[T]:
-    """What `read` makes of each tool and its type; None for one that the provider runs. Those may be left out if others
-    stay: without any of them a request that is for a search alone would be for nothing. `known` names those that are
-    read. Raises Untranslatable.
+    """What `read` makes of each tool that is offered, and its type; None for one that the provider runs. Those may be
+    left out if others stay: without any of them a request that is for a search alone would be for nothing. `known`
+    names those that are read. Raises Untranslatable.
     """
     tools: list[T] = []
     left_out: list[JsonObject] = []
-    for tool in body.each("tools"):
+    for tool in offered:
         kind = tool.text("type")
         found = read(tool, kind)
         if found is not None:

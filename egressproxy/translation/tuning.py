@@ -39,6 +39,12 @@ _OF_RESPONSES: Final = (
     "reasoning.effort", "reasoning.generate_summary", "reasoning.mode", "reasoning.summary", "seed", "service_tier",
     "store", "temperature", "text.verbosity", "truncation", "user",
 )  # fmt: skip
+#: Where tools stand, and those of a namespace.
+_TOOLS_OF_RESPONSES: Final = ("tools[]", "tools[].tools[]", "input[].tools[]", "input[].tools[].tools[]")
+_OF_TOOLS_OF_RESPONSES: Final = (
+    "allowed_callers", "defer_loading", "format", "image_generation", "output_schema", "tool_search", "web_search",
+    "web_search_preview",
+)  # fmt: skip
 _OF_ANTHROPIC: Final = (
     "anthropic_beta", "anthropic_version", "betas", "context_management", "diagnostics", "metadata",
     "output_config.effort", "output_config.task_budget", "service_tier", "speed", "thinking.budget_tokens",
@@ -61,10 +67,8 @@ TUNING: Final[Mapping[Api, frozenset[str]]] = {
             *_OF_CLIENTS, *_OTHER_MODELS, *_OF_SAMPLERS, *_OF_RESPONSES, "input[].content[].annotations",
             "input[].content[].detail", "input[].content[].logprobs", "input[].end_turn",
             "input[].internal_chat_message_metadata_passthrough", "input[].metadata", "input[].output[].detail",
-            "input[].reasoning", "input[].web_search_call", "tools[].allowed_callers", "tools[].defer_loading",
-            "tools[].format", "tools[].image_generation", "tools[].output_schema", "tools[].tool_search",
-            "tools[].tools[].allowed_callers", "tools[].tools[].defer_loading", "tools[].tools[].format",
-            "tools[].tools[].output_schema", "tools[].web_search", "tools[].web_search_preview",
+            "input[].reasoning", "input[].web_search_call",
+            *(f"{tool}.{name}" for tool in _TOOLS_OF_RESPONSES for name in _OF_TOOLS_OF_RESPONSES),
         )
     ),
     Api.ANTHROPIC: frozenset(

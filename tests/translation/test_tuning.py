@@ -78,6 +78,19 @@ CLIENTS: dict[str, tuple[Api, dict[str, Any]]] = {
              "input": "*** Begin Patch"},
             {"type": "custom_tool_call_output", "call_id": "c1", "output": "done"}],
     }),
+    "codex with its tools in an item": (RESPONSES, {
+        "model": "gpt-6.2-sol", "tool_choice": "auto", "parallel_tool_calls": False, "store": False, "stream": True,
+        "reasoning": {"effort": "high", "context": "all_turns"}, "include": ["reasoning.encrypted_content"],
+        "input": [
+            {"type": "additional_tools", "id": "at_1", "role": "developer", "tools": [
+                {"type": "namespace", "name": "functions", "description": "", "tools": [
+                    {"type": "custom", "name": "exec", "description": "d", "format": GRAMMAR},
+                    {"type": "function", "name": "wait", "strict": False, "parameters": SCHEMA}]},
+                {"type": "web_search"}]},
+            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "hi"}],
+             "internal_chat_message_metadata_passthrough": {"turn_id": "t"}},
+            {"type": "configuration_update", "reasoning": {"effort": "low"}}],
+    }),
     "open webui": (CHAT, {
         "model": "m", "stream": True, "messages": [{"role": "user", "content": "hi"}], "session_id": "s",
         "chat_id": "c", "seed": 1, "frequency_penalty": 0.5, "min_p": 0.1, "chat_template_kwargs": {"a": True},
@@ -271,6 +284,32 @@ def test_a_custom_tool_is_a_function_with_one_text():
     calls = [block for message in there["messages"] for block in message["content"] if type(block) is dict]
     uses = [(block["name"], block["input"]) for block in calls if block["type"] == "tool_use"]
     assert uses == [("mcp__files__look", {}), ("apply_patch", {"input": "*** Begin Patch"})]
+
+
+def test_tools_in_an_item_are_offered_and_its_settings_hold():
+    made = lossy(RESPONSES, CHAT, CLIENTS["codex with its tools in an item"][1])
+    assert made.dropped == (
+        "input[].internal_chat_message_metadata_passthrough", "input[].tools[].tools[].format",
+        "input[].tools[].web_search", "reasoning.context",
+    )  # fmt: skip
+    there = json.loads(made.body)
+    assert [tool["function"]["name"] for tool in there["tools"]] == ["functions__exec", "functions__wait"]
+    assert there["reasoning_effort"] == "low"
+    assert [message["role"] for message in there["messages"]] == ["user"]
+
+
+def test_the_later_one_of_two_tools_and_of_two_formats_holds():
+    schema = {"type": "json_schema", "name": "n", "schema": SCHEMA}
+    body = {
+        "model": "m", "tools": [{"type": "function", "name": "f", "description": "old"}], "text": {"format": schema},
+        "input": [{"role": "user", "content": "hi"},
+                  {"type": "additional_tools", "role": "developer",
+                   "tools": [{"type": "function", "name": "f", "description": "new"}]},
+                  {"type": "configuration_update", "text": {"format": {"type": "text"}}}],
+    }  # fmt: skip
+    there = json.loads(translate_request(json.dumps(body).encode(), RESPONSES, CHAT).body)
+    assert [tool["function"]["description"] for tool in there["tools"]] == ["new"]
+    assert "response_format" not in there
 
 
 def test_a_custom_tool_without_a_grammar_loses_nothing():

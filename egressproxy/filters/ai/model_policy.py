@@ -13,7 +13,7 @@ from typing import Annotated, Any, Final, Literal
 
 from egressproxy.ai_apis.apis import Api
 from egressproxy.ai_apis.request import AiRequest
-from egressproxy.ai_apis.shared import ask_for_model, operation, request_view, view_ahead
+from egressproxy.ai_apis.shared import ask_for_model, operation, request_view, status_of_unseen, view_ahead
 from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.ai_apis.texts import TextRole
 from egressproxy.errors import Reason
@@ -217,7 +217,7 @@ class ModelPolicy(Filter):
                 view.set_temperature(config.max_temperature)
 
     def _unreadable(self, x: Exchange, what: str) -> Rejected:
-        return self._denied(x, f"it is {what}", 403, "unreadable")
+        return self._denied(x, f"it is {what}", status_of_unseen(x), "unreadable")
 
     def _denied(self, x: Exchange, message: str, status: int, result: str = "denied") -> Rejected:
         self._requests.add(1, x.route, result)

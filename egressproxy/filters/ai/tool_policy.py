@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final, Literal
 
 from egressproxy.ai_apis.message import CalledTool, JsonMessage, in_object
 from egressproxy.ai_apis.request import AiRequest, names_of_tool
-from egressproxy.ai_apis.shared import answer_view, operation, request_view, view_ahead
+from egressproxy.ai_apis.shared import answer_view, operation, request_view, status_of_unseen, view_ahead
 from egressproxy.ai_apis.streams import SLICE, framing_of
 from egressproxy.ai_apis.strict_json import OtherSpelling, Unreadable, dumps
 from egressproxy.errors import Reason
@@ -119,7 +119,7 @@ class ToolPolicy(Filter):
         """Raises Rejected for what cannot be looked at: a tunnel, or another protocol."""
         if (x.is_tunnel or x.request.upgrade) and self._denies_unreadable:
             what = "a tunnel" if x.is_tunnel else "an upgraded connection"
-            raise self._refusal(f"what is said in {what} cannot be looked at")
+            raise self._refusal(f"what is said in {what} cannot be looked at", status_of_unseen(x))
 
     def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
         """Requests whole, whatever their type says: a server may read them as JSON all the same. Raises Rejected (502)
@@ -237,12 +237,10 @@ class ToolPolicy(Filter):
 
     def _chat(self, x: Exchange, data: bytes) -> bytes:
         request = request_view(x, data)
-        offered = request.tools
-        denied = [tool for tool in offered if not self._tools.may_be_offered(tool.name)]
+        denied = [tool for tool in request.tools if not self._tools.may_be_offered(tool.name)]
         if not denied:
             return data
-        gone = {tool.path for tool in denied}
-        self._denied.add(len(gone), "tool", "withheld")
+        self._denied.add(len({tool.path for tool in denied}), "tool", "withheld")
         forced = _forced_tools(request)
         for tool in denied:
             if tool.name in forced:
@@ -250,7 +248,7 @@ class ToolPolicy(Filter):
         self._narrow_choice(request)
         request.withhold_tools(denied)
         # No API takes an empty list of tools.
-        if all(any(tool.path[:end] in gone for end in range(1, len(tool.path) + 1)) for tool in offered):
+        if not request.tools:
             return dumps({key: each for key, each in request.value.items() if key not in _OF_TOOLS})
         return request.body()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from egressproxy.ai_apis.shared import status_of_unseen
 from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.errors import Reason
 from egressproxy.filters.base import Filter, FilterContext, Phase, Rejected
@@ -39,10 +40,12 @@ class ContentFilter(Filter):
         return Rejected(f"filter {self._name}: {message}", status=status, reason=Reason.CONTENT_DENIED)
 
     def _let_pass_unseen(self, x: Exchange) -> None:
-        """For a tunnel or an upgrade, which nobody looks into. Raises Rejected (403) where it may not pass."""
+        """For a tunnel or an upgrade, which nobody looks into. Raises Rejected (403, 426) where it may not
+        pass.
+        """
         if self._denies_unreadable:
             what = "a tunnel" if x.is_tunnel else "an upgraded connection"
-            raise self.refusal(f"what is said in {what} cannot be looked at", 403)
+            raise self.refusal(f"what is said in {what} cannot be looked at", status_of_unseen(x))
 
     def _let_pass(self, what: str, fields: Fields, status: int) -> None:
         """For a body of a type that cannot be looked at. Raises Rejected where it may not pass."""

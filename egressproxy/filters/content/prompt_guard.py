@@ -167,7 +167,7 @@ class PromptGuard(ContentFilter):
         self._note = f"prompt guard {id(self)}"
 
     def request_headers(self, x: Exchange) -> None:
-        """Takes the client's own annotation out. Raises Rejected (403) for tunnels and upgrades."""
+        """Takes the client's own annotation out. Raises Rejected (403, 426) for tunnels and upgrades."""
         if x.is_tunnel or x.request.upgrade:
             self._let_pass_unseen(x)
         elif self._config.action == "Annotate":

@@ -226,7 +226,7 @@ class ResponsePolicy(ContentFilter):
         )
 
     def request_headers(self, x: Exchange) -> None:
-        """Raises Rejected (403) for tunnels and upgrades."""
+        """Raises Rejected (403, 426) for tunnels and upgrades."""
         if x.is_tunnel or x.request.upgrade:
             self._let_pass_unseen(x)
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from egressproxy.ai_apis.apis import Api
 from egressproxy.ai_apis.message import AT_ONCE
-from egressproxy.ai_apis.shared import operation
+from egressproxy.ai_apis.shared import operation, status_of_unseen
 from egressproxy.ai_apis.usage import TokenUsage
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.filters.base import BodyMode, BodyResult, FilterContext, HeaderResult, Phase, Rejected
@@ -65,8 +65,8 @@ class TokenQuota(SettledQuota):
         self.runs_in = (self.runs_in or frozenset()) | body_phases
 
     def request_headers(self, x: Exchange) -> HeaderResult:
-        """Take what a request needs whose body says nothing; others wait for `request_body`. Raises Rejected (403) for
-        an upgrade: a realtime API is asked in it, and nobody counts what it takes.
+        """Take what a request needs whose body says nothing; others wait for `request_body`. Raises Rejected (403, 426)
+        for an upgrade: a realtime API is asked in it, and nobody counts what it takes.
         """
         request = x.request
         if request.upgrade:
@@ -172,7 +172,7 @@ class TokenQuota(SettledQuota):
         message = (
             "what is said in an upgraded connection cannot be counted, and tokens, cost or models are limited here"
         )
-        self._refuse(x, message, remedy="serve upgrades by a route that has no such limit")
+        self._refuse(x, message, status_of_unseen(x), remedy="serve upgrades by a route that has no such limit")
 
     def _refuse(self, x: Exchange, message: str, status: int = 403, remedy: str = "") -> None:
         if not self._is_report:

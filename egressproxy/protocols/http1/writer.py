@@ -85,6 +85,8 @@ def answer_bytes(answer: LocalResponse, *, close: bool, with_body: bool = True) 
     if answer.status not in (204, 304):
         block += b"\r\nContent-Length: %d" % len(answer.body)
     block += b"\r\nDate: " + http_date()
+    if answer.status == 426:
+        block += b"\r\nConnection: Upgrade\r\nUpgrade: HTTP/1.1"  # RFC 9110 section 15.5.22
     if close:
         block += b"\r\nConnection: close"
     phrase = answer.phrase or PHRASES.get(answer.status, b"")

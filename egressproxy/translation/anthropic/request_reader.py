@@ -200,7 +200,9 @@ def _tool_result(block: JsonObject) -> ToolResult:
 
 
 def _tools(body: JsonObject) -> tuple[Tool, ...]:
-    return tuple(tools_of_client(body, _tool_of_type, "tools of the client are, which have no type or custom"))
+    return tuple(
+        tools_of_client(body.each("tools"), _tool_of_type, "tools of the client are, which have no type or custom")
+    )
 
 
 def _tool_of_type(tool: JsonObject, kind: str | None) -> list[Tool] | None:

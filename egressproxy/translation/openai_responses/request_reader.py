@@ -5,7 +5,7 @@ refused stands in docs/translation.md.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from egressproxy.model.work import Work
@@ -58,6 +58,15 @@ _AT_ONE_PROVIDER: Final = "cannot be translated: what it names is stored at one 
 _STATUSES: Final = ("completed", "incomplete", "in_progress")
 
 
+@dataclass(slots=True, repr=False)
+class _Settings:
+    """What the request has for the answer, and what items of its input have in place of it: the last one holds."""
+
+    effort: Effort | None
+    output_format: OutputFormat | None
+    tools: list[JsonObject]  # that items add to those of the request
+
+
 def read_request(value: Any, losses: Losses) -> Work[Conversation]:
     """What this request asks for, in turns. Raises Untranslatable for what may not be left out."""
     body = JsonObject(value, losses)
@@ -65,10 +74,11 @@ def read_request(value: Any, losses: Losses) -> Work[Conversation]:
     if (instructions := body.text("instructions")) is not None:
         system = (Turn(Role.SYSTEM, (Text(instructions, "instructions"),), "instructions"),)
     choice = tool_choice_of(body, _chosen_name)
-    tools = _tools(body)
     verbosity, output_format = _text_config(body.object("text"))
     model = body.needed_text("model")
-    turns = yield from _turns(body)
+    settings = _Settings(_effort(body.object("reasoning")), output_format, [])
+    turns = yield from _turns(body, settings)
+    tools = _tools(body, settings.tools)
     conversation = Conversation(
         model=model,
         turns=(*system, *turns),
@@ -78,9 +88,9 @@ def read_request(value: Any, losses: Losses) -> Work[Conversation]:
         tools=allowed_of([tool for tool, _ in tools], choice),
         tool_choice=choice,
         has_parallel_calls=body.flag("parallel_tool_calls"),
-        effort=_effort(body.object("reasoning")),
+        effort=settings.effort,
         verbosity=verbosity,
-        output_format=output_format,
+        output_format=settings.output_format,
         is_stream=body.flag("stream") or False,
         user=body.text("user"),
         safety_identifier=body.text("safety_identifier"),
@@ -136,7 +146,7 @@ def _text_config(config: JsonObject | None) -> tuple[str | None, OutputFormat | 
     return verbosity, output_format
 
 
-def _turns(body: JsonObject) -> Work[list[Turn]]:
+def _turns(body: JsonObject, settings: _Settings) -> Work[list[Turn]]:
     value = body.any("input")
     if type(value) is str:
         return [Turn(Role.USER, (Text(value, "input"),), "input")]
@@ -144,15 +154,16 @@ def _turns(body: JsonObject) -> Work[list[Turn]]:
         body.refuse("input", "is missing" if value is None else "must be a string or an array")
     turns = list[Turn]()
     for item in body.elements(value, "input"):
-        if (turn := _item(item)) is not None:
+        if (turn := _item(item, settings)) is not None:
             turns.append(turn)
         yield
     return turns
 
 
-def _item(item: JsonObject) -> Turn | None:
+def _item(item: JsonObject, settings: _Settings) -> Turn | None:
     kind = item.text("type") or "message"
     part: ContentPart
+    turn: Turn | None = None
     if kind == "message":
         turn = _message(item)
     elif kind in ("function_call", "custom_tool_call"):
@@ -161,6 +172,14 @@ def _item(item: JsonObject) -> Turn | None:
         part = ToolResult(item.needed_text("call_id"), _output(item), where=item.where("output"))
         item.without_meaning("name")  # the call's, which its id names
         turn = Turn(Role.USER, (part,), item.path)
+    elif kind == "additional_tools":
+        item.word("role", ("developer",))
+        settings.tools += item.each("tools")
+    elif kind == "configuration_update":
+        settings.effort = _effort(item.object("reasoning")) or settings.effort
+        if (text := item.object("text")) is not None:
+            settings.output_format = output_format_of(text.object("format"))
+            text.end()
     elif kind in ("reasoning", "web_search_call") and item.losses.drop(item.where(kind)):
         return None
     else:
@@ -227,8 +246,11 @@ def _part(part: JsonObject, kinds: tuple[str, ...]) -> ContentPart:
     return read
 
 
-def _tools(body: JsonObject) -> list[tuple[Tool, ToolForm | None]]:
-    return tools_of_client(body, _tools_of_type, "functions and custom tools of the client are")
+def _tools(body: JsonObject, added: list[JsonObject]) -> list[tuple[Tool, ToolForm | None]]:
+    """Those of the client. One that is added in place of another with its name stands for both."""
+    offered = [*body.each("tools"), *added]
+    found = tools_of_client(offered, _tools_of_type, "functions and custom tools of the client are")
+    return list({tool.name: (tool, form) for tool, form in found}.values()) if added else found
 
 
 def _tools_of_type(tool: JsonObject, kind: str | None) -> Iterable[tuple[Tool, ToolForm | None]] | None:

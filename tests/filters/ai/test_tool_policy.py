@@ -285,6 +285,34 @@ def test_a_request_that_offers_none_of_them_has_no_tools_at_all():
     assert sent == {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
+LOOK, DROP = {"type": "function", "name": "look"}, {"type": "function", "name": "drop"}
+
+
+@pytest.mark.parametrize(
+    ("tools", "left"),
+    [
+        ([LOOK, DROP, {"type": "web_search"}], [LOOK]),
+        ([{"type": "namespace", "name": "db", "tools": [DROP, LOOK]}],
+         [{"type": "namespace", "name": "db", "tools": [LOOK]}]),
+        ([{"type": "namespace", "name": "db", "tools": [DROP]}, LOOK], [LOOK]),
+        ([{"type": "namespace", "name": "other", "tools": [LOOK]}, LOOK], [LOOK]),
+        ([DROP], None),
+        ([{"type": "namespace", "name": "db", "tools": [DROP]}], None),
+    ],
+)  # fmt: skip
+def test_tools_of_namespaces_and_those_that_the_input_adds_are_offers(tools: list[Any], left: list[Any] | None):
+    """The answer alone would not tell: what the provider runs, a search say, is called by nobody else."""
+    config, user = {"tools": {"allow": [{"names": ["look", "db"]}]}}, {"role": "user", "content": "hi"}
+    choice = {} if left is None else {"tool_choice": "auto"}
+    body = {"model": "m", "input": [user], "tools": tools, "tool_choice": "auto"}
+    sent = json.loads(ask(config, body, path="/v1/responses").request_body)
+    assert sent == {"model": "m", "input": [user], **choice, **({} if left is None else {"tools": left})}
+    added = {"type": "additional_tools", "role": "developer"}
+    body = {"model": "m", "input": [{**added, "tools": tools}, user], "tool_choice": "auto"}
+    sent = json.loads(ask(config, body, path="/v1/responses").request_body)
+    assert sent == {"model": "m", "input": [*([] if left is None else [{**added, "tools": left}]), user], **choice}
+
+
 def test_a_tool_that_is_not_allowed_cannot_be_forced():
     body = offering("search", "delete", tool_choice={"type": "function", "function": {"name": "delete"}})
     assert ask(ALLOWED, body, path="/v1/chat/completions").status == 403
@@ -689,6 +717,10 @@ def test_arguments_and_members_of_other_methods_have_any_names():
         {"tools": [{"name": "search", "NAME": "delete"}]},
         {"tools": [{"functionDeclarations": [{"name": "search", "Name": "delete"}]}]},
         {"tools": [{"name": "search"}], "Tools": [{"name": "delete"}]},
+        {"tools": [{"type": "namespace", "name": "search", "Tools": [{"name": "delete"}]}]},
+        {"tools": [], "input": [{"type": "additional_tools", "Tools": [{"name": "delete"}]}]},
+        {"tools": [], "Input": [{"type": "additional_tools", "tools": [{"name": "delete"}]}]},
+        {"tools": [], "input": [{"tools": [{"name": "search", "tools": [{"Name": "delete", "name": "search"}]}]}]},
         {"toolConfig": {"tools": [{"toolSpec": {"name": "search", "Name": "delete"}}]}},
         {"tools": [], "tool_choice": {"type": "function", "function": {"Name": "delete"}}},
         {"tools": [], "Tool_Choice": {"type": "function", "function": {"name": "delete"}}},

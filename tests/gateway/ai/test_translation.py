@@ -198,6 +198,57 @@ def test_a_count_is_estimated_behind_a_provider_that_fails(converse: Start):
     talk.client.take(rb'HTTP/1.1 200 .*?\r\n\r\n{"input_tokens":\d+}')
 
 
+def socket(path: bytes = b"/v1/responses") -> bytes:
+    return (
+        b"GET %b HTTP/1.1\r\nHost: gw:8080\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n" % path
+        + b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n\r\n"
+    )
+
+
+@pytest.mark.parametrize("api", ["OpenAIChat", "AnthropicMessages"])
+def test_a_websocket_of_responses_is_refused_where_it_would_have_to_be_translated(converse: Start, api: str):
+    """Codex asks for one first; behind a 426 it sends plain requests at once, behind any other status in seconds."""
+    talk = converse(config(provider("a", api)))
+    talk.client >> socket()
+    head = talk.client.take(rb"(HTTP/1.1 426 .*?\r\n\r\n){.*plain requests.*}}")[1].lower()
+    assert b"\r\nupgrade: http/1.1\r\n" in head
+    assert b"\r\nconnection: upgrade\r\n" in head
+    record = talk.record()
+    assert (record["status"], record["reason"]) == (426, "untranslatable")
+    talk.client >> post(CHAT, b"/v1/responses")  # and the connection goes on
+    assert asked(talk, "a", b"POST")
+
+
+@pytest.mark.parametrize("apis", [(), ("OpenAIResponses",), ("OpenAIChat", "OpenAIResponses")])
+def test_a_websocket_of_responses_passes_where_they_are_served(converse: Start, apis: tuple[str, ...]):
+    talk = converse(config(provider("a", *apis)))
+    talk.client >> socket()
+    assert asked(talk, "a", b"GET").startswith(b"GET /v1/responses ")
+
+
+def test_a_websocket_that_is_refused_has_no_fields_of_connections_in_http_2(converse: Start):
+    objects = config(provider("a", "OpenAIChat"))
+    objects[1] = m.policy(traffic={"http2": {"extendedConnect": True}})
+    talk = converse(objects)
+    client = speak_http2(talk)
+    protocol = (b":protocol", b"websocket"), (b"sec-websocket-version", b"13")
+    answer = client.answer(client.ask(b"CONNECT", b"/v1/responses", b"gw:8080", *protocol, ends=False))
+    assert answer.status == 426
+    assert not {b"upgrade", b"connection"} & {name for name, _ in answer.fields}
+
+
+@pytest.mark.parametrize("first", [("OpenAIChat", {}), ("OpenAIResponses", {"modelAlias": "gpt"})])
+def test_a_websocket_of_responses_goes_to_an_endpoint_that_serves_it_as_it_is(
+    converse: Start, first: tuple[str, dict[str, str]]
+):
+    """Its messages are not read, so that no model in them gets another name."""
+    api, alias = first
+    group = m.failover("any", endpoint("a", 0, **alias), endpoint("b", 1))
+    talk = converse(config(provider("a", api), provider("b", "OpenAIResponses"), group, to="any"))
+    talk.client >> socket()
+    assert asked(talk, "b", b"GET").startswith(b"GET /v1/responses ")
+
+
 TUNED = b'{"model": "gpt-5", "tuning": 1}'
 
 

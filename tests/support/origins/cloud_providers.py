@@ -38,7 +38,7 @@ class CloudProvider:
 
     async def _gemini(self, request: web.Request) -> web.StreamResponse:
         asked = await self._begin(request)
-        user = next(part["text"] for content in asked["contents"] for part in content["parts"] if "text" in part)
+        *_, user = (part["text"] for content in asked["contents"] for part in content["parts"] if "text" in part)
         stream = request.match_info["verb"] == "streamGenerateContent"
         turn = next_turn({**asked, "model": request.match_info["model"], "stream": stream}, user, [])
         said = [{"text": word} for word in turn.words]
