@@ -52,36 +52,6 @@ _BEDROCK_TYPES: Final[Mapping[int, str]] = {
 }
 _BEDROCK: Final = frozenset((Api.BEDROCK_CONVERSE, Api.BEDROCK_INVOKE))
 
-#: Hosts of providers, by the API that their SDKs speak. A name that begins with a dot is what the host ends with.
-_HOSTS: Final[Mapping[str, Api]] = {
-    "api.openai.com": Api.OPENAI_CHAT,
-    ".openai.azure.com": Api.OPENAI_CHAT,
-    "api.deepseek.com": Api.OPENAI_CHAT,
-    "api.fireworks.ai": Api.OPENAI_CHAT,
-    "api.groq.com": Api.OPENAI_CHAT,
-    "api.mistral.ai": Api.OPENAI_CHAT,
-    "api.together.xyz": Api.OPENAI_CHAT,
-    "api.x.ai": Api.OPENAI_CHAT,
-    "openrouter.ai": Api.OPENAI_CHAT,
-    "api.anthropic.com": Api.ANTHROPIC,
-    "generativelanguage.googleapis.com": Api.GEMINI,
-    "aiplatform.googleapis.com": Api.GEMINI,
-    "-aiplatform.googleapis.com": Api.GEMINI,
-}
-
-
-def api_of_host(host: str) -> Api | None:
-    """The API that a provider with this host serves; None for a host that is not known."""
-    found = _HOSTS.get(host)
-    if found is not None:
-        return found
-    for end in (".openai.azure.com", "-aiplatform.googleapis.com"):
-        if host.endswith(end):
-            return _HOSTS[end]
-    if host.startswith("bedrock-runtime") and host.endswith((".amazonaws.com", ".amazonaws.com.cn", ".api.aws")):
-        return Api.BEDROCK_CONVERSE
-    return None
-
 
 def error_object(
     api: Api,

@@ -7,11 +7,13 @@ from __future__ import annotations
 from typing import Any, Final
 
 from egressproxy.ai_apis.answer import AiAnswer
-from egressproxy.ai_apis.apis import Operation, is_socket_of_responses, operation_of
+from egressproxy.ai_apis.apis import Api, Operation, is_socket_of_responses, operation_of
+from egressproxy.ai_apis.hosts import api_of_host, provider_of_host
 from egressproxy.ai_apis.message import AT_ONCE, JsonMessage
 from egressproxy.ai_apis.request import AiRequest
 from egressproxy.ai_apis.strict_json import Unreadable, loads
 from egressproxy.ai_apis.usage import TokenUsage, merged, usage_of
+from egressproxy.model.authority import host_name
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.work import Work
 
@@ -19,6 +21,7 @@ from egressproxy.model.work import Work
 _VIEW: Final = "ai view"
 _OPERATION: Final = "ai operation"
 _USAGE: Final = "ai usage"
+_BACKEND_API: Final = "ai backend api"
 
 
 def operation(x: Exchange) -> Operation | None:
@@ -40,6 +43,24 @@ def status_of_unseen(x: Exchange) -> int:
     plain requests, too.
     """
     return 426 if x.request.upgrade and is_socket_of_responses(x.request.path, x.request.upgrade) else 403
+
+
+def tell_backend_api(x: Exchange, api: Api | None) -> None:
+    """The attempt that begins is translated to this API; None: it has the client's own."""
+    x.keep(_BACKEND_API, api)
+
+
+def provider_name(x: Exchange, asked: Operation) -> str:
+    """Who has answered, by `gen_ai.provider.name`: whom the last host belongs to, or whose API it was asked in.
+
+    The host may be the client's word, where a backend is addressed by IP: it does not stand against a translation.
+    """
+    target: Api | None = x.notes.get(_BACKEND_API) if x.notes is not None else None
+    host = host_name(x.upstream_host)
+    of_host = api_of_host(host)
+    if of_host is None or (target is not None and of_host.provider != target.provider):
+        return (target or asked.api).provider
+    return provider_of_host(host) or of_host.provider
 
 
 def request_view(x: Exchange, body: bytes) -> AiRequest:

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -65,24 +66,25 @@ def command(
     if not paths + config:
         raise click.UsageError("name a file or a folder to check: egressproxy check PATH…")
     from egressproxy.config.compile.status.status_warnings import all_warnings
-    from egressproxy.config.reading.problems import ConfigError, Severity
-    from egressproxy.processes.loader.compilation import loaded
+    from egressproxy.config.reading.problems import Severity
+    from egressproxy.processes.loader.compilation import examined
 
-    try:
-        resources, compiled = loaded((*paths, *config, *sources), bind)
-        unusable = _build_filters(resources, compiled)
-    except ConfigError as error:
-        if output == "json":
-            _print_json(False, {}, problems=error.problems)
-        else:
-            show_problems(error.problems, sys.stdout)
-            click.echo(f"{_counted(len(error.problems), 'problem')}: this configuration would be refused as a whole.")
-        sys.exit(1)
-    findings = [*all_warnings(resources, compiled), *unusable]
-    unserved, warnings, notes = (
+    resources, compiled = examined((*paths, *config, *sources), bind)
+    findings = [*all_warnings(resources, compiled), *_build_filters(resources, compiled)]
+    refusing, unserved, warnings, notes = (
         [each for each in findings if each.severity is severity]
-        for severity in (Severity.UNSERVED, Severity.WARNING, Severity.NOTE)
+        for severity in (Severity.ERROR, Severity.UNSERVED, Severity.WARNING, Severity.NOTE)
     )
+    problems = [*compiled.problems, *sorted(refusing, key=attrgetter("file", "line", "column"))]
+    if problems:
+        if output == "json":
+            _print_json(False, {}, problems=problems, unserved=unserved)
+        else:
+            show_problems(problems, sys.stdout)
+            show_findings(unserved, sys.stdout)
+            less = f", {len(unserved)} not served as written" if unserved else ""
+            click.echo(f"{_counted(len(problems), 'problem')}{less}: this configuration would be refused as a whole.")
+        sys.exit(1)
     listeners, backends = _listeners(compiled), _published_backends(resources)
     is_good = (allow_unserved or not unserved) and not (strict and warnings)
     if output == "json":
@@ -101,15 +103,15 @@ def command(
 
 
 def _build_filters(resources: ResourceSet, compiled: Compiled) -> list[Problem]:
-    """The Python filters that cannot be built with their Secrets, and those that name what this machine has not, with
-    their places. Raises ConfigError with every filter whose manifest or file is wrong.
+    """The filters whose manifest or file is wrong (severity ERROR), the Python filters that cannot be built with their
+    Secrets, and those that name what this machine has not, with their places.
     """
     from egressproxy.ir.gateway import extensions
 
     if next(extensions(compiled.spec), None) is None:
         return []  # importing the filters would take as long as reading a small configuration
     from egressproxy.config.compile.interface import problem_at
-    from egressproxy.config.reading.problems import ConfigError, Problem, Severity
+    from egressproxy.config.reading.problems import Problem, Severity
     from egressproxy.filters.catalog import Catalog
     from egressproxy.filters.instances import UnusableFilter, failures, machine_problems
 
@@ -130,10 +132,7 @@ def _build_filters(resources: ResourceSet, compiled: Compiled) -> list[Problem]:
             Problem("", 0, 0, spec.source, "", why) if owner is None else problem_at(owner, f"{path}.{field}", why)
         )
         found[replace(problem, severity=Severity.WARNING, code="MachineLacks")] = None
-    refusing = [each for each in found if each.severity is Severity.ERROR]
-    if refusing:
-        raise ConfigError(sorted(refusing, key=lambda problem: (problem.file, problem.line, problem.column)))
-    return list(found)
+    return resources.broken.others(found)
 
 
 def _declaration(resources: ResourceSet, spec: ExtensionIR) -> tuple[Resource | None, str]:

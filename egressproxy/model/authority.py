@@ -117,6 +117,12 @@ def parse_authority(raw: bytes, default_port: int | None = None) -> Authority:
     return Authority(name, int(port_text), address)
 
 
+def host_name(field: bytes) -> str:
+    """The name in the value of Host, in lower case, without its port and the dot of its root."""
+    name, colon, port = field.rpartition(b":")
+    return (name if colon and port.isdigit() else field).decode("latin-1").lower().removesuffix(".")
+
+
 _URI: Final = re.compile(r"https://([^/?#@\s]+)(/[!-\"$-~]*)")
 
 

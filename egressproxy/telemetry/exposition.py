@@ -77,10 +77,13 @@ def _traffic(counts: Counts) -> Iterator[Metric]:
     tunnels = GaugeMetricFamily("egress_tunnels_active", "Tunnels that are open now.", labels=LABELS)
     for series in every:
         labels = series.labels
-        durations.add_metric(labels, _cumulative(_DURATION_TEXTS, tuple(series.buckets)), series.duration_sum_s)
-        traffic.add_metric((*labels, "in"), series.bytes_in)
-        traffic.add_metric((*labels, "out"), series.bytes_out)
-        tunnels.add_metric(labels, series.tunnels_active)
+        if series.requests:
+            durations.add_metric(labels, _cumulative(_DURATION_TEXTS, tuple(series.buckets)), series.duration_sum_s)
+        for direction, octets in (("in", series.bytes_in), ("out", series.bytes_out)):
+            if octets:
+                traffic.add_metric((*labels, direction), octets)
+        if series.has_tunnels:
+            tunnels.add_metric(labels, series.tunnels_active)
     yield from (durations, traffic, tunnels)
     for name, description, attribute, label in (
         ("egress_requests", "Exchanges and tunnels that ended, by the status sent.", "requests", "code"),

@@ -302,7 +302,8 @@ class Metrics:
         for stats in _read_all(self._filter_sources):
             labels = stats.name, stats.type, stats.phase, stats.scope
             for result, times in _filter_results(stats):
-                runs[*labels, result] += times
+                if times:
+                    runs[*labels, result] += times
             if any(stats.buckets):
                 total = took.setdefault(labels, Durations(FILTER_BUCKETS_S))
                 total.buckets = list(map(add, total.buckets, stats.buckets))

@@ -12,10 +12,10 @@ from typing import Any, Final, TypeVar
 from egressproxy.errors import Reason
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.grpc_status import GRPC_NAMES
-from egressproxy.telemetry.counters import CALL_BUCKETS_S
 
-#: Upper bounds of the duration histogram: from a local answer to a tunnel that lives for hours.
-BUCKETS_S: Final = (*CALL_BUCKETS_S, 30.0, 60.0, 300.0, 3600.0)
+#: Upper bounds of the duration histogram: from a local answer to a tunnel that lives for hours. Each is a line of every
+#: label set in a scrape, so they are few.
+BUCKETS_S: Final = (0.001, 0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0, 3600.0)
 #: The most statuses in one label set, since origins choose them. Others are counted as the x00 of their class, as which
 #: unknown ones must be treated (RFC 9110 section 15).
 MAX_STATUSES: Final = 64
@@ -46,7 +46,7 @@ _BY_KEY: Final = (
 )
 
 #: All of its attributes but the labels.
-_COUNTED: Final = (*_BY_KEY, "buckets", "duration_sum_s", "bytes_in", "bytes_out", "tunnels_active")
+_COUNTED: Final = (*_BY_KEY, "buckets", "duration_sum_s", "bytes_in", "bytes_out", "tunnels_active", "has_tunnels")
 
 _K = TypeVar("_K")
 
@@ -63,7 +63,8 @@ def decided_by(series: Series | None) -> tuple[str, str]:
 
 class Series:
     """The counters of one label set; dictionaries are made when there is something to count. The conductor calls
-    `observe` exactly once per exchange or tunnel, at its end, and keeps `tunnels_active`; `attempt` counts `attempts`.
+    `observe` exactly once per exchange or tunnel, at its end; `attempt` counts `attempts`. `has_tunnels`: one was open,
+    now or earlier.
     """
 
     __slots__ = (
@@ -76,6 +77,7 @@ class Series:
         "duration_sum_s",
         "failovers",
         "failures",
+        "has_tunnels",
         "hedges",
         "labels",
         "mirrored",
@@ -95,6 +97,7 @@ class Series:
         self.denied = self.would_deny = self.failures = self.attempts = _NO_WORD
         self.failovers = self.hedges = self.mirrored = _NO_WORD
         self.tunnels_active = 0
+        self.has_tunnels = False
 
     def observe(self, x: Exchange) -> None:
         """Count a finished exchange: its status, duration, bytes and denial."""
@@ -122,6 +125,15 @@ class Series:
         if x.would_deny:
             for reason in x.would_deny:
                 self.would_deny = _with_one(self.would_deny, reason.value)
+
+    def tunnel_opened(self) -> None:
+        """A tunnel begins; `tunnel_ended` follows."""
+        self.tunnels_active += 1
+        self.has_tunnels = True
+
+    def tunnel_ended(self) -> None:
+        """A tunnel is over; `observe` counts it."""
+        self.tunnels_active -= 1
 
     def attempt(self, result: str) -> None:
         """One attempt to reach the backend ended: "ok" or the Reason's value."""
@@ -151,6 +163,7 @@ class Series:
         self.bytes_in += other.bytes_in
         self.bytes_out += other.bytes_out
         self.tunnels_active += other.tunnels_active
+        self.has_tunnels = self.has_tunnels or other.has_tunnels
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Series, (self.labels,), tuple(getattr(self, name) for name in _COUNTED)
@@ -162,7 +175,7 @@ class Series:
 
     @property
     def is_used(self) -> bool:
-        return bool(self.requests or self.attempts or self.tunnels_active or self.mirrored)
+        return bool(self.requests or self.attempts or self.has_tunnels or self.mirrored)
 
 
 def added(mine: Mapping[_K, int], others: Mapping[_K, int]) -> dict[_K, int]:

@@ -6,7 +6,7 @@ import pytest
 
 from egressproxy.ai_apis.apis import Api
 from egressproxy.ai_apis.aws_event_stream import AwsFraming
-from egressproxy.ai_apis.errors import api_of_host, error_fields, error_in_stream, error_object
+from egressproxy.ai_apis.errors import error_fields, error_in_stream, error_object
 from egressproxy.ai_apis.framing import SseFraming
 
 
@@ -51,21 +51,3 @@ def test_an_error_ends_a_stream_in_an_event(api: Api):
     (message,) = AwsFraming().feed(error_in_stream(api, b"application/vnd.amazon.eventstream", 429, "so", "quota"))
     assert (message.name, json.loads(message.payload)) == ("throttlingException", {"message": "so"})
     assert error_in_stream(api, b"application/json", 403, "so", "quota") == b""
-
-
-@pytest.mark.parametrize(
-    ("host", "api"),
-    [
-        ("api.openai.com", Api.OPENAI_CHAT),
-        ("mine.openai.azure.com", Api.OPENAI_CHAT),
-        ("api.anthropic.com", Api.ANTHROPIC),
-        ("generativelanguage.googleapis.com", Api.GEMINI),
-        ("europe-west1-aiplatform.googleapis.com", Api.GEMINI),
-        ("bedrock-runtime.eu-central-1.amazonaws.com", Api.BEDROCK_CONVERSE),
-        ("bedrock-runtime.amazonaws.com.evil.example", None),
-        ("api.openai.com.evil.example", None),
-        ("", None),
-    ],
-)
-def test_hosts_of_providers_are_known(host: str, api: Api | None):
-    assert api_of_host(host) is api

@@ -41,7 +41,7 @@ def condition(kind: str, status: str, reason: str, message: str = "") -> dict[st
 def compiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler that likes everything but routes."""
 
-    def compiled(resources: ResourceSet, bind: tuple[str, ...], *_more: object) -> Compiled:
+    def compiled(resources: ResourceSet, *_more: object) -> Compiled:
         statuses: dict[Any, Any] = {}
         for resource in resources.objects:
             if resource.kind == "HTTPRoute":
@@ -56,7 +56,7 @@ def compiles(monkeypatch: pytest.MonkeyPatch) -> None:
                 statuses[resource.key] = {"conditions": conditions, "listeners": listeners}
         return Compiled(ConfigIR((LISTENER,)), statuses)
 
-    monkeypatch.setattr(compilation, "compiled", compiled)
+    monkeypatch.setattr(compilation, "compile_rest", compiled)
 
 
 def invoke(*arguments: str | Path) -> Result:
@@ -298,6 +298,62 @@ def test_of_two_backends_of_one_name_the_one_is_blamed_whose_filter_it_is(tmp_pa
     problem = result.output.splitlines()[0]
     assert problem.startswith(f"{tmp_path}/a.yaml:{line}:")
     assert "other.py: there is no such file" in problem
+
+
+BROKEN = """apiVersion: egressproxy.io/v1alpha1
+kind: Backend
+metadata: {name: broken}
+spec: {destination: {type: Fqdn, fqdn: {hostname: a.example}, ports: [{number: 443, protokol: HTTP2}]}}
+---
+apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: follows}
+spec:
+  parentRefs: [{name: gw}]
+  rules: [{backendRefs: [{group: egressproxy.io, kind: Backend, name: broken}]}]
+"""
+MISSING = """apiVersion: gateway.networking.k8s.io/v1
+kind: HTTPRoute
+metadata: {name: lost}
+spec:
+  parentRefs: [{name: gw}]
+  rules: [{backendRefs: [{group: egressproxy.io, kind: Backend, name: brokem}]}]
+"""
+OPTION = """apiVersion: egressproxy.io/v1alpha1
+kind: EgressPolicy
+metadata: {name: option}
+spec:
+  targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: gw}]
+  extensions:
+  - {name: meter, type: "egressproxy.io/TokenMeter:v1", phase: request-headers, config: {currenci: EUR}}
+"""
+
+
+def test_a_bad_field_a_bad_option_and_a_missing_object_are_told_in_one_round(tmp_path: Path):
+    for name, text in (("a", GATEWAY), ("b", BROKEN), ("c", OPTION), ("d", MISSING), ("e", POLICY)):
+        (tmp_path / f"{name}.yaml").write_text(text)
+    result = invoke(tmp_path)
+    assert result.exit_code == 1
+    field, option, built, lost, verdict = result.output.splitlines()
+    assert field.startswith(f"{tmp_path}/b.yaml:4:85: Backend default/broken: spec.destination.ports[0].protokol: ")
+    assert "EgressPolicy default/option: spec.extensions[0].config.currenci: " in option
+    assert "EgressPolicy default/filtered: spec.extensions[0].config: filter mine" in built
+    assert lost.startswith("unserved: ")
+    assert "HTTPRoute default/lost" in lost
+    assert "Backend default/brokem does not exist" in lost
+    assert verdict == "3 problems, 1 not served as written: this configuration would be refused as a whole."
+    report = json.loads(invoke(tmp_path, "-o", "json").output)
+    assert [len(report[kind]) for kind in ("problems", "unserved")] == [3, 1]
+    assert not report["ok"]
+
+
+def test_where_a_file_may_hold_anything_nothing_is_missed(tmp_path: Path):
+    for name, text in (("a", GATEWAY), ("b", "kind: [\n"), ("c", OPTION), ("d", MISSING)):
+        (tmp_path / f"{name}.yaml").write_text(text)
+    file, option, verdict = invoke(tmp_path).output.splitlines()
+    assert file.startswith(f"{tmp_path}/b.yaml:")
+    assert "spec.extensions[0].config.currenci: " in option
+    assert verdict.startswith("2 problems: ")
 
 
 def test_a_filter_that_can_be_built_is_no_problem(tmp_path: Path):

@@ -14,7 +14,8 @@ NAMED = {name: each for name, each in vars(member_names).items() if isinstance(e
 def levels(members: Members) -> Iterator[Members]:
     yield members
     for inner in members.inner.values():
-        yield from levels(inner)
+        if inner is not members:
+            yield from levels(inner)
 
 
 @pytest.mark.parametrize("table", NAMED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import re
 import threading
 import tracemalloc
@@ -16,6 +17,7 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.telemetry.counts import Counts
 from egressproxy.telemetry.exposition import Exposition
 from egressproxy.telemetry.metrics import MAX_IDENTITY_SERIES, Metrics
+from egressproxy.telemetry.notices import FilterStats
 from egressproxy.telemetry.series import MAX_STATUSES, logged_status
 
 
@@ -81,7 +83,7 @@ def test_an_exchange_is_counted_once_in_every_metric_it_belongs_to():
 
 @pytest.mark.parametrize(
     ("duration_s", "first_bucket"),
-    [(0.0, "0.001"), (0.001, "0.001"), (0.0011, "0.0025"), (3600.0, "3600.0"), (3601.0, "+Inf")],
+    [(0.0, "0.001"), (0.001, "0.001"), (0.0011, "0.005"), (3600.0, "3600.0"), (3601.0, "+Inf")],
 )
 def test_a_duration_falls_into_the_first_bucket_that_holds_it(duration_s: float, first_bucket: str):
     metrics = Metrics("1")
@@ -179,7 +181,7 @@ def test_a_series_that_saw_nothing_is_small_and_shares_nothing_that_counts():
     made[1].observe(exchange(403, Reason.DESTINATION_DENIED, denied=True))
     made[2].attempt("ok")
     made[3].add(made[0])
-    made[4].tunnels_active = 1
+    made[4].tunnel_opened()
     made[4].add(made[2])
     made[4].observe(x)
     assert not any(series.is_used for series in made[5:])
@@ -196,8 +198,38 @@ def test_a_series_that_saw_nothing_is_small_and_shares_nothing_that_counts():
 
 def test_a_tunnel_that_is_open_is_shown_before_it_is_counted():
     metrics = Metrics("1")
-    metrics.series("g", "r", "b").tunnels_active += 1
+    metrics.series("g", "r", "b").tunnel_opened()
     assert value(metrics, "egress_tunnels_active", route="r") == 1
+
+
+def test_only_what_has_happened_is_shown():
+    metrics, other = Metrics("1"), Metrics("1")
+    metrics.add_filter_source(lambda: [FilterStats("f", "t", "request-headers", "r", "x", runs=2, rejected=1)])
+    metrics.series("g", "r", "b").attempt("ok")
+    metrics.series("g", "plain", "b").observe(exchange(bytes_in=5))
+    tunnels = other.series("g", "tunnels", "b")
+    tunnels.tunnel_opened()
+    tunnels.tunnel_ended()
+    tunnels.observe(exchange(bytes_in=5, bytes_out=7))
+    total = Counts()
+    for one in (metrics, other):
+        total.add(pickle.loads(pickle.dumps(one.gather())))
+    total.forget_gauges()
+    routes: dict[str, set[str]] = {}
+    for name, labels, number in samples(total):
+        if "le" not in labels and "route" in labels:
+            routes.setdefault(name.removeprefix("egress_"), set()).add(labels["route"])
+            assert number or name == "egress_tunnels_active", (name, labels)
+    assert routes == {
+        "upstream_attempts_total": {"r"},
+        "requests_total": {"plain", "tunnels"},
+        "bytes_total": {"plain", "tunnels"},
+        "request_duration_seconds_count": {"plain", "tunnels"},
+        "request_duration_seconds_sum": {"plain", "tunnels"},
+        "tunnels_active": {"tunnels"},  # at 0: it has been more
+    }
+    runs = {labels["result"]: number for name, labels, number in samples(total) if name == "egress_filter_total"}
+    assert runs == {"passed": 1, "rejected": 1}
 
 
 def test_attempts_are_counted_by_result():
@@ -339,7 +371,8 @@ def counted(lag_s: float, dropped: int, tunnels: int) -> Counts:
     series = metrics.series("g", "r", "b")
     series.observe(exchange(bytes_in=10))
     series.attempt("ok")
-    series.tunnels_active = tunnels
+    for _ in range(tunnels):
+        series.tunnel_opened()
     metrics.count_dns("hit")
     metrics.add_upstream_source(lambda: [("b", 2, 1, 0)])
     metrics.add_downstream_source(lambda: [("g", "l", 3)])
@@ -348,13 +381,21 @@ def counted(lag_s: float, dropped: int, tunnels: int) -> Counts:
     return metrics.gather()
 
 
-def shown(counts: Counts) -> dict[str, float]:
+def samples(counts: Counts) -> list[tuple[str, dict[str, str], float]]:
+    """The gateway's own."""
     body, _ = Exposition("1").render(counts)
+    return [
+        (sample.name, sample.labels, sample.value)
+        for family in text_string_to_metric_families(body.decode())
+        for sample in family.samples
+        if sample.name.startswith("egress_")
+    ]
+
+
+def shown(counts: Counts) -> dict[str, float]:
     found: dict[str, float] = {}
-    for family in text_string_to_metric_families(body.decode()):
-        for sample in family.samples:
-            if sample.name.startswith("egress_"):
-                found[sample.name] = found.get(sample.name, 0) + sample.value
+    for name, _, number in samples(counts):
+        found[name] = found.get(name, 0) + number
     return found
 
 

@@ -99,6 +99,18 @@ def compile_config(
     Raises ConfigError with every load error that the schema of the kinds could not see: an extension in a phase where
     its type cannot run, a config that does not fit the type.
     """
+    made = compile_rest(resources, catalog, defaults, previous)
+    if made.problems:
+        raise ConfigError(made.problems)
+    return made
+
+
+def compile_rest(
+    resources: ResourceSet, catalog: FilterCatalog, defaults: Defaults, previous: Compiled | None = None
+) -> Compiled:
+    """As `compile_config`, of what can be compiled, to say all that is wrong. Never to be put into service where there
+    are `problems`: what would be denied might pass.
+    """
     previous = previous or Compiled(ConfigIR((), 0))
     generations, written = generations_of(resources, previous)
     run = _Run(resources, catalog, defaults, generations, previous.materials)
@@ -122,6 +134,7 @@ def compile_config(
         filter_types={each.name: each.described for each in run.filter_types.all()},
         validities=tuple(sorted(validity for validity, _ in run.references.validities.values())),
         materials=run.references.materials,
+        problems=run.problems,
     )
 
 
@@ -162,7 +175,7 @@ class _Run:
         self._subject_notes = SubjectNotes()
 
     def compile(self) -> tuple[ListenerIR, ...]:
-        """Everything but status. Raises ConfigError."""
+        """Everything but status."""
         self._plans, warnings = plan_gateways(self._resources, self.references, self._defaults, self._generations)
         self.warnings += [*self._resources.warnings, *warnings]
         for plan in self._plans:
@@ -188,12 +201,14 @@ class _Run:
         parents = Parents(self._plans, self.references)
         for route in sorted(self._all_routes(), key=age_of):
             self._attach(route, parents)
-        if self._extensions.load_errors:
-            in_order = sorted(self._extensions.load_errors, key=attrgetter("file", "line", "column", "field_path"))
-            raise ConfigError(in_order)
         return tuple(
             self._listener(gateway, plan) for gateway in self._plans for plan in gateway.listeners if not plan.problem
         )
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """The load errors."""
+        return tuple(sorted(self._extensions.load_errors, key=attrgetter("file", "line", "column", "field_path")))
 
     def _check_calls(self) -> None:
         """Note what is wrong with references to backends in the configs of extensions, wherever those run."""

@@ -145,7 +145,8 @@ class Compiled:
     `validities` are those of all certificates. `created` is the RFC 3339 time at which an object without a
     creationTimestamp was first seen; it is shown to users and does not decide which object is older. `filter_types`
     describes the types that FilterType objects make known, by name, as the catalogue shows them. `materials`, which
-    holds secrets, is what files with certificates held, for the next compilation.
+    holds secrets, is what files with certificates held, for the next compilation. With `problems` it is none, and says
+    what is wrong beside them.
     """
 
     spec: ConfigIR
@@ -157,6 +158,7 @@ class Compiled:
     created: Mapping[Key, str] = field(default_factory=dict, repr=False)
     filter_types: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     materials: Materials = field(default_factory=dict, repr=False)
+    problems: tuple[Problem, ...] = ()
 
 
 def kind_of(key: Key) -> str:

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from egressproxy.config.explanations import explain, field_path, foreign_kind, path_text, unknown_kind
+from egressproxy.config.reading.broken_objects import BrokenObjects
 from egressproxy.config.reading.field_locations import field_locations
 from egressproxy.config.reading.problems import ConfigError, Problem, Severity
 from egressproxy.config.reading.source_files import manifest_files, read_secrets, read_trust_bundles
@@ -40,13 +41,24 @@ R = TypeVar("R", bound=Resource)
 
 
 class ResourceSet:
-    """Objects in file order, one for each key. `warnings`: those not read, and namespaces without effect."""
+    """Objects in file order, one for each key. `warnings`: those not read, and namespaces without effect.
 
-    __slots__ = ("_by_class", "by_key", "objects", "warnings")
+    `problems` is why it must not be put into service, and `broken` what is missing for that: see `read_all`.
+    """
 
-    def __init__(self, objects: Iterable[Resource] = (), warnings: Iterable[Problem] = ()) -> None:
+    __slots__ = ("_by_class", "broken", "by_key", "objects", "problems", "warnings")
+
+    def __init__(
+        self,
+        objects: Iterable[Resource] = (),
+        warnings: Iterable[Problem] = (),
+        problems: Iterable[Problem] = (),
+        broken: BrokenObjects | None = None,
+    ) -> None:
         self.objects: tuple[Resource, ...] = tuple(objects)
         self.warnings: tuple[Problem, ...] = tuple(warnings)
+        self.problems: tuple[Problem, ...] = tuple(problems)
+        self.broken = broken or BrokenObjects()
         #: Every object by group, kind, namespace and name.
         self.by_key: Mapping[Key, Resource] = {made.key: made for made in self.objects}
         self._by_class: dict[type[Resource], list[Resource]] = {}
@@ -70,12 +82,17 @@ class ResourceSet:
 
 
 def load(paths: Sequence[ConfigSource], state: Path | None = None) -> ResourceSet:
+    """As `read_all`. Raises ConfigError with every problem in every file."""
+    return _checked(read_all(paths, state))
+
+
+def read_all(paths: Sequence[ConfigSource], state: Path | None = None) -> ResourceSet:
     """Read files and folders. Of a folder: every *.yaml, *.yml and *.json in it, not below it, without dot names.
 
     Secrets may come from elsewhere, too (`source_files`); none of them may stand in a manifest, as well.
     `state` is the folder of objects that were written through the API: it may have none.
 
-    Raises ConfigError with every problem in every file.
+    What cannot be read is in the `problems` of the set, which holds the rest.
     """
     reader = _ManifestReader()
     with _collector_paused():
@@ -99,7 +116,13 @@ def load_text(text: str, file: str = "<text>", *, is_from_api: bool = False) -> 
     reader = _ManifestReader()
     reader.read(text.encode(), file, is_from_api=is_from_api)
     reader.require_objects(file)
-    return reader.finish()
+    return _checked(reader.finish())
+
+
+def _checked(resources: ResourceSet) -> ResourceSet:
+    if resources.problems:
+        raise ConfigError(resources.problems)
+    return resources
 
 
 @contextmanager
@@ -124,6 +147,7 @@ class _ManifestReader:
         self.problems: list[Problem] = []
         self.warnings: list[Problem] = []
         self.unread: list[Problem] = []  # folders with files, and no manifest among them
+        self.broken = BrokenObjects()
         self._origin = Origin()  # of the file that is being read
 
     def require_objects(self, where: str) -> None:
@@ -133,10 +157,8 @@ class _ManifestReader:
             self.problems += self.unread or [Problem.of_file(where, "no objects found", remedy)]
 
     def finish(self) -> ResourceSet:
-        """What was read. Raises ConfigError if anything is wrong with it."""
-        if self.problems:
-            raise ConfigError(self.problems)
-        return ResourceSet(self.objects.values(), (*self.unread, *self.warnings))
+        """What was read, and what is wrong with it."""
+        return ResourceSet(self.objects.values(), (*self.unread, *self.warnings), self.problems, self.broken)
 
     def files(self, path: Path) -> list[Path]:
         """The file itself, or the manifests of a folder."""
@@ -145,7 +167,7 @@ class _ManifestReader:
         try:
             found = manifest_files(path)
         except OSError as error:
-            self.problems.append(Problem.unreadable(path, error))
+            self._add_unreadable(Problem.unreadable(path, error))
             return []
         if not found:
             self._add_unread(path)
@@ -157,7 +179,8 @@ class _ManifestReader:
         # Reading a named pipe would hold up every reload from here on.
         special = [file for file in found if file.exists() and not file.is_file()]
         remedy = "remove it from the folder, or rename it"
-        self.problems += [Problem.of_file(file, "this is a pipe, a socket or a device", remedy) for file in special]
+        for file in special:
+            self._add_unreadable(Problem.of_file(file, "this is a pipe, a socket or a device", remedy))
         return [file for file in found if file not in special]
 
     def _add_unread(self, folder: Path) -> None:
@@ -181,7 +204,10 @@ class _ManifestReader:
 
     def add_secrets(self, sources: Sequence[SecretSource]) -> None:
         """Objects for the Secrets whose data no manifest holds."""
-        for secret in read_secrets(sources, self.problems):
+        before = len(self.problems)
+        found = read_secrets(sources, self.problems)
+        self.broken.has_unknown |= len(self.problems) > before
+        for secret in found:
             data = {key: SecretBytes(value) for key, value in secret.data.items()}
             kind = "kubernetes.io/tls" if {"tls.crt", "tls.key"} <= data.keys() else "Opaque"
             metadata = {"name": secret.name, "namespace": secret.namespace}
@@ -190,7 +216,10 @@ class _ManifestReader:
 
     def add_trust_bundles(self, sources: Sequence[SecretSource]) -> None:
         """Objects for the ClusterTrustBundles whose certificates stand in files."""
-        for source, pem in read_trust_bundles(sources, self.problems):
+        before = len(self.problems)
+        found = read_trust_bundles(sources, self.problems)
+        self.broken.has_unknown |= len(self.problems) > before
+        for source, pem in found:
             value = {
                 "apiVersion": "certificates.k8s.io/v1beta1",
                 "kind": "ClusterTrustBundle",
@@ -216,7 +245,7 @@ class _ManifestReader:
                 changed = os.fstat(file.fileno()).st_mtime
             is_from_api = is_from_api or state_folder.holds(path)
         except OSError as error:
-            self.problems.append(Problem.unreadable(path, error))
+            self._add_unreadable(Problem.unreadable(path, error))
             return
         self.read(data, str(path), is_from_api=is_from_api, changed=changed)
 
@@ -230,7 +259,7 @@ class _ManifestReader:
             if isinstance(part, Document):
                 self._read_document(part)
             else:
-                self.problems.append(Problem(file, *part.place, "", "", part.message, part.remedy))
+                self._add_unreadable(Problem(file, *part.place, "", "", part.message, part.remedy))
             del part  # before the next document is read
         self.problems[before:] = sorted(self.problems[before:], key=lambda problem: (problem.line, problem.column))
 
@@ -245,8 +274,11 @@ class _ManifestReader:
             for index in range(len(items)):
                 self._read_document(document.item("items", index))
             return
+        before = len(self.problems)
         kind = self._kind(document)
         if kind is None:
+            if len(self.problems) > before:
+                self.broken.add(value, _object_name(value), is_namespaced=True)
             return
         if document.has_nulls and kind.NULLS_ARE_ABSENT:
             value = without_nulls(value)
@@ -254,6 +286,7 @@ class _ManifestReader:
             made = kind.model_validate(value, context={PUBLISHED: kind.GROUP != OUR_GROUP})
         except ValidationError as error:
             self._add_problems(error, kind, document)
+            self.broken.add(value, _object_name(value), is_namespaced=kind.NAMESPACED)
             return
         origin = replace(self._origin, line=document.place_of(()).line, places=field_locations(document))
         made.written(value, origin)
@@ -263,6 +296,11 @@ class _ManifestReader:
             self._add(document, ("metadata", "name"), message, "keep one of them")
         elif not kind.NAMESPACED and "namespace" in made.metadata.model_fields_set:
             self._warn_of_namespace(document, made)
+
+    def _add_unreadable(self, problem: Problem) -> None:
+        """A problem of what may hold any objects."""
+        self.problems.append(problem)
+        self.broken.has_unknown = True
 
     def _warn_of_namespace(self, document: Document, made: Resource) -> None:
         """A cluster-scoped object with a namespace, which an API server leaves out without a word."""

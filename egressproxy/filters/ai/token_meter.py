@@ -14,7 +14,7 @@ from typing import Annotated, Final, Literal
 
 from egressproxy.ai_apis.apis import Operation
 from egressproxy.ai_apis.message import AT_ONCE
-from egressproxy.ai_apis.shared import add_usage, operation, usage_told
+from egressproxy.ai_apis.shared import add_usage, operation, provider_name, usage_told
 from egressproxy.ai_apis.usage import TokenUsage
 from egressproxy.filters.base import BodyMode, BodyResult, Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.limits.qos_config import TokenPrice, price_of
@@ -233,7 +233,7 @@ class TokenMeter(Filter):
             x.backend,
             tenant,
             asked.api.operation_name,
-            asked.api.provider,
+            provider_name(x, asked),
             _bounded(measured.model, self._models, self._max_models),
             _bounded(served, self._models, self._max_models),
         )

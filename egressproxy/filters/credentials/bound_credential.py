@@ -13,6 +13,7 @@ from egressproxy.errors import Denied, GatewayFault, Reason
 from egressproxy.filters.base import Filter, FilterContext
 from egressproxy.filters.credentials.config import CredentialInjectorConfig
 from egressproxy.filters.credentials.refresher import Fetched, Refresher
+from egressproxy.model.authority import host_name
 from egressproxy.model.exchange import BackendOrigin, Exchange
 from egressproxy.model.fields import VALUE, Fields
 from egressproxy.model.local_response import LocalResponse
@@ -199,12 +200,6 @@ class BackendBinding:
             rule=self.source,
             remedy=f"correct bind.{field} in the filter's config, or place the filter on the Backend that it is for",
         )
-
-
-def host_name(field: bytes) -> str:
-    """The name in the value of Host, in lower case, without its port and the dot of its root."""
-    name, colon, port = field.rpartition(b":")
-    return (name if colon and port.isdigit() else field).decode("latin-1").lower().removesuffix(".")
 
 
 class Placement:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from egressproxy.ai_apis.apis import Api, is_socket_of_responses
 from egressproxy.ai_apis.request import AiRequest
-from egressproxy.ai_apis.shared import operation
+from egressproxy.ai_apis.shared import operation, tell_backend_api
 from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.errors import BadRequest, GatewayError, Reason, UpstreamFault
 from egressproxy.filters.base import Filter, Phase
@@ -157,6 +157,7 @@ class AiCall:
                     raise self._refusal() from None
                 backend = following
             else:
+                tell_backend_api(x, self._sent.request.target if self._sent.request is not None else None)
                 if whole is not None and self._sent.body is None:
                     self._sent = _Sent(whole)  # it may be too long to be kept
                 return backend

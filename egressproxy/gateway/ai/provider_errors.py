@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from egressproxy.ai_apis.apis import Api, operation_of
-from egressproxy.ai_apis.errors import api_of_host, error_fields, error_in_stream, error_object
+from egressproxy.ai_apis.errors import error_fields, error_in_stream, error_object
+from egressproxy.ai_apis.hosts import api_of_host
 from egressproxy.ai_apis.strict_json import dumps
 from egressproxy.errors import GatewayError
 from egressproxy.gateway.ai.answers import JSON

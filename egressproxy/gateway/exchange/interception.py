@@ -230,7 +230,7 @@ class OpenedTls(ServedTls):
         outer.state.replace(outer.counted, self)
         resources = outer.resources
         self._give_slot_back, resources.on_complete = resources.on_complete, None
-        self._series.tunnels_active += 1
+        self._series.tunnel_opened()
         if resources.tenant is not None:  # each request asks for itself
             resources.tenant.leave()
             resources.tenant = None
@@ -256,7 +256,7 @@ class OpenedTls(ServedTls):
         super().connection_lost(exc)
         if self._give_slot_back is not None:
             self._give_slot_back()
-            self._series.tunnels_active -= 1
+            self._series.tunnel_ended()
         if self._begun is not None:
             reason = getattr(self._error, "reason", None)
             self._settle(distrust(self._tunnel.authority, self._error) if reason in _DISTRUST else False)

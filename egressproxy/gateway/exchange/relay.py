@@ -60,7 +60,7 @@ def hand_over(
     if one.is_closing() or other.is_closing():
         return False
     x.bytes_in, x.bytes_out = client.octets_in - len(rest), client.octets_out
-    x.series.tunnels_active += 1
+    x.series.tunnel_opened()
     tunnel = ServedTunnel(
         accounting, x, client, idle_s, guard, holds_upstream=holds_upstream(guard, through_parent=through_parent)
     )
@@ -111,7 +111,7 @@ class ServedTunnel(SocketTunnel):
     def over(self) -> None:
         x, error, guard = self.exchange, self.error, self.tls_guard
         self.state.leave(self)
-        x.series.tunnels_active -= 1
+        x.series.tunnel_ended()
         x.bytes_in += self.octets_in
         x.bytes_out += self.octets_out
         x.reason = self.reason
@@ -135,7 +135,7 @@ async def relay(
         holds_upstream=holds_upstream(guard, through_parent=through_parent),
     )  # fmt: skip
     head_in, head_out = client.octets_in - len(client_rest), client.octets_out
-    series.tunnels_active += 1
+    series.tunnel_opened()
     x.forget_heads()
     try:
         try:
@@ -151,7 +151,7 @@ async def relay(
             x.note_denials(guard.would_deny)
             if guard.ech_outer_name is not None:
                 accounting.note_ech(x, guard.ech_outer_name)
-        series.tunnels_active -= 1
+        series.tunnel_ended()
         client.tunnel_ended()
         x.bytes_in = head_in + tunnel.octets_in
         x.bytes_out = head_out + tunnel.octets_out

@@ -133,8 +133,8 @@ def _decide_stream(made: Decision) -> None:
     else:
         made.opened_by = leaves.policy
         assert x.authority is not None
-        made.route, noted = admission.default_route(made.listener, x.authority)  # as of each request inside
-        x.is_tunnel, x.scheme, x.request = False, b"https", made.question.head(port)
+        x.is_tunnel, x.scheme, x.request = False, b"https", made.question.head(port)  # as of each request inside
         admission.refuse_loops(x.request, made.pseudonym)
+        made.route, noted = admission.default_route(made.listener, x.authority)
     x.route = made.route.name
     x.note_denials(*noted)

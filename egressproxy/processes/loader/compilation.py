@@ -5,14 +5,17 @@ from __future__ import annotations
 import codecs
 import gc
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from importlib import import_module
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
-from egressproxy.config.compile.compiler import compile_config
+from egressproxy.config.compile.compiler import compile_config, compile_rest
 from egressproxy.config.compile.extensions.config_schema import settings_adapter
 from egressproxy.config.compile.interface import Compiled, Defaults
-from egressproxy.config.reading.load import ResourceSet, load
+from egressproxy.config.reading.load import ResourceSet, read_all
+from egressproxy.config.reading.problems import ConfigError
 from egressproxy.config.resources.kinds import KINDS
 from egressproxy.filters.builtin import BUILTIN, builtin_type
 from egressproxy.filters.catalog import Catalog
@@ -42,9 +45,27 @@ def loaded(
     why_unusable: Callable[[str], str] = lambda _address: "",
     state: Path | None = None,
 ) -> tuple[ResourceSet, Compiled]:
-    """The objects of these files and folders, and of `state`, compiled. Raises ConfigError."""
-    resources = load(paths, state)
-    return resources, compiled(resources, bind, previous, why_unusable)
+    """The objects of these files and folders, and of `state`, compiled. Raises ConfigError with every problem."""
+    resources, made = examined(paths, bind, previous, why_unusable, state)
+    if made.problems:
+        raise ConfigError(made.problems)
+    return resources, made
+
+
+def examined(
+    paths: Sequence[ConfigSource],
+    bind: tuple[str, ...],
+    previous: Compiled | None = None,
+    why_unusable: Callable[[str], str] = lambda _address: "",
+    state: Path | None = None,
+) -> tuple[ResourceSet, Compiled]:
+    """As `loaded`, of what can be read and compiled: `problems` of the result say why it must not be served."""
+    resources = read_all(paths, state)
+    made = compile_rest(resources, Catalog(), _defaults(bind, why_unusable), previous)
+    if resources.problems:
+        problems = [*resources.problems, *resources.broken.others(made.problems)]
+        made = replace(made, problems=tuple(sorted(problems, key=attrgetter("file", "line", "column"))))
+    return resources, made
 
 
 def compiled(
@@ -57,7 +78,11 @@ def compiled(
 
     `why_unusable` looks whether this machine has an address: `check` may be asked elsewhere.
     """
-    defaults = Defaults(
+    return compile_config(resources, Catalog(), _defaults(bind, why_unusable), previous)
+
+
+def _defaults(bind: tuple[str, ...], why_unusable: Callable[[str], str]) -> Defaults:
+    return Defaults(
         bind_addresses=bind,
         check_pattern=compile_pattern,
         can_take_any_certificate=can_take_any_certificate,
@@ -65,7 +90,6 @@ def compiled(
         why_unusable=why_unusable,
         system_roots=mark(),
     )
-    return compile_config(resources, Catalog(), defaults, previous)
 
 
 def preparations() -> Iterator[None]:

@@ -8,11 +8,13 @@ import pytest
 
 from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.gateway.exchange.interception import OpenedTls
+from egressproxy.gateway.explain.decision import decide
+from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest
 from egressproxy.protocols.tls.client_hello import ACCESS_DENIED
 from tests.e2e.world import tls_secret
 from tests.gateway.conftest import Start
 from tests.gateway.exchange.test_connect import client_hello
-from tests.gateway.exchange.test_interception import CA_KEY, CA_PEM, INSIDE, Trusting, start
+from tests.gateway.exchange.test_interception import CA_KEY, CA_PEM, INSIDE, Trusting, inside, opening, start
 from tests.gateway.h2 import Http2Peer
 from tests.gateway.kit import TlsClient
 from tests.support import manifests as m
@@ -70,6 +72,28 @@ def test_what_policy_does_not_allow_is_denied_inside(converse: Start, alpn: str)
     (connection,) = talk.ports[0].state.connections
     assert isinstance(connection, OpenedTls)
     talk.no_dial()
+
+
+@pytest.mark.parametrize(("via", "reason"), [("OURS", Reason.LOOP_DETECTED), ("x", Reason.DESTINATION_NOT_ALLOWED)])
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_what_has_passed_here_is_a_loop_inside_and_in_explanations(
+    converse: Start, is_stream: bool, via: str, reason: Reason
+):
+    talk = start(converse, passing() if is_stream else opening())
+    if is_stream:
+        tls = TlsClient(talk.client, Trusting(), "b.example", alpn=("http/1.1",)).shakes_hands()
+        asked = "CONNECT", "b.example:443"
+    else:
+        tls = inside(talk, "b.example")
+        asked = "GET", "https://b.example/"
+    pseudonym = talk.conductor.pseudonym
+    value = f"1.1 {via.replace('OURS', pseudonym.decode())}"
+    tls >> INSIDE.replace(b"a.example\r\n", f"b.example\r\nVia: {value}\r\n".encode())
+    assert tls.reads().startswith(b"HTTP/1.1 508 " if via == "OURS" else b"HTTP/1.1 403 ")
+    record = next(each for each in talk.records if each["kind"] == "request")
+    decided = decide(talk.snapshot, HypotheticalRequest(*asked, (("Via", value),)), pseudonym)
+    assert decided.error is not None
+    assert record["reason"] == decided.error.reason.value == reason.value
 
 
 def test_others_pass_opaque_by_their_routes(converse: Start):

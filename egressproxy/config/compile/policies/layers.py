@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import IntEnum
-from typing import Any
+from typing import Any, NamedTuple
 
 from pydantic.alias_generators import to_camel
 
@@ -74,36 +74,47 @@ class PolicyCandidate:
         return str(self.policy) if self.policy is not None else self.layer.place
 
 
-@dataclass(slots=True)
-class Overridden:
-    """Which settings of one policy do not hold at one target: against its equals, and against the more specific."""
+class Lost(NamedTuple):
+    """A setting of a policy that does not hold, since that of `winner` does: of a policy at `target`, or of the target
+    itself (`policy` None). `is_conflict`: of its equal, and not of one that is more specific.
+    """
 
-    conflicts: dict[str, None] = field(default_factory=dict)
-    overrides: dict[str, None] = field(default_factory=dict)
+    setting: str
+    winner: str
+    policy: Key | None
+    target: Key
+    place: str
+    is_conflict: bool
+
+    @property
+    def sentence(self) -> str:
+        """For status: whose setting holds instead."""
+        if self.is_conflict:
+            return f"{self.setting} is that of {self.winner}, which is older or precedes it by name"
+        return f"{self.setting} is that of {self.winner} for {self.place}"
 
 
 class Winners:
     """Chooses, and remembers what each policy lost against others."""
 
-    __slots__ = ("overridden",)
+    __slots__ = ("lost",)
 
     def __init__(self) -> None:
-        #: By policy, target and section.
-        self.overridden: dict[tuple[Key, Key, str], Overridden] = defaultdict(Overridden)
+        #: By policy, target and section; each once.
+        self.lost: dict[tuple[Key, Key, str], dict[Lost, None]] = defaultdict(dict)
 
     def choose(self, name: str, candidates: Sequence[PolicyCandidate]) -> Any:
         """The value of the first candidate. Every other policy with a different value is noted as overridden."""
         if not candidates:
             return None
         first = candidates[0]
+        winner = first.policy.key if first.policy is not None else None
         for candidate in candidates[1:]:
             if candidate.policy is None or candidate.value == first.value:
                 continue
-            overridden = self.overridden[candidate.policy.key, candidate.layer.target, candidate.layer.section]
-            if candidate.layer is first.layer:
-                overridden.conflicts[f"{name} is that of {first.name}, which is older or precedes it by name"] = None
-            else:
-                overridden.overrides[f"{name} is that of {first.name} for {first.layer.place}"] = None
+            is_conflict = candidate.layer is first.layer
+            lost = Lost(name, first.name, winner, first.layer.target, first.layer.place, is_conflict)
+            self.lost[candidate.policy.key, candidate.layer.target, candidate.layer.section][lost] = None
         return first.value
 
 

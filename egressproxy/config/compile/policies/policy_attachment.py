@@ -21,10 +21,17 @@ from egressproxy.config.compile.certificates import outside_constraints
 from egressproxy.config.compile.extensions.extension_faults import ExtensionFaults
 from egressproxy.config.compile.interface import Status, age_of
 from egressproxy.config.compile.policies.identity import unusable_keys
-from egressproxy.config.compile.policies.layers import Layer, Layers, Level, Overridden
+from egressproxy.config.compile.policies.layers import Layer, Layers, Level, Lost
 from egressproxy.config.compile.policies.policy_merge import Merged, Merger
 from egressproxy.config.compile.policies.subjects import MAX_COMBINED, NOBODY, has_conditions
-from egressproxy.config.compile.policies.without_effect import notes, nothing_here, without_effect, written
+from egressproxy.config.compile.policies.without_effect import (
+    Idle,
+    idle_on_kind,
+    notes,
+    nothing_here,
+    without_effect,
+    written,
+)
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.status.conditions import ReferenceConditions
 from egressproxy.config.reading.load import ResourceSet
@@ -73,6 +80,8 @@ class PolicyAttachments:
         self._of_rules: dict[tuple[Key, str, tuple[EgressPolicy, ...]], Layers] = {}
         self._named_by: dict[Key, dict[tuple[Key, str], None]] = {}
         self._merged: dict[tuple[Layers, bool], Merged] = {}
+        #: By policy and target.
+        self._idle_at: dict[tuple[Key, Key], tuple[Idle, ...]] = {}
 
     def layer(self, level: Level, target: Key, section: str = "", resolver: Dns | None = None) -> Layers:
         """The layer of one target: one, or none where nothing holds there. Marks the target as one that exists."""
@@ -207,13 +216,14 @@ class PolicyAttachments:
                 conditions.set("Accepted", False, "NotEnforceable", f"requests here are refused: {own}.")
             for note in self._noted.get(policy.key, ()):
                 conditions.add_note("Accepted", note)
-            useless = without_effect(policy, target, self._resources, self._references)
+            idle = (each.sentence for each in self._idle(policy, target))
             unread = unusable_keys(policy, self._references)
-            for note in chain(notes(policy, ref.kind), self._notes_here(policy, target), useless, unread):
+            for note in chain(idle, notes(policy, ref.kind), self._notes_here(policy, target), unread):
                 conditions.add_note("Accepted", note)
-            overridden = self._merger.winners.overridden.get((policy.key, target, section), Overridden())
-            for kind, sentences in (("Conflicted", overridden.conflicts), ("Overridden", overridden.overrides)):
-                if sentences:
+            every = self._merger.winners.lost.get((policy.key, target, section), ())
+            lost = [each for each in every if self._takes_effect(each, policy, target)]
+            for kind, is_conflict in (("Conflicted", True), ("Overridden", False)):
+                if sentences := [each.sentence for each in lost if each.is_conflict is is_conflict]:
                     conditions.set(kind, True, kind, "; ".join(sentences))
             faults[policy.key].set_conditions(conditions)
             if policy.spec.intercept is not None:
@@ -230,25 +240,43 @@ class PolicyAttachments:
                 conditions.fail("ResolvedRefs", parent.reason, message)
         return ancestors.to_status()
 
+    def _takes_effect(self, lost: Lost, policy: EgressPolicy, target: Key) -> bool:
+        """Whether the setting would do something at this target, and that of the winner does something at its own."""
+        winner = self._resources.get(*lost.policy) if lost.policy is not None else None
+        places = [(policy, target), *([(winner, lost.target)] if isinstance(winner, EgressPolicy) else ())]
+        return not any(idle.has(lost.setting) for place in places for idle in self._idle(*place))
+
+    def _idle(self, policy: EgressPolicy, target: Key) -> tuple[Idle, ...]:
+        """What of the policy does nothing at this target."""
+        found = self._idle_at.get((policy.key, target))
+        if found is None:
+            useless = without_effect(policy, target, self._resources, self._references)
+            found = *idle_on_kind(policy, target[1]), *self._idle_here(policy, target), *useless
+            self._idle_at[policy.key, target] = found
+        return found
+
     def _notes_here(self, policy: EgressPolicy, target: Key) -> Iterator[str]:
-        """What of the policy has nothing to be applied to at this target."""
         spec, found = policy.spec, self._resources.get(*target)
         if spec.subjects and isinstance(found, Gateway) and target not in self._knowing_clients:
             yield (
                 f"subjects fit nobody: no policy of {found} says who its clients are (identity); with serve-filters "
                 "Envoy says it."
             )
+
+    def _idle_here(self, policy: EgressPolicy, target: Key) -> Iterator[Idle]:
+        """What of the policy has nothing to be applied to at this target."""
+        spec, found = policy.spec, self._resources.get(*target)
         destination_type = getattr(getattr(getattr(found, "spec", None), "destination", None), "type", "")
         if spec.parent is not None and isinstance(found, Backend) and found.spec.parent is not None:
-            yield f"parent does nothing here: {found} has its own."
+            yield nothing_here(("parent",), f"{found} has its own")
         elif spec.parent is not None and (isinstance(found, Service) or destination_type in ("Ip", "Service")):
-            yield f"parent does nothing here: {found} is reached directly, unless it names a parent itself."
+            yield nothing_here(("parent",), f"{found} is reached directly, unless it names a parent itself")
         # The floor for TLS is one for nothing where nothing speaks it.
         has_tls = spec.tls is not None and bool(spec.tls.model_fields_set)
         if has_tls and isinstance(found, Backend) and found.spec.parent is None:
             is_plain = all(form.tls is None or form.tls.mode == "None" for form in self._tls_policies.forms(found))
             if is_plain and found.spec.destination.type in ("Fqdn", "Ip"):
-                yield f"tls does nothing here: {found} is reached without TLS."
+                yield nothing_here(("tls",), f"{found} is reached without TLS")
         # What goes through a proxy brings its own settings and permissions.
         names = written(spec, _OF_TARGETS) if target in self._parents else ()
         if names:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 from egressproxy.config.compile.backends.backend_references import DestinationBackend, endpoint_refs, object_key
 from egressproxy.config.compile.dns_section import dns_notes
@@ -60,25 +60,42 @@ def written(spec: EgressPolicySpec, fields: Iterable[str]) -> list[str]:
     return [field_path(field) for field in fields if field_value(spec, field) not in (None, ())]
 
 
-def nothing_here(names: Sequence[str], why: str) -> str:
-    """The sentence about fields without effect."""
-    return f"{', '.join(names)} {'do' if len(names) > 1 else 'does'} nothing here: {why}."
+class Idle(NamedTuple):
+    """Fields of a policy that do nothing where it holds, as manifests write them, and the sentence that says so."""
+
+    names: tuple[str, ...]
+    sentence: str
+
+    def has(self, setting: str) -> bool:
+        """Whether this setting is one of them, or part of one."""
+        return any(setting == name or setting.startswith(f"{name}.") for name in self.names)
 
 
-def notes(policy: EgressPolicy, target_kind: str) -> Iterator[str]:
-    """Fields that are accepted and not done as written on a target of this kind, each with what happens instead."""
+def nothing_here(names: Sequence[str], why: str) -> Idle:
+    """Fields without effect; `why` is for people."""
+    return Idle(tuple(names), f"{', '.join(names)} {'do' if len(names) > 1 else 'does'} nothing here: {why}.")
+
+
+def idle_on_kind(policy: EgressPolicy, target_kind: str) -> Iterator[Idle]:
+    """Fields that do nothing on any target of this kind, or with `subjects`."""
     spec = policy.spec
     if spec.subjects and (names := written(spec, _BEFORE_CLIENTS)):
         do, they, it = ("do", "they are", "them") if len(names) > 1 else ("does", "it is", "it")
-        yield (
+        sentence = (
             f"{', '.join(names)} {do} nothing with subjects, since {they} needed before it is known who the client is: "
             f"write {it} in a policy without subjects."
         )
-    if spec.intercept is not None and target_kind not in _GATEWAYS:
-        yield "intercept is for Gateways: the names that it lists are denied here; write it in a policy of a Gateway."
+        yield Idle(tuple(names), sentence)
     for place, kinds, fields in _ELSEWHERE:
         if target_kind not in kinds and (names := written(spec, fields)):
             yield nothing_here(names, f"write {'them' if len(names) > 1 else 'it'} in a policy of {place}")
+
+
+def notes(policy: EgressPolicy, target_kind: str) -> Iterator[str]:
+    """What is accepted and not done as written on a target of this kind, each with what happens instead."""
+    spec = policy.spec
+    if spec.intercept is not None and target_kind not in _GATEWAYS:
+        yield "intercept is for Gateways: the names that it lists are denied here; write it in a policy of a Gateway."
     if spec.dns is not None:
         yield from dns_notes(spec.dns, "dns")
     if spec.destinations is not None and any(entry.sni is SniCheck.ANY for entry in spec.destinations.deny):
@@ -93,8 +110,8 @@ def notes(policy: EgressPolicy, target_kind: str) -> Iterator[str]:
         yield "limits.concurrency is counted on each machine, and not in limits.store."
 
 
-def without_effect(policy: EgressPolicy, target: Key, resources: ResourceSet, references: References) -> Iterator[str]:
-    """A sentence for each section of `traffic` that does nothing for all of the backends that it holds for there."""
+def without_effect(policy: EgressPolicy, target: Key, resources: ResourceSet, references: References) -> Iterator[Idle]:
+    """The sections of `traffic` that do nothing for all of the backends that they hold for there."""
     sections = written(policy.spec, _OF_ENDPOINTS)
     backends = list(_backends_at(target, resources, references)) if sections else []
     for section in sections:

@@ -84,14 +84,19 @@ class _WarnedPart(NamedTuple):
 
 
 def all_warnings(resources: ResourceSet, compiled: Compiled) -> list[Problem]:
-    """All that `check` and the log say, each thing once. What has no severity yet counts as not served."""
+    """All that `check` and the log say, each thing once. What has no severity yet counts as not served.
+
+    Of resources that could not all be read: what does not follow from that.
+    """
+    if resources.broken.has_unknown:
+        return []
     warnings = [
         replace(each, severity=Severity.UNSERVED, code="NotServed" if each.code == "Invalid" else each.code)
         if each.severity is Severity.ERROR
         else each
         for each in compiled.warnings
     ]
-    return list(dict.fromkeys([*warnings, *status_warnings(resources, compiled)]))
+    return resources.broken.others(dict.fromkeys([*warnings, *status_warnings(resources, compiled)]))
 
 
 def warnings_of(resource: Resource, compiled: Compiled) -> list[Problem]:

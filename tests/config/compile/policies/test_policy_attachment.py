@@ -187,10 +187,58 @@ def test_a_route_overrides_each_setting_of_its_gateway(text: str, one: str, othe
         policy(text.format(other), "HTTPRoute", "route", policy_name="b"),
     )
     verdict = of_policy(made, "Overridden", "default/a")
+    if f"{name} does nothing here" in of_policy(made, "Accepted", "default/b")[2]:
+        assert name in ("traffic.timeouts.requestHeaders", "traffic.http2.extendedConnect")
+        assert verdict == ("", "", "")
+        return
     assert verdict[:2] == ("True", "Overridden")
     assert f"{name} is that of EgressPolicy default/b for HTTPRoute default/route" in verdict[2]
     assert of_policy(made, "Conflicted", "default/a") == ("", "", "")
     assert of_policy(made, "Overridden", "default/b") == ("", "", "")
+
+
+DYNAMIC_PLAIN = DYNAMIC.replace("name: dynamic", "name: plain")
+OF_ENDPOINTS = [
+    ("traffic: {{loadBalancer: {{type: {}}}}}", "LeastRequest", "Random", "traffic.loadBalancer"),
+    ("traffic: {{retries: {{attempts: {}}}}}", "2", "3", "traffic.retries"),
+    ("traffic: {{hedging: {{hedgingDelay: {}}}}}", "100ms", "200ms", "traffic.hedging"),
+]
+
+
+@pytest.mark.parametrize(("text", "one", "other", "name"), [*SETTINGS, *OF_ENDPOINTS])
+@pytest.mark.parametrize("backend", [PLAIN, DYNAMIC_PLAIN], ids=["plain", "dynamic"])
+@pytest.mark.parametrize("place", ["Gateway", "HTTPRoute", "Backend"])
+@pytest.mark.parametrize("narrow", ["HTTPRoute", "Backend"])
+def test_what_does_nothing_overrides_nothing(
+    text: str, one: str, other: str, name: str, backend: str, place: str, narrow: str
+):
+    names = {"Gateway": "gw", "HTTPRoute": "route", "Backend": "plain"}
+    made = compiled(
+        FORWARD, backend, ROUTE,
+        policy(text.format(one), place, names[place], policy_name="a", meta=YOUNGER),
+        policy(text.format(other), narrow, names[narrow], policy_name="b", meta=OLDER),
+    )  # fmt: skip
+    told = [of_policy(made, kind, f"default/{each}")[2] for each in "ab" for kind in ("Conflicted", "Overridden")]
+    does_nothing = [
+        each for each in "ab" if f"{name} does nothing" in of_policy(made, "Accepted", f"default/{each}")[2]
+    ]
+    assert any(told) is not bool(does_nothing), (told, does_nothing)
+
+
+def test_what_does_nothing_for_a_parent_conflicts_with_nothing():
+    parent = PLAIN.replace("name: plain", "name: corp")
+    behind = PLAIN.replace("destination:", "parent: {name: corp}\n  destination:")
+    for name, text, one, other in (
+        ("corp", "mode: {}", "Report", "Open"),
+        ("plain", "parent: {{name: {}}}", "corp", "plain"),
+    ):
+        made = compiled(
+            FORWARD, parent, behind, ROUTE,
+            policy(text.format(one), "Backend", name, policy_name="a", meta=YOUNGER),
+            policy(text.format(other), "Backend", name, policy_name="b", meta=OLDER),
+        )  # fmt: skip
+        assert "does nothing here" in of_policy(made, "Accepted", "default/a")[2]
+        assert of_policy(made, "Conflicted", "default/a") == ("", "", "")
 
 
 def test_a_conflict_is_told_where_nothing_is_served_too():

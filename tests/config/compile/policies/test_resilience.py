@@ -18,6 +18,7 @@ from egressproxy.ir.resilience import (
 )
 from egressproxy.ir.route import HttpRuleIR
 from tests.config.compile.kit import FORWARD, PLAIN, ROUTE, compiled, listener, of_policy, of_route, policy, rule
+from tests.config.compile.policies.test_without_effect import SERVICE, TO_SERVICE
 
 
 def traffic(*sections: str):
@@ -79,11 +80,14 @@ def test_each_section_is_that_of_the_most_specific_policy_that_has_it():
 
 
 def test_a_policy_that_loses_a_section_is_told_which():
-    made = compiled(
-        FORWARD, PLAIN, ROUTE, policy("traffic: {loadBalancer: {type: Random}}"),
+    policies = (
+        policy("traffic: {loadBalancer: {type: Random}}"),
         policy("traffic: {loadBalancer: {type: LeastRequest}}", "HTTPRoute", "route", policy_name="on-route"),
-    )  # fmt: skip
+    )
+    made = compiled(FORWARD, SERVICE, TO_SERVICE, *policies)
     assert "traffic.loadBalancer" in of_policy(made, "Overridden")[2]
+    made = compiled(FORWARD, PLAIN, ROUTE, *policies)
+    assert of_policy(made, "Overridden") == ("", "", ""), "there is one endpoint, and nothing to be chosen"
 
 
 def with_rule(fields: str) -> str:

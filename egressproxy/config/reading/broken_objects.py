@@ -1,0 +1,62 @@
+"""BrokenObjects: what a configuration has, and cannot be read. The rest is compiled without it, so that everything that
+is wrong is told at once; what is wrong with the rest only because these are missing is left out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from egressproxy.config.reading.problems import Problem
+
+#: What is said where an object of this kind is missed that nobody names.
+_UNNAMED: Final = {
+    "ReferenceGrant": "ReferenceGrant",
+    "EndpointSlice": "EndpointSlice",
+    "EgressPolicy": "destinations.allow",
+    "Namespace": "is Selector",
+}
+
+
+@dataclass(slots=True)
+class BrokenObjects:
+    """`has_unknown`: there may be others, as in a file that cannot be read."""
+
+    has_unknown: bool = False
+    _names: set[str] = field(default_factory=set)
+    _said: set[str] = field(default_factory=set)
+
+    def add(self, value: Any, full_name: str, *, is_namespaced: bool) -> None:
+        """Note an object that was read as `value`; `full_name` is "Kind namespace/name", as far as it is known."""
+        kind, _, name = full_name.partition(" ")
+        if not name:
+            self.has_unknown = True
+            return
+        self._names.add(name if is_namespaced else full_name)
+        if kind in _UNNAMED:
+            self._said.add(_UNNAMED[kind])
+        spec = value.get("spec") if isinstance(value, dict) else None
+        if kind == "FilterType" and isinstance(spec, dict) and isinstance(spec.get("type"), str):
+            self._names.add(spec["type"])
+
+    def others(self, problems: Iterable[Problem]) -> list[Problem]:
+        """These problems without those that follow from what is broken: which name it, or an object that lacks it."""
+        left, names = list(problems), set(self._names)
+        if not names:
+            return left
+        while names:
+            pattern = re.compile(rf"(?<![\w./-])(?:{'|'.join(map(re.escape, sorted(names)))})(?![\w/-]|\.\w)")
+            follow = [each for each in left if self._lacks(each, pattern)]
+            lacking = {each.object for each in follow} - {""}
+            # What is said of such an object as a whole sums up.
+            left = [each for each in left if each not in follow and (each.field_path or each.object not in lacking)]
+            names = {each.partition(" ")[2] for each in lacking}
+        return left
+
+    def _lacks(self, problem: Problem, names: re.Pattern[str]) -> bool:
+        """A problem of no place is one of the whole, which is not there."""
+        said = problem.sentence
+        is_of_whole = not (problem.object or problem.file)
+        return is_of_whole or names.search(said) is not None or any(word in said for word in self._said)
