@@ -14,6 +14,7 @@ from egressproxy.ir.gateway import ConfigIR
 from egressproxy.ir.packing import pack
 from egressproxy.model.pickling import dumps, loads
 from egressproxy.net.listening import why_unusable
+from egressproxy.net.system_roots import mark
 from egressproxy.processes.loader.catalog_object import CATALOG_KEY, catalog_manifest
 from egressproxy.processes.loader.compilation import loaded
 from egressproxy.processes.loader.request import read_request
@@ -25,7 +26,7 @@ def answer(request: bytes) -> bytes:
     paths, bind, memory, state = read_request(request)
     previous = previous_of(memory)
     try:
-        resources, compiled = loaded(paths, bind, previous, why_unusable, state)
+        resources, compiled = loaded(paths, bind, previous, why_unusable, mark(), state)
     except ConfigError as error:
         return write_answer(error)
     return write_answer(handed_over(resources, compiled, previous))

@@ -18,18 +18,17 @@ from egressproxy.filters.builtin import BUILTIN, builtin_type
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.validation import schema
 from egressproxy.model.secret import ConfigSource
-from egressproxy.net.system_roots import mark
-from egressproxy.net.verify_callbacks import can_take_any_certificate
 from egressproxy.processes.loader.denials import denials
 from egressproxy.routing.patterns import compile_pattern
 
-#: What is imported where a config asks for it: expressions, and what CredentialInjector may be, since the catalog makes
-#: one to see whether its Secrets fit.
+#: What is imported where a config asks for it: expressions, what CredentialInjector may be, since the catalog makes
+#: one to see whether its Secrets fit, and what listeners ask of OpenSSL.
 _ON_DEMAND: Final = (
     "re2",
     "egressproxy.filters.credentials.placeholder",
     "egressproxy.filters.credentials.aws_injector",
     "egressproxy.identity.key_sets",
+    "egressproxy.net.verify_callbacks",
 )
 #: Of text in manifests, and of credentials that are looked for in bodies.
 _CODECS: Final = ("utf-8-sig", "utf-16-le", "utf-16-be")
@@ -40,11 +39,12 @@ def loaded(
     bind: tuple[str, ...],
     previous: Compiled | None = None,
     why_unusable: Callable[[str], str] = lambda _address: "",
+    system_roots: str = "",
     state: Path | None = None,
 ) -> tuple[ResourceSet, Compiled]:
     """The objects of these files and folders, and of `state`, compiled. Raises ConfigError."""
     resources = load(paths, state)
-    return resources, compiled(resources, bind, previous, why_unusable)
+    return resources, compiled(resources, bind, previous, why_unusable, system_roots)
 
 
 def compiled(
@@ -52,20 +52,28 @@ def compiled(
     bind: tuple[str, ...],
     previous: Compiled | None = None,
     why_unusable: Callable[[str], str] = lambda _address: "",
+    system_roots: str = "",
 ) -> Compiled:
     """What `check` and `run` make of manifests. `bind`: for Gateways without addresses. Raises ConfigError.
 
-    `why_unusable` looks whether this machine has an address: `check` may be asked elsewhere.
+    `why_unusable` looks whether this machine has an address, and `system_roots` marks its CA certificates: `check` may
+    be asked elsewhere.
     """
     defaults = Defaults(
         bind_addresses=bind,
         check_pattern=compile_pattern,
-        can_take_any_certificate=can_take_any_certificate,
+        can_take_any_certificate=_can_take_any_certificate,
         denials=denials,
         why_unusable=why_unusable,
-        system_roots=mark(),
+        system_roots=system_roots,
     )
     return compile_config(resources, Catalog(), defaults, previous)
+
+
+def _can_take_any_certificate() -> bool:
+    from egressproxy.net.verify_callbacks import can_take_any_certificate  # few listeners ask
+
+    return can_take_any_certificate()
 
 
 def preparations() -> Iterator[None]:
