@@ -16,7 +16,6 @@ from egressproxy.config.reading.load import ResourceSet, load
 from egressproxy.config.resources.kinds import KINDS
 from egressproxy.filters.builtin import BUILTIN, builtin_type
 from egressproxy.filters.catalog import Catalog
-from egressproxy.filters.validation import schema
 from egressproxy.model.secret import ConfigSource
 from egressproxy.processes.loader.denials import denials
 from egressproxy.routing.patterns import compile_pattern
@@ -87,7 +86,6 @@ def preparations() -> Iterator[None]:
         found = builtin_type(name)
         if found is not None:
             settings_adapter(found.config_model)
-            schema(found.config_model)
         yield
     for module in _ON_DEMAND:
         import_module(module)
