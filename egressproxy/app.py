@@ -271,6 +271,7 @@ class App:
     async def _kubernetes_api(self, server: AdminServer) -> AdminApi:
         # In a thread, beside the traffic. Most gateways are never asked, and do without its two megabytes.
         await asyncio.to_thread(import_module, "egressproxy.kubeapi.kubernetes_api")
+        await self._live.show_catalogue()
         from egressproxy.admin.write_access import WriteAccess
         from egressproxy.kubeapi.kubernetes_api import KubernetesApi
         from egressproxy.kubeapi.read.events import PublishedEvents

@@ -68,6 +68,7 @@ class LiveConfiguration:
         self._packed = b""  # the spec in service, as `ir.packing` writes it, compressed
         self._generation = 0
         self._is_rejected = False  # the configuration that was read last
+        self._shows_catalogue = False
         self._told: set[Problem] = set()
         self._told_late: set[Validity] = set()
         self._reload = asyncio.Event()
@@ -111,6 +112,24 @@ class LiveConfiguration:
         async with self.taking:
             await self.put_in_service(await self._read(), acknowledged)
 
+    async def show_catalogue(self) -> None:
+        """From here on the catalogue of filter types is among the objects. A gateway whose objects nobody asks for does
+        without: to make it takes longer than the rest of a loading.
+        """
+        if not self._options.is_configured:
+            return
+        self._shows_catalogue = True
+        try:
+            declared = b""
+            while declared != self._loaded.declared:
+                declared = self._loaded.declared
+                made = await self._loader.catalogue(declared)
+        except OSError as error:
+            log.warning("the catalogue of filter types cannot be shown: %s", error)
+            return
+        self.published.show_catalogue(made)
+        self._on_change()
+
     async def _read(self) -> Loaded:
         options = self._options
         if not options.is_configured:
@@ -133,9 +152,12 @@ class LiveConfiguration:
             mark = await asyncio.to_thread(digest, fresh.shown)
             raise Guarded(f"{error}\nif that is meant: egressproxy reload --acknowledge {mark}") from None
         self._packed = await asyncio.to_thread(zlib.compress, fresh.spec, 1)
+        has_other_types = fresh.declared != self._loaded.declared
         self._loaded = replace(fresh, spec=b"", broken=())
         self._generation += 1
         self._publish()
+        if self._shows_catalogue and has_other_types:
+            await self.show_catalogue()
         self._metrics.reload_succeeded(self._generation)
         self._tell_shortcomings(fresh.findings)
         self._tell_late_certificates()

@@ -12,7 +12,7 @@ import pytest
 from egressproxy.app import App
 from egressproxy.config.reading.problems import ConfigError, Problem, Severity
 from egressproxy.model.certificate import CertificateUse, Validity
-from egressproxy.processes.loader.result import Loaded
+from egressproxy.processes.loader.result import Loaded, pack_shown
 from egressproxy.processes.workers.fleet import ConfigRefused
 from egressproxy.reloads import MAX_TOLD, LiveConfiguration
 from egressproxy.run_options import RunOptions
@@ -21,6 +21,53 @@ from egressproxy.run_options import RunOptions
 @pytest.fixture
 async def live(tmp_path: Path) -> LiveConfiguration:
     return App(RunOptions(config=(tmp_path,), admin=None, access_log="off"))._live
+
+
+@pytest.fixture
+def made_of(live: LiveConfiguration, monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """What catalogues were made of, each of which has an object of that name."""
+    made: list[bytes] = []
+
+    async def catalogue(declared: bytes) -> bytes:
+        made.append(declared)
+        return pack_shown([(("", "ConfigMap", "ns", declared.decode()), {}, 1, None, "")])
+
+    async def applied(_asked: object) -> None:
+        pass
+
+    monkeypatch.setattr(live._loader, "catalogue", catalogue)
+    monkeypatch.setattr(live._fleet, "apply", applied)
+    return made
+
+
+def names(live: LiveConfiguration) -> list[str]:
+    return [each.name for each in live.published.objects()]
+
+
+async def test_a_catalogue_that_nobody_asks_for_is_not_made(live: LiveConfiguration, made_of: list[bytes]):
+    await live.put_in_service(Loaded(declared=b"a"))
+    assert (made_of, names(live)) == ([], [])
+
+
+async def test_the_catalogue_is_made_anew_where_other_types_are_declared(live: LiveConfiguration, made_of: list[bytes]):
+    await live.show_catalogue()
+    assert names(live) == ["{}"]
+    for declared in (b"a", b"a", b"b"):
+        await live.put_in_service(Loaded(declared=declared))
+        assert names(live) == [declared.decode()]
+    assert made_of == [b"{}", b"a", b"b"]
+
+
+async def test_a_catalogue_that_cannot_be_made_is_told(
+    live: LiveConfiguration, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    async def catalogue(_declared: bytes) -> bytes:
+        raise OSError("no memory")
+
+    monkeypatch.setattr(live._loader, "catalogue", catalogue)
+    await live.show_catalogue()
+    assert caplog.messages == ["the catalogue of filter types cannot be shown: no memory"]
+    assert names(live) == []
 
 
 async def test_every_problem_of_a_rejected_configuration_is_a_record_of_its_own(

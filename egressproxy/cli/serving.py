@@ -14,7 +14,7 @@ from egressproxy.cli import PROGRAM
 from egressproxy.model.pickling import classes, dumps, loads
 from egressproxy.model.secret import SecretBytes, SecretSource
 from egressproxy.net.file_lock import memory_file
-from egressproxy.net.process import child_command
+from egressproxy.net.process import child_command, collect_seldom
 from egressproxy.run_options import FilterListener, RunOptions
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def begin(options: RunOptions) -> int:
 
 def main(descriptor: int) -> None:
     """The new program; `descriptor` is of the options."""
+    collect_seldom()
     os.lseek(descriptor, 0, os.SEEK_SET)
     with open(descriptor, "rb") as file:
         options: RunOptions = loads(file.read(), _KNOWN, "part of options")

@@ -13,7 +13,7 @@ from typing import Final
 
 from egressproxy.filters.base import ORIGINAL_HEAD, Filter, Phase
 from egressproxy.filters.content_coding import ask_for_readable
-from egressproxy.filters.filter_step import PlacedFilter
+from egressproxy.filters.placed_filter import PlacedFilter
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.exchange import Exchange
 

@@ -18,11 +18,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from egressproxy.filters.added_filters import DECODABLE, ORIGINAL, DecodableAnswers, OriginalHead, arranged, keeper
-from egressproxy.filters.base import Filter, Phase
+from egressproxy.filters.base import Phase
 from egressproxy.filters.body_plan import BodyPlan
 from egressproxy.filters.filter_step import (
-    MisplacedFilter,
-    PlacedFilter,
     Step,
     Steps,
     checked_answer,
@@ -32,6 +30,7 @@ from egressproxy.filters.filter_step import (
     trailer_steps,
     wait,
 )
+from egressproxy.filters.placed_filter import PlacedFilter, in_order, placed_filters
 from egressproxy.ir.policy import BACKEND_LEVEL, ExtensionIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.local_response import LocalResponse
@@ -97,16 +96,9 @@ def approvals(chain: Chain, x: Exchange) -> list[tuple[ExtensionIR, str]]:
 
 def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], PlacedFilter]) -> Chain:
     """Sort the specs, build them with `make` (usually `FilterInstances.place`), flatten. Raises what `make` raises."""
-    ordered = sorted(specs, key=lambda spec: (spec.turn, not spec.pre_auth, spec.priority, spec.level))
+    ordered = in_order(specs)
     skipped = tuple(spec for spec in ordered if not spec.is_known and spec.fail_open)
-    filters = [make(spec) for spec in ordered if spec.is_known or not spec.fail_open]
-    is_of_one_place = False
-    for index, placed in enumerate(filters):
-        if type(placed.filter).at_place is not Filter.at_place:
-            # The leg of a Backend is behind the rule for a request, and before it for a response.
-            behind = [each for each in filters[index + 1 :] if each.spec.level < BACKEND_LEVEL]
-            filters[index] = _at_place(placed, behind)
-            is_of_one_place = True
+    filters, is_of_one_place = placed_filters([spec for spec in ordered if spec.is_known or not spec.fail_open], make)
     phases: dict[str, Any] = {"skipped": skipped, "is_of_one_place": is_of_one_place}
     in_phase = {phase: [placed for placed in filters if phase in placed.phases()] for phase in Phase}
     around = keeper(in_phase)
@@ -193,14 +185,6 @@ class _TrailerPlaces:
         of_heads = {id(placed.filter) for placed in looking}
         heads = frozenset(step for step in steps if id(step.filter) in of_heads)
         return BodyPlan(_steps(running, phase), phase, steps, heads)
-
-
-def _at_place(placed: PlacedFilter, behind: Sequence[PlacedFilter]) -> PlacedFilter:
-    try:
-        made = placed.filter.at_place([(each.spec.name, each.phases()) for each in behind])
-    except ValueError as error:
-        raise MisplacedFilter(placed.spec, str(error)) from None
-    return replace(placed, filter=made)
 
 
 #: What a phase ended with that did not simply pass: a response, or a task that returns one or None.

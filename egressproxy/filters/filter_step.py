@@ -1,4 +1,4 @@
-"""A placed filter, and what header and body chains make of it: steps with counters, deadlines and failures.
+"""What header and body chains make of a placed filter: steps with counters, deadlines and failures.
 
 Trailers go on where every filter that looks at their direction sees them (RFC 9110 section 6.5). What must not come
 late is left out by the gateway, behind all filters.
@@ -9,72 +9,25 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from inspect import iscoroutine
 from time import perf_counter
 from traceback import walk_tb
 from typing import Any, TypeVar
-from weakref import WeakSet
 
 from egressproxy.errors import GatewayError, GatewayFault, Reason
-from egressproxy.filters.base import Filter, Phase, overrides, sees_trailers
+from egressproxy.filters.base import Filter, Phase, sees_trailers
 from egressproxy.filters.calls import CallFailed
-from egressproxy.filters.error_budget import ErrorBudget, OutOfService
-from egressproxy.filters.filter_trace import Sampled, is_traced, traced
-from egressproxy.ir.policy import ExtensionIR
+from egressproxy.filters.error_budget import OutOfService
+from egressproxy.filters.filter_trace import is_traced, traced
+from egressproxy.filters.placed_filter import PlacedFilter
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
-from egressproxy.telemetry.filter_meter import FilterMeter
-from egressproxy.telemetry.notices import FilterStats, Notices
 
 R = TypeVar("R")
 #: The gateway writes these itself: a second Content-Length is an error for clients (RFC 9112 section 6.3).
 _FRAMING = frozenset((b"connection", b"content-length", b"transfer-encoding"))
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class PlacedFilter:
-    """A filter and its IR. `stats`: by phase. `mark`: the note that asks for its `complete`, "" if it has none."""
-
-    spec: ExtensionIR
-    filter: Filter
-    also: frozenset[Phase] = frozenset()
-    stats: dict[Phase, FilterStats] = field(default_factory=dict)
-    mark: str = ""
-    notices: Notices | None = None
-    meter: FilterMeter | None = None
-    budget: ErrorBudget | None = None
-    steps: WeakSet[Step] = field(default_factory=WeakSet)
-
-    def phases(self) -> frozenset[Phase]:
-        """The phases in which it runs: the declared one and its type's `also`, where the filter has a method."""
-        phases = {Phase(self.spec.phase)} | self.also
-        if self.filter.runs_in is not None:
-            phases &= self.filter.runs_in
-        return frozenset(phase for phase in phases if overrides(type(self.filter), phase))
-
-    def close(self) -> None:
-        try:
-            self.filter.close()
-        except BaseException as error:
-            self.stats_in(Phase(self.spec.phase)).fail(type(error).__name__, is_open=True)
-        if self.meter is not None:
-            self.meter.close()
-
-    def sample(self) -> None:
-        """Measure the next few calls in those steps that run."""
-        for step in self.steps:
-            if step.call is step.own and step.stats.runs != step.stats.sampled:
-                step.stats.sampled = step.stats.runs
-                step.call = Sampled(step)
-
-    def stats_in(self, phase: Phase) -> FilterStats:
-        """Its counters in this phase."""
-        if phase not in self.stats:
-            spec = self.spec
-            self.stats[phase] = FilterStats(spec.name, spec.type, phase.value, spec.scope, spec.source, self.notices)
-        return self.stats[phase]
 
 
 class Step:
@@ -127,14 +80,6 @@ class FilterAnswered(GatewayError):
         message = f"filter {step.spec.name} answered in place of the server"
         super().__init__(Reason.FILTER_REJECTED, message, status=answer.status, rule=step.spec.source)
         self.answer = answer
-
-
-class MisplacedFilter(ValueError):
-    """A filter cannot stand where it is in its chain. The message names the declaring object, the filter and why."""
-
-    def __init__(self, spec: ExtensionIR, why: str) -> None:
-        super().__init__(f"{spec.source}: filter {spec.name} ({spec.type}): {why}")
-        self.spec = spec
 
 
 class DeadlinePassed(Exception):

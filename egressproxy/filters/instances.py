@@ -12,9 +12,8 @@ from egressproxy.errors import GatewayFault, Reason
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase, UnusableReference
 from egressproxy.filters.calls import FilterCall
 from egressproxy.filters.catalog import Catalog
-from egressproxy.filters.chain import compile_chain
 from egressproxy.filters.error_budget import ErrorBudget
-from egressproxy.filters.filter_step import MisplacedFilter, PlacedFilter
+from egressproxy.filters.placed_filter import MisplacedFilter, PlacedFilter, in_order, placed_filters
 from egressproxy.filters.shared_counters import KEY_BYTES
 from egressproxy.ir.gateway import ConfigIR, chains, extensions
 from egressproxy.ir.policy import BACKEND_LEVEL, Callee, ExtensionIR
@@ -253,7 +252,7 @@ def _misplaced(instances: FilterInstances, config: ConfigIR) -> Iterator[tuple[E
     """Filters that cannot stand where they are among the others."""
     for specs in dict.fromkeys(chains(config)):
         try:
-            compile_chain((spec for spec in specs if spec.is_known), instances.place_or_close)
+            placed_filters(in_order(spec for spec in specs if spec.is_known), instances.place_or_close)
         except MisplacedFilter as error:
             yield error.spec, FilterBuildError(str(error))
 

@@ -12,8 +12,8 @@ from typing import Protocol
 from egressproxy.errors import GatewayError, GatewayFault, Reason
 from egressproxy.filters.base import Filter, Phase
 from egressproxy.filters.chain import Chain, compile_chain
-from egressproxy.filters.filter_step import PlacedFilter
 from egressproxy.filters.instances import FilterInstances
+from egressproxy.filters.placed_filter import PlacedFilter
 from egressproxy.gateway.backends.calls import BackendCall
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.network import Network

@@ -167,6 +167,9 @@ class ResponseHead:
         return f"ResponseHead({self.status}, body={self.body})"
 
 
+#: What a request may ask for (source text): visible ASCII without a fragment. In a path a backslash is a slash for some
+#: parsers and none for others; in a query it is itself for all, and browsers, Node, Go and httpx send it as it is.
+TARGET: Final = rb'[!"$->@-\[\]-~]++(?:\?[!"$-~]*+)?'
 #: A slash as some origin may read it: plain, a backslash, or either in percent-encoding, once or more often.
 _SLASH: Final = rb"(?:/|\\|%(?:25)*(?:2[fF]|5[cC]))"
 #: One or two dots, plain or encoded, that end at a slash, at the end, or at a ";" (path parameters).

@@ -37,6 +37,11 @@ class ResidentMemory:
         os.close(self._fd)
 
 
+def collect_seldom() -> None:
+    """Look for garbage in circles less often: a start makes what stays, and traffic makes next to none."""
+    gc.set_threshold(50_000, 20, 100)
+
+
 def give_back_memory(*, collects: bool = True) -> None:
     """Give pages that nobody uses back to the system. CPython frees to malloc, and malloc keeps what it has: after a
     burst most of it stays resident otherwise. With `collects` objects in circles are collected first, for which every

@@ -5,10 +5,12 @@ does nothing here). Format: NSS key log (RFC 9850), one line for each secret, as
 from __future__ import annotations
 
 import os
-import ssl
 import stat
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    import ssl
 
 _FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 

@@ -6,7 +6,8 @@ with the parser that `dns_message` speaks of, and takes 4 MB of each process.
 Servers are asked in order, the next one when the one before fails or is silent for a while; the first answer wins, all
 within one time limit. Answers count only from the server's own address and port, with our random id and our question
 (RFC 5452); a truncated one is asked for again over TCP (RFC 7766), and one that may refuse EDNS without it (RFC 6891
-section 7). Only the chain of the asked name is used.
+section 7). A server that is silent may drop what has EDNS: its second query goes without. Only the chain of the asked
+name is used.
 """
 
 from __future__ import annotations
@@ -47,6 +48,9 @@ OnQuery = Callable[[str, str, float], None]
 HEDGE_S = 1.0
 #: How long a second query, without EDNS, has before the first answer counts: less than until the next server is asked.
 PLAIN_S = 0.5
+#: How long a server is asked without EDNS that has answered such a query, and none with it. A lost datagram may look
+#: the same, which costs little: without EDNS, answers of more than 512 bytes come over TCP.
+WITHOUT_EDNS_S = 300.0
 #: Datagrams for one query that are no answer to it; then somebody guesses, and the question goes over TCP (RFC 5452
 #: section 9.2).
 MAX_FORGED = 64
@@ -70,7 +74,7 @@ class DnsClient:
     those of transport tls and https are verified.
     """
 
-    __slots__ = ("_connections", "_is_retired", "_on_query", "_tls")
+    __slots__ = ("_connections", "_is_retired", "_on_query", "_tls", "_without_edns")
 
     def __init__(
         self, on_query: OnQuery = lambda server, result, seconds: None, tls: BackendTlsIR = SYSTEM_TRUST
@@ -79,6 +83,7 @@ class DnsClient:
         self._tls = tls
         self._connections: dict[Server, ServerConnections] = {}
         self._is_retired = False
+        self._without_edns: dict[Server, float] = {}  # until when, on the loop's clock
 
     async def ask(
         self,
@@ -100,6 +105,7 @@ class DnsClient:
         queue = list(servers) * max(1, math.ceil(_LEAST_ATTEMPTS / max(1, len(servers))))
         hedge_s = min(HEDGE_S, timeout_s / (len(queue) + 1))
         broken: set[Server] = set()  # answered with a failure: not asked again
+        silent: set[Server] = set()  # were asked, and have not answered
         running: dict[asyncio.Task[DnsAnswer], Server] = {}
         failure = DnsFailure(Reason.DNS_ERROR, "no DNS server is configured")
         try:
@@ -111,7 +117,9 @@ class DnsClient:
                     raise failure if broken else DnsFailure(Reason.DNS_TIMEOUT, f"no answer within {timeout_s} s")
                 if queue:
                     server = queue.pop(0)
-                    running[loop.create_task(self._ask_one(server, name, kind, must_be_authentic))] = server
+                    asking = self._ask_one(server, name, kind, must_be_authentic, was_silent=server in silent)
+                    running[loop.create_task(asking)] = server
+                    silent.add(server)
                 elif not running:
                     raise failure
                 done, _ = await asyncio.wait(
@@ -141,10 +149,12 @@ class DnsClient:
         for each in self._connections.values():
             each.retire()
 
-    async def _ask_one(self, server: Server, name: bytes, kind: int, must_be_authentic: bool) -> DnsAnswer:
+    async def _ask_one(
+        self, server: Server, name: bytes, kind: int, must_be_authentic: bool, *, was_silent: bool
+    ) -> DnsAnswer:
         began, result = time.monotonic(), "error"
         try:
-            code, answer = await self._answer_of(server, name, kind, must_be_authentic)
+            code, answer = await self._answer_of(server, name, kind, must_be_authentic, was_silent)
             result = code_name(code).lower()
         except asyncio.CancelledError:
             result = "unanswered"
@@ -159,14 +169,20 @@ class DnsClient:
             raise DnsFailure(Reason.DNS_NOT_AUTHENTIC, f"{server} answered without the AD bit")
         return answer
 
-    async def _answer_of(self, server: Server, name: bytes, kind: int, asks_authentic: bool) -> tuple[int, DnsAnswer]:
+    async def _answer_of(
+        self, server: Server, name: bytes, kind: int, asks_authentic: bool, was_silent: bool
+    ) -> tuple[int, DnsAnswer]:
         """The code and the answer of this server. Raises DnsFailure, OSError."""
-        is_encrypted = server.transport in ("tls", "https")
+        now = asyncio.get_running_loop().time
+        is_encrypted = server.transport in ("tls", "https")  # these queries are always padded, which takes EDNS
+        with_edns = is_encrypted or not (was_silent or self._without_edns.get(server, 0.0) > now())
         identifier = 0 if server.transport == "https" else randbits(16)  # RFC 8484 section 4.1: for caches
         block = _PAD if is_encrypted else 0
-        question = write_query(name, kind, identifier, asks_authentic=asks_authentic, block=block)
+        question = write_query(name, kind, identifier, asks_authentic=asks_authentic, block=block, with_edns=with_edns)
         wire, age_s = await self._reply_of(server, question)
-        if not is_encrypted and may_refuse_edns(wire):  # encrypted queries are always padded, which takes EDNS
+        if was_silent and not with_edns:
+            self._without_edns[server] = now() + WITHOUT_EDNS_S
+        if with_edns and not is_encrypted and may_refuse_edns(wire):
             plain = write_query(name, kind, randbits(16), asks_authentic=asks_authentic, block=0, with_edns=False)
             with suppress(OSError, DnsFailure):  # the first answer counts
                 async with asyncio.timeout(PLAIN_S):

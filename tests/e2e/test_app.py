@@ -182,14 +182,14 @@ async def test_a_reload_that_nobody_could_read_is_refused_and_the_configuration_
     while app.why_not_ready():  # noqa: ASYNC110 (nothing tells)
         await asyncio.sleep(0.01)
     source = app._live.published
-    before, _catalogue = source.objects()
+    (before,) = source.objects()
     monkeypatch.setattr(apart, "_command", lambda **_: [sys.executable, "-c", "raise SystemExit(3)"])
     app._loader._drop()
     app._asked_to_reload()
     while not app.metrics.reloads.get("failure"):  # noqa: ASYNC110
         await asyncio.sleep(0.01)
     assert app.why_not_ready() == ""
-    gateway, _catalogue = source.objects()
+    (gateway,) = source.objects()
     assert (gateway.name, gateway.generation) == (before.name, before.generation)
     assert gateway.status is not None
     status = json.loads(gateway.status)

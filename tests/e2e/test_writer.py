@@ -17,7 +17,6 @@ from egressproxy.kubeapi.write.write import Result, Verb, Write, WriteRefused, W
 from egressproxy.kubeapi.write.writer import Writer
 from egressproxy.model.state_folder import MARK
 from egressproxy.processes.loader import process as apart
-from egressproxy.processes.loader.catalog_object import CATALOG_KEY
 from egressproxy.processes.loader.loader import Loader
 from egressproxy.processes.loader.result import Loaded, shown
 
@@ -37,7 +36,7 @@ class Service:
         self.asked: list[list[str]] = []
 
     async def __call__(self, loaded: Loaded) -> None:
-        names = [each.name for each in shown(loaded.shown) if each.key != CATALOG_KEY]
+        names = [each.name for each in shown(loaded.shown)]
         self.asked.append(names)
         if self.refuses(names):
             raise WriteRefused(422, "Invalid", "the port is taken")
@@ -50,7 +49,7 @@ class Service:
     def names(self) -> list[str]:
         if self.latest is None:
             return []
-        return [each.name for each in shown(self.latest.shown) if each.key != CATALOG_KEY]
+        return [each.name for each in shown(self.latest.shown)]
 
 
 class Made:

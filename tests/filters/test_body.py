@@ -8,7 +8,7 @@ from egressproxy.errors import GatewayFault, LimitExceeded, Reason, UpstreamFaul
 from egressproxy.filters import BodyMode, Exchange, Filter, Phase, Rejected
 from egressproxy.filters.base import FilterType
 from egressproxy.filters.chain import compile_chain, finish
-from egressproxy.filters.filter_step import PlacedFilter
+from egressproxy.filters.placed_filter import PlacedFilter
 from egressproxy.filters.settings import FilterConfig
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.fields import Fields

@@ -6,7 +6,7 @@ from egressproxy.errors import Denied, GatewayFault, Reason
 from egressproxy.filters import Exchange, Filter, LocalResponse, Phase, Rejected
 from egressproxy.filters.base import FilterType
 from egressproxy.filters.chain import compile_chain, finish, run
-from egressproxy.filters.filter_step import PlacedFilter
+from egressproxy.filters.placed_filter import PlacedFilter
 from egressproxy.filters.settings import FilterConfig
 from egressproxy.ir.policy import ExtensionIR
 

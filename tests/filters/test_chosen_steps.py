@@ -10,7 +10,8 @@ from egressproxy.errors import GatewayError, LimitExceeded, Reason
 from egressproxy.filters import BodyMode, Exchange, Filter, Phase, Rejected
 from egressproxy.filters.base import FilterType
 from egressproxy.filters.chain import compile_chain
-from egressproxy.filters.filter_step import FilterAnswered, PlacedFilter
+from egressproxy.filters.filter_step import FilterAnswered
+from egressproxy.filters.placed_filter import PlacedFilter
 from egressproxy.filters.settings import FilterConfig
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.fields import Fields

@@ -10,7 +10,8 @@ import pytest
 from egressproxy.errors import GatewayError, GatewayFault, Reason
 from egressproxy.filters.base import Filter, Phase, Rejected
 from egressproxy.filters.chain import Chain, compile_chain
-from egressproxy.filters.filter_step import PlacedFilter, run_trailers
+from egressproxy.filters.filter_step import run_trailers
+from egressproxy.filters.placed_filter import PlacedFilter
 from egressproxy.ir.policy import BACKEND_LEVEL, ExtensionIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields

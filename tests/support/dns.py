@@ -32,6 +32,7 @@ class Rule:
     extra: tuple[tuple[str, str], ...] = ()  # records of other names
     only: str = ""  # "A" or "AAAA": the rule holds for this type, the other gets nothing at all
     authentic: bool = False  # the AD bit
+    silent_to_edns: bool = False  # where the query has one
     silent_to_plain: bool = False  # where the query has no OPT record
     gate: asyncio.Event | None = field(default=None, repr=False)
 
@@ -119,6 +120,8 @@ class DnsServer(asyncio.DatagramProtocol):
         reply.header.ad = rule.authentic
         reply.header.rcode = getattr(RCODE, rule.rcode)
         if query.ar:
+            if rule.silent_to_edns:
+                return []
             if rule.edns_rcode:
                 reply.header.rcode = getattr(RCODE, rule.edns_rcode)
                 return [reply.pack()]

@@ -3,7 +3,8 @@ from __future__ import annotations
 import asyncio
 import struct
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from ipaddress import ip_address
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import pytest_asyncio
 
 from egressproxy.errors import Reason
-from egressproxy.upstream.dns_client import MAX_FORGED, DnsClient, DnsFailure
+from egressproxy.upstream.dns_client import MAX_FORGED, WITHOUT_EDNS_S, DnsClient, DnsFailure
 from egressproxy.upstream.dns_message import MAX_REPLY_BYTES, DnsAnswer
 from egressproxy.upstream.dns_server import Server, parse_server
 from tests.support.dns import DnsServer, Rule
@@ -167,6 +168,41 @@ async def test_the_first_answer_counts_where_the_second_query_has_none(
     server.zone["a.test"] = Rule(("192.0.2.1",), edns_rcode="SERVFAIL", silent_to_plain=True)
     assert await failure(at(server)) is Reason.DNS_SERVFAIL
     assert server.plain == 1
+
+
+async def test_a_server_that_drops_queries_with_edns_is_asked_without_it(
+    server: DnsServer, monkeypatch: pytest.MonkeyPatch
+):
+    """The second query of the first lookup, and each of the next ones until a while is over."""
+    monkeypatch.setattr("egressproxy.upstream.dns_client.HEDGE_S", 0.05)
+    server.zone.update({name: Rule(("192.0.2.1",), silent_to_edns=True) for name in ("a.test", "b.test", "c.test")})
+    client, asked = DnsClient(), []
+    for name in ("a.test", "b.test", "c.test"):
+        if name == "c.test":
+            monkeypatch.setattr(asyncio.get_running_loop(), "time", later(WITHOUT_EDNS_S))
+        answer = await client.ask(at(server), dns.name.from_text(name).to_wire(), 1, WAIT_S)
+        assert answer.addresses == (ip_address("192.0.2.1"),)
+        asked.append(server.queries[name, "A", "udp"])
+    client.close()
+    assert asked == [2, 1, 2]
+    assert server.plain == 3
+
+
+async def test_a_server_that_is_slow_once_is_asked_with_edns_again(server: DnsServer, monkeypatch: pytest.MonkeyPatch):
+    """What came first was the answer to its query with EDNS."""
+    monkeypatch.setattr("egressproxy.upstream.dns_client.HEDGE_S", 0.05)
+    rule = Rule(("192.0.2.1",), silent_to_plain=True)
+    server.zone.update({"a.test": replace(rule, delay_s=0.1), "b.test": rule})
+    client = DnsClient()
+    for name in ("a.test", "b.test"):
+        assert (await client.ask(at(server), dns.name.from_text(name).to_wire(), 1, WAIT_S)).addresses
+    assert server.queries["b.test", "A", "udp"] == 1
+
+
+def later(seconds: float) -> Callable[[], float]:
+    """The clock of the loop, so much later."""
+    time_of_loop = asyncio.get_running_loop().time
+    return lambda: time_of_loop() + seconds
 
 
 class Flooding(DnsServer):

@@ -9,8 +9,8 @@ from urllib.parse import unquote_to_bytes
 
 from egressproxy.errors import Denied, Reason
 from egressproxy.filters.base import Filter, Phase
-from egressproxy.filters.filter_step import PlacedFilter
 from egressproxy.filters.masking import base64_forms
+from egressproxy.filters.placed_filter import PlacedFilter
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.telemetry.notices import Notices

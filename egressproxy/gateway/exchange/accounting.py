@@ -8,7 +8,7 @@ from time import monotonic, time
 
 from egressproxy.errors import GatewayError, Reason
 from egressproxy.filters.chain import finish
-from egressproxy.filters.filter_step import PlacedFilter
+from egressproxy.filters.placed_filter import PlacedFilter
 from egressproxy.gateway.exchange.error_responses import is_denial, is_told
 from egressproxy.gateway.exchange.held_resources import HeldResources
 from egressproxy.gateway.exchange.recent_decisions import KEPT, MAX_PATH, Remembered

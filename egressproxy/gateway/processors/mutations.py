@@ -14,7 +14,7 @@ from egressproxy.gateway.processors.settings import ForwardRules, MutationRules
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.field_change import FieldAction, FieldChange, apply
 from egressproxy.model.fields import TOKEN, Fields
-from egressproxy.model.message import has_dot_segment
+from egressproxy.model.message import TARGET, has_dot_segment
 from egressproxy.protocols.http1.writer import PHRASES
 from egressproxy.telemetry.filter_meter import FilterCounter, FilterMeter
 
@@ -25,7 +25,7 @@ MAX_HEAD_BYTES: Final = 60 * 1024
 #: What changes only with `allowAllRouting`.
 _ROUTING: Final = frozenset((b":authority", b":scheme", b":method", b"host"))
 _METHODS_OF_CLIENTS: Final = frozenset((b"HEAD", b"CONNECT", b"TRACE"))
-_PATH: Final = re.compile(rb"/[!-\"$-~]*")
+_PATH: Final = re.compile(rb"(?=/)" + TARGET)
 _STATUS: Final = re.compile(rb"[2-5][0-9][0-9]")
 
 

@@ -25,6 +25,7 @@ from egressproxy.kubeapi.write.staging import file_of, stage
 from egressproxy.kubeapi.write.write import Outcomes, Result, Verb, Write, WriteRefused, Written, read_writes
 from egressproxy.model.pickling import dumps
 from egressproxy.net.listening import why_unusable
+from egressproxy.net.system_roots import mark
 from egressproxy.processes.loader.answer import handed_over, previous_of
 from egressproxy.processes.loader.compilation import compiled
 
@@ -117,7 +118,7 @@ class _Batch:
         """Raises WriteRefused, and nearly everything."""
         change = changed(self.resources, write, self.state)
         try:
-            made = compiled(change.resources, self.bind, self.previous, why_unusable)
+            made = compiled(change.resources, self.bind, self.previous, why_unusable, mark())
         except ConfigError as error:
             return refusal_of(error, change.write, change.file)
         return _written(with_warnings(change, made), "")
@@ -125,7 +126,7 @@ class _Batch:
     def _compiled(self, resources: ResourceSet, changes: dict[int, AppliedWrite]) -> Compiled | None:
         """None where it fails: fewer writes are taken the next time."""
         try:
-            return compiled(resources, self.bind, self.previous, why_unusable)
+            return compiled(resources, self.bind, self.previous, why_unusable, mark())
         except ConfigError as error:
             blamed = _blamed(error, changes)
             if blamed is None:

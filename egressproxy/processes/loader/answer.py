@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import json
 import zlib
-from itertools import chain
 
 from egressproxy.config.compile.interface import Compiled, scope_of
 from egressproxy.config.compile.status.conditions import broken_references
@@ -14,7 +14,7 @@ from egressproxy.ir.gateway import ConfigIR
 from egressproxy.ir.packing import pack
 from egressproxy.model.pickling import dumps, loads
 from egressproxy.net.listening import why_unusable
-from egressproxy.processes.loader.catalog_object import CATALOG_KEY, catalog_manifest
+from egressproxy.net.system_roots import mark
 from egressproxy.processes.loader.compilation import loaded
 from egressproxy.processes.loader.request import read_request
 from egressproxy.processes.loader.result import Loaded, pack_shown, places, write_answer
@@ -25,7 +25,7 @@ def answer(request: bytes) -> bytes:
     paths, bind, memory, state = read_request(request)
     previous = previous_of(memory)
     try:
-        resources, compiled = loaded(paths, bind, previous, why_unusable, state)
+        resources, compiled = loaded(paths, bind, previous, why_unusable, mark(), state)
     except ConfigError as error:
         return write_answer(error)
     return write_answer(handed_over(resources, compiled, previous))
@@ -39,12 +39,12 @@ def handed_over(resources: ResourceSet, compiled: Compiled, previous: Compiled |
         (key, each.to_manifest(), generations.get(key, 1), statuses.get(key), created.get(key, ""))
         for key, each in resources.by_key.items()
     )
-    catalogue = (CATALOG_KEY, catalog_manifest(compiled.filter_types), 1, None, "")
     return Loaded(
         spec=pack(spec),
         places=places(spec),
         objects=len(resources.objects),
-        shown=pack_shown(chain(objects, (catalogue,))),
+        shown=pack_shown(objects),
+        declared=json.dumps(compiled.filter_types).encode(),
         findings=tuple(all_warnings(resources, compiled)),
         memory=zlib.compress(dumps((spec.generation, statuses, generations, written, created, materials)), 1),
         broken=tuple((scope_of(key), why) for key, why in broken_references(compiled, previous)) if previous else (),

@@ -19,20 +19,18 @@ from egressproxy.config.reading.problems import ConfigError
 from egressproxy.config.resources.kinds import KINDS
 from egressproxy.filters.builtin import BUILTIN, builtin_type
 from egressproxy.filters.catalog import Catalog
-from egressproxy.filters.validation import schema
 from egressproxy.model.secret import ConfigSource
-from egressproxy.net.system_roots import mark
-from egressproxy.net.verify_callbacks import can_take_any_certificate
 from egressproxy.processes.loader.denials import denials
 from egressproxy.routing.patterns import compile_pattern
 
-#: What is imported where a config asks for it: expressions, and what CredentialInjector may be, since the catalog makes
-#: one to see whether its Secrets fit.
+#: What is imported where a config asks for it: expressions, what CredentialInjector may be, since the catalog makes
+#: one to see whether its Secrets fit, and what listeners ask of OpenSSL.
 _ON_DEMAND: Final = (
     "re2",
     "egressproxy.filters.credentials.placeholder",
     "egressproxy.filters.credentials.aws_injector",
     "egressproxy.identity.key_sets",
+    "egressproxy.net.verify_callbacks",
 )
 #: Of text in manifests, and of credentials that are looked for in bodies.
 _CODECS: Final = ("utf-8-sig", "utf-16-le", "utf-16-be")
@@ -43,10 +41,11 @@ def loaded(
     bind: tuple[str, ...],
     previous: Compiled | None = None,
     why_unusable: Callable[[str], str] = lambda _address: "",
+    system_roots: str = "",
     state: Path | None = None,
 ) -> tuple[ResourceSet, Compiled]:
     """The objects of these files and folders, and of `state`, compiled. Raises ConfigError with every problem."""
-    resources, made = examined(paths, bind, previous, why_unusable, state)
+    resources, made = examined(paths, bind, previous, why_unusable, system_roots, state)
     if made.problems:
         raise ConfigError(made.problems)
     return resources, made
@@ -57,11 +56,12 @@ def examined(
     bind: tuple[str, ...],
     previous: Compiled | None = None,
     why_unusable: Callable[[str], str] = lambda _address: "",
+    system_roots: str = "",
     state: Path | None = None,
 ) -> tuple[ResourceSet, Compiled]:
     """As `loaded`, of what can be read and compiled: `problems` of the result say why it must not be served."""
     resources = read_all(paths, state)
-    made = compile_rest(resources, Catalog(), _defaults(bind, why_unusable), previous)
+    made = compile_rest(resources, Catalog(), _defaults(bind, why_unusable, system_roots), previous)
     if resources.problems:
         problems = [*resources.problems, *resources.broken.others(made.problems)]
         made = replace(made, problems=tuple(sorted(problems, key=attrgetter("file", "line", "column"))))
@@ -73,23 +73,31 @@ def compiled(
     bind: tuple[str, ...],
     previous: Compiled | None = None,
     why_unusable: Callable[[str], str] = lambda _address: "",
+    system_roots: str = "",
 ) -> Compiled:
     """What `check` and `run` make of manifests. `bind`: for Gateways without addresses. Raises ConfigError.
 
-    `why_unusable` looks whether this machine has an address: `check` may be asked elsewhere.
+    `why_unusable` looks whether this machine has an address, and `system_roots` marks its CA certificates: `check` may
+    be asked elsewhere.
     """
-    return compile_config(resources, Catalog(), _defaults(bind, why_unusable), previous)
+    return compile_config(resources, Catalog(), _defaults(bind, why_unusable, system_roots), previous)
 
 
-def _defaults(bind: tuple[str, ...], why_unusable: Callable[[str], str]) -> Defaults:
+def _defaults(bind: tuple[str, ...], why_unusable: Callable[[str], str], system_roots: str) -> Defaults:
     return Defaults(
         bind_addresses=bind,
         check_pattern=compile_pattern,
-        can_take_any_certificate=can_take_any_certificate,
+        can_take_any_certificate=_can_take_any_certificate,
         denials=denials,
         why_unusable=why_unusable,
-        system_roots=mark(),
+        system_roots=system_roots,
     )
+
+
+def _can_take_any_certificate() -> bool:
+    from egressproxy.net.verify_callbacks import can_take_any_certificate  # few listeners ask
+
+    return can_take_any_certificate()
 
 
 def preparations() -> Iterator[None]:
@@ -103,7 +111,6 @@ def preparations() -> Iterator[None]:
         found = builtin_type(name)
         if found is not None:
             settings_adapter(found.config_model)
-            schema(found.config_model)
         yield
     for module in _ON_DEMAND:
         import_module(module)

@@ -26,6 +26,7 @@ QUIET_S: Final = 15.0
 #: Functions of the process that loads.
 LOAD: Final = "egressproxy.processes.loader.answer:answer"
 SCHEMA: Final = "egressproxy.processes.loader.schema:schema"
+CATALOGUE: Final = "egressproxy.processes.loader.catalog_object:catalogue"
 
 T = TypeVar("T")
 
@@ -57,8 +58,15 @@ class Loader:
 
     async def schema(self) -> bytes:
         """JSON Schema of every kind. Raises OSError where it cannot be made."""
+        return await self._made(SCHEMA, b"")
+
+    async def catalogue(self, declared: bytes) -> bytes:
+        """The catalogue of filter types with those of `Loaded.declared`, for `result.shown`. Raises as `schema`."""
+        return await self._made(CATALOGUE, declared)
+
+    async def _made(self, function: str, request: bytes) -> bytes:
         try:
-            return await asyncio.shield(self.ask(SCHEMA, b"", bytes))  # who asked may leave
+            return await asyncio.shield(self.ask(function, request, bytes))  # who asked may leave
         except LoadingFailed as error:
             raise OSError(str(error)) from None
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from hashlib import blake2b
+from itertools import chain
 from operator import attrgetter
 from typing import Any, Final
 
@@ -32,7 +33,13 @@ class PublishedConfiguration:
         """Show `Loaded.shown`. `rejection`: why the latest is not in service, "" if it is; `reason`: in one word."""
         was = self._packed
         since = was.since if was.rejection and rejection else datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        fresh = _Packed(packed, rejection, reason, since)
+        self._show(replace(was, packed=packed, rejection=rejection, reason=reason, since=since))
+
+    def show_catalogue(self, packed: bytes) -> None:
+        """Show the catalogue of filter types, too, as `catalog_object.catalogue` makes it."""
+        self._show(replace(self._packed, catalogue=packed))
+
+    def _show(self, fresh: _Packed) -> None:
         if fresh != self._packed:
             self._packed = fresh
             self.version += 1
@@ -52,9 +59,10 @@ class _Packed:
     rejection: str
     reason: str = "Invalid"
     since: str = field(default="", compare=False)
+    catalogue: bytes = b""
 
     def __iter__(self) -> Iterator[PublishedObject]:
-        for each in shown(self.packed):
+        for each in chain(shown(self.packed), shown(self.catalogue)):
             if self.rejection and each.kind == "Gateway" and each.status is not None:
                 yield replace(each, status=_with_rejection(each.status, self, each.generation))
             else:

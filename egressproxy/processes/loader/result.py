@@ -39,9 +39,9 @@ class ListenerAddress(NamedTuple):
 class Loaded:
     """A configuration that was read and compiled, for processes that did neither.
 
-    `spec` is for `ir.packing`, `shown` for `shown` below, `memory` for the next loading. `findings` are what `check`
-    would say.
-    `validities` are those of all certificates.
+    `spec` is for `ir.packing`, `shown` for `shown` below, `memory` for the next loading, and `declared`, the JSON of
+    what FilterType objects make known, for the catalogue. `findings` are what `check` would say, and `validities` those
+    of all certificates.
     `broken` are objects ("Kind namespace/name") with a sentence on a reference that resolved before.
     """
 
@@ -53,6 +53,7 @@ class Loaded:
     memory: bytes = field(default=b"", repr=False)
     broken: tuple[tuple[str, str], ...] = ()
     validities: tuple[Validity, ...] = ()
+    declared: bytes = b"{}"
 
 
 #: Every class that a `Loaded` is made of.

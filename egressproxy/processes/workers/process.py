@@ -25,7 +25,7 @@ from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.model.admin_requests import MAX_PAGE, HoldPage
 from egressproxy.net.file_lock import FileLock
 from egressproxy.net.loop import new_loop
-from egressproxy.net.process import close_memory
+from egressproxy.net.process import close_memory, collect_seldom
 from egressproxy.processes.workers import messages
 from egressproxy.processes.workers.channel import FrameChannel
 from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, settle_heap
@@ -61,6 +61,7 @@ def main(descriptor: int) -> int:
     if os.getppid() != supervisor:
         return 1
     close_memory()
+    collect_seldom()
     with asyncio.Runner(loop_factory=new_loop) as runner:
         return runner.run(_serve(socket.socket(fileno=descriptor)))
 

@@ -17,7 +17,7 @@ from typing import Final
 from egressproxy.errors import Reason
 from egressproxy.model.authority import Authority, AuthorityError, parse_authority
 from egressproxy.model.fields import TOKEN, Fields, finder
-from egressproxy.model.message import Hop, RequestHead, TargetForm
+from egressproxy.model.message import TARGET, Hop, RequestHead, TargetForm
 from egressproxy.protocols.http1.framing import (
     IDENTITY_FIELDS,
     MAX_NAME,
@@ -37,9 +37,8 @@ from egressproxy.protocols.http1.framing import (
 )
 from egressproxy.protocols.http1.head_grammar import Grammars, HeadGrammar
 
-#: Source text: method, target, minor version. A target is visible ASCII; a fragment is never part of it, and a
-#: backslash is a slash for some parsers and none for others.
-_LINE: Final = rb"(" + TCHAR + rb'{1,32}+) ([!"$-\[\]-~]++) HTTP/1\.([01])'
+#: Source text: method, target, minor version.
+_LINE: Final = rb"(" + TCHAR + rb"{1,32}+) (" + TARGET + rb") HTTP/1\.([01])"
 
 #: A token without an underscore (source text).
 _PLAIN_NAME: Final = rb"[!#$%%&'*+\-.^`|~0-9A-Za-z]{1,%d}+" % MAX_NAME
@@ -48,6 +47,7 @@ REQUEST_LINE: Final = re.compile(_LINE + rb"\r\n")
 
 #: A line of three words that names no version of HTTP: of a broken preface of HTTP/2, for one.
 NOT_HTTP: Final = "the connection does not speak HTTP"
+_NO_FORM: Final = "the target is neither a path nor an http or https URI"
 _VERSION: Final = re.compile(rb"HTTP/[0-9]\.[0-9]")
 _ABSOLUTE: Final = re.compile(rb"(https?)://([^/?]*)(.*)", re.IGNORECASE)
 _DIGITS: Final = re.compile(rb"[0-9]{1,9}")
@@ -210,6 +210,8 @@ def request_line_fault(line: bytes, limits: HeadLimits) -> Malformed:
         return Malformed(Reason.TARGET_TOO_LONG, f"the target is longer than {limits.max_target_bytes} bytes", 414)
     if b"#" in target:
         return Malformed(Reason.BAD_TARGET, "a target has no fragment")
+    if target[0] == 0x3F:  # "?"
+        return Malformed(Reason.BAD_TARGET, _NO_FORM)
     return Malformed(Reason.BAD_TARGET, "the target holds a byte that has to be percent-encoded")
 
 
@@ -273,7 +275,7 @@ def _read_other_form(head: RequestHead) -> None:
     head.form = _ABSOLUTE_FORM
     absolute = _ABSOLUTE.fullmatch(target)
     if absolute is None:
-        raise Malformed(Reason.BAD_TARGET, "the target is neither a path nor an http or https URI")
+        raise Malformed(Reason.BAD_TARGET, _NO_FORM)
     scheme, authority, rest = absolute.groups()
     scheme = scheme.lower()
     if b"@" in authority:

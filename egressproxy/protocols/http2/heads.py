@@ -12,7 +12,7 @@ from collections.abc import Container
 
 from egressproxy.errors import Reason
 from egressproxy.model.fields import TOKEN, Fields
-from egressproxy.model.message import CHUNKED, UNTIL_CLOSE, Hop, RequestHead, ResponseHead, TargetForm
+from egressproxy.model.message import CHUNKED, TARGET, UNTIL_CLOSE, Hop, RequestHead, ResponseHead, TargetForm
 from egressproxy.protocols.http1 import request_head, response_head
 from egressproxy.protocols.http1.chunked import late_fields
 from egressproxy.protocols.http1.framing import MAX_NAME, HeadLimits, HopFields, Malformed
@@ -33,7 +33,7 @@ _UNUSUAL = frozenset((b"CONNECT", b"OPTIONS", b"TRACE"))
 #: Methods to which a head may mean something else.
 _ANSWERED_OTHERWISE = frozenset((b"CONNECT", b"HEAD"))
 _line = b"\r\n%b: %b".__mod__
-_PATH = re.compile(rb'[!"$-\[\]-~]+')
+_PATH = re.compile(TARGET)
 
 
 def checked_block(fields: FieldList, limits: HeadLimits) -> bytes:

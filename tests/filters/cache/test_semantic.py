@@ -10,8 +10,8 @@ from egressproxy.filters.base import FilterContext, Phase
 from egressproxy.filters.cache.cache import CACHE, CacheConfig
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import compile_chain
-from egressproxy.filters.filter_step import PlacedFilter
 from egressproxy.filters.instances import FilterInstances
+from egressproxy.filters.placed_filter import PlacedFilter
 from egressproxy.filters.validation import validated
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
 from tests.filters.cache.test_cache import BODY, REDACT, post, redact, serve, spec

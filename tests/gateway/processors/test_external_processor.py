@@ -159,7 +159,9 @@ def test_the_path_may_change_unless_the_rules_say_otherwise():
         assert Processed(script, mutationRules=rules).run(get()).request.path == b"/v1/chat?n=1"
 
 
-@pytest.mark.parametrize("path", ["", "no-slash", "/a b", "/a\r\nX: y", "/../secret", "/%2e%2e/secret", "/a#b"])
+@pytest.mark.parametrize(
+    "path", ["", "no-slash", "/a b", "/a\r\nX: y", "/../secret", "/%2e%2e/secret", "/a#b", "/a\\b"]
+)
 def test_a_path_that_no_request_can_have_is_a_failure(path: str):
     talk = Processed(at(REQUEST_HEADERS, answer(REQUEST_HEADERS, headers=changes((":path", path)))))
     done = talk.run(get())

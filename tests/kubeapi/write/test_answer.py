@@ -29,7 +29,6 @@ from egressproxy.kubeapi.write.write import (
     read_outcomes,
     write_writes,
 )
-from egressproxy.processes.loader.catalog_object import CATALOG_KEY
 from egressproxy.processes.loader.request import write_request
 from egressproxy.processes.loader.result import shown
 from tests.config.compile.kit import FORWARD, policy
@@ -99,7 +98,7 @@ def test_all_that_wait_are_compiled_together(tmp_path: Path, fails: Callable[[st
     made = worked_out(tmp_path, *(write(Verb.CREATE, name) for name in "abc"))
     assert said(made.results) == ["a", "b", "c"]
     assert made.loaded is not None
-    assert [each.name for each in shown(made.loaded.shown) if each.key != CATALOG_KEY] == ["a", "b", "c"]
+    assert [each.name for each in shown(made.loaded.shown)] == ["a", "b", "c"]
     assert tried == [["a", "b", "c"]]
 
 
@@ -158,7 +157,7 @@ def test_a_dry_run_changes_nothing_for_the_others(tmp_path: Path):
     )
     assert said(made.results) == ["a", "a", "b"]
     assert made.loaded is not None
-    assert [each.name for each in shown(made.loaded.shown) if each.key != CATALOG_KEY] == ["a"]
+    assert [each.name for each in shown(made.loaded.shown)] == ["a"]
     assert [each.name for each in tmp_path.iterdir()] == [".staged-configmap_default_a.yaml"]
 
 

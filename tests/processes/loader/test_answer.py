@@ -13,6 +13,7 @@ from egressproxy.config.reading.problems import ConfigError, Severity
 from egressproxy.ir.packing import unpacking
 from egressproxy.model.pickling import dumps
 from egressproxy.model.steps import finished
+from egressproxy.net.system_roots import mark
 from egressproxy.processes.loader.answer import answer, previous_of
 from egressproxy.processes.loader.compilation import loaded
 from egressproxy.processes.loader.request import write_request
@@ -50,7 +51,7 @@ def write(folder: Path, hostnames: list[str]) -> None:
 
 
 def test_it_is_what_a_compilation_in_this_process_makes(folder: Path):
-    _, compiled = loaded((folder,), BIND)
+    _, compiled = loaded((folder,), BIND, system_roots=mark())
     made = answered(folder)
     assert finished(unpacking(made.spec)) == compiled.spec
     assert made.objects == 4

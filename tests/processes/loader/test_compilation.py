@@ -11,6 +11,7 @@ import yaml
 
 from egressproxy.config.compile.status.status_warnings import all_warnings
 from egressproxy.config.reading.problems import ConfigError, Severity
+from egressproxy.filters.builtin import BUILTIN
 from egressproxy.processes.loader.compilation import examined, loaded
 from tests.support.waiting import WAIT_S
 
@@ -34,6 +35,23 @@ read_answer(egressproxy.processes.loader.answer.answer(write_request((Path(sys.a
 assert len(ADAPTERS) == made
 print(*sorted(set(sys.modules) - modules))
 """
+
+
+def test_a_loading_imports_no_type_of_filter_that_is_not_used():
+    program = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from egressproxy.processes.loader.answer import answer\n"
+        "from egressproxy.processes.loader.request import write_request\n"
+        "answer(write_request((Path(sys.argv[1]),), ('127.0.0.1',)))\n"
+        "print(*sys.modules)\n"
+    )
+    command = [sys.executable, "-c", program, str(EXAMPLES / "minimal.yaml")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=True)
+    modules = {where.partition(":")[0].removeprefix("egressproxy.filters.") for where in BUILTIN.values()}
+    imported = {name.removeprefix("egressproxy.filters.") for name in done.stdout.split()}
+    assert "base" in imported
+    assert modules.isdisjoint(imported)
 
 
 @pytest.mark.parametrize("example", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)

@@ -59,6 +59,15 @@ def test_the_reason_of_a_rejection_is_the_one_that_is_given():
     assert json.loads(gateway.status)["conditions"][-1]["reason"] == "Guarded"
 
 
+def test_the_catalogue_stays_where_another_configuration_is_published():
+    source = PublishedConfiguration()
+    before = source.version
+    source.show_catalogue(pack_shown([(("", "ConfigMap", "ns", "catalogue"), {}, 1, None, "")]))
+    assert source.version != before
+    source.publish(PACKED, "")
+    assert [each.name for each in source.objects()] == ["a", "b", "catalogue"]
+
+
 def test_the_mark_of_a_configuration_is_that_of_its_manifests_in_any_order():
     first, second = (("g", "K", "n", "a"), {"spec": 1}, 1, None, ""), (("g", "K", "n", "b"), {"spec": 2}, 1, None, "")
     changed = (("g", "K", "n", "b"), {"spec": 3}, 1, None, "")

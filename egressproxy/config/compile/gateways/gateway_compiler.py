@@ -67,8 +67,7 @@ def plan_gateways(
         for listener in gateway.spec.listeners:
             plan.listeners.append(plan_listener(gateway, gateway, listener, references, number))
         _add_listener_sets(plan, sets.get(gateway.key, ()), references, generations)
-        if not defaults.can_take_any_certificate():
-            _refuse_insecure_fallback(plan)
+        _refuse_insecure_fallback(plan, defaults)
         find_conflicts(plan.listeners)
         _find_refusal(plan, classes.get(gateway.spec.gateway_class_name))
         if not plan.problem:
@@ -104,9 +103,10 @@ def _is_ours(gateway: Gateway, classes: dict[str, GatewayClass], warnings: list[
     return False
 
 
-def _refuse_insecure_fallback(plan: GatewayPlan) -> None:
+def _refuse_insecure_fallback(plan: GatewayPlan, defaults: Defaults) -> None:
     for listener in plan.listeners:
-        if listener.tls is not None and listener.tls.clients is not None and listener.tls.clients.takes_any:
+        clients = listener.tls.clients if listener.tls is not None else None
+        if clients is not None and clients.takes_any and not defaults.can_take_any_certificate():
             message = "mode AllowInsecureFallback is not possible with the OpenSSL of this Python: use AllowValidOnly"
             listener.refuse("Accepted", "UnsupportedValue", message)
 
