@@ -127,9 +127,19 @@ def test_no_translation_keeps_the_loop(target: Api):
     assert longest_part(lambda: translating(body, Api.OPENAI_CHAT, target), most=MOST) < MOST
 
 
-@pytest.mark.parametrize("shape", [name for name, request in REQUESTS.items() if request[:2] == (JSON, CHAT)])
+#: Those that filters refuse, and that are read for their model all the same.
+OF_MODELS = {
+    **{name: body for name, (kind, path, body) in REQUESTS.items() if (kind, path) == (JSON, CHAT)},
+    "a member over and over": b'{"model":"m"' + b',"a":""' * 100_000 + b"}",
+    "long names": b'{"model":"m",' + b",".join(b'"%d%b":1' % (each, b"a" * 60_000) for each in range(200)) + b"}",
+    "blanks": b'{"a":"\\n","model":"m"' + b" " * 30_000_000 + b"}",
+    "a long number": b'{"model":"m","a":1.' + b"1" * 30_000_000 + b"}",
+}
+
+
+@pytest.mark.parametrize("shape", OF_MODELS)
 def test_no_body_keeps_the_loop_while_its_model_is_replaced(shape: str):
-    body = REQUESTS[shape][2]
+    body = OF_MODELS[shape]
 
     def renamed() -> Work[object]:
         try:
