@@ -52,6 +52,10 @@ def event(text: bytes) -> bytes:
     return b'data: {"choices":[{"index":0,"delta":{"content":"%b"}}]}\n\n' % text
 
 
+def choices(indices: range, rest: bytes) -> bytes:
+    return b'data: {"choices":[%b]}\n\n' % b",".join(b'{"index":%d,"delta":%b}' % (each, rest) for each in indices)
+
+
 #: Name: type, path, body.
 REQUESTS: dict[str, tuple[str, str, bytes]] = {
     "many texts": (JSON, CHAT, chat(input=["ab"] * 30_000)),
@@ -83,6 +87,11 @@ ANSWERS: dict[str, tuple[str, str, bytes]] = {
     "events that are text": (EVENTS, CHAT, b"data: a\n\n" * 7_000),
     "empty lines": (EVENTS, CHAT, b"\n" * 65_536),
     "a huge event": (EVENTS, CHAT, event(b"some words to read " * 100_000)),
+    "an event that ends many texts": (
+        EVENTS,
+        CHAT,
+        choices(range(1_900), b'{"content":"a"}') + choices(range(5_000, 9_000), b'{},"finish_reason":"stop"'),
+    ),
     "an event of many texts": (EVENTS, CHAT, b'data: {"a":[' + b'"ab",' * 30_000 + b'"a"]}\n\n'),
     "text": REQUESTS["text"],
 }  # fmt: skip
