@@ -87,6 +87,7 @@ ANSWERS: dict[str, tuple[str, str, bytes]] = {
     "events that are text": (EVENTS, CHAT, b"data: a\n\n" * 7_000),
     "empty lines": (EVENTS, CHAT, b"\n" * 65_536),
     "a huge event": (EVENTS, CHAT, event(b"some words to read " * 100_000)),
+    "an event of many lines": (EVENTS, CHAT, b"a\n" * 1_000_000 + b"\n"),
     "an event that ends many texts": (
         EVENTS,
         CHAT,
