@@ -218,6 +218,8 @@ class BodyFilter:
         data = self._result(task)
         if data is None:
             return
+        if self._held:
+            self._count_held()  # before the sink counts it
         self._hand_on(data, trailers)
         while self._waiting and self._task is None and not self.is_over:
             self._take(*self._waiting.pop(0))

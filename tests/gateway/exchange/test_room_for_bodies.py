@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -445,4 +446,38 @@ def test_what_a_filter_keeps_of_a_body_that_flows_counts_too(converse: Start, is
                 origin >> bytes(50_000)
     assert LIMIT < held(talk) < LIMIT + 2 * SIZE
     talk.client.leaves()
+    assert held(talk) == 0
+
+
+class Slow(Whole):
+    """Takes its time with each body."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on: list[asyncio.Future[None]] = []
+
+    def request_body(self, x: Exchange, data: bytes, last: bool) -> Any:
+        return self.looking(data)
+
+    async def looking(self, data: bytes) -> bytes:
+        self.goes_on.append(asyncio.get_running_loop().create_future())
+        self.sizes.append(len(data))
+        await self.goes_on[-1]
+        return data
+
+
+def test_what_a_filter_looks_at_in_turns_is_held_meanwhile(converse: Start):
+    body = Slow()
+    talk = converse(limited(), filters={"b": body})
+    client = speak_http2(talk)
+    uploads = [Upload(client, SIZE) for _ in range(6)]
+    for each in uploads:
+        send_all(each)
+    assert body.sizes == [SIZE] * 2, "the rest of the second was on its way; the others wait"
+    assert 2 * SIZE <= held(talk) < LIMIT + SIZE + 6 * WINDOW
+    for each in body.goes_on:
+        talk.act(lambda done=each: done.set_result(None))
+    assert 2 * SIZE <= held(talk) < LIMIT + SIZE + 6 * WINDOW, "until they are sent"
+    talk.client.leaves()
+    talk.settle()
     assert held(talk) == 0
