@@ -76,6 +76,12 @@ REQUESTS: dict[str, tuple[str, str, bytes]] = {
     ),
     "a form": (FORM, OTHER, b"a=b&" * 500_000),
     "a long form": (FORM, OTHER, b"a=" + b"%61" * 600_000),
+    "long texts with values": (
+        JSON,
+        CHAT,
+        chat(messages=[{"role": "user", "content": "some words " * 200_000 + f"a{n}@b.example"} for n in range(5)]),
+    ),
+    "blank lines": (LINES, OTHER, b"\n" * 15_000 + b" " * 4_000_000),
     "lines": (LINES, OTHER, b'{"a":"b"}\n' * 15_000),
     "text": (TEXT, OTHER, b"some words to read\n" * 60_000),
 }
