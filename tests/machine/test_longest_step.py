@@ -68,6 +68,15 @@ REQUESTS: dict[str, tuple[str, str, bytes]] = {
     "one long text": (JSON, CHAT, said("some words to read " * 100_000)),
     "escapes": (JSON, CHAT, said(r"\u0061" * 400_000)),
     "arguments": (JSON, CHAT, chat(messages=[{"role": "assistant", "arguments": json.dumps(["ab"] * 40_000)}])),
+    "long texts, tools and a stream": (
+        JSON,
+        CHAT,
+        chat(
+            messages=[{"role": "user", "content": "some words " * 250_000}] * 4,
+            tools=[{"type": "function", "function": {"name": name}} for name in ("shell", "other")],
+            stream=True,
+        ),
+    ),
     "many tools": (JSON, CHAT, chat(messages=[], tools=[{"type": "function", "function": {"name": "f"}}] * 20_000)),
     "calls": (
         JSON,
@@ -135,6 +144,14 @@ def test_no_answer_keeps_the_loop(kind: str, shape: str):
     media_type, path, body = ANSWERS[shape]
     cut = [body] if media_type == JSON else pieces(body)
     assert longest_step(harness(kind), cut, media_type, path=path, is_answer=True, most=MOST) < MOST
+
+
+@pytest.mark.parametrize("said", [["hi <EMAIL_1>"] * 12_000, ["some words <EMAIL_1> " * 40_000]], ids=["many", "long"])
+def test_no_answer_keeps_the_loop_in_which_values_come_back(said: list[str]):
+    config = {"applyTo": "Requests", "entities": [EMAIL]}
+    detector = FilterHarness(config, phase=Phase.REQUEST_HEADERS, type="egressproxy.io/PIIDetector:v1", timeout_s=60)
+    body = chat(choices=[{"index": 0, "message": {"role": "assistant", "content": each}} for each in said])
+    assert longest_step(detector, [body], JSON, path=CHAT, is_answer=True, most=MOST) < MOST
 
 
 @pytest.mark.parametrize("target", [Api.ANTHROPIC, Api.OPENAI_RESPONSES])
