@@ -229,11 +229,19 @@ def reading(text: bytes, parts: int = MAX_PARTS, commas: int = MAX_COMMAS, strin
 def checking(text: bytes, parts: int, commas: int, strings: int = MAX_STRINGS) -> Work[str]:
     """This text, decoded, that `loads` would read, in turns. Raises Unreadable as `reading` does."""
     decoded = yield from decoding(text)
-    if (yield from _is_soon_read(text)):
-        loads(decoded)
-    else:
-        yield from _LongReader(decoded, parts, commas, strings, is_strict=False).reading()
+    yield from _loading(text, decoded, parts, commas, strings)
     return decoded
+
+
+def loading(text: bytes) -> Work[Any]:
+    """As `loads`, in turns; of what is long, as far as `reading` reads it."""
+    return (yield from _loading(text, (yield from decoding(text)), MAX_PARTS, MAX_COMMAS, MAX_STRINGS))
+
+
+def _loading(text: bytes, decoded: str, parts: int, commas: int, strings: int) -> Work[Any]:
+    if (yield from _is_soon_read(text)):
+        return loads(decoded)
+    return (yield from _LongReader(decoded, parts, commas, strings, is_strict=False).reading())
 
 
 def _is_soon_read(text: bytes) -> Work[bool]:
