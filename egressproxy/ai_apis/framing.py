@@ -14,6 +14,10 @@ from egressproxy.ai_apis.strict_json import Unreadable
 #: The longest event. The last one of a response repeats the whole answer, and the tools of the request.
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
 
+#: Lines of an event: comments, too, until an empty line.
+MAX_LINES: Final = 20_000
+_TOO_MANY_LINES: Final = f"an event of the stream has more than {MAX_LINES} lines"
+
 #: An event beyond this is worth a look at how it is cut.
 _LONG_EVENT: Final = 16 * 1024
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
@@ -49,6 +53,10 @@ class AddedEvent(NamedTuple):
     name: str
     payload: bytes
     like: Frame
+
+
+def _has_too_many_lines(raw: bytes) -> bool:
+    return len(raw) > MAX_LINES and raw.count(b"\n") + raw.count(b"\r") > MAX_LINES
 
 
 class Framing(Protocol):
@@ -103,7 +111,10 @@ class SseFraming:
                 data = data[1:]
         buffer += data
         while (match := _END_OF_EVENT.search(buffer, max(begin, self._searched))) is not None:
-            frames.append(self._frame(bytes(buffer[begin : match.end()])))
+            raw = bytes(buffer[begin : match.end()])
+            if _has_too_many_lines(raw):
+                raise BrokenStream(_TOO_MANY_LINES, frames, bytes(buffer[begin:]))
+            frames.append(self._frame(raw))
             begin = self._searched = match.end()
             self._ended_in_cr = begin == len(buffer) and buffer[-1] == 13
         del buffer[:begin]
@@ -134,7 +145,7 @@ class SseFraming:
         self._buffer.clear()
         if not raw.strip():
             return Frame(raw, "", b"")
-        return self._frame(raw + b"\n\n")
+        return None if _has_too_many_lines(raw) else self._frame(raw + b"\n\n")
 
     def write(self, frame: Frame | None, payload: bytes | None, added: Sequence[AddedEvent]) -> bytes:
         """Framing: other data stands where the first line of the old data stood."""

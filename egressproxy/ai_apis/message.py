@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from egressproxy.ai_apis.splice import Path, spliced_text, splicing
+from egressproxy.ai_apis.splice import Path, splicing, splicing_text
 from egressproxy.ai_apis.strict_json import (
     Unreadable,
     decoding,
@@ -186,7 +186,7 @@ class JsonMessage:
                 yield
                 if path in self._changed and not self._is_inside_another(path):
                     self.at(path[:-1])[path[-1]] = dumps(inner).decode()
-            made = self._with_texts()
+            made = yield from self._with_texts()
             if made is None:
                 changes = {}
                 for path in self._changed:
@@ -199,7 +199,7 @@ class JsonMessage:
             self._changed.clear()
         return self.source
 
-    def _with_texts(self) -> bytes | None:
+    def _with_texts(self) -> Work[bytes | None]:
         """The body where few texts alone have become others; None where that cannot be told at a glance."""
         if len(self._changed) > _AT_A_GLANCE:
             return None
@@ -210,7 +210,7 @@ class JsonMessage:
             after = self.at(path)
             if before is None or type(after) is not str:
                 return None
-            found = spliced_text(made, before, after)
+            found = yield from splicing_text(made, before, after)
             if found is None:
                 return None
             made = found

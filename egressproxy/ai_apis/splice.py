@@ -123,9 +123,14 @@ def splicing_text(source: bytes, before: str, after: str) -> Work[bytes | None]:
         return None
     written = yield from dumping(before)
     at = source.find(written)
-    if at < 0 or source.find(written, at + 1) >= 0:  # not `count`: `","` may overlap with itself
+    if at < 0:
         return None
-    return source[:at] + (yield from dumping(after)) + source[at + len(written) :]
+    yield
+    if source.find(written, at + 1) >= 0:  # not `count`: `","` may overlap with itself
+        return None
+    new = yield from dumping(after)
+    yield
+    return b"".join((source[:at], new, source[at + len(written) :]))
 
 
 def past_value(text: str, at: int) -> Work[int]:

@@ -151,7 +151,7 @@ class StreamEditor:
     in the client's place, is left out. Raises Unreadable where the framing is broken or too much would be kept.
     """
 
-    __slots__ = ("_channels", "_framing", "_function_for", "_hides_usage", "_kept_size")
+    __slots__ = ("_channels", "_framing", "_function_for", "_groups", "_hides_usage", "_kept_size")
 
     def __init__(
         self,
@@ -164,6 +164,7 @@ class StreamEditor:
         self._function_for = function_for
         self._hides_usage = hides_usage
         self._channels: dict[Channel, _EditedChannel | None] = {}
+        self._groups: dict[Group, dict[Channel, None]] = {}  # of edited channels: one event may end thousands
         self._kept_size = 0
 
     def feed(self, data: bytes) -> bytes:
@@ -290,6 +291,8 @@ class StreamEditor:
             made = _EditedChannel(function, is_signed=channel.is_signed, keeps_sent=keeps_sent)
         self._count(64)
         self._channels[channel] = made
+        if made is not None:
+            self._groups.setdefault(channel.group, {})[channel] = None
         return made
 
     def _flushed(
@@ -297,14 +300,15 @@ class StreamEditor:
     ) -> list[AddedEvent]:
         """What the channels of a group held back: at the end of this event's own piece, or in events before it."""
         added: list[AddedEvent] = []
-        for key, channel in list(self._channels.items()):
-            if channel is None or channel.last is None or (group is not EVERY and key.group != group):
+        for key in list(self._channels if group is EVERY else self._groups.get(group, ())):
+            channel = self._channels[key]
+            if channel is None or channel.last is None:
                 continue
             held = channel.flush()
             frame, event, delta = channel.last
             channel.last = None
             if channel.sent is None:
-                del self._channels[key]  # whatever comes behind its end is another text
+                self._forget(key)  # whatever comes behind its end is another text
             if not held:
                 continue
             if key in made_of and message is not None:
@@ -314,6 +318,13 @@ class StreamEditor:
                 name, value = delta_event(event, delta, held)
                 added.append(AddedEvent(name, dumps(value), frame))
         return added
+
+    def _forget(self, key: Channel) -> None:
+        del self._channels[key]
+        others = self._groups[key.group]
+        del others[key]
+        if not others:
+            del self._groups[key.group]
 
     def _editing_whole(self, whole: WholeText, message: AiAnswer) -> Iterator[bytes]:
         found = whole.found

@@ -64,6 +64,8 @@ MAX_MEMBERS: Final = 20_000
 _FEW_MARKS: Final = 16_000
 _WINDOW: Final = 512
 _ITEMS: Final = 64
+#: Blanks in one place of what is long: nobody indents by that much.
+_MAX_BLANKS: Final = 64 * 1024
 _LONG_STRING: Final = 256 * 1024
 #: Bytes of JSON of few parts that are read at once: ten milliseconds.
 _ALL_AT_ONCE: Final = 2 * 1024 * 1024
@@ -142,11 +144,12 @@ def _may_be_long(holder: Sized, inner: Iterable[Any]) -> bool:
     return any(type(each) is dict or type(each) is list or (type(each) is str and len(each) > _LONG) for each in inner)
 
 
-def encoding(text: str) -> Work[bytes]:
-    """This text in UTF-8, in turns; half a surrogate pair as it is."""
+def encoding(text: str, begin: int = 0, end: int = -1) -> Work[bytes]:
+    """This text, from `begin` to `end`, in UTF-8, in turns; half a surrogate pair as it is."""
     pieces = []
-    for begin in range(0, len(text), _LONG_STRING):
-        pieces.append(text[begin : begin + _LONG_STRING].encode("utf-8", "surrogatepass"))
+    end = len(text) if end < 0 else end
+    for at in range(begin, end, _LONG_STRING):
+        pieces.append(text[at : min(at + _LONG_STRING, end)].encode("utf-8", "surrogatepass"))
         yield
     return b"".join(pieces)
 
@@ -226,11 +229,19 @@ def reading(text: bytes, parts: int = MAX_PARTS, commas: int = MAX_COMMAS, strin
 def checking(text: bytes, parts: int, commas: int, strings: int = MAX_STRINGS) -> Work[str]:
     """This text, decoded, that `loads` would read, in turns. Raises Unreadable as `reading` does."""
     decoded = yield from decoding(text)
-    if (yield from _is_soon_read(text)):
-        loads(decoded)
-    else:
-        yield from _LongReader(decoded, parts, commas, strings, is_strict=False).reading()
+    yield from _loading(text, decoded, parts, commas, strings)
     return decoded
+
+
+def loading(text: bytes) -> Work[Any]:
+    """As `loads`, in turns; of what is long, as far as `reading` reads it."""
+    return (yield from _loading(text, (yield from decoding(text)), MAX_PARTS, MAX_COMMAS, MAX_STRINGS))
+
+
+def _loading(text: bytes, decoded: str, parts: int, commas: int, strings: int) -> Work[Any]:
+    if (yield from _is_soon_read(text)):
+        return loads(decoded)
+    return (yield from _LongReader(decoded, parts, commas, strings, is_strict=False).reading())
 
 
 def _is_soon_read(text: bytes) -> Work[bool]:
@@ -379,11 +390,18 @@ class _LongReader:
             if end < 0 or text[end - 1] == "\\":
                 return _LATER, False
         try:
-            value, self._at = self._scan(text, at)
+            # A number is not looked for beyond the window.
+            value, end = self._scan(text, at) if mark == '"' else self._scan(text[at : at + _WINDOW], 0)
         except StopIteration:
             raise _no_json(text, at) from None
-        if self._is_strict and type(value) is str:
-            _check_halves(value)
+        if mark == '"':
+            self._at = end
+            if self._is_strict:
+                _check_halves(value)
+        elif end == _WINDOW:
+            raise Unreadable(f"it has a number of more than {_MAX_DIGITS} digits")
+        else:
+            self._at = at + end
         return value, False
 
     def _long_string(self) -> Work[str]:
@@ -462,9 +480,11 @@ class _LongReader:
             raise Unreadable("it has too many parts to be read here")
 
     def _skip(self) -> None:
-        found = _SKIPPED.match(self._text, self._at)
+        found = _SKIPPED.match(self._text, self._at, self._at + _MAX_BLANKS)
         assert found is not None
         self._at = found.end()
+        if found.end() - found.start() == _MAX_BLANKS:
+            raise Unreadable(f"it has {_MAX_BLANKS} blanks in one place")
 
 
 def _no_json(text: str, at: int) -> ValueError:

@@ -42,7 +42,7 @@ class BodyChain:
     """
 
     __slots__ = (
-        "_chosen", "_coded", "_flows", "_may_answer", "_original", "_owed", "_phase", "holds", "keeps",
+        "_chosen", "_coded", "_flows", "_may_answer", "_original", "_owed", "_phase", "_waited_for", "holds", "keeps",
         "keeps_length",
     )  # fmt: skip
 
@@ -55,6 +55,7 @@ class BodyChain:
             for step, bound in zip(chosen.steps, chosen.bounds, strict=True)
         ]
         self._owed = 0  # bytes taken in and not yet passed on, where the length must stay
+        self._waited_for = 0  # bytes that a filter has which is waited for
         self.keeps_length = chosen.only_reads or (chosen.keeps_length and not coding)
         self.holds = chosen.holds
         self.keeps = bool(chosen.keeping)
@@ -95,7 +96,7 @@ class BodyChain:
 
     def held(self, x: Exchange) -> int:
         """The bytes that are held for these filters, or by them."""
-        size = sum([len(flow.buffer) for flow in self._flows if flow.buffer is not None])
+        size = self._waited_for + sum([len(flow.buffer) for flow in self._flows if flow.buffer is not None])
         for keeping in self._chosen.keeping:
             size += keeping.held_bytes(x, self._phase)
         if self._coded is not None:
@@ -183,6 +184,7 @@ class BodyChain:
                 if result is data:
                     continue
                 if not isinstance(result, bytes) and isinstance(result, Awaitable):
+                    self._waited_for = len(data)
                     return start(self._go_on(flow, result, x, data, last), result)
                 data = self._given(flow, data, result)
             except BaseException as error:  # nothing is awaited here: whatever it is, the filter raised it
@@ -205,6 +207,7 @@ class BodyChain:
             data = self._given(flow, data, await wait(flow.step, awaitable, x))
         except Exception as error:
             _settle(flow, error)
+        self._waited_for = 0
         outcome = self._through(self._flows[self._flows.index(flow) + 1 :], x, data, last)
         return outcome if isinstance(outcome, bytes) else await outcome
 

@@ -3,7 +3,8 @@
 The length never changes, so the framing stays right. Besides the bytes themselves these forms are found: each character
 percent-encoded, as a reference of HTML or escaped as in JSON and JavaScript, in any mixture and either case of digits
 ("+" for a blank, too); in UTF-16, hexadecimal, and base64 in both alphabets at every alignment, so that base64 of a
-text *around* the secret is found as well. What is encoded twice, compressed or split is not found.
+text *around* the secret is found as well, and so is base64 of which a "+" or "/" is escaped. What else is encoded
+twice, compressed or split is not found.
 """
 
 from __future__ import annotations
@@ -40,19 +41,21 @@ _LONGEST_ESCAPE: Final = 14
 class Mask:
     """The forms of some secrets. Raises ValueError for a secret of fewer than MIN_SECRET bytes."""
 
-    __slots__ = ("_escape", "_forms", "_longest", "_shown", "_texts")
+    __slots__ = ("_escape", "_forms", "_longest", "_plain", "_shown", "_texts")
 
     def __init__(self, *secrets: SecretBytes, shown: bytes = b"") -> None:
         """`shown` is written instead of a secret that stands there as it is, or percent-encoded."""
         if min(map(len, secrets)) < MIN_SECRET:
             raise ValueError(f"a secret of fewer than {MIN_SECRET} bytes cannot be told from other text in a response")
         values = [secret.reveal() for secret in secrets]
-        self._escape = _escapes_of(b"".join(values))
+        in_base64 = {form for value in values for form in base64_forms(value) if b"+" in form or b"/" in form}
+        self._escape = _escapes_of(b"".join((*values, *in_base64)))
         texts = {text for value in values for text in (*_texts(value), *_texts(self._read(value)))}
         # The longest first: if one form contains another, all of it is masked.
         self._forms = sorted(texts.union(*map(_forms, values)), key=len, reverse=True)
         self._longest = len(self._forms[0])
-        self._texts = sorted(texts, key=len, reverse=True)
+        self._plain = texts
+        self._texts = sorted(texts | in_base64, key=len, reverse=True)
         self._shown = shown
 
     def apply(self, data: bytes) -> bytes:
@@ -68,7 +71,7 @@ class Mask:
         return data
 
     def _instead(self, form: bytes) -> bytes:
-        is_plain = self._shown and any(self._read(form) == text for text in self._texts)
+        is_plain = self._shown and self._read(form) in self._plain
         return self._shown if is_plain and b"&" not in form and b"\\" not in form else b"*" * len(form)
 
     def _without(self, text: bytes, data: bytes) -> bytes:

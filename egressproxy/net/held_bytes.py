@@ -55,11 +55,12 @@ class Hold:
     `accounts`, each with its limit; the first one has all exchanges of the others.
     """
 
-    __slots__ = ("_accounts", "_resume", "of_answer", "size", "undo", "waits_since")
+    __slots__ = ("_accounts", "_resume", "is_of_request", "of_answer", "size", "undo", "waits_since")
 
     def __init__(self, accounts: tuple[tuple[HeldBytes, int], ...]) -> None:
         self._accounts = accounts
         self._resume: Callable[[], None] | None = None
+        self.is_of_request = False  # what waits
         self.undo: Callable[[], None] | None = None  # what has to be done at its end, where it has waited
         self.size = 0
         self.of_answer = 0

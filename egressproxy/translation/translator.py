@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from egressproxy.ai_apis.apis import Api
 from egressproxy.ai_apis.errors import error_object
-from egressproxy.ai_apis.strict_json import Unreadable, dumping, dumps, loads, reading
+from egressproxy.ai_apis.strict_json import Unreadable, dumping, dumps, loading, loads, reading
 from egressproxy.model.work import Work, at_once
 from egressproxy.translation.anthropic import answers as anthropic_answers
 from egressproxy.translation.anthropic import request_reader as anthropic_reader
@@ -153,6 +153,10 @@ class ResponseTranslator:
 
     def whole(self, status: int, body: bytes) -> tuple[int, bytes]:
         """Status and body for the client. An error keeps its status; a success that cannot be read becomes a 502."""
+        return at_once(self.making_whole(status, body))
+
+    def making_whole(self, status: int, body: bytes) -> Work[tuple[int, bytes]]:
+        """`whole` in turns."""
         client = self._request.source
         if not 200 <= status < 300:
             message, code = error_in(body)
@@ -162,11 +166,14 @@ class ResponseTranslator:
         try:
             if self._request.is_stream:
                 raise BadAnswer("it is no stream, which the client has asked for")
-            value = loads(body)
+            value = (yield from loading(body)) if len(body) > _LONG else loads(body)
             if type(value) is not dict:
                 raise BadAnswer("it is not an object")
             answer = _ANSWER_READERS[self._request.target](value)
-            return status, dumps(self._answer(in_own_form(answer, self._request.forms)))
+            yield
+            written = self._answer(in_own_form(answer, self._request.forms))
+            yield
+            return status, (yield from dumping(written)) if len(body) > _LONG else dumps(written)
         except (BadAnswer, Unreadable) as error:
             return 502, dumps(error_object(client, 502, f"the backend's answer cannot be translated: {error}"))
 

@@ -422,3 +422,15 @@ def test_a_lenient_reader_tells_what_it_can_read():
         patch.setattr(framing_room, "MAX_EVENT_BYTES", 300)
         assert len(reader.feed(secret + b"data: " + b"x" * 400)) == 1
     assert reader.feed(b"\n\n" + secret) == []
+
+
+def test_lines_of_an_event_have_an_end():
+    lines = b"data: a\n" * (framing_room.MAX_LINES + 1)
+    framing = SseFraming()
+    [first] = framing.feed(b"data: b\n\n")
+    assert first.payload == b"b"
+    with pytest.raises(Unreadable, match="more than 20000 lines"):
+        framing.feed(lines + b"\n")
+    framing = SseFraming()
+    assert framing.feed(lines) == []
+    assert framing.rest() is None, "it is left out"

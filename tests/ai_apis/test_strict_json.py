@@ -181,3 +181,10 @@ def test_what_is_written_in_turns_is_what_is_written_at_once(value, times, text)
 def test_a_name_as_long_as_a_text_is_refused(name):
     with pytest.raises(Unreadable, match="not JSON"):
         at_once(reading(long(f'{{"{name}":1}}')))
+
+
+@pytest.mark.parametrize("text", ["1" + " " * 70_000, "\n" * 70_000 + "1", "1." + "1" * 600, "1" * 600])
+def test_blanks_and_digits_of_a_long_text_are_not_read_without_end(text):
+    for read in (reading, lambda body: checking(body, 100, 40_000)):
+        with pytest.raises(Unreadable, match=r"65536 blanks in one place|more than 300 digits|too long"):
+            at_once(read(long(text)))

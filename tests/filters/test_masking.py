@@ -132,3 +132,22 @@ def test_no_long_text_of_a_response_is_remembered(written: bytes):
     mask = Mask(SecretBytes(KEY.encode()))
     mask.feed(b"", written * 1000, False)
     assert max(len(escape[0]) for escape in mask._escape.finditer(written * 1000)) <= 14
+
+
+@pytest.mark.parametrize("written", ["%{:02x}", "%{:02X}", "&#{};", "&#x{:X};", "\\u{:04x}", "\\x{:02x}", "\\/"])
+def test_base64_of_which_a_mark_is_escaped_is_overwritten(written: str):
+    key = b"key>>>???-key~1234>"
+    mask = Mask(SecretBytes(key), shown=b"placeholder")
+    for before in range(3):
+        whole = b64encode(b"u:"[:before] + key).decode().rstrip("=")
+        said = "".join(
+            written.format(ord(each)) if each == "/" or (each == "+" and "{" in written) else each for each in whole
+        )
+        body = f"<{said}>".encode()
+        core = whole[(before * 8 + 5) // 6 : (before + len(key)) * 8 // 6]
+        assert "/" in core
+        for made in (mask.apply(body), b"".join(feed(mask, [body[at : at + 3] for at in range(0, len(body), 3)]))):
+            assert core[4:-4].encode() not in made.replace(written.format(47).encode(), b"/").replace(
+                written.format(43).encode(), b"+"
+            )
+            assert b"*" * 16 in made

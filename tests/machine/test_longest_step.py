@@ -15,9 +15,9 @@ from egressproxy.ai_apis.apis import Api
 from egressproxy.filters import Phase
 from egressproxy.filters.testing import FilterHarness
 from egressproxy.gateway.ai.model_field import naming_model, with_model
-from egressproxy.model.work import Work
+from egressproxy.model.work import Work, at_once
 from egressproxy.translation.errors import Untranslatable
-from egressproxy.translation.translator import translating
+from egressproxy.translation.translator import ResponseTranslator, translating
 from tests.support.steps import longest_part, longest_step, pieces
 
 #: Units of some two milliseconds. What is known to be atomic (reading one long string, freeing what was read) is below.
@@ -55,6 +55,10 @@ def event(text: bytes) -> bytes:
     return b'data: {"choices":[{"index":0,"delta":{"content":"%b"}}]}\n\n' % text
 
 
+def choices(indices: range, rest: bytes) -> bytes:
+    return b'data: {"choices":[%b]}\n\n' % b",".join(b'{"index":%d,"delta":%b}' % (each, rest) for each in indices)
+
+
 #: Name: type, path, body.
 REQUESTS: dict[str, tuple[str, str, bytes]] = {
     "many texts": (JSON, CHAT, chat(input=["ab"] * 30_000)),
@@ -67,6 +71,15 @@ REQUESTS: dict[str, tuple[str, str, bytes]] = {
     "one long text": (JSON, CHAT, said("some words to read " * 100_000)),
     "escapes": (JSON, CHAT, said(r"\u0061" * 400_000)),
     "arguments": (JSON, CHAT, chat(messages=[{"role": "assistant", "arguments": json.dumps(["ab"] * 40_000)}])),
+    "long texts, tools and a stream": (
+        JSON,
+        CHAT,
+        chat(
+            messages=[{"role": "user", "content": "some words " * 250_000}] * 4,
+            tools=[{"type": "function", "function": {"name": name}} for name in ("shell", "other")],
+            stream=True,
+        ),
+    ),
     "many tools": (JSON, CHAT, chat(messages=[], tools=[{"type": "function", "function": {"name": "f"}}] * 20_000)),
     "calls": (
         JSON,
@@ -75,6 +88,12 @@ REQUESTS: dict[str, tuple[str, str, bytes]] = {
     ),
     "a form": (FORM, OTHER, b"a=b&" * 500_000),
     "a long form": (FORM, OTHER, b"a=" + b"%61" * 600_000),
+    "long texts with values": (
+        JSON,
+        CHAT,
+        chat(messages=[{"role": "user", "content": "some words " * 200_000 + f"a{n}@b.example"} for n in range(5)]),
+    ),
+    "blank lines": (LINES, OTHER, b"\n" * 15_000 + b" " * 4_000_000),
     "lines": (LINES, OTHER, b'{"a":"b"}\n' * 15_000),
     "text": (TEXT, OTHER, b"some words to read\n" * 60_000),
 }
@@ -86,6 +105,12 @@ ANSWERS: dict[str, tuple[str, str, bytes]] = {
     "events that are text": (EVENTS, CHAT, b"data: a\n\n" * 7_000),
     "empty lines": (EVENTS, CHAT, b"\n" * 65_536),
     "a huge event": (EVENTS, CHAT, event(b"some words to read " * 100_000)),
+    "an event of many lines": (EVENTS, CHAT, b"a\n" * 1_000_000 + b"\n"),
+    "an event that ends many texts": (
+        EVENTS,
+        CHAT,
+        choices(range(1_900), b'{"content":"a"}') + choices(range(5_000, 9_000), b'{},"finish_reason":"stop"'),
+    ),
     "an event of many texts": (EVENTS, CHAT, b'data: {"a":[' + b'"ab",' * 30_000 + b'"a"]}\n\n'),
     "text": REQUESTS["text"],
 }  # fmt: skip
@@ -124,15 +149,43 @@ def test_no_answer_keeps_the_loop(kind: str, shape: str):
     assert longest_step(harness(kind), cut, media_type, path=path, is_answer=True, most=MOST) < MOST
 
 
+@pytest.mark.parametrize("said", [["hi <EMAIL_1>"] * 12_000, ["some words <EMAIL_1> " * 40_000]], ids=["many", "long"])
+def test_no_answer_keeps_the_loop_in_which_values_come_back(said: list[str]):
+    config = {"applyTo": "Requests", "entities": [EMAIL]}
+    detector = FilterHarness(config, phase=Phase.REQUEST_HEADERS, type="egressproxy.io/PIIDetector:v1", timeout_s=60)
+    body = chat(choices=[{"index": 0, "message": {"role": "assistant", "content": each}} for each in said])
+    assert longest_step(detector, [body], JSON, path=CHAT, is_answer=True, most=MOST) < MOST
+
+
 @pytest.mark.parametrize("target", [Api.ANTHROPIC, Api.OPENAI_RESPONSES])
 def test_no_translation_keeps_the_loop(target: Api):
     body = chat(messages=[{"role": "user", "content": "hi"}] * 18_000)
     assert longest_part(lambda: translating(body, Api.OPENAI_CHAT, target), most=MOST) < MOST
 
 
-@pytest.mark.parametrize("shape", [name for name, request in REQUESTS.items() if request[:2] == (JSON, CHAT)])
+@pytest.mark.parametrize("content", [["some words " * 1_400_000], ["hi"] * 19_000], ids=["long", "many"])
+def test_no_translation_of_an_answer_keeps_the_loop(content: list[str]):
+    asked = b'{"model":"m","max_tokens":5,"messages":[{"role":"user","content":"x"}]}'
+    request = at_once(translating(asked, Api.OPENAI_CHAT, Api.ANTHROPIC))
+    answer = {"id": "m", "type": "message", "role": "assistant", "model": "m", "stop_reason": "end_turn"}
+    body = json.dumps({**answer, "content": [{"type": "text", "text": each} for each in content]}).encode()
+    assert at_once(ResponseTranslator(request).making_whole(200, body))[0] == 200
+    assert longest_part(lambda: ResponseTranslator(request).making_whole(200, body), most=MOST) < MOST
+
+
+#: Those that filters refuse, and that are read for their model all the same.
+OF_MODELS = {
+    **{name: body for name, (kind, path, body) in REQUESTS.items() if (kind, path) == (JSON, CHAT)},
+    "a member over and over": b'{"model":"m"' + b',"a":""' * 100_000 + b"}",
+    "long names": b'{"model":"m",' + b",".join(b'"%d%b":1' % (each, b"a" * 60_000) for each in range(200)) + b"}",
+    "blanks": b'{"a":"\\n","model":"m"' + b" " * 30_000_000 + b"}",
+    "a long number": b'{"model":"m","a":1.' + b"1" * 30_000_000 + b"}",
+}
+
+
+@pytest.mark.parametrize("shape", OF_MODELS)
 def test_no_body_keeps_the_loop_while_its_model_is_replaced(shape: str):
-    body = REQUESTS[shape][2]
+    body = OF_MODELS[shape]
 
     def renamed() -> Work[object]:
         try:

@@ -16,7 +16,7 @@ from egressproxy.ai_apis.message import CalledTool, JsonMessage, in_object
 from egressproxy.ai_apis.request import AiRequest, names_of_tool
 from egressproxy.ai_apis.shared import answer_view, operation, request_view, status_of_unseen, view_ahead
 from egressproxy.ai_apis.streams import SLICE, framing_of
-from egressproxy.ai_apis.strict_json import OtherSpelling, Unreadable, dumps
+from egressproxy.ai_apis.strict_json import OtherSpelling, Unreadable, dumping, dumps
 from egressproxy.errors import Reason
 from egressproxy.filters.ai.tool_rules import NameRules, Names, ToolRules, Tools
 from egressproxy.filters.ai.tool_streams import ToolStream
@@ -169,7 +169,7 @@ class ToolPolicy(Filter):
             answer = yield from self._rpc(x, messages, is_batch=type(value) is list)
             if answer is not None:
                 return answer
-        return self._chat(x, data) if type(value) is dict else data  # a request may look like both
+        return (yield from self._chat(x, data)) if type(value) is dict else data  # a request may look like both
 
     def _rpc(self, x: Exchange, messages: list[Any], *, is_batch: bool) -> Work[LocalResponse | None]:
         denials: list[str] = []
@@ -235,7 +235,7 @@ class ToolPolicy(Filter):
         how = " with these arguments" if is_about_arguments else ""
         return _Denial(f"filter {self._name}: {what} is not allowed{how}")
 
-    def _chat(self, x: Exchange, data: bytes) -> bytes:
+    def _chat(self, x: Exchange, data: bytes) -> Work[bytes]:
         request = request_view(x, data)
         denied = [tool for tool in request.tools if not self._tools.may_be_offered(tool.name)]
         if not denied:
@@ -249,8 +249,8 @@ class ToolPolicy(Filter):
         request.withhold_tools(denied)
         # No API takes an empty list of tools.
         if not request.tools:
-            return dumps({key: each for key, each in request.value.items() if key not in _OF_TOOLS})
-        return request.body()
+            return (yield from dumping({key: each for key, each in request.value.items() if key not in _OF_TOOLS}))
+        return (yield from request.writing())
 
     def _narrow_choice(self, request: AiRequest) -> None:
         """Take out of the tools that the model may choose from what must not be used. Raises Rejected if none stay."""

@@ -50,7 +50,6 @@ MAX_FORM_PARTS: Final = 50_000
 _PASSED: Final = 1024
 #: Bytes of a name or value that are decoded in one go.
 _DECODED: Final = 16 * 1024
-_ENDS_OF_LINES = re.compile(rb"(\r?\n)")
 _CHARSET = re.compile(rb';\s*charset\s*=\s*"?([^\s";,]*)', re.IGNORECASE)
 _READ_CHARSETS: Final = frozenset((b"", b"utf-8", b"utf8", b"us-ascii", b"ascii"))
 
@@ -350,12 +349,13 @@ class _LinesDocument:
         if body.count(b"\n") > MAX_PARTS or has_too_many_parts(body, MAX_PARTS, MAX_COMMAS):
             raise Unreadable("it has too many parts to be read here")
         lines: list[JsonDocument | bytes] = []
-        for line in _ENDS_OF_LINES.split(body):
+        for line in body.split(b"\n"):
             if line.strip():
                 lines.append(JsonDocument(JsonMessage(line, (yield from JsonMessage.parsing(line))), False))
                 yield
             else:
                 lines.append(line)
+                yield
         return cls(lines)
 
     def texts(self) -> Iterator[BodyText]:
@@ -368,7 +368,7 @@ class _LinesDocument:
         for line in self._lines:
             made.append((yield from line.writing()) if isinstance(line, JsonDocument) else line)
             yield
-        return b"".join(made)
+        return b"\n".join(made)
 
     def body(self) -> bytes:
         return at_once(self.writing())

@@ -266,7 +266,7 @@ class PIIDetector(ContentFilter):
                     self._replace(part, found, replace)
                 if turns.is_over:
                     await turns.next()
-            return document.body()
+            return await in_turns(document.writing())
         except Unreadable as error:
             return self._unreadable(data, error, "request", 400)
 
@@ -302,7 +302,7 @@ class PIIDetector(ContentFilter):
                     function = state.function()
                     assert function is not None
                     editor = TextEditor(function, is_lenient=is_lenient)
-                elif len(data) > _STEP and self.answers is not None:
+                elif len(data) > _STEP and (self.answers is not None or state.is_restored(data)):
                     return in_turns(self._answer_in_steps(x, data, kind, state))
                 else:
                     return self._whole_answer(x, data, kind, state)
@@ -350,11 +350,12 @@ class PIIDetector(ContentFilter):
 
     def _answer_in_steps(self, x: Exchange, data: bytes, kind: BodyKind, state: _State) -> Work[bytes]:
         scanner = self.answers
-        assert scanner is not None
         try:
             document = yield from reading_document(x, data, kind, is_request=False)
-            written = None if state.is_restored(data) else (yield from WrittenJson.reading(document, scanner))
-            if written is not None:
+            written = None
+            if scanner is not None and not state.is_restored(data):
+                written = yield from WrittenJson.reading(document, scanner)
+            if scanner is not None and written is not None:
                 many = yield from self._spans_in_steps(scanner, written.text)
                 if many is not None:
                     made = written.replaced(many, state.replace_in_answer) if many else data
@@ -362,10 +363,11 @@ class PIIDetector(ContentFilter):
                         return made
             for part in document.texts():
                 yield
-                self._edit_answer(part, (yield from self._spans_of(scanner, part.text, 502)), state)
+                found = [] if scanner is None else (yield from self._spans_of(scanner, part.text, 502))
+                self._edit_answer(part, found, state)
             return (yield from document.writing())
         except Unreadable as error:
-            return self._unreadable(data, error, "answer", 502)
+            return data if scanner is None else self._unreadable(data, error, "answer", 502)
 
     def _edit_answer(self, part: BodyText, found: list[Span], state: _State) -> None:
         text = part.text

@@ -85,7 +85,8 @@ class TokenUse:
             view = request_view(x, body)
         except Unreadable as error:
             return self._read_nothing(x, body, error, usual_output)
-        return self._read_view(view, body, view.asked_tokens(), usual_output, most_output, names_model=names_model)
+        asks = self._read_view(view, view.asked_tokens(), usual_output, most_output, names_model=names_model)
+        return view.body() if asks else body
 
     def reading(
         self, x: Exchange, body: bytes, usual_output: int, most_output: int, *, names_model: bool = True
@@ -97,7 +98,8 @@ class TokenUse:
         except Unreadable as error:
             return self._read_nothing(x, body, error, usual_output)
         asked = yield from view.asking()
-        return self._read_view(view, body, asked, usual_output, most_output, names_model=names_model)
+        asks = self._read_view(view, asked, usual_output, most_output, names_model=names_model)
+        return (yield from view.writing()) if asks else body
 
     def _read_nothing(self, x: Exchange, body: bytes, error: Unreadable, usual_output: int) -> bytes:
         self.fault = str(error)
@@ -109,13 +111,13 @@ class TokenUse:
     def _read_view(
         self,
         view: AiRequest,
-        body: bytes,
         tokens: tuple[int, int | None, int],
         usual_output: int,
         most_output: int,
         *,
         names_model: bool,
-    ) -> bytes:
+    ) -> bool:
+        """Returns whether the stream is asked for its usage in the client's place."""
         self.is_call = True
         if names_model:
             self.model = view.model
@@ -127,10 +129,9 @@ class TokenUse:
                 most = most_output if view.value.get("background") else usual_output
             output = most if most < most_output else most_output
             self.output_tokens = output if choices == 1 else output * min(choices, _MOST_CHOICES)
-        if not view.ask_for_usage():
-            return body
-        self.hides_usage = True
-        return view.body()
+        asks = view.ask_for_usage()
+        self.hides_usage = self.hides_usage or asks
+        return asks
 
     def guess(self, length: int, usual_output: int) -> None:
         """Estimate a request of which only the length is known: bytes, negative where nothing tells it."""

@@ -82,6 +82,10 @@ class ReadingClient(HeldFor, Protocol):
 
     seen_octets: int  # -1: since the clock has looked, something has moved
 
+    @property
+    def is_paused_for_room(self) -> bool:
+        """Whether reading its request is paused until there is room."""
+
 
 @dataclass(slots=True, eq=False, repr=False)
 class TranslatedAnswer:

@@ -307,7 +307,7 @@ class AiCall:
             if is_success:
                 raise
             body = b""  # the status says enough
-        status, body = translator.whole(head.status, b"" if is_coded else body)
+        status, body = await in_turns(translator.making_whole(head.status, b"" if is_coded else body))
         if is_success and status >= 300:
             raise _bad("is none that can be translated")
         set_response_head(head, request, JSON)

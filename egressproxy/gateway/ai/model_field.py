@@ -43,6 +43,7 @@ def naming_model(body: bytes) -> Work[NamedModel | None]:
     found: NamedModel | None = None
     at = _blanks(text, at + 1)
     while text[at] != "}":
+        yield
         end = yield from past_value(text, at)
         key = json.loads(text[at:end])
         begin = _blanks(text, _blanks(text, end) + 1)
@@ -59,10 +60,14 @@ def naming_model(body: bytes) -> Work[NamedModel | None]:
 
 def with_model(named: NamedModel, model: str) -> Work[bytes]:
     """The body with another model, made in turns; every other byte is as it was."""
-    return encoding(named.text[: named.begin] + json.dumps(model) + named.text[named.end :])
+    text = named.text
+    before = yield from encoding(text, 0, named.begin)
+    after = yield from encoding(text, named.end, len(text))
+    return b"".join((before, json.dumps(model).encode(), after))
 
 
 def _blanks(text: str, at: int) -> int:
+    """Where something follows: there are few blanks, as `checking` has seen to."""
     found = _BLANKS.match(text, at)
     assert found is not None
     return found.end()

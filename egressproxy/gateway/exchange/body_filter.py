@@ -101,7 +101,7 @@ class BodyFilter:
         if self._more:
             self._take_more()
         if self._task is None:
-            self._source.resume_reading()
+            self._resume_source()
 
     def more(self, own: object) -> None:
         """This filter has more to send: it goes on as soon as nothing waits before it."""
@@ -150,6 +150,7 @@ class BodyFilter:
             return
         if self._task is not None:
             self._waiting.append((data, trailers))
+            self._source.pause_reading()  # who has waited for room goes on, whatever a filter does
             return
         try:
             if trailers:
@@ -218,12 +219,18 @@ class BodyFilter:
         data = self._result(task)
         if data is None:
             return
+        if self._held:
+            self._count_held()  # before the sink counts it
         self._hand_on(data, trailers)
         while self._waiting and self._task is None and not self.is_over:
             self._take(*self._waiting.pop(0))
         if self._more:
             self._take_more()
         if self._task is None and not self._is_sink_full:
+            self._resume_source()
+
+    def _resume_source(self) -> None:
+        if not (self.chain.is_of_request and self._client.is_paused_for_room):
             self._source.resume_reading()
 
     def _hand_on(self, data: bytes, trailers: bytes | None) -> None:

@@ -149,6 +149,7 @@ class Client(ExchangeClock, Protocol):
             else:
                 source.pause_reading()
             if hold.wait(self.go_on if source is None else source.resume_reading, self.wheel.now):
+                hold.is_of_request = source is None
                 state.clients.bodies_waited += 1
         return False
 
@@ -156,6 +157,11 @@ class Client(ExchangeClock, Protocol):
     def held_of_connection(self) -> HeldBytes | None:
         """What counts beside this exchange on a connection that has several."""
         return None
+
+    @property
+    def is_paused_for_room(self) -> bool:
+        """Whether it is `hold_back` that has paused reading, which `go_on` alone may undo."""
+        return False
 
     def hold_back(self) -> None:
         """Take no more of the request's body than is on its way, until `go_on`."""

@@ -75,6 +75,13 @@ class ClientConnection(DownstreamConnection, Client):
             return False
         return not (route.policy if route is not None else self.listener.spec.policy).half_close
 
+    @property
+    def is_paused_for_room(self) -> bool:
+        hold = self.resources.held_bytes
+        if hold is None or not hold.is_waiting or not hold.is_of_request:
+            return False
+        return self.transport.get_extra_info(HTTP2_STREAM) is None
+
     def hold_back(self) -> None:
         """As of Client. In a tunnel of HTTP/2 the stream is held back, and no other of its connection with it."""
         stream, hold = self.transport.get_extra_info(HTTP2_STREAM), self.resources.held_bytes

@@ -226,8 +226,8 @@ def test_many_values_in_arguments_take_time_that_grows_with_their_number(monkeyp
     assert "@" not in said["messages"][0]["tool_calls"][0]["function"]["arguments"]
     assert len(written) < 10
     searched = []
-    spliced_text = message.spliced_text
-    monkeypatch.setattr(message, "spliced_text", lambda *how: searched.append(1) or spliced_text(*how))
+    splicing_text = message.splicing_text
+    monkeypatch.setattr(message, "splicing_text", lambda *how: searched.append(1) or splicing_text(*how))
     said = run(detector(), ask("", to=[f"a{number}@example.com" for number in range(2000)])).request_body
     assert b"@" not in said
     assert len(searched) < 10

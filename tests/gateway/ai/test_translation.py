@@ -14,6 +14,7 @@ from egressproxy.ai_apis.apis import Api
 from egressproxy.filters.base import Filter
 from egressproxy.gateway.ai import call as ai_call
 from egressproxy.model.exchange import Exchange
+from egressproxy.model.work import Work
 from egressproxy.translation import translator
 from egressproxy.translation.errors import Untranslatable
 from egressproxy.translation.translator import TranslatedRequest
@@ -36,6 +37,10 @@ class ScriptedTranslator:
     def __init__(self, request: Any) -> None:
         self.has_failed = False
         self._is_whole = False
+
+    def making_whole(self, status: int, body: bytes) -> Work[tuple[int, bytes]]:
+        yield
+        return self.whole(status, body)
 
     def whole(self, status: int, body: bytes) -> tuple[int, bytes]:
         if body == b"garbage":

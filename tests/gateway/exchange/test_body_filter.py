@@ -842,7 +842,9 @@ class _Waits:
 def test_what_a_filter_has_more_waits_for_a_sink_that_is_full() -> None:
     sink, source = _Waits(), _Waits()
     asked: list[str] = []
-    chain: Any = SimpleNamespace(sends_more=True, feed_more=lambda x, own: asked.append(own) or b"more")
+    chain: Any = SimpleNamespace(
+        sends_more=True, is_of_request=False, feed_more=lambda x, own: asked.append(own) or b"more"
+    )
     x = an_exchange("GET", "http://a.example/")
     body_filter = BodyFilter(x, chain, sink, source, None)  # type: ignore[arg-type]
     assert x.notes is not None

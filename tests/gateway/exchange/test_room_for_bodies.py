@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -446,3 +447,70 @@ def test_what_a_filter_keeps_of_a_body_that_flows_counts_too(converse: Start, is
     assert LIMIT < held(talk) < LIMIT + 2 * SIZE
     talk.client.leaves()
     assert held(talk) == 0
+
+
+class Slow(Whole):
+    """Takes its time with each body."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.goes_on: list[asyncio.Future[None]] = []
+
+    def request_body(self, x: Exchange, data: bytes, last: bool) -> Any:
+        return self.looking(data)
+
+    async def looking(self, data: bytes) -> bytes:
+        self.goes_on.append(asyncio.get_running_loop().create_future())
+        self.sizes.append(len(data))
+        await self.goes_on[-1]
+        return data
+
+
+def test_what_a_filter_looks_at_in_turns_is_held_meanwhile(converse: Start):
+    body = Slow()
+    talk = converse(limited(), filters={"b": body})
+    client = speak_http2(talk)
+    uploads = [Upload(client, SIZE) for _ in range(6)]
+    for each in uploads:
+        send_all(each)
+    assert body.sizes == [SIZE] * 2, "the rest of the second was on its way; the others wait"
+    assert 2 * SIZE <= held(talk) < LIMIT + SIZE + 6 * WINDOW
+    for each in body.goes_on:
+        talk.act(lambda done=each: done.set_result(None))
+    assert 2 * SIZE <= held(talk) < LIMIT + SIZE + 6 * WINDOW, "until they are sent"
+    talk.client.leaves()
+    talk.settle()
+    assert held(talk) == 0
+
+
+class InTurns(Filter):
+    """Gets requests as they come, and waits a turn with each piece."""
+
+    def request_body(self, x: Exchange, data: bytes, last: bool) -> Any:
+        return self.looking(data)
+
+    async def looking(self, data: bytes) -> bytes:
+        await asyncio.sleep(0)
+        return data
+
+
+def test_a_filter_in_turns_does_not_read_on_for_who_waits(converse: Start):
+    body = Whole()
+    limits = {"bufferedBytesPerClient": LIMIT}
+    extensions = [scripted_filter("a", "request-body"), scripted_filter("b", "request-body")]
+    talk = converse(forward(extensions=extensions, limits=limits), filters={"a": InTurns(), "b": body})
+    clients = [talk.client, *(talk.connect() for _ in range(3))]
+    size = 8 * SIZE
+    for client in clients:
+        client >> b"POST http://a.example/ HTTP/1.1\r\nHost: a.example\r\nContent-Length: %d\r\n\r\n" % size
+    left = [size - 1] * 4
+    for _ in range(size // 65_536):
+        for number, client in enumerate(clients):
+            if not client.transport.is_paused:  # type: ignore[attr-defined]
+                piece = min(left[number], 65_536)
+                left[number] -= piece
+                client >> bytes(piece)
+                talk.settle()
+    assert left[0] < SIZE, "the oldest goes on"
+    assert held(talk) < LIMIT + size + 4 * 65_536
+    assert min(left[1:]) > size - LIMIT - 4 * 65_536
