@@ -17,13 +17,13 @@ _BLANKS = re.compile(r"[ \t\n\r]*")
 _value_at: Final = json.JSONDecoder().raw_decode
 _END: Final = object()
 #: Characters that are passed over in one go, and those that are read so: five milliseconds at the very worst.
-_LONG: Final = 64 * 1024
-_READ_AT_ONCE: Final = 4 * _LONG
+_LONG: Final = 16 * 1024
+_READ_AT_ONCE: Final = 16 * _LONG
 #: What goes before the end of a string; and before the next bracket or brace that is not of an object or array without
 #: others inside, as far as whole strings go.
-_IN_STRING = re.compile(r'(?:[^"\\]++|\\.)*+')
-_FLAT = rf'(?:[^"{{}}\[\]]++|"{_IN_STRING.pattern}")*+'
-_BETWEEN = re.compile(rf"(?:{_FLAT}(?:\{{{_FLAT}\}}|\[{_FLAT}\]))*+{_FLAT}")
+_IN_STRING = re.compile(r'(?:[^"\\]++|\\.)*')
+_FLAT = rf'(?:[^"{{}}\[\]]++|"{_IN_STRING.pattern}")*'
+_BETWEEN = re.compile(rf"(?:{_FLAT}(?:\{{{_FLAT}\}}|\[{_FLAT}\]))*{_FLAT}")
 
 
 def spliced(text: str, changes: Mapping[Path, Any]) -> str:

@@ -74,9 +74,9 @@ _ALL_AT_ONCE: Final = 2 * 1024 * 1024
 _BLANKS: Final = " \t\n\r"
 _SKIPPED = re.compile(r"[ \t\n\r]*+")
 #: Of a string: what is whole before it ends.
-_WHOLE_CHARACTERS = re.compile(r'(?:[^"\\\0-\x1f]++|\\u[0-9A-Fa-f]{4}|\\[^u])*+')
+_WHOLE_CHARACTERS = re.compile(r'(?:[^"\\\0-\x1f]++|\\u[0-9A-Fa-f]{4}|\\[^u])*')
 #: Elements of an array that hold no others, and have no escapes, each with what parts it from the next.
-_RUN = re.compile(r'(?:(?:"[^"\\\0-\x1f]*+"|-?[0-9]++(?:\.[0-9]++)?+|true|false|null)[ \t\n\r]*+,[ \t\n\r]*+)++')
+_RUN = re.compile(r'(?:(?:"[^"\\\0-\x1f]*+"|-?[0-9]++(?:\.[0-9]++)?|true|false|null)[ \t\n\r]*+,[ \t\n\r]*+)+')
 #: A string that is read in pieces.
 _LATER: Final = object()
 _ONE_HALF: Final = "a string has half of a surrogate pair, which is no character"

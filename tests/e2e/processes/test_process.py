@@ -18,6 +18,7 @@ from egressproxy.ir.packing import unpacking
 from egressproxy.model.steps import finished
 from egressproxy.processes.loader import process as apart
 from egressproxy.processes.loader.answer import answer
+from egressproxy.net.system_roots import mark
 from egressproxy.processes.loader.compilation import loaded
 from egressproxy.processes.loader.loader import LOAD, SCHEMA
 from egressproxy.processes.loader.process import LoaderProcess, LoadingFailed
@@ -89,7 +90,7 @@ def copies(process: LoaderProcess) -> list[int]:
 
 
 def test_a_configuration_is_loaded_as_in_this_process(process: LoaderProcess, folder: Path):
-    assert finished(unpacking(load(process, folder).spec)) == loaded((folder,), BIND)[1].spec
+    assert finished(unpacking(load(process, folder).spec)) == loaded((folder,), BIND, system_roots=mark())[1].spec
 
 
 def test_it_serves_one_request_after_the_other(folder: Path):

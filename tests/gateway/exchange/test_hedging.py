@@ -249,12 +249,13 @@ def test_retries_follow_where_all_attempts_have_failed(converse: Start):
 
 
 def test_an_answer_with_retry_after_lets_no_further_attempt_begin(converse: Start):
-    talk = converse(hedging(FIRST, SECOND, THIRD, maxAttempts=3))
+    talk = converse(hedging(FIRST, SECOND, THIRD, maxAttempts=3, hedgingDelay="200ms"))
     talk.client >> GET
     _, first = asked(talk)
     _, hedge = asked(talk)
     hedge >> b"HTTP/1.1 503 No\r\nRetry-After: 5\r\nContent-Length: 0\r\n\r\n"
-    nothing_more(talk)
+    talk.run(asyncio.sleep(0.4))
+    talk.no_dial()
     first >> OK
     talk.client << OK_PASSED
 
