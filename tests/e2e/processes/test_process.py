@@ -16,9 +16,9 @@ import pytest
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.ir.packing import unpacking
 from egressproxy.model.steps import finished
+from egressproxy.net.system_roots import mark
 from egressproxy.processes.loader import process as apart
 from egressproxy.processes.loader.answer import answer
-from egressproxy.net.system_roots import mark
 from egressproxy.processes.loader.compilation import loaded
 from egressproxy.processes.loader.loader import LOAD, SCHEMA
 from egressproxy.processes.loader.process import LoaderProcess, LoadingFailed
