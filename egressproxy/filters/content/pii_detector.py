@@ -36,7 +36,7 @@ from egressproxy.filters.content.written_json import WrittenJson
 from egressproxy.model.circular_note import CircularNote
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.work import Work, at_once
-from egressproxy.net.cooperative import Turns, in_turns
+from egressproxy.net.cooperative import TimeSlice, in_turns
 
 #: Bytes of a body, and characters of one text, that are looked at in one go: ten milliseconds at the very worst.
 _STEP: Final = 8 * 1024
@@ -256,7 +256,7 @@ class PIIDetector(ContentFilter):
             if self._presidio is None:
                 return await in_turns(self._edited_request(x, data, document, scanner))
             replace = self._replacing(x, data)
-            turns = Turns()
+            time_slice = TimeSlice()
             for part in document.texts():
                 text = part.text
                 found = await in_turns(self._spans_of(scanner, text, 403))
@@ -264,8 +264,8 @@ class PIIDetector(ContentFilter):
                     found = apart([*found, *await self._presidio.spans(text, x)], 0, [])
                 if found:
                     self._replace(part, found, replace)
-                if turns.is_over:
-                    await turns.next()
+                if time_slice.is_over:
+                    await time_slice.next()
             return await in_turns(document.writing())
         except Unreadable as error:
             return self._unreadable(data, error, "request", 400)

@@ -15,7 +15,7 @@ import pytest
 
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.ir.packing import unpacking
-from egressproxy.model.steps import finished
+from egressproxy.model.work import at_once
 from egressproxy.processes.loader import process as apart
 from egressproxy.processes.loader.answer import answer
 from egressproxy.processes.loader.compilation import loaded
@@ -89,7 +89,7 @@ def copies(process: LoaderProcess) -> list[int]:
 
 
 def test_a_configuration_is_loaded_as_in_this_process(process: LoaderProcess, folder: Path):
-    assert finished(unpacking(load(process, folder).spec)) == loaded((folder,), BIND)[1].spec
+    assert at_once(unpacking(load(process, folder).spec)) == loaded((folder,), BIND)[1].spec
 
 
 def test_it_serves_one_request_after_the_other(folder: Path):
