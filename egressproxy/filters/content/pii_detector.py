@@ -315,16 +315,11 @@ class PIIDetector(ContentFilter):
             raise self._unreadable_stream(error) from None
 
     def _feeding(self, editor: StreamEditor | TextEditor, data: bytes, last: bool) -> Work[bytes]:
-        made = []
         try:
-            for piece in editor.feeding(data):
-                made.append(piece)
-                yield
-            if last:
-                made.append(editor.end())
+            made = yield from editor.feeding(data)
+            return made + editor.end() if last else made
         except Unreadable as error:
             raise self._unreadable_stream(error) from None
-        return b"".join(made)
 
     def _unreadable_stream(self, error: Unreadable) -> Rejected:
         return self.refusal(f"the answer cannot be looked at: {error}", 502)

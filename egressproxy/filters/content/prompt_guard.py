@@ -398,8 +398,7 @@ class PromptGuard(ContentFilter):
             return collected[-1]
 
         editor = StreamEditor(framing, collector)
-        for _ in editor.feeding(data + b"\n\n"):  # some clients read a last event that has not ended
-            yield
+        yield from editor.feeding(data + b"\n\n")  # some clients read a last event that has not ended
         editor.end()
         made = _Texts([], [])
         for each in collected:

@@ -337,9 +337,7 @@ class ResponsePolicy(ContentFilter):
                         answer.begun.note(event.value)
                     if self.config.tool_calls != "Any":
                         yield from self._check_tools(answer, AiAnswer(b"", event.value))
-            for edited in editor.feeding(piece):
-                made.append(edited)
-                yield
+            made.append((yield from editor.feeding(piece)))
             if answer.is_cut:
                 break
         if last and not answer.is_cut:
