@@ -42,7 +42,7 @@ from egressproxy.ir.route import HttpRouteIR, HttpRuleIR
 from egressproxy.model.authority import Authority
 from egressproxy.model.own_names import OWN_HOST
 from egressproxy.model.unix_socket import is_unix
-from egressproxy.model.work import Work, at_once
+from egressproxy.model.work import BlockingWork, Work, at_once
 from egressproxy.net.timers import TimerWheel
 from egressproxy.net.tls_contexts import HTTP_1_1, HTTP_2_OR_1_1, server_context
 from egressproxy.routing.hosts import HostEntry, HostMap
@@ -80,7 +80,7 @@ class SnapshotBuilder:
     def _called(self, name: str, callee: Callee) -> FilterCall:
         return self.parts.called(name, callee, self.metrics.filter_calls)
 
-    def snapshot(self, config: ConfigIR) -> Work[Snapshot]:
+    def snapshot(self, config: ConfigIR) -> BlockingWork[Snapshot]:
         """Build the snapshot, a rule at a time, on the event loop. With new code of an operator's filter it is built
         twice: the code runs when all the rest is known to be good. Raises as `build`.
         """
@@ -95,7 +95,7 @@ class SnapshotBuilder:
         self.parts.forget_chains()
         return (yield from self.whole(config))
 
-    def whole(self, config: ConfigIR) -> Work[Snapshot]:
+    def whole(self, config: ConfigIR) -> BlockingWork[Snapshot]:
         """Every listener and port of the configuration, in one snapshot."""
         yield from self.watch_placeholders(config)
         self.live.clear()
@@ -132,7 +132,7 @@ class SnapshotBuilder:
 
             self.parts.watches = PlaceholderWatches(found, self.metrics.notices)
 
-    def port(self, key: tuple[str, int], listeners: Sequence[ActiveListener]) -> Work[Port]:
+    def port(self, key: tuple[str, int], listeners: Sequence[ActiveListener]) -> BlockingWork[Port]:
         """One address and port with the listeners that share it. `key`: (address, port)."""
         web = [listener for listener in listeners if not listener.is_stream]
         tls = None
@@ -147,7 +147,7 @@ class SnapshotBuilder:
         streams = [listener for listener in listeners if listener.is_stream]
         return Port(*key, (*web, *streams), by_host, tls, clients_of(listeners), shown)
 
-    def listener(self, spec: ListenerIR) -> Work[ActiveListener]:
+    def listener(self, spec: ListenerIR) -> BlockingWork[ActiveListener]:
         """One listener with the tables of its routes, and the defaults for destinations that no route matches."""
         http = []
         named: list[HostEntry[bool]] = []
@@ -204,7 +204,7 @@ class SnapshotBuilder:
             listener.variants = ClientVariants(spec.subjects, dict(variants), listener)
         return listener
 
-    def stream_hosts(self, spec: ListenerIR) -> Work[HostMap[Route]]:
+    def stream_hosts(self, spec: ListenerIR) -> BlockingWork[HostMap[Route]]:
         """The TLSRoutes and TCPRoutes of a listener; variants of it share what is not otherwise for them."""
         routes = (*spec.tls_routes, *spec.tcp_routes)
         key = tuple(map(id, routes))
@@ -231,7 +231,7 @@ class SnapshotBuilder:
             yield None
         return made
 
-    def context(self, tls: ListenerTlsIR, *, shares_port: bool, alpn: tuple[str, ...]) -> Work[ssl.SSLContext]:
+    def context(self, tls: ListenerTlsIR, *, shares_port: bool, alpn: tuple[str, ...]) -> BlockingWork[ssl.SSLContext]:
         """The TLS context of a listener, made once for equal settings. Raises ssl.SSLError, ValueError."""
         key = tls, shares_port, alpn
 

@@ -7,7 +7,7 @@ from collections.abc import Coroutine
 from time import perf_counter
 from typing import Any, Final, TypeVar
 
-from egressproxy.model.work import Work, at_once
+from egressproxy.model.work import BlockingWork, Work, at_once
 
 T = TypeVar("T")
 
@@ -20,7 +20,7 @@ def run(work: Work[T], *, is_long: bool) -> T | Coroutine[Any, Any, T]:
     return in_turns(work) if is_long else at_once(work)
 
 
-async def in_turns(work: Work[T]) -> T:
+async def in_turns(work: BlockingWork[T]) -> T:
     """The result of this work, in as many turns of the loop as it takes; what may block runs in a thread. Raises what
     it raises. In a task or under a `Driver`.
     """

@@ -25,7 +25,7 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
 from egressproxy.model.secret import SecretBytes
-from egressproxy.model.work import Work, at_once
+from egressproxy.model.work import BlockingWork, at_once
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
 from tests.support import manifests as m
@@ -64,7 +64,7 @@ def config() -> ConfigIR:
     )
 
 
-def steps(gateway: GatewayServer, config: ConfigIR) -> Work[Snapshot]:
+def steps(gateway: GatewayServer, config: ConfigIR) -> BlockingWork[Snapshot]:
     return SnapshotBuilder(gateway.catalog, gateway.network, gateway.metrics, gateway.snapshot).snapshot(config)
 
 

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import pytest
 
-from egressproxy.model.work import Work, at_once
+from egressproxy.model.work import BlockingWork, at_once
 
 
 def test_all_steps_are_taken_and_what_blocks_is_called_between_them():
     seen: list[str] = []
 
-    def work() -> Work[str]:
+    def work() -> BlockingWork[str]:
         seen.append("first")
         yield None
         yield lambda: seen.append("blocking")
@@ -23,7 +23,7 @@ def test_what_blocks_may_fail():
     def fail() -> None:
         raise ValueError("no")
 
-    def work() -> Work[None]:
+    def work() -> BlockingWork[None]:
         yield fail
 
     with pytest.raises(ValueError, match="no"):

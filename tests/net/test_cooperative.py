@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from egressproxy.model.work import Work
+from egressproxy.model.work import BlockingWork, Work
 from egressproxy.net import cooperative as module
 from egressproxy.net.cooperative import in_turns
 
@@ -34,7 +34,7 @@ async def test_the_loop_has_turns_between_steps(monkeypatch: pytest.MonkeyPatch)
 async def test_what_blocks_runs_in_another_thread():
     threads: list[int] = []
 
-    def work() -> Work[str]:
+    def work() -> BlockingWork[str]:
         threads.append(threading.get_ident())
         yield lambda: threads.append(threading.get_ident())
         threads.append(threading.get_ident())
