@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from egressproxy.ai_apis.apis import Api, Operation
-from egressproxy.ai_apis.message import AT_ONCE, JsonMessage, in_object
+from egressproxy.ai_apis.message import READ_AT_ONCE, JsonMessage, in_object
 from egressproxy.ai_apis.splice import Path
 from egressproxy.ai_apis.strict_json import OtherSpelling, Unreadable, dumps, loads_strictly
 from egressproxy.ai_apis.texts import found_texts
@@ -156,7 +156,7 @@ class AiRequest(JsonMessage):
         """A view of this body. Raises Unreadable for no object, or one with two meanings: a name that stands twice, or
         (OtherSpelling) in another case, which some servers take for the same.
         """
-        return cls.of(body, loads_strictly(body) if len(body) <= AT_ONCE else cls.parse(body), operation)
+        return cls.of(body, loads_strictly(body) if len(body) <= READ_AT_ONCE else cls.parse(body), operation)
 
     @classmethod
     def of(cls, body: bytes, value: Any, operation: Operation | None = None) -> AiRequest:

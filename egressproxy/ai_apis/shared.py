@@ -9,7 +9,7 @@ from typing import Any, Final
 from egressproxy.ai_apis.answer import AiAnswer
 from egressproxy.ai_apis.apis import Api, Operation, is_socket_of_responses, operation_of
 from egressproxy.ai_apis.hosts import api_of_host, provider_of_host
-from egressproxy.ai_apis.message import AT_ONCE, JsonMessage
+from egressproxy.ai_apis.message import READ_AT_ONCE, JsonMessage
 from egressproxy.ai_apis.request import AiRequest
 from egressproxy.ai_apis.strict_json import Unreadable, loads
 from egressproxy.ai_apis.usage import TokenUsage, merged, usage_of
@@ -78,7 +78,7 @@ def view_ahead(x: Exchange, body: bytes, *, is_request: bool) -> Work[None]:
     """Have the view of this body, where it is long, which `request_view` or `answer_view` has at once then. What is no
     object (or, of an answer, no array) has none. Raises Unreadable.
     """
-    if len(body) <= AT_ONCE:
+    if len(body) <= READ_AT_ONCE:
         return
     notes = x.notes
     found = notes.get(_VIEW) if notes is not None else None

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any, Final
 
+from egressproxy.ai_apis.message import SCANNED_AT_ONCE
 from egressproxy.ai_apis.shared import operation
 from egressproxy.ai_apis.stream_events import Channel
-from egressproxy.ai_apis.streams import LenientEditor, StreamEditor, TextFunction, framing_of
+from egressproxy.ai_apis.streams import SLICE, LenientEditor, StreamEditor, TextFunction, framing_of
 from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.ai_apis.texts import TextKind
 from egressproxy.filters.base import REQUEST_HEADS, BodyMode, FilterContext, FilterType, Phase, Rejected
@@ -38,9 +39,6 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.model.work import Work, at_once
 from egressproxy.net.cooperative import TimeSlice, in_turns
 
-#: Bytes of a body, and characters of one text, that are looked at in one go: ten milliseconds at the very worst.
-_STEP: Final = 8 * 1024
-_SLICE: Final = 4 * 1024
 #: Values in one text, and placeholders of one exchange: each takes memory until its end.
 _MAX_VALUES: Final = 10_000
 
@@ -132,7 +130,7 @@ class PIIDetector(ContentFilter):
             self.actions.update((each.name, each.action) for each in config.presidio.entities)
             call = context.calls.get(config.presidio.backend_ref.label)
             self._presidio = Presidio(config.presidio, call)
-        self._at_once = _STEP if self._presidio is None else 0  # bytes of a request
+        self._at_once = SCANNED_AT_ONCE if self._presidio is None else 0  # bytes of a request
         self._replaced = tuple(name for name, action in self.actions.items() if action == "Placeholder")
         self._headers = tuple(name.encode() for name in config.headers)
         self._query = config.query
@@ -302,7 +300,7 @@ class PIIDetector(ContentFilter):
                     function = state.function()
                     assert function is not None
                     editor = TextEditor(function, is_lenient=is_lenient)
-                elif len(data) > _STEP and (self.answers is not None or state.is_restored(data)):
+                elif len(data) > SCANNED_AT_ONCE and (self.answers is not None or state.is_restored(data)):
                     return in_turns(self._answer_in_steps(x, data, kind, state))
                 else:
                     return self._whole_answer(x, data, kind, state)
@@ -408,7 +406,7 @@ class PIIDetector(ContentFilter):
 
     def _spans_of(self, scanner: Scanner, text: str, status: int) -> Work[list[Span]]:
         """The spans of a text. Raises Rejected for too many of them."""
-        if len(text) <= _SLICE:
+        if len(text) <= SLICE:
             return scanner.spans(text)
         found = yield from self._spans_in_steps(scanner, text)
         if found is None:
@@ -420,8 +418,8 @@ class PIIDetector(ContentFilter):
         stream = SpanStream(scanner, scanner.plain)
         found: list[Span] = []
         done = 0
-        for start in range(0, len(text), _SLICE):
-            decided, places = stream.take(text[start : start + _SLICE], start + _SLICE >= len(text))
+        for start in range(0, len(text), SLICE):
+            decided, places = stream.take(text[start : start + SLICE], start + SLICE >= len(text))
             found += [Span(s + done, e + done, entity, s + done) for s, e, entity, _ in places]
             if len(found) > _MAX_VALUES:
                 return None

@@ -29,6 +29,8 @@ _ODD_NUMBER_INSIDE = re.compile(r"[:,\[][ \1]*-?(?:[0-9.]+[Ee]|[0-9]{9,}\.)")
 _ordinary_string = re.compile(r"\0(?![ \1]*[{\[]|data:|[0-9A-Za-z+/=_\1-]{64,}+\0)[^\0]*+\0(?![ \t\r\n]*:)").match
 #: Members that are signed by a provider, or say again what others say.
 _bound = re.compile("\0(?:thinking|reasoningText|logprobs|logprobsResult|top_logprobs)\0").search
+#: Bytes of a body of which `strings_of` is looked at as a whole.
+SEEN_AT_A_GLANCE: Final = 64 * 1024
 #: Of a body, and of escapes in it that are undone one by one: nobody else has a turn meanwhile.
 _MAX_BYTES: Final = 512 * 1024
 _MAX_ESCAPES: Final = 4096
