@@ -325,12 +325,10 @@ class AiRequest(JsonMessage):
         return found
 
     # --- tokens ----------------------------------------------------------------------------------------------------
-    def estimated_input_tokens(self) -> int:
-        """About how many tokens texts, tools, messages and images have (`estimated_tokens` says how far off it is)."""
-        return at_once(self.estimating())
-
-    def estimating(self) -> Work[int]:
-        """`estimated_input_tokens` in turns."""
+    def estimated_input_tokens(self) -> Work[int]:
+        """About how many tokens texts, tools, messages and images have (`estimated_tokens` says how far off it is),
+        counted in turns.
+        """
         plain = plain_chat(self.value)
         if plain is not None:
             return plain[0]
@@ -347,12 +345,12 @@ class AiRequest(JsonMessage):
 
     def asked_tokens(self) -> tuple[int, int | None, int]:
         """`estimated_input_tokens`, `max_output_tokens` and `choices`."""
-        return plain_chat(self.value) or at_once(self.asking())
+        return plain_chat(self.value) or at_once(self.asking_tokens())
 
-    def asking(self) -> Work[tuple[int, int | None, int]]:
+    def asking_tokens(self) -> Work[tuple[int, int | None, int]]:
         """`asked_tokens` in turns."""
         plain = plain_chat(self.value)
-        return plain or ((yield from self.estimating()), self.max_output_tokens, self.choices)
+        return plain or ((yield from self.estimated_input_tokens()), self.max_output_tokens, self.choices)
 
     @property
     def tells_usage(self) -> bool:

@@ -237,7 +237,7 @@ def _matches(route: ModelRoute, view: AiRequest) -> Work[bool]:
         return False
     if route.has_images is not None and bool(view.images) is not route.has_images:
         return False
-    if route.min_tokens and (yield from view.estimating()) < route.min_tokens:
+    if route.min_tokens and (yield from view.estimated_input_tokens()) < route.min_tokens:
         return False
     words = [word.casefold() for word in route.text_contains]
     if not words:

@@ -97,7 +97,7 @@ class TokenUse:
             view = request_view(x, body)
         except Unreadable as error:
             return self._read_nothing(x, body, error, usual_output)
-        asked = yield from view.asking()
+        asked = yield from view.asking_tokens()
         asks = self._read_view(view, asked, usual_output, most_output, names_model=names_model)
         return (yield from view.writing()) if asks else body
 

@@ -31,7 +31,7 @@ from egressproxy.gateway.ai.answers import (
     set_request_head,
     set_response_head,
 )
-from egressproxy.gateway.ai.model_field import naming_model, with_model
+from egressproxy.gateway.ai.model_field import find_model, with_model
 from egressproxy.gateway.ai.provider_errors import ProviderCall, told_in_shape
 from egressproxy.gateway.backends.ai_endpoint import AiEndpoint
 from egressproxy.gateway.backends.failover import Course
@@ -171,7 +171,7 @@ class AiCall:
         if b"content-encoding" in x.request.fields:
             raise Untranslatable("", "its Content-Encoding is not read here: send it without")
         try:
-            tokens = yield from AiRequest.of(body, (yield from AiRequest.parsing(body))).estimating()
+            tokens = yield from AiRequest.of(body, (yield from AiRequest.parsing(body))).estimated_input_tokens()
         except Unreadable as error:
             raise Untranslatable("", f"the body cannot be read: {error}") from None
         return LocalResponse(200, ((b"Content-Type", JSON),), b'{"input_tokens":%d}' % tokens)
@@ -237,12 +237,12 @@ class AiCall:
         named = None
         model: str | None = endpoint.always_sends or None
         if endpoint.renames and (model is None or target is self.api):
-            named = yield from naming_model(body)
+            named = yield from find_model(body)
             model = endpoint.model_for(named.name) if named is not None else None
         if self.api is not None and target is not None and target is not self.api:
-            from egressproxy.translation.translator import translating
+            from egressproxy.translation.translator import translate_request
 
-            request = yield from translating(body, self.api, target, model, drops=endpoint.drops)
+            request = yield from translate_request(body, self.api, target, model, drops=endpoint.drops)
             return _Sent(request.body, request, request.client_model, model or request.client_model)
         if named is None or model is None:
             return _Sent(body)
@@ -307,7 +307,7 @@ class AiCall:
             if is_success:
                 raise
             body = b""  # the status says enough
-        status, body = await in_turns(translator.making_whole(head.status, b"" if is_coded else body))
+        status, body = await in_turns(translator.whole(head.status, b"" if is_coded else body))
         if is_success and status >= 300:
             raise _bad("is none that can be translated")
         set_response_head(head, request, JSON)

@@ -28,7 +28,7 @@ class NamedModel(NamedTuple):
     end: int
 
 
-def naming_model(body: bytes) -> Work[NamedModel | None]:
+def find_model(body: bytes) -> Work[NamedModel | None]:
     """The `model` of the outermost object, found in turns; None where it has none. Raises Untranslatable where the body
     is no object of JSON or has too many parts, and where two readers could find two models in it: the name stands
     twice, or in another case.
