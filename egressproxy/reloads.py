@@ -113,8 +113,8 @@ class LiveConfiguration:
             await self.put_in_service(await self._read(), acknowledged)
 
     async def show_catalogue(self) -> None:
-        """From here on the catalogue of filter types is among the objects. A gateway whose objects nobody asks for does
-        without: to make it takes longer than the rest of a loading.
+        """Show the catalogue of filter types among the objects, from here on. It takes longer to make than the rest of
+        a loading, so a gateway whose objects nobody asks for does without.
         """
         if not self._options.is_configured:
             return

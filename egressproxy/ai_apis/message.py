@@ -239,7 +239,7 @@ def in_object(value: Any, *names: str) -> Any:
 
 
 def _calls(value: Any, path: Path, key: str) -> Iterator[CalledTool | None]:
-    """None stands for values that have none: it is time to see whether others should have their turn."""
+    """The calls in a value. None stands for values without one: a place to yield."""
     if type(value) is list:
         for index, each in enumerate(value):
             if type(each) is dict or type(each) is list:

@@ -1,5 +1,5 @@
-"""JSON as translation reads and writes it. What two readers could understand differently is refused: duplicate keys
-(RFC 8259 section 4), NaN, numbers that no double holds, half a surrogate pair.
+"""JSON as filters and translation read and write it. What two readers could understand differently is refused:
+duplicate keys (RFC 8259 section 4), NaN, numbers that no double holds, half a surrogate pair.
 """
 
 from __future__ import annotations
@@ -20,6 +20,28 @@ MAX_PARTS: Final = 20_000
 MAX_COMMAS: Final = 100_000
 #: Strings of whatever is read.
 MAX_STRINGS: Final = 400_000
+#: Members of one object of long JSON: filters look at each of them.
+MAX_MEMBERS: Final = 20_000
+#: Levels of arrays and objects in a request. Schemas of tools, the deepest that conversations have, stay far below.
+MAX_DEPTH: Final = 100
+#: Digits of a number: a double needs 17.
+_MAX_DIGITS: Final = 300
+#: Blanks in one place of long JSON: nobody indents by that much.
+_MAX_BLANKS: Final = 64 * 1024
+
+#: Bytes of JSON that is read in one go, whatever it says.
+_SHORT: Final = 64 * 1024
+#: Bytes that are read in one go where they have at most _FEW_MARKS, and no escapes or other characters than ASCII in
+#: more than _LONG_STRING: ten milliseconds.
+_ALL_AT_ONCE: Final = 2 * 1024 * 1024
+_FEW_MARKS: Final = 16_000
+_LONG_STRING: Final = 256 * 1024
+#: Characters of a string, and bytes of JSON whose braces are looked for one by one, between two yields.
+_LONG: Final = 16 * 1024
+#: Characters of an object, array or number that are read at once if it ends within them.
+_WINDOW: Final = 512
+#: Values between two yields.
+_ITEMS: Final = 64
 
 _COUNTED: Final = b'{[,"'
 
@@ -46,29 +68,6 @@ def are_too_many(texts: Iterable[str]) -> bool:
         return False
     return has_too_many_parts("\n".join(together).encode("utf-8", "surrogatepass"))
 
-
-#: Levels of arrays and objects in a request. Schemas of tools, the deepest that conversations have, stay far below.
-MAX_DEPTH: Final = 100
-#: Digits of a number. A double needs 17, and whoever writes more than this means harm.
-_MAX_DIGITS: Final = 300
-
-#: What is longer is counted before it is read.
-_SHORT: Final = 64 * 1024
-#: In what is longer, braces and brackets are looked for one by one.
-_LONG: Final = 16 * 1024
-
-#: Members of one object of what is long: whoever looks at names looks at all of them.
-MAX_MEMBERS: Final = 20_000
-#: Marks of JSON that are soon read, whatever they are; characters of a value that is tried to be read at once; items
-#: between two turns; and bytes of JSON with escapes that are not looked at in one go.
-_FEW_MARKS: Final = 16_000
-_WINDOW: Final = 512
-_ITEMS: Final = 64
-#: Blanks in one place of what is long: nobody indents by that much.
-_MAX_BLANKS: Final = 64 * 1024
-_LONG_STRING: Final = 256 * 1024
-#: Bytes of JSON of few parts that are read at once: ten milliseconds.
-_ALL_AT_ONCE: Final = 2 * 1024 * 1024
 
 #: The blanks of JSON.
 _BLANKS: Final = " \t\n\r"
@@ -110,7 +109,7 @@ def dumps(value: Any) -> bytes:
 
 
 def dumping(value: Any, *, is_sorted: bool = False) -> Work[bytes]:
-    """`dumps` in turns, of what may be long; `is_sorted`: the members of each object by their names."""
+    """`dumps` in turns; `is_sorted`: the members of each object by their names."""
     pieces: list[bytes] = []
     yield from _write(value, pieces, is_sorted)
     return b"".join(pieces)
@@ -217,8 +216,8 @@ def loads_strictly(text: bytes | str) -> Any:
 
 
 def reading(text: bytes, parts: int = MAX_PARTS, commas: int = MAX_COMMAS, strings: int = MAX_STRINGS) -> Work[Any]:
-    """As `loads_strictly`, in turns. Raises Unreadable, also
-    for more objects and arrays than `parts`, or more `commas` or strings, and for an object of too many members.
+    """`loads_strictly` in turns. Raises Unreadable, also for more objects and arrays than `parts`, more `commas` or
+    `strings`, and an object of more than MAX_MEMBERS.
     """
     if (yield from _is_soon_read(text)):
         return loads_strictly(text)
@@ -227,14 +226,14 @@ def reading(text: bytes, parts: int = MAX_PARTS, commas: int = MAX_COMMAS, strin
 
 
 def checking(text: bytes, parts: int, commas: int, strings: int = MAX_STRINGS) -> Work[str]:
-    """This text, decoded, that `loads` would read, in turns. Raises Unreadable as `reading` does."""
+    """This text, decoded, once it was read in turns as `loads` reads it. Raises Unreadable as `reading` does."""
     decoded = yield from decoding(text)
     yield from _loading(text, decoded, parts, commas, strings)
     return decoded
 
 
 def loading(text: bytes) -> Work[Any]:
-    """As `loads`, in turns; of what is long, as far as `reading` reads it."""
+    """`loads` in turns. Raises Unreadable as `reading` does."""
     return (yield from _loading(text, (yield from decoding(text)), MAX_PARTS, MAX_COMMAS, MAX_STRINGS))
 
 
@@ -282,7 +281,7 @@ def decoding(text: bytes) -> Work[str]:
 
 
 class _LongReader:
-    """Reads JSON of many parts. What is short is read at once; of what is long, each member or element by itself."""
+    """Reads long JSON: a short value at once, a long one member by member or element by element."""
 
     __slots__ = ("_at", "_commas", "_is_strict", "_parts", "_scan", "_strings", "_text")
 
@@ -426,7 +425,7 @@ class _LongReader:
             yield
 
     def _took_run(self, holder: list[Any]) -> bool:
-        """Add the plain strings, numbers and words to this array that come next, but for the last. False: none do."""
+        """Add the next plain strings, numbers and words to this array, except the last. False: there are none."""
         found = _RUN.match(self._text, self._at, self._at + 4 * _WINDOW)
         if found is None:
             return False

@@ -43,7 +43,7 @@ async def in_turns(work: BlockingWork[T]) -> T:
 
 
 class TimeSlice:
-    """The same for a coroutine, which waits for others, too: where it could yield, it looks whether its time is up."""
+    """The time that a coroutine keeps the loop: where it could yield, it looks whether that `is_over`."""
 
     __slots__ = ("_ends",)
 

@@ -61,7 +61,7 @@ class SeenBody:
 
     @property
     def held(self) -> int:
-        """What is kept of it."""
+        """Bytes of it that are kept."""
         return len(self._kept) + (len(self._json) if self._json is not None else 0)
 
     def takes_long(self, data: bytes, *, is_last: bool) -> bool:

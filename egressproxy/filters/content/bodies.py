@@ -200,7 +200,7 @@ class JsonDocument:
 
     def texts(self) -> Iterator[BodyText]:
         """First the texts of a conversation, if it is one; then every other string, names of members too. An empty text
-        stands for many values without one: it is time to see whether others should have their turn.
+        stands for many values without one: a place to yield.
         """
         told: set[Path] = set()
         outer: dict[Path, str] = {}  # strings of JSON, such as arguments of calls

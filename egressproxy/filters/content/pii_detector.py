@@ -248,7 +248,7 @@ class PIIDetector(ContentFilter):
         raise self.refusal(f"the request has {entity}, which must not leave", 403)
 
     async def _in_steps(self, x: Exchange, data: bytes, scanner: Scanner) -> bytes:
-        """As above, for what is long or asks the analyzer: others have their turn between the parts."""
+        """As above in turns, for a body that is long or goes to the analyzer."""
         try:
             document = await in_turns(reading_document(x, data, type_and_kind_of(x.request.fields)[1], is_request=True))
             if self._presidio is None:
@@ -414,7 +414,7 @@ class PIIDetector(ContentFilter):
         return found
 
     def _spans_in_steps(self, scanner: Scanner, text: str) -> Work[list[Span] | None]:
-        """The spans of a long text; others may have their turn after every few thousand characters. None: too many."""
+        """The spans of a long text, found in turns. None: too many."""
         stream = SpanStream(scanner, scanner.plain)
         found: list[Span] = []
         done = 0

@@ -263,7 +263,7 @@ class PromptGuard(ContentFilter):
             x.request.fields.set(self._header, rule.encode())
 
     def _rules(self, texts: _Texts, direction: Direction) -> Iterator[str]:
-        """The name of a rule that denies these texts; before it "" often, for others to have their turn."""
+        """The name of a rule that denies these texts; before it often "": a place to yield."""
         config = self._config
         if config.max_total_length and sum(len(text) for text, _ in texts.spoken) > config.max_total_length:
             yield "max-total-length"

@@ -1,4 +1,4 @@
-"""TextEditor: a body of text in pieces of bytes, for a function of text; as StreamEditor does it for events."""
+"""TextEditor: edits a body of text that comes in pieces of bytes; as StreamEditor does it for events."""
 
 from __future__ import annotations
 

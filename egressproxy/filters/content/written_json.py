@@ -31,7 +31,7 @@ _ordinary_string = re.compile(r"\0(?![ \1]*[{\[]|data:|[0-9A-Za-z+/=_\1-]{64,}+\
 _bound = re.compile("\0(?:thinking|reasoningText|logprobs|logprobsResult|top_logprobs)\0").search
 #: Bytes of a body of which `strings_of` is looked at as a whole.
 SEEN_AT_A_GLANCE: Final = 64 * 1024
-#: Of a body, and of escapes in it that are undone one by one: nobody else has a turn meanwhile.
+#: Bytes of a body that becomes one text, and escapes in it that are undone one by one: none of it yields.
 _MAX_BYTES: Final = 512 * 1024
 _MAX_ESCAPES: Final = 4096
 _HOLDERS: Final = (dict, list)
