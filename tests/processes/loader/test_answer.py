@@ -15,7 +15,7 @@ from egressproxy.model.pickling import dumps
 from egressproxy.model.work import at_once
 from egressproxy.net.system_roots import mark
 from egressproxy.processes.loader.answer import answer, previous_of
-from egressproxy.processes.loader.compilation import loaded
+from egressproxy.processes.loader.compilation import Machine, loaded
 from egressproxy.processes.loader.request import write_request
 from egressproxy.processes.loader.result import ListenerAddress, Loaded, read_answer, shown
 from tests.support import manifests as m
@@ -51,7 +51,7 @@ def write(folder: Path, hostnames: list[str]) -> None:
 
 
 def test_it_is_what_a_compilation_in_this_process_makes(folder: Path):
-    _, compiled = loaded((folder,), BIND, system_roots=mark())
+    _, compiled = loaded((folder,), BIND, machine=Machine(system_roots=mark()))
     made = answered(folder)
     assert at_once(unpacking(made.spec)) == compiled.spec
     assert made.objects == 4
