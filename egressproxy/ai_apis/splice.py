@@ -42,7 +42,7 @@ def splicing(text: str, changes: Mapping[Path, Any]) -> Work[str]:
             node = node.setdefault(step, {})
         node[_END] = (yield from dumping(value)).decode()
     splice = _Splice(text)
-    yield from splice.walk(_skip(text, 0), tree)
+    yield from splice.walk(skip_blanks(text, 0), tree)
     return splice.result()
 
 
@@ -81,11 +81,11 @@ class _Splice:
     def _members(self, at: int, node: dict[Any, Any]) -> Work[int]:
         text = self._text
         left = dict(node)
-        at = _skip(text, at + 1)
+        at = skip_blanks(text, at + 1)
         is_empty = text[at : at + 1] == "}"
         while text[at : at + 1] != "}":
             key, at = _value_at(text, at)
-            at = _skip(text, _skip(text, at) + 1)
+            at = skip_blanks(text, skip_blanks(text, at) + 1)
             inner = left.pop(key, None)
             at = _past(text, (yield from past_value(text, at) if inner is None else self.walk(at, inner)))
             yield
@@ -97,7 +97,7 @@ class _Splice:
     def _elements(self, at: int, node: dict[Any, Any]) -> Work[int]:
         text = self._text
         left = dict(node)
-        at = _skip(text, at + 1)
+        at = skip_blanks(text, at + 1)
         index = 0
         while text[at : at + 1] != "]":
             inner = left.pop(index, None)
@@ -126,6 +126,12 @@ def splicing_text(source: bytes, before: str, after: str) -> Work[bytes | None]:
     new = yield from dumping(after)
     yield
     return b"".join((source[:at], new, source[at + len(written) :]))
+
+
+def skip_blanks(text: str, at: int) -> int:
+    """Where the next thing begins that is no blank of JSON."""
+    found = _BLANKS.match(text, at)
+    return found.end() if found is not None else at
 
 
 def past_value(text: str, at: int) -> Work[int]:
@@ -178,10 +184,5 @@ def _built(node: dict[Any, Any]) -> str:
 
 def _past(text: str, end: int) -> int:
     """Where the next member or element begins, or the end, behind the value that ends there."""
-    at = _skip(text, end)
-    return _skip(text, at + 1) if text[at : at + 1] == "," else at
-
-
-def _skip(text: str, at: int) -> int:
-    found = _BLANKS.match(text, at)
-    return found.end() if found is not None else at
+    at = skip_blanks(text, end)
+    return skip_blanks(text, at + 1) if text[at : at + 1] == "," else at
