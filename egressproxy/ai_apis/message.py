@@ -7,16 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from egressproxy.ai_apis.long_json import decoding, encoding, reading
 from egressproxy.ai_apis.splice import Path, splicing, splicing_text
-from egressproxy.ai_apis.strict_json import (
-    Unreadable,
-    decoding,
-    dumps,
-    encoding,
-    has_too_many_parts,
-    loads_strictly,
-    reading,
-)
+from egressproxy.ai_apis.strict_json import Unreadable, dumps, has_too_many_parts, loads_strictly
 from egressproxy.ai_apis.texts import Found, TextKind, TextRole, found_texts, inner_json, where
 from egressproxy.model.member_names import CALL, CALL_KEYS, spelling_fault
 from egressproxy.model.work import Work, at_once

@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from egressproxy.ai_apis.strict_json import Unreadable, dumping, dumps
+from egressproxy.ai_apis.long_json import dumping
+from egressproxy.ai_apis.strict_json import Unreadable, dumps
 from egressproxy.model.work import Work, at_once
 
 #: The way to a value: names of members and indices of elements, from the outermost.

@@ -9,7 +9,8 @@ from typing import Any, Final
 
 from egressproxy.ai_apis.apis import Api
 from egressproxy.ai_apis.errors import error_object
-from egressproxy.ai_apis.strict_json import Unreadable, dumping, dumps, loading, loads, reading
+from egressproxy.ai_apis.long_json import dumping, loading, reading
+from egressproxy.ai_apis.strict_json import Unreadable, dumps, loads
 from egressproxy.model.work import Work
 from egressproxy.translation.anthropic import answers as anthropic_answers
 from egressproxy.translation.anthropic import request_reader as anthropic_reader

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Annotated, Any, Final, Literal
 
+from egressproxy.ai_apis.long_json import dumping
 from egressproxy.ai_apis.message import SCANNED_AT_ONCE, CalledTool, JsonMessage, in_object
 from egressproxy.ai_apis.request import AiRequest, names_of_tool
 from egressproxy.ai_apis.shared import answer_view, operation, request_view, status_of_unseen, view_ahead
 from egressproxy.ai_apis.streams import SLICE, framing_of
-from egressproxy.ai_apis.strict_json import OtherSpelling, Unreadable, dumping, dumps
+from egressproxy.ai_apis.strict_json import OtherSpelling, Unreadable, dumps
 from egressproxy.errors import Reason
 from egressproxy.filters.ai.tool_rules import NameRules, Names, ToolRules, Tools
 from egressproxy.filters.ai.tool_streams import ToolStream

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from typing import Final, NamedTuple
 
+from egressproxy.ai_apis.long_json import checking, encoding
 from egressproxy.ai_apis.splice import past_value, skip_blanks
-from egressproxy.ai_apis.strict_json import Unreadable, checking, encoding
+from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.model.work import Work
 from egressproxy.translation.errors import Untranslatable
 
