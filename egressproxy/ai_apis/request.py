@@ -82,7 +82,7 @@ _OFFERS: Final[tuple[tuple[str, ...], ...]] = (
     ("toolConfig", "tools"),
     ("additionalModelRequestFields", "tools"),
 )
-#: What no request has many of: each is looked at in one go. Elements of each.
+#: Arrays that are looked at in one go, since no request has many elements in them; and the most elements of each.
 _LISTED: Final = ("tools", "functions", "models", "fallbacks", "mcp_servers")
 MAX_LISTED: Final = 4000
 #: Lists of functions in a tool of Gemini.

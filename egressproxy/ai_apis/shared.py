@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import Any, Final
 
 from egressproxy.ai_apis.answer import AiAnswer
-from egressproxy.ai_apis.apis import Api, Operation, is_socket_of_responses, operation_of
+from egressproxy.ai_apis.apis import Api, Operation, is_responses_websocket, operation_of
 from egressproxy.ai_apis.hosts import api_of_host, provider_of_host
 from egressproxy.ai_apis.message import READ_AT_ONCE, JsonMessage
 from egressproxy.ai_apis.request import AiRequest
@@ -42,7 +42,7 @@ def status_of_unseen(x: Exchange) -> int:
     """The status that refuses a tunnel or an upgrade that a filter cannot look into: 403, or 426 where the client can
     send plain requests instead.
     """
-    return 426 if x.request.upgrade and is_socket_of_responses(x.request.path, x.request.upgrade) else 403
+    return 426 if x.request.upgrade and is_responses_websocket(x.request.path, x.request.upgrade) else 403
 
 
 def tell_backend_api(x: Exchange, api: Api | None) -> None:

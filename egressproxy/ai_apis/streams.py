@@ -404,7 +404,7 @@ def sliced(data: bytes) -> Iterator[bytes]:
 
 
 def _fed(function: TextFunction, text: str) -> Work[str]:
-    """What the function makes of this text, of a long one piece by piece."""
+    """The function's result for this text; a long text is fed piece by piece."""
     if len(text) <= SLICE:
         return function.feed(text)
     made = []

@@ -64,7 +64,9 @@ def image_at(url: str, detail: str | None, where: str) -> Image:
 
 
 def _base64(data: str) -> str:
-    """As Anthropic takes it: standard letters, padded, without blanks; "" for what is no base64, or costs too much."""
+    """Base64 as Anthropic takes it: standard letters, padded, without blanks; "" for other text, and for more escapes
+    than _MOST_ESCAPES.
+    """
     if not data.isascii() or data.count("%") > _MOST_ESCAPES:
         return ""
     if "%" in data:
@@ -183,9 +185,9 @@ def function_of(described: JsonObject) -> Tool:
 def tools_of_client(
     offered: Iterable[JsonObject], read: Callable[[JsonObject, str | None], Iterable[T] | None], known: str
 ) -> list[T]:
-    """What `read` makes of each tool that is offered, and its type; None for one that the provider runs. Those may be
-    left out if others stay: without any of them a request that is for a search alone would be for nothing. `known`
-    names those that are read. Raises Untranslatable.
+    """The result of `read` for each offered tool and its type; None for one that the provider runs. Those may be left
+    out if others stay: without any of them a request that is for a search alone would be for nothing. `known` names
+    those that are read. Raises Untranslatable.
     """
     tools: list[T] = []
     left_out: list[JsonObject] = []

@@ -117,7 +117,7 @@ def document_of(x: Exchange, body: bytes, kind: BodyKind, *, is_request: bool) -
 
 
 def reading_document(x: Exchange, body: bytes, kind: BodyKind, *, is_request: bool) -> Work[BodyTexts]:
-    """`document_of` in turns, for what is long."""
+    """`document_of` in turns."""
     if kind is _JSON:
         return (yield from _json_document(x, body, is_request))
     if kind is BodyKind.LINES:
@@ -345,7 +345,7 @@ class _LinesDocument:
 
     @classmethod
     def reading(cls, body: bytes) -> Work[_LinesDocument]:
-        """That of a body. Raises Unreadable."""
+        """The document of this body. Raises Unreadable."""
         if body.count(b"\n") > MAX_PARTS or has_too_many_parts(body, MAX_PARTS, MAX_COMMAS):
             raise Unreadable("it has too many parts to be read here")
         lines: list[JsonDocument | bytes] = []
@@ -386,7 +386,7 @@ class FormDocument:
 
     @classmethod
     def reading(cls, body: bytes) -> Work[FormDocument]:
-        """That of a body or query. Raises Unreadable."""
+        """The document of this body or query. Raises Unreadable."""
         if b"\0" in body:
             raise Unreadable("it has NUL characters: it is no form, or not UTF-8")
         if body.count(b"&") + body.count(b";") + body.count(b"=") > MAX_FORM_PARTS:
@@ -422,7 +422,7 @@ class FormDocument:
 
 
 def _between_marks(body: bytes) -> Iterator[tuple[int, int]]:
-    """Where each name and value of a form begins and ends that is not empty."""
+    """Where each name and value of a form begins and ends, but for empty ones."""
     at, size = 0, len(body)
     following = dict.fromkeys(b"&;=", -1)  # where each mark stands next
     while at < size:

@@ -66,7 +66,7 @@ class WrittenJson:
 
     @classmethod
     def reading(cls, document: BodyTexts, scanner: Scanner) -> Work[WrittenJson | None]:
-        """`of` in turns, for what is long."""
+        """`of` in turns."""
         if type(document) is not JsonDocument or not scanner.stays_in_strings:
             return None
         message = document.message

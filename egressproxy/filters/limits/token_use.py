@@ -171,7 +171,7 @@ class TokenUse:
 
     @property
     def held_bytes(self) -> int:
-        """What is kept of an answer that comes in pieces, or of an event of its stream that has not ended."""
+        """Bytes that are kept of an answer that comes in pieces, or of an event of its stream that has not ended."""
         if self._whole is not None:
             return len(self._whole)
         return self._framing.held if self._framing is not None else 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from egressproxy.ai_apis.apis import Api, is_socket_of_responses
+from egressproxy.ai_apis.apis import Api, is_responses_websocket
 from egressproxy.ai_apis.request import AiRequest
 from egressproxy.ai_apis.shared import operation, tell_backend_api
 from egressproxy.ai_apis.strict_json import Unreadable
@@ -99,7 +99,7 @@ class AiCall:
 
     api: Api | None
     _prefix: bytes
-    is_socket: bool = False  # a WebSocket, which passes as it is or not at all
+    is_websocket: bool = False  # a WebSocket, which passes as it is or not at all
     backend_api: Api | None = None
     _sent: _Sent = _AS_IT_IS
     _model: str = ""  # that the client has asked for
@@ -111,8 +111,8 @@ class AiCall:
         """Look at the head of this exchange's request, and keep the call; nothing where there is none."""
         head = x.request
         if head.upgrade:
-            if is_socket_of_responses(head.path, head.upgrade):
-                x.keep(_CALL, cls(Api.OPENAI_RESPONSES, x.path_prefix, is_socket=True))
+            if is_responses_websocket(head.path, head.upgrade):
+                x.keep(_CALL, cls(Api.OPENAI_RESPONSES, x.path_prefix, is_websocket=True))
         elif head.method == b"POST":
             x.keep(_CALL, cls(api_of(head.path), x.path_prefix))
 
@@ -136,7 +136,7 @@ class AiCall:
             self._sent, self.backend_api = _AS_IT_IS, self.api
             x.path_prefix = self._prefix
             try:
-                if self.is_socket and backend.ai is not None and backend.ai.changes_body(self.api):
+                if self.is_websocket and backend.ai is not None and backend.ai.changes_body(self.api):
                     raise Untranslatable(
                         "", "a WebSocket is not translated, nor its models renamed: send plain requests"
                     )
@@ -205,7 +205,7 @@ class AiCall:
 
     def _needs_body(self, x: Exchange, endpoint: AiEndpoint) -> bool:
         """Whether this endpoint may get another body. A file, such as one to transcribe, names no model."""
-        if self.is_socket or not endpoint.changes_body(self.api):
+        if self.is_websocket or not endpoint.changes_body(self.api):
             return False
         return self.api is not None or media_type(x.request.fields) == JSON
 
@@ -269,7 +269,7 @@ class AiCall:
         field = f"`{self._first.field}`: " if self._first.field else ""
         message = f"no backend of this route can serve the request: {field}{self._first.why}"
         self.backend_api = None
-        status = 426 if self.is_socket else 400
+        status = 426 if self.is_websocket else 400
         error = BadRequest(Reason.UNTRANSLATABLE, message, status=status, close=False)
         error.is_quotable = False  # names of fields are the client's
         error.detail = f"{field}{self._first.why}"
