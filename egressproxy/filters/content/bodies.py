@@ -109,15 +109,10 @@ _MAX_TYPES: Final = 256
 _MAX_KNOWN: Final = 128
 
 
-def document_of(x: Exchange, body: bytes, kind: BodyKind, *, is_request: bool) -> BodyTexts:
-    """The texts of a whole body; what looks like JSON is read so, if it can be: servers do. Raises Unreadable."""
-    if is_request and kind is _JSON and body[:1] == b"{" and operation(x) is not None:  # nearly all
-        return JsonDocument(request_view(x, body), True)
-    return at_once(reading_document(x, body, kind, is_request=is_request))
-
-
 def reading_document(x: Exchange, body: bytes, kind: BodyKind, *, is_request: bool) -> Work[BodyTexts]:
-    """`document_of` in turns."""
+    """The texts of a whole body, read in turns; what looks like JSON is read so, if it can be: servers do. Raises
+    Unreadable.
+    """
     if kind is _JSON:
         return (yield from _json_document(x, body, is_request))
     if kind is BodyKind.LINES:

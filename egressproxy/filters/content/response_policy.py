@@ -23,7 +23,7 @@ from egressproxy.ai_apis.texts import TextKind, TextRole
 from egressproxy.errors import Reason
 from egressproxy.filters.base import REQUEST_HEADS, BodyMode, FilterContext, FilterType, Phase
 from egressproxy.filters.content.answer_ends import AnswerEnd, BegunResponse, end_of, mark_as_cut, written_end
-from egressproxy.filters.content.bodies import BodyKind, document_of, kind_of, media_type_of, reading_document
+from egressproxy.filters.content.bodies import BodyKind, kind_of, media_type_of, reading_document
 from egressproxy.filters.content.content_filter import ContentFilter
 from egressproxy.filters.content.entities import ENTITIES, check_countries, scanner_of
 from egressproxy.filters.content.folding import Folder
@@ -355,7 +355,7 @@ class ResponsePolicy(ContentFilter):
         if self.config.tool_calls != "Any" and (b'"name"' in data.lower() or b"\\u" in data):
             yield from self._check_tools(answer, view)
         yield
-        document = document_of(x, data, kind_of(x.response.fields), is_request=False)
+        document = yield from reading_document(x, data, kind_of(x.response.fields), is_request=False)
         if self.config.deny:
             said = strings_of(data)
             if said is None:
@@ -369,7 +369,7 @@ class ResponsePolicy(ContentFilter):
         entities = self._entities
         if entities is None:
             return True
-        written = yield from WrittenJson.reading(document, entities)
+        written = yield from WrittenJson.of(document, entities)
         if written is not None:
             return not entities.spans(written.text)
         for part in document.texts():

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from egressproxy.filters.content.bodies import BodyTexts, JsonDocument, is_binary, may_be_binary
 from egressproxy.filters.content.spans import Replace, Scanner, Span, replaced
-from egressproxy.model.work import Work, at_once
+from egressproxy.model.work import Work
 
 #: Escapes of which each stands for one character, none of which is in anything that is looked for. That of the
 #: backslash is the first: what follows it is no escape.
@@ -60,13 +60,10 @@ class WrittenJson:
     _index: list[int] | None  # of each character, and of the end, in the source
 
     @classmethod
-    def of(cls, document: BodyTexts, scanner: Scanner) -> WrittenJson | None:
-        """None for other bodies, and where a scan of the whole may find something else than those of its texts."""
-        return at_once(cls.reading(document, scanner))
-
-    @classmethod
-    def reading(cls, document: BodyTexts, scanner: Scanner) -> Work[WrittenJson | None]:
-        """`of` in turns."""
+    def of(cls, document: BodyTexts, scanner: Scanner) -> Work[WrittenJson | None]:
+        """That of a document, made in turns. None for other bodies, and where a scan of the whole may find something
+        else than those of its texts.
+        """
         if type(document) is not JsonDocument or not scanner.stays_in_strings:
             return None
         message = document.message
