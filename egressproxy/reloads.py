@@ -16,8 +16,8 @@ from egressproxy.ir.gateway import ListenerProtocol, every_listener
 from egressproxy.ir.packing import unpacking
 from egressproxy.model.certificate import CertificateState, Validity
 from egressproxy.model.forward_listener import ForwardListener
-from egressproxy.model.steps import finished
 from egressproxy.model.unix_socket import is_unix, parse_unix_socket
+from egressproxy.model.work import at_once
 from egressproxy.net.listening import BindError, is_inside
 from egressproxy.processes.loader.loader import Loader
 from egressproxy.processes.loader.notices import accepted, broken, rejected
@@ -113,8 +113,8 @@ class LiveConfiguration:
             await self.put_in_service(await self._read(), acknowledged)
 
     async def show_catalogue(self) -> None:
-        """From here on the catalogue of filter types is among the objects. A gateway whose objects nobody asks for does
-        without: to make it takes longer than the rest of a loading.
+        """Show the catalogue of filter types among the objects, from here on. It takes longer to make than the rest of
+        a loading, so a gateway whose objects nobody asks for does without.
         """
         if not self._options.is_configured:
             return
@@ -308,13 +308,13 @@ def _model(packed: bytes, bind: Sequence[str]) -> bytes:
     """The outline of a configuration, and where its Gateways listen that give no address."""
     from egressproxy.ir.outline import outline
 
-    spec = finished(unpacking(zlib.decompress(packed)))
+    spec = at_once(unpacking(zlib.decompress(packed)))
     return json.dumps({"model": outline(spec), "bind": list(bind)}).encode()
 
 
 def _forward_listeners(packed: bytes) -> list[ForwardListener]:
     chains: dict[str, dict[str, None]] = {}
-    spec = finished(unpacking(zlib.decompress(packed)))
+    spec = at_once(unpacking(zlib.decompress(packed)))
     for listener in every_listener(spec):
         found = chains.setdefault(f"{listener.gateway}/{listener.name}", {})
         found.update(dict.fromkeys(each.chain_pem for each in listener.policy.intercepts))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from benchmarks.micro.stage import Stage
 from egressproxy.ir.route import HttpRouteIR, HttpRuleIR, MatchIR, PathMatchType, ValueMatch
 from egressproxy.model.fields import Fields
-from egressproxy.model.steps import finished
+from egressproxy.model.work import at_once
 from egressproxy.routing.table import HttpTable
 
 COUNTS = (10, 1000, 10_000)
@@ -47,4 +47,4 @@ def route(name: str, host: str, *matches: MatchIR) -> HttpRouteIR:
 
 
 def table(*routes: HttpRouteIR) -> HttpTable[str]:
-    return finished(HttpTable.building((r, [r.name]) for r in routes))
+    return at_once(HttpTable.building((r, [r.name]) for r in routes))

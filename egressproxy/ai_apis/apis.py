@@ -104,7 +104,7 @@ def operation_of(path: bytes) -> Operation | None:
     return _operation_at(path.partition(b"?")[0])  # without the query, in which Gemini's clients send keys
 
 
-def is_socket_of_responses(path: bytes, upgrade: bytes) -> bool:
+def is_responses_websocket(path: bytes, upgrade: bytes) -> bool:
     """Whether an upgrade at this path asks for a WebSocket of OpenAI's responses. Codex, which asks for one first,
     sends plain requests at once behind a 426, and behind any other status tries again for seconds.
     """

@@ -1,6 +1,6 @@
-"""Providers of AI by the names of their hosts: which API their SDKs speak, and what OpenTelemetry calls them.
+"""AI providers by the names of their hosts: the API that their SDKs speak, and their name in OpenTelemetry.
 
-A host that is not listed is nobody's: what its path says has to do. Source of the names: `gen_ai.provider.name` of
+For a host that is not listed, the path of a request decides. Source of the names: `gen_ai.provider.name` of
 OpenTelemetry's semantic conventions, for those that have one there.
 """
 

@@ -7,16 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
+from egressproxy.ai_apis.long_json import decoding, encoding, reading
 from egressproxy.ai_apis.splice import Path, splicing, splicing_text
-from egressproxy.ai_apis.strict_json import (
-    Unreadable,
-    decoding,
-    dumps,
-    encoding,
-    has_too_many_parts,
-    loads_strictly,
-    reading,
-)
+from egressproxy.ai_apis.strict_json import Unreadable, dumps, has_too_many_parts, loads_strictly
 from egressproxy.ai_apis.texts import Found, TextKind, TextRole, found_texts, inner_json, where
 from egressproxy.model.member_names import CALL, CALL_KEYS, spelling_fault
 from egressproxy.model.work import Work, at_once
@@ -24,8 +17,10 @@ from egressproxy.model.work import Work, at_once
 #: Objects and arrays of a body that is read, and its commas: a tenth of a second.
 MAX_PARTS: Final = 50_000
 MAX_COMMAS: Final = 200_000
-#: Bytes of a body that cannot have so many: each of them is one byte at least.
-AT_ONCE: Final = MAX_PARTS
+#: Bytes of a body that is read in one go: it cannot have so many, since each of them is one byte at least.
+READ_AT_ONCE: Final = MAX_PARTS
+#: Bytes of a body that is scanned in one go, text by text: ten milliseconds at the very worst.
+SCANNED_AT_ONCE: Final = 8 * 1024
 
 #: Texts that are searched for in the whole body, each of them. Of more of them the body is read once.
 _AT_A_GLANCE: Final = 8
@@ -105,7 +100,7 @@ class JsonMessage:
     @classmethod
     def parse(cls, body: bytes) -> Any:
         """What a body says. Raises Unreadable: no JSON, JSON with two meanings, or of too many parts."""
-        if len(body) > AT_ONCE and has_too_many_parts(body, MAX_PARTS, MAX_COMMAS):
+        if len(body) > READ_AT_ONCE and has_too_many_parts(body, MAX_PARTS, MAX_COMMAS):
             raise Unreadable("it has too many parts to be read here")
         return loads_strictly(body)
 
@@ -237,7 +232,7 @@ def in_object(value: Any, *names: str) -> Any:
 
 
 def _calls(value: Any, path: Path, key: str) -> Iterator[CalledTool | None]:
-    """None stands for values that have none: it is time to see whether others should have their turn."""
+    """The calls in a value. None stands for values without one: a place to yield."""
     if type(value) is list:
         for index, each in enumerate(value):
             if type(each) is dict or type(each) is list:

@@ -8,7 +8,7 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from egressproxy.ai_apis.apis import Api, Operation
-from egressproxy.ai_apis.message import AT_ONCE, JsonMessage, in_object
+from egressproxy.ai_apis.message import READ_AT_ONCE, JsonMessage, in_object
 from egressproxy.ai_apis.splice import Path
 from egressproxy.ai_apis.strict_json import OtherSpelling, Unreadable, dumps, loads_strictly
 from egressproxy.ai_apis.texts import found_texts
@@ -82,7 +82,7 @@ _OFFERS: Final[tuple[tuple[str, ...], ...]] = (
     ("toolConfig", "tools"),
     ("additionalModelRequestFields", "tools"),
 )
-#: What no request has many of: each is looked at in one go. Elements of each.
+#: Arrays that are looked at in one go, since no request has many elements in them; and the most elements of each.
 _LISTED: Final = ("tools", "functions", "models", "fallbacks", "mcp_servers")
 MAX_LISTED: Final = 4000
 #: Lists of functions in a tool of Gemini.
@@ -156,7 +156,7 @@ class AiRequest(JsonMessage):
         """A view of this body. Raises Unreadable for no object, or one with two meanings: a name that stands twice, or
         (OtherSpelling) in another case, which some servers take for the same.
         """
-        return cls.of(body, loads_strictly(body) if len(body) <= AT_ONCE else cls.parse(body), operation)
+        return cls.of(body, loads_strictly(body) if len(body) <= READ_AT_ONCE else cls.parse(body), operation)
 
     @classmethod
     def of(cls, body: bytes, value: Any, operation: Operation | None = None) -> AiRequest:
@@ -325,12 +325,10 @@ class AiRequest(JsonMessage):
         return found
 
     # --- tokens ----------------------------------------------------------------------------------------------------
-    def estimated_input_tokens(self) -> int:
-        """About how many tokens texts, tools, messages and images have (`estimated_tokens` says how far off it is)."""
-        return at_once(self.estimating())
-
-    def estimating(self) -> Work[int]:
-        """`estimated_input_tokens` in turns."""
+    def estimated_input_tokens(self) -> Work[int]:
+        """About how many tokens texts, tools, messages and images have (`estimated_tokens` says how far off it is),
+        counted in turns.
+        """
         plain = plain_chat(self.value)
         if plain is not None:
             return plain[0]
@@ -347,12 +345,12 @@ class AiRequest(JsonMessage):
 
     def asked_tokens(self) -> tuple[int, int | None, int]:
         """`estimated_input_tokens`, `max_output_tokens` and `choices`."""
-        return plain_chat(self.value) or at_once(self.asking())
+        return plain_chat(self.value) or at_once(self.asking_tokens())
 
-    def asking(self) -> Work[tuple[int, int | None, int]]:
+    def asking_tokens(self) -> Work[tuple[int, int | None, int]]:
         """`asked_tokens` in turns."""
         plain = plain_chat(self.value)
-        return plain or ((yield from self.estimating()), self.max_output_tokens, self.choices)
+        return plain or ((yield from self.estimated_input_tokens()), self.max_output_tokens, self.choices)
 
     @property
     def tells_usage(self) -> bool:

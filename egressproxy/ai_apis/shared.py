@@ -7,9 +7,9 @@ from __future__ import annotations
 from typing import Any, Final
 
 from egressproxy.ai_apis.answer import AiAnswer
-from egressproxy.ai_apis.apis import Api, Operation, is_socket_of_responses, operation_of
+from egressproxy.ai_apis.apis import Api, Operation, is_responses_websocket, operation_of
 from egressproxy.ai_apis.hosts import api_of_host, provider_of_host
-from egressproxy.ai_apis.message import AT_ONCE, JsonMessage
+from egressproxy.ai_apis.message import READ_AT_ONCE, JsonMessage
 from egressproxy.ai_apis.request import AiRequest
 from egressproxy.ai_apis.strict_json import Unreadable, loads
 from egressproxy.ai_apis.usage import TokenUsage, merged, usage_of
@@ -39,21 +39,20 @@ def operation(x: Exchange) -> Operation | None:
 
 
 def status_of_unseen(x: Exchange) -> int:
-    """With what a tunnel or an upgrade is refused, into which a filter cannot look: 403, or 426 where the client has
-    plain requests, too.
+    """The status that refuses a tunnel or an upgrade that a filter cannot look into: 403, or 426 where the client can
+    send plain requests instead.
     """
-    return 426 if x.request.upgrade and is_socket_of_responses(x.request.path, x.request.upgrade) else 403
+    return 426 if x.request.upgrade and is_responses_websocket(x.request.path, x.request.upgrade) else 403
 
 
 def tell_backend_api(x: Exchange, api: Api | None) -> None:
-    """The attempt that begins is translated to this API; None: it has the client's own."""
+    """Note that the attempt that begins is translated to this API; None: it is not translated."""
     x.keep(_BACKEND_API, api)
 
 
 def provider_name(x: Exchange, asked: Operation) -> str:
-    """Who has answered, by `gen_ai.provider.name`: whom the last host belongs to, or whose API it was asked in.
-
-    The host may be the client's word, where a backend is addressed by IP: it does not stand against a translation.
+    """The provider that has answered, by `gen_ai.provider.name`: that of the last host, or of the API that it was asked
+    in. The translation decides where the two differ: of a backend that is addressed by IP, the client names the host.
     """
     target: Api | None = x.notes.get(_BACKEND_API) if x.notes is not None else None
     host = host_name(x.upstream_host)
@@ -75,10 +74,10 @@ def request_view(x: Exchange, body: bytes) -> AiRequest:
 
 
 def view_ahead(x: Exchange, body: bytes, *, is_request: bool) -> Work[None]:
-    """Have the view of this body, where it is long, which `request_view` or `answer_view` has at once then. What is no
-    object (or, of an answer, no array) has none. Raises Unreadable.
+    """Read a long body in turns, so that `request_view` or `answer_view` has it at once afterwards. Raises Unreadable,
+    also for what is no object (or, of an answer, no array).
     """
-    if len(body) <= AT_ONCE:
+    if len(body) <= READ_AT_ONCE:
         return
     notes = x.notes
     found = notes.get(_VIEW) if notes is not None else None

@@ -7,7 +7,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
-from egressproxy.ai_apis.strict_json import Unreadable, dumping, dumps
+from egressproxy.ai_apis.long_json import dumping
+from egressproxy.ai_apis.strict_json import Unreadable, dumps
 from egressproxy.model.work import Work, at_once
 
 #: The way to a value: names of members and indices of elements, from the outermost.
@@ -42,7 +43,7 @@ def splicing(text: str, changes: Mapping[Path, Any]) -> Work[str]:
             node = node.setdefault(step, {})
         node[_END] = (yield from dumping(value)).decode()
     splice = _Splice(text)
-    yield from splice.walk(_skip(text, 0), tree)
+    yield from splice.walk(skip_blanks(text, 0), tree)
     return splice.result()
 
 
@@ -81,11 +82,11 @@ class _Splice:
     def _members(self, at: int, node: dict[Any, Any]) -> Work[int]:
         text = self._text
         left = dict(node)
-        at = _skip(text, at + 1)
+        at = skip_blanks(text, at + 1)
         is_empty = text[at : at + 1] == "}"
         while text[at : at + 1] != "}":
             key, at = _value_at(text, at)
-            at = _skip(text, _skip(text, at) + 1)
+            at = skip_blanks(text, skip_blanks(text, at) + 1)
             inner = left.pop(key, None)
             at = _past(text, (yield from past_value(text, at) if inner is None else self.walk(at, inner)))
             yield
@@ -97,7 +98,7 @@ class _Splice:
     def _elements(self, at: int, node: dict[Any, Any]) -> Work[int]:
         text = self._text
         left = dict(node)
-        at = _skip(text, at + 1)
+        at = skip_blanks(text, at + 1)
         index = 0
         while text[at : at + 1] != "]":
             inner = left.pop(index, None)
@@ -109,15 +110,10 @@ class _Splice:
         return at + 1
 
 
-def spliced_text(source: bytes, before: str, after: str) -> bytes | None:
-    """This JSON with its string `before` replaced, at a tenth of the price of `spliced`. None where it is not seen at a
-    glance which one that is: it may be written in another way, or stand there twice.
-    """
-    return at_once(splicing_text(source, before, after))
-
-
 def splicing_text(source: bytes, before: str, after: str) -> Work[bytes | None]:
-    """`spliced_text` in turns."""
+    """This JSON with its string `before` replaced, at a tenth of the price of `splicing`. None where it is not seen at
+    a glance which one that is: it may be written in another way, or stand there twice.
+    """
     # Without these two escapes there is one way to write a string: the one place that says it is the place.
     if b"\\u" in source or b"\\/" in source:
         return None
@@ -131,6 +127,12 @@ def splicing_text(source: bytes, before: str, after: str) -> Work[bytes | None]:
     new = yield from dumping(after)
     yield
     return b"".join((source[:at], new, source[at + len(written) :]))
+
+
+def skip_blanks(text: str, at: int) -> int:
+    """Where the next thing begins that is no blank of JSON."""
+    found = _BLANKS.match(text, at)
+    return found.end() if found is not None else at
 
 
 def past_value(text: str, at: int) -> Work[int]:
@@ -183,10 +185,5 @@ def _built(node: dict[Any, Any]) -> str:
 
 def _past(text: str, end: int) -> int:
     """Where the next member or element begins, or the end, behind the value that ends there."""
-    at = _skip(text, end)
-    return _skip(text, at + 1) if text[at : at + 1] == "," else at
-
-
-def _skip(text: str, at: int) -> int:
-    found = _BLANKS.match(text, at)
-    return found.end() if found is not None else at
+    at = skip_blanks(text, end)
+    return skip_blanks(text, at + 1) if text[at : at + 1] == "," else at

@@ -9,8 +9,8 @@ text is not changed goes on byte for byte as it came.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Generator, Iterator
-from typing import Final, Protocol, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Final, Protocol
 
 from egressproxy.ai_apis.answer import AiAnswer
 from egressproxy.ai_apis.apis import Api, Operation
@@ -24,7 +24,7 @@ from egressproxy.ai_apis.framing import (
     JsonArrayFraming,
     SseFraming,
 )
-from egressproxy.ai_apis.splice import spliced_text, splicing_text
+from egressproxy.ai_apis.splice import splicing_text
 from egressproxy.ai_apis.stream_events import (
     EVERY,
     Channel,
@@ -37,9 +37,7 @@ from egressproxy.ai_apis.stream_events import (
 )
 from egressproxy.ai_apis.strict_json import Unreadable, dumps, loads, looks_like_json
 from egressproxy.ai_apis.texts import Found, TextKind, TextRole
-from egressproxy.model.work import Work
-
-T = TypeVar("T")
+from egressproxy.model.work import Work, at_once
 
 #: Texts of one stream that have not ended.
 MAX_CHANNELS: Final = 2000
@@ -168,14 +166,18 @@ class StreamEditor:
         self._kept_size = 0
 
     def feed(self, data: bytes) -> bytes:
-        return b"".join([self._edited(frame) for frame in self._framing.feed(data)])
+        """What is sent for these bytes."""
+        return b"".join([at_once(self._editing(frame)) for frame in self._framing.feed(data)])
 
-    def feeding(self, data: bytes) -> Iterator[bytes]:
-        """`feed` in pieces, of which some are empty, for who gives others their turn between them."""
+    def feeding(self, data: bytes) -> Work[bytes]:
+        """`feed` in turns."""
+        made: list[bytes] = []
         for piece in sliced(data):
-            yield b""
+            yield
             for frame in self._framing.feed(piece):
-                yield from self._editing(frame)
+                made.append((yield from self._editing(frame)))
+                yield
+        return b"".join(made)
 
     @property
     def held(self) -> int:
@@ -191,38 +193,30 @@ class StreamEditor:
         frame = self._framing.rest()
         last = b""
         if frame is not None and (not frame.payload or frame.payload == _DONE or _is_json(frame.payload)):
-            last = self._edited(frame)
+            last = at_once(self._editing(frame))
         return last + self._framing.write(None, None, self._flushed(EVERY, {}))
 
-    def _edited(self, frame: Frame) -> bytes:
-        return b"".join(self._editing(frame))
-
-    def _editing(self, frame: Frame) -> Iterator[bytes]:
-        """What is sent for an event, all in the last piece."""
+    def _editing(self, frame: Frame) -> Work[bytes]:
+        """What is sent for an event."""
         payload = frame.payload
         if not payload:
             is_end = frame.raw.endswith(b"]")
-            yield self._framing.write(frame, None, self._flushed(EVERY, {}) if is_end else ())
-            return
+            return self._framing.write(frame, None, self._flushed(EVERY, {}) if is_end else ())
         if payload == _DONE:
-            yield self._framing.write(frame, None, self._flushed(EVERY, {}))
-            return
+            return self._framing.write(frame, None, self._flushed(EVERY, {}))
         try:
             value = loads(payload)
         except Unreadable:
             if b"\\u" in payload and looks_like_json(payload):
                 raise  # others may read it (NaN, many levels), and what it says is not what it looks like
-            yield from self._editing_text(frame, payload.decode("utf-8", "replace"), is_json=False)
-            return
+            return (yield from self._editing_text(frame, payload.decode("utf-8", "replace"), is_json=False))
         if value.__class__ is str:  # a string alone has no place in an object
-            yield from self._editing_text(frame, value, is_json=True)
-            return
+            return (yield from self._editing_text(frame, value, is_json=True))
         if len(payload) > SLICE:
-            yield b""
+            yield
         event = read_event(value)
         if len(event.deltas) == 1 and not event.ends and not event.wholes:
-            yield from self._editing_delta(frame, event, event.deltas[0])
-            return
+            return (yield from self._editing_delta(frame, event, event.deltas[0]))
         message = AiAnswer(payload, value)
         made_of: dict[Channel, tuple[TextDelta, str]] = {}
         for delta in event.deltas:
@@ -241,43 +235,37 @@ class StreamEditor:
         for whole in event.wholes:
             yield from self._editing_whole(whole, message)
         if self._hides_usage and value.__class__ is dict and value.get("choices") == [] and value.get("usage"):
-            yield self._framing.write(None, None, added)
-            return
-        edited = (yield from _empty_pieces(message.writing())) if message.is_changed else None
-        yield self._framing.write(frame, edited, added)
+            return self._framing.write(None, None, added)
+        edited = (yield from message.writing()) if message.is_changed else None
+        return self._framing.write(frame, edited, added)
 
-    def _editing_text(self, frame: Frame, text: str, *, is_json: bool) -> Iterator[bytes]:
+    def _editing_text(self, frame: Frame, text: str, *, is_json: bool) -> Work[bytes]:
         """For an event that is one text: a string of JSON, or no JSON."""
         made = yield from self._edited_whole(Channel(("event",), frame.name, TextKind.TEXT), text)
         changed = None if made == text else dumps(made) if is_json else made.encode("utf-8", "replace")
-        yield self._framing.write(frame, changed, ())
+        return self._framing.write(frame, changed, ())
 
-    def _editing_delta(self, frame: Frame, event: StreamEvent, delta: TextDelta) -> Iterator[bytes]:
+    def _editing_delta(self, frame: Frame, event: StreamEvent, delta: TextDelta) -> Work[bytes]:
         """For an event with one piece of one text and nothing else: nearly all are."""
         channel = self._channel(delta.channel)
         if channel is None:
-            yield self._framing.write(frame, None, ())
-            return
+            return self._framing.write(frame, None, ())
         text = delta.text
         made = channel.feed(text) if len(text) <= SLICE else (yield from _fed(channel, text))
         if channel.sent is not None:
             self._count(len(text) + len(made))
         channel.last = frame, event, delta
         if made == text:
-            yield self._framing.write(frame, None, ())
-            return
+            return self._framing.write(frame, None, ())
         payload = frame.payload
         edited: bytes | None = None
         if _LOG_PROBABILITIES.search(payload) is None:
-            if len(text) <= SLICE:
-                edited = spliced_text(payload, text, made)
-            else:
-                edited = yield from _empty_pieces(splicing_text(payload, text, made))
+            edited = yield from splicing_text(payload, text, made)
         if edited is None:
             message = AiAnswer(payload, event.value)
             message.replace_text(_found_at(delta), made)
             edited = message.body()
-        yield self._framing.write(frame, edited, ())
+        return self._framing.write(frame, edited, ())
 
     def _channel(self, channel: Channel) -> _EditedChannel | None:
         if channel in self._channels:
@@ -326,7 +314,7 @@ class StreamEditor:
         if not others:
             del self._groups[key.group]
 
-    def _editing_whole(self, whole: WholeText, message: AiAnswer) -> Iterator[bytes]:
+    def _editing_whole(self, whole: WholeText, message: AiAnswer) -> Work[None]:
         found = whole.found
         channel = self._channels.get(whole.channel) if whole.channel is not None else None
         if channel is not None and channel.sent is not None and "".join(channel.given) == found.text:
@@ -336,9 +324,9 @@ class StreamEditor:
             made = yield from self._edited_whole(own, found.text)
         if made != found.text and not found.is_signed:
             message.replace_text(found, made)
-        yield b""
+        yield
 
-    def _edited_whole(self, channel: Channel, text: str) -> Generator[bytes, None, str]:
+    def _edited_whole(self, channel: Channel, text: str) -> Work[str]:
         function = self._function_for(channel)
         return text if function is None else (yield from _fed(function, text)) + function.flush()
 
@@ -361,30 +349,34 @@ class LenientEditor(StreamEditor):
         if self._is_broken:
             return data
         try:
-            return b"".join([self._edited(frame) for frame in self._framing.feed(data)])
+            return super().feed(data)
         except BrokenStream as broken:
-            return b"".join(self._broken_off(broken))
+            return at_once(self._broken_off(broken))
 
-    def feeding(self, data: bytes) -> Iterator[bytes]:
+    def feeding(self, data: bytes) -> Work[bytes]:
+        made: list[bytes] = []
         for piece in sliced(data):
-            yield b""
+            yield
             if self._is_broken:
-                yield piece
+                made.append(piece)
                 continue
             try:
                 frames = self._framing.feed(piece)
             except BrokenStream as broken:
-                yield from self._broken_off(broken)
+                made.append((yield from self._broken_off(broken)))
                 continue
             for frame in frames:
-                yield from self._editing(frame)
+                made.append((yield from self._editing(frame)))
+                yield
+        return b"".join(made)
 
-    def _broken_off(self, broken: BrokenStream) -> Iterator[bytes]:
+    def _broken_off(self, broken: BrokenStream) -> Work[bytes]:
         self._is_broken = True
+        made: list[bytes] = []
         for frame in broken.frames:
-            yield from self._editing(frame)
-        yield self._framing.write(None, None, self._flushed(EVERY, {}))
-        yield broken.rest
+            made.append((yield from self._editing(frame)))
+            yield
+        return b"".join((*made, self._framing.write(None, None, self._flushed(EVERY, {})), broken.rest))
 
     def takes_long(self, data: bytes) -> bool:
         return not self._is_broken and super().takes_long(data)
@@ -392,11 +384,11 @@ class LenientEditor(StreamEditor):
     def end(self) -> bytes:
         return b"" if self._is_broken else super().end()
 
-    def _editing(self, frame: Frame) -> Iterator[bytes]:
+    def _editing(self, frame: Frame) -> Work[bytes]:
         try:
-            yield from super()._editing(frame)
+            return (yield from super()._editing(frame))
         except Unreadable:
-            yield frame.raw
+            return frame.raw
 
 
 def sliced(data: bytes) -> Iterator[bytes]:
@@ -411,25 +403,15 @@ def sliced(data: bytes) -> Iterator[bytes]:
     yield data[begin:] if begin else data
 
 
-def _fed(function: TextFunction, text: str) -> Generator[bytes, None, str]:
-    """What the function makes of this text, of a long one piece by piece."""
+def _fed(function: TextFunction, text: str) -> Work[str]:
+    """The function's result for this text; a long text is fed piece by piece."""
     if len(text) <= SLICE:
         return function.feed(text)
     made = []
     for begin in range(0, len(text), SLICE):
         made.append(function.feed(text[begin : begin + SLICE]))
-        yield b""
+        yield
     return "".join(made)
-
-
-def _empty_pieces(work: Work[T]) -> Generator[bytes, None, T]:
-    """This work, with a piece without bytes wherever it yields."""
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-        yield b""
 
 
 def _found_at(delta: TextDelta) -> Found:

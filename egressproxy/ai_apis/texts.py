@@ -111,7 +111,7 @@ def where(path: Path) -> str:
 
 def found_texts(value: Any) -> Iterator[Found]:
     """Each text of a request or an answer, in the order of its JSON, found while one iterates. An empty one stands for
-    values that may have none: it is time to see whether others should have their turn.
+    values without a text: a place to yield.
     """
     return _walk(value, (), TextRole.NONE, TextKind.TEXT)
 

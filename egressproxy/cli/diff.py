@@ -100,12 +100,12 @@ def _flips(
     """The decisions that flip, and how many were made again."""
     from egressproxy.gateway.build import offline
     from egressproxy.gateway.explain.decision_diff import flips
-    from egressproxy.model.steps import finished
+    from egressproxy.model.work import at_once
 
     async def replayed() -> tuple[list[DecisionChange], int]:
         before, after = offline(old) if old is not None else None, offline(new)
         recent = list(_of_log(access_log, before or after)) if access_log is not None else _of_admin(admin or ADMIN)
-        return finished(flips(before, after, recent)), len(recent)
+        return at_once(flips(before, after, recent)), len(recent)
 
     try:
         found, count = asyncio.run(replayed())

@@ -9,7 +9,7 @@ from typing import Final
 from egressproxy.errors import GatewayFault, Reason
 from egressproxy.gateway.route import SELF_SERVICE, Route
 from egressproxy.gateway.snapshot import ActiveListener, Port, Snapshot
-from egressproxy.model.steps import finished
+from egressproxy.model.work import at_once
 from egressproxy.routing.hosts import HostEntry, HostMap
 
 #: Fields of the call (`initial_metadata` of Envoy's grpc_service): namespace/name of a Gateway, name of its listener.
@@ -83,7 +83,7 @@ def unservable(snapshot: Snapshot) -> list[str]:
 
 
 def _port(port: Port, listeners: list[ActiveListener]) -> Port:
-    by_host = finished(HostMap.building(HostEntry((listener.spec.hostname,), listener) for listener in listeners))
+    by_host = at_once(HostMap.building(HostEntry((listener.spec.hostname,), listener) for listener in listeners))
     return replace(port, listeners=tuple(listeners), by_host=by_host, tls=None, clients=None)
 
 

@@ -55,7 +55,7 @@ class BodyChain:
             for step, bound in zip(chosen.steps, chosen.bounds, strict=True)
         ]
         self._owed = 0  # bytes taken in and not yet passed on, where the length must stay
-        self._waited_for = 0  # bytes that a filter has which is waited for
+        self._waited_for = 0  # bytes with a filter that has not returned yet
         self.keeps_length = chosen.only_reads or (chosen.keeps_length and not coding)
         self.holds = chosen.holds
         self.keeps = bool(chosen.keeping)

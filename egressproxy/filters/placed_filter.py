@@ -1,6 +1,6 @@
-"""Placed filters: each with its IR and what it is counted under, in the order of their chain.
+"""Placed filters: each with its IR and its counters, in the order of their chain.
 
-What `check` needs of chains; it runs none, so that nothing here imports an event loop.
+`check` needs no more of a chain. It runs none, so nothing here imports an event loop.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def in_order(specs: Iterable[ExtensionIR]) -> list[ExtensionIR]:
 def placed_filters(
     ordered: Iterable[ExtensionIR], make: Callable[[ExtensionIR], PlacedFilter]
 ) -> tuple[list[PlacedFilter], bool]:
-    """The filters of these specs, each told what is behind it; and whether one has become a filter of this place alone.
+    """The filters of these specs, each after `at_place`; and whether one of them is of this place alone by that.
     Raises what `make` raises, and MisplacedFilter.
     """
     filters = [make(spec) for spec in ordered]

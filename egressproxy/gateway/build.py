@@ -41,8 +41,8 @@ from egressproxy.ir.policy import Callee, ExtensionIR, InterceptIR
 from egressproxy.ir.route import HttpRouteIR, HttpRuleIR
 from egressproxy.model.authority import Authority
 from egressproxy.model.own_names import OWN_HOST
-from egressproxy.model.steps import Cooperative, finished
 from egressproxy.model.unix_socket import is_unix
+from egressproxy.model.work import BlockingWork, Work, at_once
 from egressproxy.net.timers import TimerWheel
 from egressproxy.net.tls_contexts import HTTP_1_1, HTTP_2_OR_1_1, server_context
 from egressproxy.routing.hosts import HostEntry, HostMap
@@ -55,7 +55,7 @@ def build(
     config: ConfigIR, catalog: Catalog, network: Network, metrics: Metrics, previous: Snapshot | None
 ) -> Snapshot:
     """The snapshot of a configuration. Raises FilterBuildError, ssl.SSLError or ValueError for a part of it."""
-    return finished(SnapshotBuilder(catalog, network, metrics, previous).snapshot(config))
+    return at_once(SnapshotBuilder(catalog, network, metrics, previous).snapshot(config))
 
 
 class SnapshotBuilder:
@@ -80,7 +80,7 @@ class SnapshotBuilder:
     def _called(self, name: str, callee: Callee) -> FilterCall:
         return self.parts.called(name, callee, self.metrics.filter_calls)
 
-    def snapshot(self, config: ConfigIR) -> Cooperative[Snapshot]:
+    def snapshot(self, config: ConfigIR) -> BlockingWork[Snapshot]:
         """Build the snapshot, a rule at a time, on the event loop. With new code of an operator's filter it is built
         twice: the code runs when all the rest is known to be good. Raises as `build`.
         """
@@ -95,7 +95,7 @@ class SnapshotBuilder:
         self.parts.forget_chains()
         return (yield from self.whole(config))
 
-    def whole(self, config: ConfigIR) -> Cooperative[Snapshot]:
+    def whole(self, config: ConfigIR) -> BlockingWork[Snapshot]:
         """Every listener and port of the configuration, in one snapshot."""
         yield from self.watch_placeholders(config)
         self.live.clear()
@@ -118,7 +118,7 @@ class SnapshotBuilder:
             config.generation, ports, self.parts.connectors, self.filters, self.leaf_caches, self.authenticators
         )
 
-    def watch_placeholders(self, config: ConfigIR) -> Cooperative[None]:
+    def watch_placeholders(self, config: ConfigIR) -> Work[None]:
         """Have all backends watched for placeholders of credentials, where the configuration has any."""
         found: dict[ExtensionIR, None] = {}
         for number, spec in enumerate(all_extensions(config)):
@@ -132,7 +132,7 @@ class SnapshotBuilder:
 
             self.parts.watches = PlaceholderWatches(found, self.metrics.notices)
 
-    def port(self, key: tuple[str, int], listeners: Sequence[ActiveListener]) -> Cooperative[Port]:
+    def port(self, key: tuple[str, int], listeners: Sequence[ActiveListener]) -> BlockingWork[Port]:
         """One address and port with the listeners that share it. `key`: (address, port)."""
         web = [listener for listener in listeners if not listener.is_stream]
         tls = None
@@ -143,11 +143,11 @@ class SnapshotBuilder:
                 shown = {name.lower(): each for each in reversed(certificates) for name in ("", *each.names)}
             spec = ListenerTlsIR(TlsMode.TERMINATE, certificates, clients_of(listeners))
             tls = yield from self.context(spec, shares_port=self.terminating[key] > 1, alpn=HTTP_2_OR_1_1)
-        by_host = finished(HostMap.building(HostEntry((listener.spec.hostname,), listener) for listener in listeners))
+        by_host = at_once(HostMap.building(HostEntry((listener.spec.hostname,), listener) for listener in listeners))
         streams = [listener for listener in listeners if listener.is_stream]
         return Port(*key, (*web, *streams), by_host, tls, clients_of(listeners), shown)
 
-    def listener(self, spec: ListenerIR) -> Cooperative[ActiveListener]:
+    def listener(self, spec: ListenerIR) -> BlockingWork[ActiveListener]:
         """One listener with the tables of its routes, and the defaults for destinations that no route matches."""
         http = []
         named: list[HostEntry[bool]] = []
@@ -204,7 +204,7 @@ class SnapshotBuilder:
             listener.variants = ClientVariants(spec.subjects, dict(variants), listener)
         return listener
 
-    def stream_hosts(self, spec: ListenerIR) -> Cooperative[HostMap[Route]]:
+    def stream_hosts(self, spec: ListenerIR) -> BlockingWork[HostMap[Route]]:
         """The TLSRoutes and TCPRoutes of a listener; variants of it share what is not otherwise for them."""
         routes = (*spec.tls_routes, *spec.tcp_routes)
         key = tuple(map(id, routes))
@@ -221,7 +221,7 @@ class SnapshotBuilder:
         self.streams[key] = yield from HostMap.building(entries)
         return self.streams[key]
 
-    def leaves(self, specs: Iterable[InterceptIR]) -> Cooperative[HostMap[LeafCache]]:
+    def leaves(self, specs: Iterable[InterceptIR]) -> Work[HostMap[LeafCache]]:
         """The hosts whose tunnels are opened, each with the certificates of its CA."""
         made: HostMap[LeafCache] = HostMap()
         for spec in specs:
@@ -231,7 +231,7 @@ class SnapshotBuilder:
             yield None
         return made
 
-    def context(self, tls: ListenerTlsIR, *, shares_port: bool, alpn: tuple[str, ...]) -> Cooperative[ssl.SSLContext]:
+    def context(self, tls: ListenerTlsIR, *, shares_port: bool, alpn: tuple[str, ...]) -> BlockingWork[ssl.SSLContext]:
         """The TLS context of a listener, made once for equal settings. Raises ssl.SSLError, ValueError."""
         key = tls, shares_port, alpn
 

@@ -31,8 +31,9 @@ from egressproxy.model.kill_switch import KilledIdentities
 from egressproxy.model.own_names import new_pseudonym
 from egressproxy.model.process_limits import NO_LIMITS, ProcessLimits
 from egressproxy.model.unix_socket import is_unix
+from egressproxy.net.cooperative import in_turns
 from egressproxy.net.listening import bind, bind_error
-from egressproxy.net.loop import in_slices, poller
+from egressproxy.net.loop import poller
 from egressproxy.net.system_roots import in_force, put_in_force
 from egressproxy.net.timers import TimerWheel
 from egressproxy.net.tls_contexts import make_ready
@@ -120,7 +121,7 @@ class GatewayServer:
             if config.system_roots != in_force():
                 await asyncio.to_thread(make_ready, config.system_roots)
                 put_in_force(config.system_roots)
-            return await in_slices(builder.snapshot(config))
+            return await in_turns(builder.snapshot(config))
         except BaseException:
             self._forget_prepared()
             self._forget_resolvers()

@@ -30,7 +30,7 @@ from egressproxy.ir.gateway import ListenerIR, extensions_of
 from egressproxy.ir.policy import ExtensionIR, Mode, PolicyIR, Priority
 from egressproxy.ir.route import AuthProtocol, ExternalAuthIR, HttpRuleIR, MirrorIR, WeightedBackend
 from egressproxy.model.secret import SecretBytes
-from egressproxy.model.steps import Cooperative
+from egressproxy.model.work import BlockingWork
 from egressproxy.routing.destinations import Permission, strictest
 from egressproxy.telemetry.metrics import Metrics
 
@@ -57,7 +57,7 @@ class RuleBuilder:
     session_key: SecretBytes
     has_translation: bool = False
 
-    def rule(self, attached: AttachedRoute, rule: HttpRuleIR) -> Cooperative[Route]:
+    def rule(self, attached: AttachedRoute, rule: HttpRuleIR) -> BlockingWork[Route]:
         """One rule of a route. Stream routes, and what serves destinations without a route, have the same form."""
         for spec in extensions_of(rule):
             if self.filters.blocks(spec):  # it is not to be built on the event loop; `chain` finds it then

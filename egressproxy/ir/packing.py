@@ -17,7 +17,7 @@ from egressproxy.ir import backend, gateway, identity, policy, resilience, route
 from egressproxy.ir.gateway import ConfigIR, ListenerIR, VariantIR
 from egressproxy.ir.policy import FilterSettings
 from egressproxy.model.pickling import ADDRESSES, Pickler, Unpickler, classes
-from egressproxy.model.steps import Cooperative
+from egressproxy.model.work import Work
 
 #: Routes in one piece: some milliseconds to read.
 ROUTES: Final = 32
@@ -59,7 +59,7 @@ def _pack_listeners(pickler: Pickler, listeners: Iterable[ListenerIR]) -> None:
         _pack_listeners(pickler, (variant.listener for variant in listener.variants))
 
 
-def unpacking(packed: bytes) -> Cooperative[ConfigIR]:
+def unpacking(packed: bytes) -> Work[ConfigIR]:
     """Read what `pack` wrote, a piece at a time. Raises PackingError."""
     unpickler = Unpickler(io.BytesIO(packed), _find, "part of a configuration")
     try:
@@ -70,7 +70,7 @@ def unpacking(packed: bytes) -> Cooperative[ConfigIR]:
         raise PackingError(f"no packed configuration ({type(error).__name__})") from None
 
 
-def _unpacking_listeners(unpickler: Unpickler, count: int) -> Cooperative[tuple[ListenerIR, ...]]:
+def _unpacking_listeners(unpickler: Unpickler, count: int) -> Work[tuple[ListenerIR, ...]]:
     listeners = []
     for _ in range(count):
         listener, lengths, sets = unpickler.load()

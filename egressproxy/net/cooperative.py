@@ -1,34 +1,49 @@
-"""Cooperative work: what may take long gives all others their turn in between, by the time that it has taken."""
+"""Cooperative scheduling on the event loop: long work yields to others after every SLICE_S."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
 from time import perf_counter
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
-from egressproxy.model.work import Work
+from egressproxy.model.work import BlockingWork, Work, at_once
 
 T = TypeVar("T")
 
-#: How long one piece of work keeps the loop, in seconds, and the part of it longer that is under way then.
+#: Seconds that work keeps the loop before it yields. The part that runs then ends later: make parts small.
 SLICE_S: Final = 0.002
 
 
-async def in_turns(work: Work[T]) -> T:
-    """The result of this work, in as many turns of the loop as it takes. In a task or under a `Driver`."""
+def run(work: Work[T], *, is_long: bool) -> T | Coroutine[Any, Any, T]:
+    """The result of this work; where it is long, a coroutine that does the work `in_turns`."""
+    return in_turns(work) if is_long else at_once(work)
+
+
+async def in_turns(work: BlockingWork[T]) -> T:
+    """The result of this work, in as many turns of the loop as it takes; what may block runs in a thread. Raises what
+    it raises. In a task or under a `Driver`.
+    """
     ends = perf_counter() + SLICE_S
-    while True:
-        try:
-            next(work)
-        except StopIteration as end:
-            return end.value  # type: ignore[no-any-return]
-        if perf_counter() >= ends:
-            await next_turn()
+    try:
+        while True:
+            try:
+                blocking = next(work)
+            except StopIteration as end:
+                return end.value  # type: ignore[no-any-return]
+            if blocking is not None:
+                await asyncio.get_running_loop().run_in_executor(None, blocking)
+            elif perf_counter() < ends:
+                continue
+            else:
+                await next_turn()
             ends = perf_counter() + SLICE_S
+    finally:
+        work.close()
 
 
-class Turns:
-    """The same for work that waits for others, too, and so is a coroutine: it asks wherever it could yield."""
+class TimeSlice:
+    """The time that a coroutine keeps the loop: where it could yield, it looks whether that `is_over`."""
 
     __slots__ = ("_ends",)
 
@@ -41,7 +56,7 @@ class Turns:
         return perf_counter() >= self._ends
 
     async def next(self) -> None:
-        """Let the others have their turn."""
+        """Yield to others, and begin another slice."""
         await next_turn()
         self._ends = perf_counter() + SLICE_S
 
@@ -55,5 +70,5 @@ async def next_turn() -> None:
 
 
 def _come(turn: asyncio.Future[None]) -> None:
-    if not turn.done():  # who waits for it may have been cancelled
+    if not turn.done():  # the coroutine that waits for it may have been cancelled
         turn.set_result(None)

@@ -1,9 +1,9 @@
 """Held bytes: how much of bodies is held for one client, or on one of its connections, and which exchanges wait.
 
-What holds bodies counts them here: a filter that gets them whole, an authorization server that is shown them, what is
-translated, and what is kept to be sent again. An exchange whose client holds more than its limit waits: nothing more is
-read for it. Only the oldest one goes on, so that one always can. As others let bytes go, those that wait follow in the
-order in which they began.
+What holds bodies counts them here: a filter that gets them whole, works on them in turns or keeps parts of a stream, an
+authorization server that is shown them, what is translated, and what is kept to be sent again. An exchange whose client
+holds more than its limit waits: nothing more is read for it. Only the oldest one goes on, so that one always can. As
+others let bytes go, those that wait follow in the order in which they began.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class Hold:
     def __init__(self, accounts: tuple[tuple[HeldBytes, int], ...]) -> None:
         self._accounts = accounts
         self._resume: Callable[[], None] | None = None
-        self.is_of_request = False  # what waits
+        self.is_of_request = False  # whether its request waits, not its response
         self.undo: Callable[[], None] | None = None  # what has to be done at its end, where it has waited
         self.size = 0
         self.of_answer = 0

@@ -1,16 +1,12 @@
 """The event loop of a process (uvloop's, or asyncio's where that cannot be imported), and the poller on it. The sockets
-of the data path are on the poller's epoll descriptor, which the loop watches as one reader. Long work is done in slices
-so short that traffic does not feel them.
+of the data path are on the poller's epoll descriptor, which the loop watches as one reader.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
 from functools import cache
-from typing import Final, TypeVar
 
-from egressproxy.model.steps import Cooperative
 from egressproxy.net.poller import Poller
 
 
@@ -47,33 +43,3 @@ def poller() -> Poller:
         made = Poller(loop)
         loop.egress_poller = made  # type: ignore[attr-defined]  # it lives as long as the loop
         return made
-
-
-T = TypeVar("T")
-
-#: For how many seconds steps go on before the loop has a turn.
-SLICE_S: Final = 0.002
-
-
-async def in_slices(steps: Cooperative[T]) -> T:
-    """Take the steps between turns of the loop, and what blocks in a thread; gives the result. Raises what a step
-    raises. A step takes as long as it takes: make them small.
-    """
-    loop = asyncio.get_running_loop()
-    until = time.monotonic() + SLICE_S
-    try:
-        while True:
-            try:
-                blocking = next(steps)
-            except StopIteration as end:
-                result: T = end.value
-                return result
-            if blocking is not None:
-                await loop.run_in_executor(None, blocking)
-            elif time.monotonic() < until:
-                continue
-            else:
-                await asyncio.sleep(0)
-            until = time.monotonic() + SLICE_S
-    finally:
-        steps.close()

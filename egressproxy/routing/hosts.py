@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import Generic, NamedTuple, TypeVar
 
-from egressproxy.model.steps import Cooperative
+from egressproxy.model.work import Work
 
 T = TypeVar("T")
 
@@ -37,7 +37,7 @@ class HostMap(Generic[T]):
         self.exact = self._exact.get  # the value of this host (lower case) without wildcards
 
     @classmethod
-    def building(cls, entries: Iterable[HostEntry[T]]) -> Cooperative[HostMap[T]]:
+    def building(cls, entries: Iterable[HostEntry[T]]) -> Work[HostMap[T]]:
         """Build a map, an entry at a time. Of one hostname the oldest wins, then the first by name, then as given."""
         made = cls()
         for entry in sorted(entries, key=lambda e: (e.created, e.name)):

@@ -36,7 +36,7 @@ from egressproxy.errors import BadRequest, Reason
 from egressproxy.ir.route import HttpRouteIR, MatchIR, PathMatchType, ValueMatch
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import has_dot_segment
-from egressproxy.model.steps import Cooperative
+from egressproxy.model.work import Work
 from egressproxy.routing.conditions import MatchInput, Presence, ValueTest
 from egressproxy.routing.hosts import HostMap
 from egressproxy.routing.patterns import PatternError, compile_pattern
@@ -74,7 +74,7 @@ class HttpTable(Generic[T]):
     @classmethod
     def building(
         cls, routes: Iterable[tuple[HttpRouteIR, Sequence[T]]], reserved: Mapping[str, T] | None = None
-    ) -> Cooperative[HttpTable[T]]:
+    ) -> Work[HttpTable[T]]:
         """Compile routes, each with one payload per rule; a route at a time, or a match where it has expressions.
 
         `reserved`: what serves every request for these hostnames (no wildcards), whatever the routes say.

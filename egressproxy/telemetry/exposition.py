@@ -79,9 +79,9 @@ def _traffic(counts: Counts) -> Iterator[Metric]:
         labels = series.labels
         if series.requests:
             durations.add_metric(labels, _cumulative(_DURATION_TEXTS, tuple(series.buckets)), series.duration_sum_s)
-        for direction, octets in (("in", series.bytes_in), ("out", series.bytes_out)):
-            if octets:
-                traffic.add_metric((*labels, direction), octets)
+        for direction, size in (("in", series.bytes_in), ("out", series.bytes_out)):
+            if size:
+                traffic.add_metric((*labels, direction), size)
         if series.has_tunnels:
             tunnels.add_metric(labels, series.tunnels_active)
     yield from (durations, traffic, tunnels)

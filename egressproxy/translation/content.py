@@ -28,6 +28,12 @@ _DATA_URL = re.compile(
 )
 #: Other names of types that all APIs take.
 _MEDIA_TYPES: Final = {"image/jpg": "image/jpeg", "image/pjpeg": "image/jpeg", "image/x-png": "image/png"}
+#: Base64 as clients write it: what is percent-encoded of it in a URL, base64url (RFC 4648 section 5), and blanks.
+_ESCAPES: Final = (("%2B", "+"), ("%2F", "/"), ("%3D", "="), ("%0A", ""), ("%0D", ""), ("%20", ""))
+_MOST_ESCAPES: Final = 200_000
+_STANDARD: Final = bytes.maketrans(b"-_", b"+/")
+_BLANKS: Final = b" \t\r\n\f\v"
+_UNUSUAL: Final = "-_" + _BLANKS.decode()
 
 
 def text_or_parts(holder: JsonObject, name: str, read: Callable[[JsonObject], ContentPart | None]) -> list[ContentPart]:
@@ -38,14 +44,6 @@ def text_or_parts(holder: JsonObject, name: str, read: Callable[[JsonObject], Co
     if type(value) is not list:
         holder.refuse(name, "is missing" if value is None else "must be a string or an array")
     return [part for one in holder.elements(value, name) if (part := read(one)) is not None]
-
-
-#: What is percent-encoded of base64 in a URL; and letters of base64url (RFC 4648 section 5) and blanks, of base64.
-_ESCAPES: Final = (("%2B", "+"), ("%2F", "/"), ("%3D", "="), ("%0A", ""), ("%0D", ""), ("%20", ""))
-_MOST_ESCAPES: Final = 200_000
-_STANDARD: Final = bytes.maketrans(b"-_", b"+/")
-_BLANKS: Final = b" \t\r\n\f\v"
-_UNUSUAL: Final = "-_" + _BLANKS.decode()
 
 
 def image_at(url: str, detail: str | None, where: str) -> Image:
@@ -66,7 +64,9 @@ def image_at(url: str, detail: str | None, where: str) -> Image:
 
 
 def _base64(data: str) -> str:
-    """As Anthropic takes it: standard letters, padded, without blanks; "" for what is no base64, or costs too much."""
+    """Base64 as Anthropic takes it: standard letters, padded, without blanks; "" for other text, and for more escapes
+    than _MOST_ESCAPES.
+    """
     if not data.isascii() or data.count("%") > _MOST_ESCAPES:
         return ""
     if "%" in data:
@@ -185,9 +185,9 @@ def function_of(described: JsonObject) -> Tool:
 def tools_of_client(
     offered: Iterable[JsonObject], read: Callable[[JsonObject, str | None], Iterable[T] | None], known: str
 ) -> list[T]:
-    """What `read` makes of each tool that is offered, and its type; None for one that the provider runs. Those may be
-    left out if others stay: without any of them a request that is for a search alone would be for nothing. `known`
-    names those that are read. Raises Untranslatable.
+    """The result of `read` for each offered tool and its type; None for one that the provider runs. Those may be left
+    out if others stay: without any of them a request that is for a search alone would be for nothing. `known` names
+    those that are read. Raises Untranslatable.
     """
     tools: list[T] = []
     left_out: list[JsonObject] = []

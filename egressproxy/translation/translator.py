@@ -9,8 +9,9 @@ from typing import Any, Final
 
 from egressproxy.ai_apis.apis import Api
 from egressproxy.ai_apis.errors import error_object
-from egressproxy.ai_apis.strict_json import Unreadable, dumping, dumps, loading, loads, reading
-from egressproxy.model.work import Work, at_once
+from egressproxy.ai_apis.long_json import dumping, loading, reading
+from egressproxy.ai_apis.strict_json import Unreadable, dumps, loads
+from egressproxy.model.work import Work
 from egressproxy.translation.anthropic import answers as anthropic_answers
 from egressproxy.translation.anthropic import request_reader as anthropic_reader
 from egressproxy.translation.anthropic import request_writer as anthropic_writer
@@ -39,7 +40,7 @@ from egressproxy.translation.tuning import Losses
 
 #: What Anthropic's `max_tokens` becomes when an OpenAI request has no limit: every current model allows it.
 DEFAULT_MAX_TOKENS: Final = 8192
-#: Bytes of a request that is written in one go.
+#: Bytes of a message that is read and written in one go.
 _LONG: Final = 64 * 1024
 
 _REQUEST_READERS: Final = {
@@ -87,24 +88,11 @@ def translate_request(
     default_max_tokens: int = DEFAULT_MAX_TOKENS,
     *,
     drops: bool = False,
-) -> TranslatedRequest:
-    """The same request in another API, for `model` or else the client's. `default_max_tokens` is Anthropic's limit when
-    the client names none. `drops`: what only tunes is left out where the other API has nothing like it. Raises
-    Untranslatable: no JSON, or a field that one of the two APIs does not know.
-    """
-    return at_once(translating(body, source, target, model, default_max_tokens, drops=drops))
-
-
-def translating(
-    body: bytes,
-    source: Api,
-    target: Api,
-    model: str | None = None,
-    default_max_tokens: int = DEFAULT_MAX_TOKENS,
-    *,
-    drops: bool = False,
 ) -> Work[TranslatedRequest]:
-    """`translate_request` in turns."""
+    """The same request in another API, in turns, for `model` or else the client's. `default_max_tokens` is Anthropic's
+    limit when the client names none. `drops`: what only tunes is left out where the other API has nothing like it.
+    Raises Untranslatable: no JSON, or a field that one of the two APIs does not know.
+    """
     try:
         value = yield from reading(body)
     except Unreadable as error:
@@ -151,12 +139,10 @@ class ResponseTranslator:
         #: Whether the stream has ended in an error event: nothing more is read, and the backend may be let go.
         self.has_failed = False
 
-    def whole(self, status: int, body: bytes) -> tuple[int, bytes]:
-        """Status and body for the client. An error keeps its status; a success that cannot be read becomes a 502."""
-        return at_once(self.making_whole(status, body))
-
-    def making_whole(self, status: int, body: bytes) -> Work[tuple[int, bytes]]:
-        """`whole` in turns."""
+    def whole(self, status: int, body: bytes) -> Work[tuple[int, bytes]]:
+        """Status and body for the client, made in turns. An error keeps its status; a success that cannot be read
+        becomes a 502.
+        """
         client = self._request.source
         if not 200 <= status < 300:
             message, code = error_in(body)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egressproxy.ai_apis.splice import Path, past_value, spliced, spliced_text
+from egressproxy.ai_apis.splice import Path, past_value, spliced, splicing_text
 from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.model.work import at_once
 
@@ -86,4 +86,4 @@ def test_what_is_replaced_is_read_again(value: Any, data: st.DataObject, is_asci
     ],
 )
 def test_a_string_is_replaced_at_a_glance_only_where_no_other_can_be_meant(source, before, made):
-    assert spliced_text(source, before, "<z>") == made
+    assert at_once(splicing_text(source, before, "<z>")) == made

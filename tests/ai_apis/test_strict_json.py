@@ -9,16 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from egressproxy.ai_apis import strict_json
-from egressproxy.ai_apis.strict_json import (
-    Unreadable,
-    checking,
-    dumping,
-    dumps,
-    has_too_many_parts,
-    loads,
-    loads_strictly,
-    reading,
-)
+from egressproxy.ai_apis.long_json import checking, dumping, reading
+from egressproxy.ai_apis.strict_json import Unreadable, dumps, has_too_many_parts, loads, loads_strictly
 from egressproxy.model.work import at_once
 from tests.support.properties import examples
 

@@ -16,6 +16,7 @@ import pytest
 from egressproxy.ai_apis.apis import Api
 from egressproxy.ai_apis.errors import error_object
 from egressproxy.ai_apis.strict_json import dumps
+from egressproxy.model.work import at_once
 from egressproxy.translation.apis import DEFAULT_PATHS, api_of
 from egressproxy.translation.errors import Untranslatable
 from egressproxy.translation.translator import ResponseTranslator, translate_request
@@ -84,7 +85,7 @@ class Provider:
         source = api_of(request.url.raw_path)
         assert source is not None
         try:
-            asked = translate_request(request.read(), source, self.target)
+            asked = at_once(translate_request(request.read(), source, self.target))
         except Untranslatable as error:
             body = dumps(error_object(source, 400, str(error), error.field))
             return httpx.Response(400, content=body, headers={"content-type": "application/json"})
@@ -94,7 +95,7 @@ class Provider:
         if asked.is_stream and self.answer[0] == 200:
             told = translator.feed(self.stream) + translator.end()
             return httpx.Response(200, content=told, headers={"content-type": "text/event-stream"})
-        status, body = translator.whole(*self.answer)
+        status, body = at_once(translator.whole(*self.answer))
         return httpx.Response(status, content=body, headers={"content-type": "application/json"})
 
 

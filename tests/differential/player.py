@@ -31,7 +31,7 @@ from egressproxy.model.authority import parse_authority
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, ResponseHead
-from egressproxy.model.steps import finished
+from egressproxy.model.work import at_once
 from egressproxy.protocols.http1.chunked import ChunkedDecoder, EndOfMessage
 from egressproxy.protocols.http1.codec import RequestReader, ResponseReader
 from egressproxy.protocols.http1.framing import HeadLimits, Malformed
@@ -218,7 +218,7 @@ def routes(asked: Played) -> Seen:
         rules = tuple(HttpRuleIR(matches=(_match(each),)) for each in matches)
         route = HttpRouteIR(f"agents/r{number}", tuple(hosts), rules, created)
         made.append((route, [f"{number}.{index}" for index in range(len(rules))]))
-    table: HttpTable[str] | None = tried(seen, lambda: finished(HttpTable.building(made, {"own.test": "own"})))
+    table: HttpTable[str] | None = tried(seen, lambda: at_once(HttpTable.building(made, {"own.test": "own"})))
     if table is None:
         return seen
     seen.append([list(each) for each in table.every()])
@@ -233,7 +233,7 @@ def routes(asked: Played) -> Seen:
 
 def hosts(asked: Played) -> Seen:
     """A map of host names, and what is found for each of `asks`."""
-    made = finished(HostMap.building(HostEntry(names, number) for number, names in enumerate(asked["entries"])))
+    made = at_once(HostMap.building(HostEntry(names, number) for number, names in enumerate(asked["entries"])))
     return [
         [made.match(host), made.exact(host), made.get(host), list(made.after_exact(host))] for host in asked["asks"]
     ] + [list(made.values())]

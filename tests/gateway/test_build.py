@@ -25,7 +25,7 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
 from egressproxy.model.secret import SecretBytes
-from egressproxy.model.steps import Cooperative, finished
+from egressproxy.model.work import BlockingWork, at_once
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
 from tests.support import manifests as m
@@ -64,7 +64,7 @@ def config() -> ConfigIR:
     )
 
 
-def steps(gateway: GatewayServer, config: ConfigIR) -> Cooperative[Snapshot]:
+def steps(gateway: GatewayServer, config: ConfigIR) -> BlockingWork[Snapshot]:
     return SnapshotBuilder(gateway.catalog, gateway.network, gateway.metrics, gateway.snapshot).snapshot(config)
 
 
@@ -84,7 +84,7 @@ async def test_what_translates_is_imported_in_one_step_however_many_rules_need_i
 async def test_a_listener_keeps_what_was_said_of_it_but_not_the_routes_which_are_in_its_tables(
     gateway: GatewayServer, config: ConfigIR
 ):
-    snapshot = finished(steps(gateway, config))
+    snapshot = at_once(steps(gateway, config))
     live = snapshot.ports["127.0.0.1", 8080].first
     assert replace(live.spec, http_routes=config.listeners[1].http_routes) == config.listeners[1]
     assert live.spec.http_routes == ()
@@ -164,12 +164,12 @@ async def test_long_lists_of_ranges_are_shared_by_all_backends_and_over_reloads(
     routes = [m.http_route(f"r{number}", m.prefix_rule("/", f"b{number}")) for number in range(3)]
     deny = {"deny": [{"cidrs": ["203.0.113.0/24"]}]}
     objects = [m.gateway(m.forward_listener(3128)), m.policy(destinations=deny), *backends, *routes]
-    first = finished(steps(gateway, compiled_spec(objects)))
+    first = at_once(steps(gateway, compiled_spec(objects)))
     rules = {id(connector.spec.addresses) for connector in first.connectors.values()}
     assert len(rules) == 1
     builder = SnapshotBuilder(gateway.catalog, gateway.network, gateway.metrics, first)
     again = builder.snapshot(compiled_spec(objects))
-    assert {id(connector.spec.addresses) for connector in finished(again).connectors.values()} == rules
+    assert {id(connector.spec.addresses) for connector in at_once(again).connectors.values()} == rules
 
 
 @pytest.mark.parametrize("placeholder", [b"sk-egress-mine-0123456789", b"sk-egress-other-987654321"])
@@ -185,7 +185,7 @@ async def test_a_rule_without_backends_is_watched_for_every_placeholder(gateway:
     rules = [m.prefix_rule("/a", "a"), m.prefix_rule("/b", "b")]
     objects = [m.gateway(m.http_listener(8080)), m.secret("key", {"token": "REAL-KEY"}), *backends]
     rules.append({"matches": [{"path": {"type": "PathPrefix", "value": "/envoys"}}]})
-    snapshot = finished(steps(gateway, compiled_spec([*objects, m.http_route("r", *rules)])))
+    snapshot = at_once(steps(gateway, compiled_spec([*objects, m.http_route("r", *rules)])))
     (port,) = snapshot.ports.values()
     (chain,) = [
         route.chain for _, route in port.first.http.every() if not route.backends and route.kind != SELF_SERVICE

@@ -51,7 +51,7 @@ from egressproxy.ir.route import (
 )
 from egressproxy.model.fields import Fields
 from egressproxy.model.secret import SecretBytes
-from egressproxy.model.steps import finished
+from egressproxy.model.work import at_once
 
 POLICY = PolicyIR(
     Mode.REPORT,
@@ -92,14 +92,14 @@ CONFIG = ConfigIR((LISTENER, replace(LISTENER, name="other", http_routes=())), 7
 
 
 def test_a_configuration_comes_back_as_it_was_with_its_secrets():
-    back = finished(unpacking(pack(CONFIG)))
+    back = at_once(unpacking(pack(CONFIG)))
     assert back == CONFIG
     key = back.listeners[0].http_routes[0].rules[0].backends[0].backend.tls.client_key
     assert key.reveal() == b"key of a client"
 
 
 def test_what_was_shared_is_shared_again():
-    first, *_, last = finished(unpacking(pack(CONFIG))).listeners[0].http_routes
+    first, *_, last = at_once(unpacking(pack(CONFIG))).listeners[0].http_routes
     assert first.rules[0].policy is last.rules[0].policy
     assert first.rules[0].backends is last.rules[0].backends
 
@@ -108,7 +108,7 @@ def test_variants_come_along_and_share_what_the_listener_has():
     variant = replace(LISTENER, name="theirs")
     subjects = (("a/p", (SubjectIR("a", "x", "g", ("c", "v")),)),)
     whole = replace(LISTENER, subjects=subjects, variants=(VariantIR(frozenset({"a/p"}), variant),))
-    back = finished(unpacking(pack(ConfigIR((whole, LISTENER), 3))))
+    back = at_once(unpacking(pack(ConfigIR((whole, LISTENER), 3))))
     assert back == ConfigIR((whole, LISTENER), 3)
     ours, theirs = back.listeners[0], back.listeners[0].variants[0].listener
     assert ours.http_routes[0].rules[0].policy is theirs.http_routes[0].rules[0].policy
@@ -121,7 +121,7 @@ def test_reading_pauses_after_every_few_routes():
 def test_the_settings_of_a_filter_come_along():
     settings = HeaderPolicyConfig(request=HeaderEdits(set=(HeaderValue("X-A", "1"),)))
     extension = ExtensionIR("h", "egressproxy.io/HeaderPolicy:v1", "request-headers", settings=settings)
-    back = finished(unpacking(pack(ConfigIR((replace(LISTENER, extensions=(extension, extension)),)))))
+    back = at_once(unpacking(pack(ConfigIR((replace(LISTENER, extensions=(extension, extension)),)))))
     first, second = back.listeners[0].extensions
     assert first.settings == settings
     assert first is second
@@ -135,7 +135,7 @@ def by_name(member: Any, _protocol: int) -> tuple[Any, ...]:
 def test_enums_come_back_whatever_this_python_writes_of_one(monkeypatch: pytest.MonkeyPatch):
     for kind in (ListenerProtocol, Mode, AuthProtocol, Destination):
         monkeypatch.setattr(kind, "__reduce_ex__", by_name)
-    assert finished(unpacking(pack(CONFIG))) == CONFIG
+    assert at_once(unpacking(pack(CONFIG))) == CONFIG
 
 
 def test_only_specs_and_addresses_are_named_in_it():
@@ -155,7 +155,7 @@ def test_nothing_but_specs_is_made():
 
     for what in (print, getattr, Other, PolicyIR.__init__, pickle.Unpickler, HeaderPolicy, Fields.of):
         with pytest.raises((PackingError, pickle.PicklingError, AttributeError)):
-            finished(unpacking(pickle.dumps(what)))
+            at_once(unpacking(pickle.dumps(what)))
 
 
 def test_what_a_module_of_specs_has_imported_is_not_called():
@@ -163,7 +163,7 @@ def test_what_a_module_of_specs_has_imported_is_not_called():
     for name in ("dataclass", "Enum", "__loader__", "__builtins__", "annotations"):
         octets = b"\x80\x04\x8c\x17egressproxy.spec.policy\x8c" + bytes([len(name)]) + name.encode() + b"\x93."
         with pytest.raises(PackingError, match="UnpicklingError"):
-            finished(unpacking(octets))
+            at_once(unpacking(octets))
 
 
 def test_secrets_are_pickled_by_nobody_else():
@@ -175,10 +175,10 @@ def test_a_part_of_it_is_refused():
     packed = pack(CONFIG)
     for length in (0, 1, len(packed) // 2, len(packed) - 1):
         with pytest.raises(PackingError):
-            finished(unpacking(packed[:length]))
+            at_once(unpacking(packed[:length]))
 
 
 @given(st.binary(max_size=200))
 def test_anything_else_is_refused_without_a_trace_of_it(data: bytes):
     with pytest.raises(PackingError, match="no packed configuration"):
-        finished(unpacking(data))
+        at_once(unpacking(data))

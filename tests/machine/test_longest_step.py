@@ -14,10 +14,10 @@ import pytest
 from egressproxy.ai_apis.apis import Api
 from egressproxy.filters import Phase
 from egressproxy.filters.testing import FilterHarness
-from egressproxy.gateway.ai.model_field import naming_model, with_model
+from egressproxy.gateway.ai.model_field import find_model, with_model
 from egressproxy.model.work import Work, at_once
 from egressproxy.translation.errors import Untranslatable
-from egressproxy.translation.translator import ResponseTranslator, translating
+from egressproxy.translation.translator import ResponseTranslator, translate_request
 from tests.support.steps import longest_part, longest_step, pieces
 
 #: Units of some two milliseconds. What is known to be atomic (reading one long string, freeing what was read) is below.
@@ -160,17 +160,17 @@ def test_no_answer_keeps_the_loop_in_which_values_come_back(said: list[str]):
 @pytest.mark.parametrize("target", [Api.ANTHROPIC, Api.OPENAI_RESPONSES])
 def test_no_translation_keeps_the_loop(target: Api):
     body = chat(messages=[{"role": "user", "content": "hi"}] * 18_000)
-    assert longest_part(lambda: translating(body, Api.OPENAI_CHAT, target), most=MOST) < MOST
+    assert longest_part(lambda: translate_request(body, Api.OPENAI_CHAT, target), most=MOST) < MOST
 
 
 @pytest.mark.parametrize("content", [["some words " * 1_400_000], ["hi"] * 19_000], ids=["long", "many"])
 def test_no_translation_of_an_answer_keeps_the_loop(content: list[str]):
     asked = b'{"model":"m","max_tokens":5,"messages":[{"role":"user","content":"x"}]}'
-    request = at_once(translating(asked, Api.OPENAI_CHAT, Api.ANTHROPIC))
+    request = at_once(translate_request(asked, Api.OPENAI_CHAT, Api.ANTHROPIC))
     answer = {"id": "m", "type": "message", "role": "assistant", "model": "m", "stop_reason": "end_turn"}
     body = json.dumps({**answer, "content": [{"type": "text", "text": each} for each in content]}).encode()
-    assert at_once(ResponseTranslator(request).making_whole(200, body))[0] == 200
-    assert longest_part(lambda: ResponseTranslator(request).making_whole(200, body), most=MOST) < MOST
+    assert at_once(ResponseTranslator(request).whole(200, body))[0] == 200
+    assert longest_part(lambda: ResponseTranslator(request).whole(200, body), most=MOST) < MOST
 
 
 #: Those that filters refuse, and that are read for their model all the same.
@@ -189,7 +189,7 @@ def test_no_body_keeps_the_loop_while_its_model_is_replaced(shape: str):
 
     def renamed() -> Work[object]:
         try:
-            named = yield from naming_model(body)
+            named = yield from find_model(body)
         except Untranslatable:
             return
         if named is not None:

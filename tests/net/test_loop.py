@@ -12,9 +12,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from egressproxy.model.steps import Cooperative
-from egressproxy.net import loop as module
-from egressproxy.net.loop import in_slices, poller
+from egressproxy.net.loop import poller
 from egressproxy.net.poller import READABLE
 from tests.support.loops import BOTH_LOOPS
 from tests.support.waiting import WAIT_S
@@ -218,64 +216,3 @@ async def test_programs_and_names_are_waited_for():
         assert len(out) == 300_000
         assert process.returncode == 0
         assert await asyncio.get_running_loop().getaddrinfo("localhost", 80)
-
-
-async def test_the_loop_has_turns_between_steps(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "SLICE_S", 0.0)
-    turns = 0
-
-    def turn() -> None:
-        nonlocal turns
-        turns += 1
-        again[0] = asyncio.get_running_loop().call_soon(turn)
-
-    def work() -> Cooperative[int]:
-        for _ in range(50):
-            yield None
-        return turns
-
-    again = [asyncio.get_running_loop().call_soon(turn)]
-    assert await in_slices(work()) >= 49
-    again[0].cancel()
-
-
-async def test_what_blocks_runs_in_another_thread():
-    threads: list[int] = []
-
-    def work() -> Cooperative[str]:
-        threads.append(threading.get_ident())
-        yield lambda: threads.append(threading.get_ident())
-        threads.append(threading.get_ident())
-        return "made"
-
-    assert await in_slices(work()) == "made"
-    here = threading.get_ident()
-    assert [thread == here for thread in threads] == [True, False, True]
-
-
-async def test_a_step_that_fails_ends_it():
-    def work() -> Cooperative[None]:
-        yield None
-        raise ValueError("no")
-
-    with pytest.raises(ValueError, match="no"):
-        await in_slices(work())
-
-
-async def test_steps_that_nobody_waits_for_are_closed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(module, "SLICE_S", 0.0)
-    closed = asyncio.Event()
-
-    def work() -> Cooperative[None]:
-        try:
-            while True:
-                yield None
-        finally:
-            closed.set()
-
-    task = asyncio.create_task(in_slices(work()))
-    await asyncio.sleep(0)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert closed.is_set()

@@ -9,7 +9,7 @@ import pytest
 from egressproxy.errors import BadRequest, Reason
 from egressproxy.ir.route import HttpRouteIR, HttpRuleIR, MatchIR, MatchType, PathMatchType, ValueMatch
 from egressproxy.model.fields import Fields
-from egressproxy.model.steps import finished
+from egressproxy.model.work import at_once
 from egressproxy.routing import conditions
 from egressproxy.routing.conditions import MAX_PARAMETERS, WORK
 from egressproxy.routing.patterns import Expression
@@ -24,7 +24,7 @@ REGEX = MatchType.REGEX
 def table(*matches, hosts=("a.test",)):
     """One rule for each match; payloads are their places."""
     rules = tuple(HttpRuleIR(matches=(match,)) for match in matches)
-    return finished(HttpTable.building([(HttpRouteIR("n/r", hosts, rules), range(len(rules)))]))
+    return at_once(HttpTable.building([(HttpRouteIR("n/r", hosts, rules), range(len(rules)))]))
 
 
 def ask(made, target, *lines, host="a.test"):
@@ -115,7 +115,7 @@ def test_an_expression_is_tried_on_a_value_once(monkeypatch):
 def test_what_expressions_cost_one_request_is_bounded(monkeypatch, length):
     """By the longest value or the greatest number of expressions, and over all hostnames that are tried."""
     rules = [expression(f"/[a-z]*[a-z]{{{n % 30}}}x{n}") for n in range(2000)]
-    made = finished(
+    made = at_once(
         HttpTable.building(
             (HttpRouteIR(host, (host,), tuple(HttpRuleIR(matches=(rule,)) for rule in rules)), range(len(rules)))
             for host in ("a.b.test", "*.b.test", "*.test")
@@ -160,11 +160,11 @@ def test_re2_is_imported_with_the_first_expression_and_never_without():
     program = """
 import sys
 import egressproxy.processes.workers.process
-from egressproxy.model.steps import finished
+from egressproxy.model.work import at_once
 from egressproxy.routing.table import HttpTable
 from egressproxy.ir.route import *
 def build(*matches):
-    finished(HttpTable.building([(HttpRouteIR("n/r", (), (HttpRuleIR(matches=matches),)), [None])]))
+    at_once(HttpTable.building([(HttpRouteIR("n/r", (), (HttpRuleIR(matches=matches),)), [None])]))
 build(MatchIR("/a"), MatchIR("/a", method="PUT", is_preflight=True), MatchIR(headers=(ValueMatch("a", "b"),)))
 assert "re2" not in sys.modules
 build(MatchIR("/a", PathMatchType.REGEX))

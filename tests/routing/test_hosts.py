@@ -1,11 +1,11 @@
 import pytest
 
-from egressproxy.model.steps import finished
+from egressproxy.model.work import at_once
 from egressproxy.routing.hosts import HostEntry, HostMap
 
 
 def built(*entries):
-    return finished(HostMap.building(entries))
+    return at_once(HostMap.building(entries))
 
 
 TABLE = built(

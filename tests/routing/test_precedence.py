@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from egressproxy.ir.route import HttpRouteIR, HttpRuleIR, MatchIR, PathMatchType, ValueMatch
 from egressproxy.model.fields import Fields
-from egressproxy.model.steps import finished
+from egressproxy.model.work import at_once
 from egressproxy.routing.precedence import criterion
 from egressproxy.routing.table import HttpTable
 from tests.support.properties import examples
@@ -25,7 +25,7 @@ def route(name, *matches, hosts=("a.test",), created="~"):
 
 
 def table(*routes):
-    return finished(
+    return at_once(
         HttpTable.building([(each, [(each.name, index) for index in range(len(each.rules))]) for each in routes])
     )
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from egressproxy.errors import BadRequest, Reason
 from egressproxy.ir.route import HttpRouteIR, HttpRuleIR, MatchIR, MatchType, PathMatchType, ValueMatch
 from egressproxy.model.fields import Fields
-from egressproxy.model.steps import finished
+from egressproxy.model.work import at_once
 from egressproxy.routing.precedence import criterion
 from egressproxy.routing.table import HttpTable, RouteError
 from tests.support.properties import examples
@@ -23,7 +23,7 @@ def route(name, *matches, hosts=("a.test",), created="~"):
 
 def table(*routes):
     """Payloads are "name" for a single rule and "name#index" otherwise."""
-    return finished(
+    return at_once(
         HttpTable.building(
             [(r, [r.name if len(r.rules) == 1 else f"{r.name}#{i}" for i in range(len(r.rules))]) for r in routes]
         )
@@ -350,7 +350,7 @@ def naive(routes, host, method, path, headers, query):
 @settings(max_examples=examples(400), deadline=None)
 @given(ROUTES, st.lists(REQUESTS, min_size=1, max_size=5))
 def test_the_table_agrees_with_the_precedence_rules_tried_one_by_one(routes, requests):
-    made = finished(HttpTable.building([(r, [(r.name, i) for i in range(len(r.rules))]) for r in routes]))
+    made = at_once(HttpTable.building([(r, [(r.name, i) for i in range(len(r.rules))]) for r in routes]))
     for host, method, path, headers, query in requests:
         target = path.encode() + (b"?" + "&".join(f"{k}={v}" for k, v in query.items()).encode() if query else b"")
         found = made.match(host, method, target, Fields.of((k.encode(), v.encode()) for k, v in headers.items()))

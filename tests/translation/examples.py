@@ -9,6 +9,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from egressproxy.ai_apis.apis import Api
+from egressproxy.model.work import at_once
 from egressproxy.translation.apis import DEFAULT_PATHS
 from egressproxy.translation.translator import ResponseTranslator, TranslatedRequest, translate_request
 
@@ -366,7 +367,7 @@ ERROR_EVENTS = {
 
 def request(source: Api, target: Api, **more: Any) -> TranslatedRequest:
     """The smallest request of one API, with these fields, for a backend of another."""
-    return translate_request(json.dumps({**SMALLEST[source], **more}).encode(), source, target)
+    return at_once(translate_request(json.dumps({**SMALLEST[source], **more}).encode(), source, target))
 
 
 def translated(source: Api, target: Api, **more: Any) -> dict[str, Any]:
@@ -378,7 +379,7 @@ def translated(source: Api, target: Api, **more: Any) -> dict[str, Any]:
 def whole(source: Api, target: Api, answer: dict[str, Any] | bytes, status: int = 200) -> tuple[int, dict[str, Any]]:
     """What a client of `source` gets for this answer of a backend of `target`."""
     data = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
-    told, body = ResponseTranslator(request(source, target)).whole(status, data)
+    told, body = at_once(ResponseTranslator(request(source, target)).whole(status, data))
     return told, json.loads(body)
 
 

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from egressproxy.ai_apis.apis import Api
+from egressproxy.model.work import at_once
 from egressproxy.translation.apis import DEFAULT_PATHS
 from egressproxy.translation.event_stream import MAX_EVENT_BYTES
 from egressproxy.translation.translator import ResponseTranslator
@@ -219,7 +220,7 @@ def test_a_call_that_comes_whole_is_told_once():
 
 def test_a_response_repeats_what_was_asked_for():
     asked = request(RESPONSES, CHAT, temperature=0.5, metadata={"a": "b"}, instructions="be brief")
-    _, body = ResponseTranslator(asked).whole(200, json.dumps(ANSWERS[CHAT]).encode())
+    _, body = at_once(ResponseTranslator(asked).whole(200, json.dumps(ANSWERS[CHAT]).encode()))
     told = json.loads(body)
     assert (told["temperature"], told["metadata"], told["instructions"]) == (0.5, {"a": "b"}, "be brief")
     assert (told["top_p"], told["tools"], told["store"]) == (1.0, [], False)

@@ -58,8 +58,8 @@ def write(api: Api, conversation: Conversation) -> bytes:
 @given(data=st.data())
 def test_any_conversation_means_the_same_there_and_back(source: Api, target: Api, data: st.DataObject):
     conversation = data.draw(conversations(source, target))
-    there = translate_request(write(source, conversation), source, target).body
-    back = translate_request(there, target, source).body
+    there = at_once(translate_request(write(source, conversation), source, target)).body
+    back = at_once(translate_request(there, target, source)).body
     assert meaning(READERS[source](json.loads(back))) == meaning(conversation)
 
 
@@ -216,7 +216,9 @@ def test_what_is_not_stored_is_not_stored_at_openai_either():
 
 def test_anthropic_gets_a_limit_of_tokens():
     assert translated(CHAT, ANTHROPIC)["max_tokens"] == 8192
-    asked = translate_request(json.dumps({"model": "m", "input": "hi"}).encode(), RESPONSES, ANTHROPIC, None, 99)
+    asked = at_once(
+        translate_request(json.dumps({"model": "m", "input": "hi"}).encode(), RESPONSES, ANTHROPIC, None, 99)
+    )
     assert json.loads(asked.body)["max_tokens"] == 99
     for name in ("max_tokens", "max_completion_tokens"):
         assert translated(CHAT, ANTHROPIC, **{name: 5})["max_tokens"] == 5
@@ -626,4 +628,4 @@ def test_whatever_stands_in_a_request_it_is_translated_or_refused(source: Api, t
         place, key = data.draw(st.sampled_from(places(body)))
         place[key] = data.draw(junk)
     with suppress(Untranslatable):
-        translate_request(json.dumps(body).encode(), source, target)
+        at_once(translate_request(json.dumps(body).encode(), source, target))

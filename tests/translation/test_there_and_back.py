@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from egressproxy.ai_apis.apis import Api
+from egressproxy.model.work import at_once
 from egressproxy.translation.anthropic import answers as anthropic_answers
 from egressproxy.translation.anthropic.streams import MessageStreamReader, MessageStreamWriter
 from egressproxy.translation.conversation import (
@@ -87,9 +88,9 @@ def meaning(answer: ModelAnswer) -> Any:
 @settings(max_examples=examples(50), deadline=None)
 @given(answer=answers())
 def test_any_answer_means_the_same_there_and_back(source: Api, target: Api, answer: ModelAnswer):
-    status, there = ResponseTranslator(request(source, target)).whole(200, written(target, answer))
+    status, there = at_once(ResponseTranslator(request(source, target)).whole(200, written(target, answer)))
     assert status == 200
-    status, back = ResponseTranslator(request(target, source)).whole(200, there)
+    status, back = at_once(ResponseTranslator(request(target, source)).whole(200, there))
     assert status == 200
     assert meaning(READERS[target](json.loads(back))) == meaning(answer)
 

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from egressproxy.ai_apis.apis import Api
 from egressproxy.ai_apis.strict_json import MAX_PARTS
+from egressproxy.model.work import at_once
 from egressproxy.translation.errors import Untranslatable
 from egressproxy.translation.event_stream import MAX_EVENT_BYTES
 from egressproxy.translation.translator import ResponseTranslator, translate_request
@@ -293,7 +294,9 @@ def test_an_answer_whose_calls_have_too_many_parts_together_is_not_read():
 
 @IN_EACH_PAIR
 def test_a_client_that_waits_for_a_stream_gets_an_error_for_an_answer_that_is_none(source: Api, target: Api):
-    told, _ = ResponseTranslator(request(source, target, stream=True)).whole(200, json.dumps(ANSWERS[target]).encode())
+    told, _ = at_once(
+        ResponseTranslator(request(source, target, stream=True)).whole(200, json.dumps(ANSWERS[target]).encode())
+    )
     assert told == 502
 
 
@@ -303,8 +306,8 @@ def test_a_client_that_waits_for_a_stream_gets_an_error_for_an_answer_that_is_no
 @IN_EACH_PAIR
 def test_the_model_is_the_clients_or_the_one_that_is_given(source: Api, target: Api):
     body = json.dumps(SMALLEST[source]).encode()
-    assert json.loads(translate_request(body, source, target).body)["model"] == "asked"
-    asked = translate_request(body, source, target, "other")
+    assert json.loads(at_once(translate_request(body, source, target)).body)["model"] == "asked"
+    asked = at_once(translate_request(body, source, target, "other"))
     assert json.loads(asked.body)["model"] == "other"
     assert asked.client_model == "asked"
 
@@ -333,7 +336,7 @@ def test_the_repr_of_a_request_shows_nothing_that_was_said(source: Api, target: 
 )
 def test_a_body_that_is_not_json_with_one_meaning_is_refused(source: Api, target: Api, body: bytes, why: str):
     with pytest.raises(Untranslatable, match=why):
-        translate_request(body, source, target)
+        at_once(translate_request(body, source, target))
 
 
 @IN_EACH_PAIR
@@ -365,14 +368,14 @@ def _places(value: Any, path: str = "") -> list[tuple[dict[str, Any], str]]:
 @IN_EACH_PAIR
 def test_a_field_that_is_not_known_is_refused_wherever_it_stands(source: Api, target: Api):
     body = json.loads(json.dumps(LARGEST[source]))
-    translate_request(json.dumps(body).encode(), source, target)
+    at_once(translate_request(json.dumps(body).encode(), source, target))
     checked = 0
     for place, path in _places(body):
         if path.endswith("cache_control"):
             continue
         place["x_new"] = 1
         with pytest.raises(Untranslatable) as caught:
-            translate_request(json.dumps(body).encode(), source, target)
+            at_once(translate_request(json.dumps(body).encode(), source, target))
         assert caught.value.field == (f"{path}.x_new" if path else "x_new")
         del place["x_new"]
         checked += 1

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from egressproxy.ai_apis.apis import Api
+from egressproxy.model.work import at_once
 from egressproxy.translation.apis import DEFAULT_PATHS
 from egressproxy.translation.errors import Untranslatable
 from egressproxy.translation.translator import ResponseTranslator, TranslatedRequest, translate_request
@@ -117,7 +118,7 @@ CLIENTS: dict[str, tuple[Api, dict[str, Any]]] = {
 
 
 def lossy(source: Api, target: Api, body: dict[str, Any]) -> TranslatedRequest:
-    return translate_request(json.dumps(body).encode(), source, target, drops=True)
+    return at_once(translate_request(json.dumps(body).encode(), source, target, drops=True))
 
 
 @pytest.mark.parametrize("name", CLIENTS)
@@ -307,7 +308,7 @@ def test_the_later_one_of_two_tools_and_of_two_formats_holds():
                    "tools": [{"type": "function", "name": "f", "description": "new"}]},
                   {"type": "configuration_update", "text": {"format": {"type": "text"}}}],
     }  # fmt: skip
-    there = json.loads(translate_request(json.dumps(body).encode(), RESPONSES, CHAT).body)
+    there = json.loads(at_once(translate_request(json.dumps(body).encode(), RESPONSES, CHAT)).body)
     assert [tool["function"]["description"] for tool in there["tools"]] == ["new"]
     assert "response_format" not in there
 
@@ -315,7 +316,7 @@ def test_the_later_one_of_two_tools_and_of_two_formats_holds():
 def test_a_custom_tool_without_a_grammar_loses_nothing():
     tool = {"type": "custom", "name": "run", "format": {"type": "text"}}
     body = {**SMALLEST[RESPONSES], "tools": [tool], "tool_choice": {"type": "custom", "name": "run"}}
-    there = json.loads(translate_request(json.dumps(body).encode(), RESPONSES, CHAT).body)
+    there = json.loads(at_once(translate_request(json.dumps(body).encode(), RESPONSES, CHAT)).body)
     assert there["tool_choice"] == {"type": "function", "function": {"name": "run"}}
 
 
@@ -341,7 +342,7 @@ def test_calls_of_the_clients_own_tools_come_back_in_its_form():
     translator = ResponseTranslator(lossy(RESPONSES, CHAT, {**CODEX, "stream": False}))
     message = {"role": "assistant", "content": None, "tool_calls": CALLS}
     answer = {"id": "a", "model": "m", "choices": [{"index": 0, "message": message, "finish_reason": "tool_calls"}]}
-    status, body = translator.whole(200, json.dumps(answer).encode())
+    status, body = at_once(translator.whole(200, json.dumps(answer).encode()))
     assert status == 200
     assert seen(json.loads(body)["output"]) == ITEMS
 
@@ -382,7 +383,7 @@ def test_calls_of_custom_tools_of_chat_come_back_in_its_form():
         block = {"type": "tool_use", "id": "c", "name": "run", "input": {"input": "pwd"}}
         message = {"id": "m", "model": "m", "content": [block], "stop_reason": "tool_use", "usage": {}}
         if not is_stream:
-            told = json.loads(translator.whole(200, json.dumps(message).encode())[1])
+            told = json.loads(at_once(translator.whole(200, json.dumps(message).encode()))[1])
             call = told["choices"][0]["message"]["tool_calls"][0]
             assert call == {"id": "c", "type": "custom", "custom": {"name": "run", "input": "pwd"}}
             continue
@@ -404,7 +405,7 @@ def test_a_model_that_does_not_keep_to_the_one_text_is_heard_all_the_same():
     for arguments in ('{"patch": "x"}', "no json", "[1]"):
         call = {"id": "c", "type": "function", "function": {"name": "apply_patch", "arguments": arguments}}
         answer = {"choices": [{"message": {"tool_calls": [call]}, "finish_reason": "stop"}]}
-        told = json.loads(translator.whole(200, json.dumps(answer).encode())[1])
+        told = json.loads(at_once(translator.whole(200, json.dumps(answer).encode()))[1])
         assert told["output"][0]["input"] == arguments
 
 

@@ -108,8 +108,8 @@ def compile_config(
 def compile_rest(
     resources: ResourceSet, catalog: FilterCatalog, defaults: Defaults, previous: Compiled | None = None
 ) -> Compiled:
-    """As `compile_config`, of what can be compiled, to say all that is wrong. Never to be put into service where there
-    are `problems`: what would be denied might pass.
+    """As `compile_config`, of what can be compiled, to tell all problems. A result with `problems` must not go into
+    service: what would be denied might pass.
     """
     previous = previous or Compiled(ConfigIR((), 0))
     generations, written = generations_of(resources, previous)

@@ -145,8 +145,8 @@ class Compiled:
     `validities` are those of all certificates. `created` is the RFC 3339 time at which an object without a
     creationTimestamp was first seen; it is shown to users and does not decide which object is older. `filter_types`
     describes the types that FilterType objects make known, by name, as the catalogue shows them. `materials`, which
-    holds secrets, is what files with certificates held, for the next compilation. With `problems` it is none, and says
-    what is wrong beside them.
+    holds secrets, is what files with certificates held, for the next compilation. A result with `problems` must not be
+    served: it is what else is known of a configuration that would be refused.
     """
 
     spec: ConfigIR

@@ -1,5 +1,5 @@
-"""BrokenObjects: what a configuration has, and cannot be read. The rest is compiled without it, so that everything that
-is wrong is told at once; what is wrong with the rest only because these are missing is left out.
+"""BrokenObjects: the objects of a configuration that cannot be read. The rest is compiled without them, so that every
+problem is told at once, except those that the rest has only because these are missing.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from egressproxy.config.reading.problems import Problem
 
-#: What is said where an object of this kind is missed that nobody names.
+#: Words of a problem that a missing object of this kind may cause, although the problem does not name it.
 _UNNAMED: Final = {
     "ReferenceGrant": "ReferenceGrant",
     "EndpointSlice": "EndpointSlice",
@@ -42,7 +42,7 @@ class BrokenObjects:
             self._names.add(spec["type"])
 
     def others(self, problems: Iterable[Problem]) -> list[Problem]:
-        """These problems without those that follow from what is broken: which name it, or an object that lacks it."""
+        """These problems, without those that name a broken object, or an object that lacks one."""
         left, names = list(problems), set(self._names)
         if not names:
             return left
@@ -50,13 +50,13 @@ class BrokenObjects:
             pattern = re.compile(rf"(?<![\w./-])(?:{'|'.join(map(re.escape, sorted(names)))})(?![\w/-]|\.\w)")
             follow = [each for each in left if self._lacks(each, pattern)]
             lacking = {each.object for each in follow} - {""}
-            # What is said of such an object as a whole sums up.
+            # A problem of such an object as a whole sums up the others.
             left = [each for each in left if each not in follow and (each.field_path or each.object not in lacking)]
             names = {each.partition(" ")[2] for each in lacking}
         return left
 
     def _lacks(self, problem: Problem, names: re.Pattern[str]) -> bool:
-        """A problem of no place is one of the whole, which is not there."""
+        """Whether the problem follows from objects of these names. One without a place is about the configuration."""
         said = problem.sentence
         is_of_whole = not (problem.object or problem.file)
         return is_of_whole or names.search(said) is not None or any(word in said for word in self._said)

@@ -217,7 +217,7 @@ class _ManifestReader:
     def add_trust_bundles(self, sources: Sequence[SecretSource]) -> None:
         """Objects for the ClusterTrustBundles whose certificates stand in files."""
         before = len(self.problems)
-        found = read_trust_bundles(sources, self.problems)
+        found = list(read_trust_bundles(sources, self.problems))
         self.broken.has_unknown |= len(self.problems) > before
         for source, pem in found:
             value = {

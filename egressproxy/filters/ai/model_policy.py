@@ -12,6 +12,7 @@ from fnmatch import fnmatchcase
 from typing import Annotated, Any, Final, Literal
 
 from egressproxy.ai_apis.apis import Api
+from egressproxy.ai_apis.message import SCANNED_AT_ONCE
 from egressproxy.ai_apis.request import AiRequest
 from egressproxy.ai_apis.shared import ask_for_model, operation, request_view, status_of_unseen, view_ahead
 from egressproxy.ai_apis.strict_json import Unreadable
@@ -21,14 +22,12 @@ from egressproxy.filters.base import BodyMode, BodyResult, Filter, FilterContext
 from egressproxy.filters.settings import FilterConfig, Within
 from egressproxy.ir.policy import MAX_BUFFERED_BYTES
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.work import Work, at_once
-from egressproxy.net.cooperative import in_turns
+from egressproxy.model.work import Work
+from egressproxy.net.cooperative import run
 
 _Name = Annotated[str, Within(min_length=1, max_length=253)]
 #: Methods that ask no model for anything where they have no body.
 _READING: Final = frozenset((b"GET", b"HEAD", b"OPTIONS"))
-#: Bytes of a request that is looked at in one go.
-_AT_ONCE: Final = 16 * 1024
 #: Characters of a model's name that a message repeats.
 _SHOWN: Final = 128
 
@@ -138,8 +137,7 @@ class ModelPolicy(Filter):
 
     def request_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
         """Judge the request, and send it on as the policy says. Raises Rejected."""
-        work = self._judged(x, data)
-        return in_turns(work) if len(data) > _AT_ONCE else at_once(work)
+        return run(self._judged(x, data), is_long=len(data) > SCANNED_AT_ONCE)
 
     def _judged(self, x: Exchange, data: bytes) -> Work[bytes]:
         config = self._config
@@ -239,7 +237,7 @@ def _matches(route: ModelRoute, view: AiRequest) -> Work[bool]:
         return False
     if route.has_images is not None and bool(view.images) is not route.has_images:
         return False
-    if route.min_tokens and (yield from view.estimating()) < route.min_tokens:
+    if route.min_tokens and (yield from view.estimated_input_tokens()) < route.min_tokens:
         return False
     words = [word.casefold() for word in route.text_contains]
     if not words:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
 from egressproxy.ai_apis.apis import Operation
-from egressproxy.ai_apis.message import AT_ONCE
+from egressproxy.ai_apis.message import READ_AT_ONCE
 from egressproxy.ai_apis.shared import add_usage, operation, provider_name, usage_told
 from egressproxy.ai_apis.usage import TokenUsage
 from egressproxy.filters.base import BodyMode, BodyResult, Filter, FilterContext, FilterType, Phase
@@ -149,7 +149,7 @@ class TokenMeter(Filter):
         measured = self._measured(x)
         if measured is None:
             return data
-        return in_turns(measured.reading(x, data, 0, 0)) if len(data) > AT_ONCE else measured.read(x, data, 0, 0)
+        return in_turns(measured.reading(x, data, 0, 0)) if len(data) > READ_AT_ONCE else measured.read(x, data, 0, 0)
 
     def response_headers(self, x: Exchange) -> None:
         if self._measured(x) is not None:

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Annotated, Any, Final, Literal
 
-from egressproxy.ai_apis.message import CalledTool, JsonMessage, in_object
+from egressproxy.ai_apis.long_json import dumping
+from egressproxy.ai_apis.message import SCANNED_AT_ONCE, CalledTool, JsonMessage, in_object
 from egressproxy.ai_apis.request import AiRequest, names_of_tool
 from egressproxy.ai_apis.shared import answer_view, operation, request_view, status_of_unseen, view_ahead
 from egressproxy.ai_apis.streams import SLICE, framing_of
-from egressproxy.ai_apis.strict_json import OtherSpelling, Unreadable, dumping, dumps
+from egressproxy.ai_apis.strict_json import OtherSpelling, Unreadable, dumps
 from egressproxy.errors import Reason
 from egressproxy.filters.ai.tool_rules import NameRules, Names, ToolRules, Tools
 from egressproxy.filters.ai.tool_streams import ToolStream
@@ -28,7 +29,7 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.member_names import ANSWER, RPC_ANSWER, finding_rpc_fault
 from egressproxy.model.work import Work, at_once
-from egressproxy.net.cooperative import in_turns
+from egressproxy.net.cooperative import run
 
 #: JSON-RPC 2.0 section 5.1. Source: Model Context Protocol, Server Features, Tools: that of an unknown tool.
 INVALID_PARAMS: Final = -32602
@@ -84,10 +85,6 @@ class ToolPolicyConfig(FilterConfig):
     prompts: Names | None = None
     unreadable: Literal["Deny", "Allow"] = "Deny"
     max_body_bytes: Annotated[int, Within(ge=1, le=64 * 1024 * 1024)] | None = None
-
-
-#: Bytes of a request that is looked at in one go.
-_AT_ONCE: Final = 16 * 1024
 
 
 class _Denial(Exception):
@@ -147,8 +144,7 @@ class ToolPolicy(Filter):
         """Raises Rejected; returns an error of JSON-RPC for what a client of MCP must not do."""
         if not data:
             return data
-        work = self._judged_request(x, data)
-        return in_turns(work) if len(data) > _AT_ONCE else at_once(work)
+        return run(self._judged_request(x, data), is_long=len(data) > SCANNED_AT_ONCE)
 
     def _judged_request(self, x: Exchange, data: bytes) -> Work[bytes | LocalResponse]:
         try:
@@ -270,8 +266,7 @@ class ToolPolicy(Filter):
     # --- answers -----------------------------------------------------------------------------------------------------
     def response_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
         """Raises Rejected for a call of a tool that is not allowed."""
-        work = self._judged_answer(x, data, last)
-        return in_turns(work) if len(data) > SLICE else at_once(work)
+        return run(self._judged_answer(x, data, last), is_long=len(data) > SLICE)
 
     def held_bytes(self, x: Exchange, phase: Phase) -> int:
         stream: ToolStream | None = x.notes.get(self._note) if x.notes is not None else None

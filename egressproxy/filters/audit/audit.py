@@ -23,8 +23,7 @@ from egressproxy.ir.policy import FieldFault
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.grpc_status import GRPC_NAMES
 from egressproxy.model.secret import SecretBytes
-from egressproxy.model.work import at_once
-from egressproxy.net.cooperative import in_turns
+from egressproxy.net.cooperative import run
 
 #: Fields whose values are credentials, or may be: they are in no record.
 _NEVER = frozenset((
@@ -156,24 +155,25 @@ class Audit(Filter):
         return AuditUnavailable(why)
 
     def request_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
-        return _fed(self._seen(x, self._request_note, is_request=True), x, data, last)
+        return self._fed(x, self._request_note, data, is_request=True, is_last=last)
 
     def response_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
-        return _fed(self._seen(x, self._response_note, is_request=False), x, data, last)
+        return self._fed(x, self._response_note, data, is_request=False, is_last=last)
 
     def held_bytes(self, x: Exchange, phase: Phase) -> int:
         note = self._request_note if phase is Phase.REQUEST_BODY else self._response_note
         seen: SeenBody | None = x.notes.get(note) if x.notes is not None else None
         return seen.held if seen is not None else 0
 
-    def _seen(self, x: Exchange, note: str, *, is_request: bool) -> SeenBody:
+    def _fed(self, x: Exchange, note: str, data: bytes, *, is_request: bool, is_last: bool) -> BodyResult:
         found: SeenBody | None = x.notes.get(note) if x.notes is not None else None
         if found is None:
             bodies = self._config.bodies
             keeps = self._config.max_body_bytes if bodies == "Redacted" else 0
             found = SeenBody(x, is_request=is_request, hashes=bodies != "None", keeps=keeps)
             x.note(note, found)
-        return found
+        is_long = found.takes_long(data, is_last=is_last)
+        return run(found.feeding(x, data, is_last=is_last), is_long=is_long)
 
     def complete(self, x: Exchange) -> None:
         record = self._record(x)
@@ -222,11 +222,6 @@ class Audit(Filter):
             if seen is not None:
                 made[name] = seen.told(self._redactor)
         return made
-
-
-def _fed(seen: SeenBody, x: Exchange, data: bytes, last: bool) -> BodyResult:
-    is_long, work = seen.takes_long(data, is_last=last), seen.feeding(x, data, is_last=last)
-    return in_turns(work) if is_long else at_once(work)
 
 
 AUDIT = FilterType(

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from egressproxy.ai_apis.answer import model_of
-from egressproxy.ai_apis.message import AT_ONCE, JsonMessage
+from egressproxy.ai_apis.message import READ_AT_ONCE, JsonMessage
 from egressproxy.ai_apis.shared import add_usage, answer_view, operation, request_view, view_ahead
 from egressproxy.ai_apis.streams import SLICE, StreamReader, framing_of, sliced
 from egressproxy.ai_apis.strict_json import Unreadable
@@ -61,13 +61,13 @@ class SeenBody:
 
     @property
     def held(self) -> int:
-        """What is kept of it."""
+        """Bytes of it that are kept."""
         return len(self._kept) + (len(self._json) if self._json is not None else 0)
 
     def takes_long(self, data: bytes, *, is_last: bool) -> bool:
         """Whether this piece is more than is looked at in one go."""
         size = len(data) + len(self._json) if self._json is not None and is_last else 0
-        return size > AT_ONCE or (self._framing is not None and len(data) > SLICE)
+        return size > READ_AT_ONCE or (self._framing is not None and len(data) > SLICE)
 
     def feeding(self, x: Exchange, data: bytes, *, is_last: bool) -> Work[bytes]:
         """Look at a piece of the content, in turns; returns it."""

@@ -17,7 +17,7 @@ from time import monotonic
 from typing import Annotated, Any, Final, Literal
 
 from egressproxy.ai_apis.apis import Operation
-from egressproxy.ai_apis.message import AT_ONCE
+from egressproxy.ai_apis.message import READ_AT_ONCE
 from egressproxy.ai_apis.shared import add_usage, operation, usage_told
 from egressproxy.ai_apis.streams import SLICE
 from egressproxy.ai_apis.usage import TokenUsage
@@ -55,7 +55,7 @@ from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import ResponseHead
 from egressproxy.model.shares import client_of
 from egressproxy.model.work import Work, at_once
-from egressproxy.net.cooperative import in_turns
+from egressproxy.net.cooperative import in_turns, run
 
 #: Fields of requests that change answers of the APIs that are known, whether Vary says so or not.
 _TELLING: Final = (
@@ -222,7 +222,7 @@ class Cache(Filter):
         assert pending is not None  # what has no entry has no body mode
         original = x.notes.pop(ORIGINAL_BODY, data) if x.notes is not None else data
         work = canonical(original)
-        if len(original) > AT_ONCE:
+        if len(original) > READ_AT_ONCE:
             return self._found_in_turns(x, pending, data, original, work)
         return self._found(x, pending, data, original, at_once(work))
 
@@ -296,8 +296,7 @@ class Cache(Filter):
         pending.parts.append(data)
         if not last:
             return data
-        work = self._keeping(x, pending, b"".join(pending.parts), data)
-        return in_turns(work) if pending.size > SLICE else at_once(work)
+        return run(self._keeping(x, pending, b"".join(pending.parts), data), is_long=pending.size > SLICE)
 
     def complete(self, x: Exchange) -> None:
         if x.notes is not None:

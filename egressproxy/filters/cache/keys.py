@@ -8,8 +8,9 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Final
 
-from egressproxy.ai_apis.message import AT_ONCE, JsonMessage
-from egressproxy.ai_apis.strict_json import Unreadable, dumping, dumps
+from egressproxy.ai_apis.long_json import dumping
+from egressproxy.ai_apis.message import READ_AT_ONCE, JsonMessage
+from egressproxy.ai_apis.strict_json import Unreadable, dumps
 from egressproxy.model.exchange import CallerIdentity, Exchange
 from egressproxy.model.fields import Fields, every_spelling
 from egressproxy.model.work import Work
@@ -49,7 +50,7 @@ def canonical(body: bytes) -> Work[bytes | None]:
         value = yield from JsonMessage.parsing(body)
         if not isinstance(value, dict) or any(value.get(name) for name in _STATEFUL):
             return None
-        return in_order(value) if len(body) <= AT_ONCE else (yield from dumping(value, is_sorted=True))
+        return in_order(value) if len(body) <= READ_AT_ONCE else (yield from dumping(value, is_sorted=True))
     except Unreadable:
         return None
 

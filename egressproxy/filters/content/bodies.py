@@ -109,15 +109,10 @@ _MAX_TYPES: Final = 256
 _MAX_KNOWN: Final = 128
 
 
-def document_of(x: Exchange, body: bytes, kind: BodyKind, *, is_request: bool) -> BodyTexts:
-    """The texts of a whole body; what looks like JSON is read so, if it can be: servers do. Raises Unreadable."""
-    if is_request and kind is _JSON and body[:1] == b"{" and operation(x) is not None:  # nearly all
-        return JsonDocument(request_view(x, body), True)
-    return at_once(reading_document(x, body, kind, is_request=is_request))
-
-
 def reading_document(x: Exchange, body: bytes, kind: BodyKind, *, is_request: bool) -> Work[BodyTexts]:
-    """`document_of` in turns, for what is long."""
+    """The texts of a whole body, read in turns; what looks like JSON is read so, if it can be: servers do. Raises
+    Unreadable.
+    """
     if kind is _JSON:
         return (yield from _json_document(x, body, is_request))
     if kind is BodyKind.LINES:
@@ -200,7 +195,7 @@ class JsonDocument:
 
     def texts(self) -> Iterator[BodyText]:
         """First the texts of a conversation, if it is one; then every other string, names of members too. An empty text
-        stands for many values without one: it is time to see whether others should have their turn.
+        stands for many values without one: a place to yield.
         """
         told: set[Path] = set()
         outer: dict[Path, str] = {}  # strings of JSON, such as arguments of calls
@@ -345,7 +340,7 @@ class _LinesDocument:
 
     @classmethod
     def reading(cls, body: bytes) -> Work[_LinesDocument]:
-        """That of a body. Raises Unreadable."""
+        """The document of this body. Raises Unreadable."""
         if body.count(b"\n") > MAX_PARTS or has_too_many_parts(body, MAX_PARTS, MAX_COMMAS):
             raise Unreadable("it has too many parts to be read here")
         lines: list[JsonDocument | bytes] = []
@@ -386,7 +381,7 @@ class FormDocument:
 
     @classmethod
     def reading(cls, body: bytes) -> Work[FormDocument]:
-        """That of a body or query. Raises Unreadable."""
+        """The document of this body or query. Raises Unreadable."""
         if b"\0" in body:
             raise Unreadable("it has NUL characters: it is no form, or not UTF-8")
         if body.count(b"&") + body.count(b";") + body.count(b"=") > MAX_FORM_PARTS:
@@ -422,7 +417,7 @@ class FormDocument:
 
 
 def _between_marks(body: bytes) -> Iterator[tuple[int, int]]:
-    """Where each name and value of a form begins and ends that is not empty."""
+    """Where each name and value of a form begins and ends, but for empty ones."""
     at, size = 0, len(body)
     following = dict.fromkeys(b"&;=", -1)  # where each mark stands next
     while at < size:

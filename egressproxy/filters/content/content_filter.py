@@ -40,9 +40,7 @@ class ContentFilter(Filter):
         return Rejected(f"filter {self._name}: {message}", status=status, reason=Reason.CONTENT_DENIED)
 
     def _let_pass_unseen(self, x: Exchange) -> None:
-        """For a tunnel or an upgrade, which nobody looks into. Raises Rejected (403, 426) where it may not
-        pass.
-        """
+        """Let a tunnel or an upgrade pass, which nobody looks into. Raises Rejected (403, 426) where it may not."""
         if self._denies_unreadable:
             what = "a tunnel" if x.is_tunnel else "an upgraded connection"
             raise self.refusal(f"what is said in {what} cannot be looked at", status_of_unseen(x))

@@ -10,18 +10,17 @@ from __future__ import annotations
 from collections.abc import Coroutine
 from typing import Any, Final
 
+from egressproxy.ai_apis.message import SCANNED_AT_ONCE
 from egressproxy.ai_apis.shared import operation
 from egressproxy.ai_apis.stream_events import Channel
-from egressproxy.ai_apis.streams import LenientEditor, StreamEditor, TextFunction, framing_of
+from egressproxy.ai_apis.streams import SLICE, LenientEditor, StreamEditor, TextFunction, framing_of
 from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.ai_apis.texts import TextKind
 from egressproxy.filters.base import REQUEST_HEADS, BodyMode, FilterContext, FilterType, Phase, Rejected
 from egressproxy.filters.content.bodies import (
     BodyKind,
     BodyText,
-    BodyTexts,
     FormDocument,
-    document_of,
     reading_document,
     type_and_kind_of,
 )
@@ -36,11 +35,8 @@ from egressproxy.filters.content.written_json import WrittenJson
 from egressproxy.model.circular_note import CircularNote
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.work import Work, at_once
-from egressproxy.net.cooperative import Turns, in_turns
+from egressproxy.net.cooperative import TimeSlice, in_turns, run
 
-#: Bytes of a body, and characters of one text, that are looked at in one go: ten milliseconds at the very worst.
-_STEP: Final = 8 * 1024
-_SLICE: Final = 4 * 1024
 #: Values in one text, and placeholders of one exchange: each takes memory until its end.
 _MAX_VALUES: Final = 10_000
 
@@ -132,7 +128,6 @@ class PIIDetector(ContentFilter):
             self.actions.update((each.name, each.action) for each in config.presidio.entities)
             call = context.calls.get(config.presidio.backend_ref.label)
             self._presidio = Presidio(config.presidio, call)
-        self._at_once = _STEP if self._presidio is None else 0  # bytes of a request
         self._replaced = tuple(name for name, action in self.actions.items() if action == "Placeholder")
         self._headers = tuple(name.encode() for name in config.headers)
         self._query = config.query
@@ -210,26 +205,9 @@ class PIIDetector(ContentFilter):
             return data
         if self._is_on_leg:
             x.keep(self._note, None)  # what an earlier attempt has kept is no longer good
-        if len(data) > self._at_once:
-            return self._in_steps(x, data, scanner)
-        try:
-            document = document_of(x, data, type_and_kind_of(x.request.fields)[1], is_request=True)
-            written = WrittenJson.of(document, scanner)
-            if written is not None:
-                found = scanner.spans(written.text)
-                if not found:
-                    return data
-                made = written.replaced(found, self._replacing(x, data))
-                if made is not None:
-                    return made
-            replace = self._replacing(x, data)
-            for part in document.texts():
-                found = scanner.spans(part.text)
-                if found:
-                    self._replace(part, found, replace)
-            return document.body()
-        except Unreadable as error:
-            return self._unreadable(data, error, "request", 400)
+        if self._presidio is not None:
+            return self._analyzed(x, data, scanner, self._presidio)
+        return run(self._edited_request(x, data, scanner), is_long=len(data) > SCANNED_AT_ONCE)
 
     def _replacing(self, x: Exchange, data: bytes) -> Replace:
         """What replaces what is found in a request."""
@@ -249,42 +227,45 @@ class PIIDetector(ContentFilter):
             return value
         raise self.refusal(f"the request has {entity}, which must not leave", 403)
 
-    async def _in_steps(self, x: Exchange, data: bytes, scanner: Scanner) -> bytes:
-        """As above, for what is long or asks the analyzer: others have their turn between the parts."""
+    async def _analyzed(self, x: Exchange, data: bytes, scanner: Scanner, presidio: Presidio) -> bytes:
+        """The request with what was found replaced, also by the analyzer."""
         try:
             document = await in_turns(reading_document(x, data, type_and_kind_of(x.request.fields)[1], is_request=True))
-            if self._presidio is None:
-                return await in_turns(self._edited_request(x, data, document, scanner))
             replace = self._replacing(x, data)
-            turns = Turns()
+            time_slice = TimeSlice()
             for part in document.texts():
                 text = part.text
                 found = await in_turns(self._spans_of(scanner, text, 403))
                 if not text.isspace():
-                    found = apart([*found, *await self._presidio.spans(text, x)], 0, [])
+                    found = apart([*found, *await presidio.spans(text, x)], 0, [])
                 if found:
                     self._replace(part, found, replace)
-                if turns.is_over:
-                    await turns.next()
+                if time_slice.is_over:
+                    await time_slice.next()
             return await in_turns(document.writing())
         except Unreadable as error:
             return self._unreadable(data, error, "request", 400)
 
-    def _edited_request(self, x: Exchange, data: bytes, document: BodyTexts, scanner: Scanner) -> Work[bytes]:
-        written = yield from WrittenJson.reading(document, scanner)
-        if written is not None:
-            many = yield from self._spans_in_steps(scanner, written.text)
-            if many is not None:
-                made = data if not many else written.replaced(many, self._replacing(x, data))
-                if made is not None:
-                    return made
-        replace = self._replacing(x, data)
-        for part in document.texts():
-            yield
-            found = yield from self._spans_of(scanner, part.text, 403)
-            if found:
-                self._replace(part, found, replace)
-        return (yield from document.writing())
+    def _edited_request(self, x: Exchange, data: bytes, scanner: Scanner) -> Work[bytes]:
+        try:
+            kind = type_and_kind_of(x.request.fields)[1]
+            document = yield from reading_document(x, data, kind, is_request=True)
+            written = yield from WrittenJson.of(document, scanner)
+            if written is not None:
+                many = yield from self._spans_in(scanner, written.text)
+                if many is not None:
+                    made = written.replaced(many, self._replacing(x, data)) if many else data
+                    if made is not None:
+                        return made
+            replace = self._replacing(x, data)
+            for part in document.texts():
+                yield
+                found = yield from self._spans_of(scanner, part.text, 403)
+                if found:
+                    self._replace(part, found, replace)
+            return (yield from document.writing())
+        except Unreadable as error:
+            return self._unreadable(data, error, "request", 400)
 
     # --- answers ----------------------------------------------------------------------------------------------------
     def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes | Coroutine[Any, Any, bytes]:
@@ -302,10 +283,10 @@ class PIIDetector(ContentFilter):
                     function = state.function()
                     assert function is not None
                     editor = TextEditor(function, is_lenient=is_lenient)
-                elif len(data) > _STEP and (self.answers is not None or state.is_restored(data)):
-                    return in_turns(self._answer_in_steps(x, data, kind, state))
+                elif data and (self.answers is not None or state.is_restored(data)):
+                    return run(self._whole_answer(x, data, kind, state), is_long=len(data) > SCANNED_AT_ONCE)
                 else:
-                    return self._whole_answer(x, data, kind, state)
+                    return data
                 state.editor = editor
             if editor.takes_long(data):
                 return in_turns(self._feeding(editor, data, last))
@@ -315,48 +296,24 @@ class PIIDetector(ContentFilter):
             raise self._unreadable_stream(error) from None
 
     def _feeding(self, editor: StreamEditor | TextEditor, data: bytes, last: bool) -> Work[bytes]:
-        made = []
         try:
-            for piece in editor.feeding(data):
-                made.append(piece)
-                yield
-            if last:
-                made.append(editor.end())
+            made = yield from editor.feeding(data)
+            return made + editor.end() if last else made
         except Unreadable as error:
             raise self._unreadable_stream(error) from None
-        return b"".join(made)
 
     def _unreadable_stream(self, error: Unreadable) -> Rejected:
         return self.refusal(f"the answer cannot be looked at: {error}", 502)
 
-    def _whole_answer(self, x: Exchange, data: bytes, kind: BodyKind, state: _State) -> bytes:
-        is_restored = state.is_restored(data)
-        if not data or (self.answers is None and not is_restored):
-            return data
-        try:
-            document = document_of(x, data, kind, is_request=False)
-            if self.answers is not None and not is_restored:
-                written = WrittenJson.of(document, self.answers)
-                if written is not None:
-                    found = self.answers.spans(written.text)
-                    made = written.replaced(found, state.replace_in_answer) if found else data
-                    if made is not None:
-                        return made
-            for part in document.texts():
-                self._edit_answer(part, [] if self.answers is None else self.answers.spans(part.text), state)
-            return document.body()
-        except Unreadable as error:
-            return data if self.answers is None else self._unreadable(data, error, "answer", 502)
-
-    def _answer_in_steps(self, x: Exchange, data: bytes, kind: BodyKind, state: _State) -> Work[bytes]:
+    def _whole_answer(self, x: Exchange, data: bytes, kind: BodyKind, state: _State) -> Work[bytes]:
         scanner = self.answers
         try:
             document = yield from reading_document(x, data, kind, is_request=False)
             written = None
             if scanner is not None and not state.is_restored(data):
-                written = yield from WrittenJson.reading(document, scanner)
+                written = yield from WrittenJson.of(document, scanner)
             if scanner is not None and written is not None:
-                many = yield from self._spans_in_steps(scanner, written.text)
+                many = yield from self._spans_in(scanner, written.text)
                 if many is not None:
                     made = written.replaced(many, state.replace_in_answer) if many else data
                     if made is not None:
@@ -413,20 +370,20 @@ class PIIDetector(ContentFilter):
 
     def _spans_of(self, scanner: Scanner, text: str, status: int) -> Work[list[Span]]:
         """The spans of a text. Raises Rejected for too many of them."""
-        if len(text) <= _SLICE:
-            return scanner.spans(text)
-        found = yield from self._spans_in_steps(scanner, text)
+        found = yield from self._spans_in(scanner, text)
         if found is None:
             raise self.too_many("request" if status == 403 else "answer", status)
         return found
 
-    def _spans_in_steps(self, scanner: Scanner, text: str) -> Work[list[Span] | None]:
-        """The spans of a long text; others may have their turn after every few thousand characters. None: too many."""
+    def _spans_in(self, scanner: Scanner, text: str) -> Work[list[Span] | None]:
+        """The spans of a text, found in turns. None: too many."""
+        if len(text) <= SCANNED_AT_ONCE:
+            return scanner.spans(text)
         stream = SpanStream(scanner, scanner.plain)
         found: list[Span] = []
         done = 0
-        for start in range(0, len(text), _SLICE):
-            decided, places = stream.take(text[start : start + _SLICE], start + _SLICE >= len(text))
+        for start in range(0, len(text), SLICE):
+            decided, places = stream.take(text[start : start + SLICE], start + SLICE >= len(text))
             found += [Span(s + done, e + done, entity, s + done) for s, e, entity, _ in places]
             if len(found) > _MAX_VALUES:
                 return None

@@ -22,8 +22,7 @@ _OPEN_ESCAPED = re.compile(
     rf"(?:(?:<|(?<!\\)\\u003[cC])(?:{_NAME})?(?:\\(?:u(?:0(?:0(?:3)?)?)?)?)?|(?<!\\)\\{{1,64}}(?:u(?:0(?:0(?:3)?)?)?)?"
     rf"|&(?:l(?:t(?:;(?:{_NAME}(?:&(?:g(?:t)?)?)?)?)?)?)?)\Z"
 )
-#: Of a client that writes more placeholders, or escapes of ASCII, than this, none is read: ours begin where it writes
-#: none.
+#: Placeholders of an entity, or escapes of ASCII, that are read of a client. If it writes more, ours begin at _FAR.
 _MAX_WRITTEN: Final = 10_000
 _FAR: Final = 1_000_000_000
 _ESCAPED_ASCII = re.compile(rb"\\u00([2-7][0-9A-Fa-f])")

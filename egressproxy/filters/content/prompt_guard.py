@@ -10,11 +10,11 @@ from collections.abc import Coroutine, Iterator
 from dataclasses import dataclass
 from typing import Annotated, Any, Final, Literal, NamedTuple, TypeAlias
 
-from egressproxy.ai_apis.message import TextPart
+from egressproxy.ai_apis.message import SCANNED_AT_ONCE, TextPart
 from egressproxy.ai_apis.shared import answer_view, operation, request_view
 from egressproxy.ai_apis.splice import Path
 from egressproxy.ai_apis.stream_events import Channel
-from egressproxy.ai_apis.streams import StreamEditor, framing_of
+from egressproxy.ai_apis.streams import SLICE, StreamEditor, framing_of
 from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.ai_apis.texts import Found, TextKind, TextRole
 from egressproxy.errors import Reason
@@ -25,7 +25,7 @@ from egressproxy.filters.content.folding import Folder
 from egressproxy.filters.content.injection_phrases import PHRASES, InjectionPhrases
 from egressproxy.filters.content.judge import Judge, JudgeAbsent, JudgeSettings
 from egressproxy.filters.content.own_patterns import Expression, Glance, RuleName, check_names, compiled, searched_in
-from egressproxy.filters.content.written_json import strings_of
+from egressproxy.filters.content.written_json import SEEN_AT_A_GLANCE, strings_of
 from egressproxy.filters.header_policy import is_protected
 from egressproxy.filters.settings import FieldName, FilterConfig, Within
 from egressproxy.ir.policy import FieldFault
@@ -34,14 +34,10 @@ from egressproxy.model.fields import Fields, every_spelling
 from egressproxy.model.work import Work, at_once
 from egressproxy.net.cooperative import in_turns
 
-#: Characters that are looked at in one go; the overlap of two, so that no match of that length is cut. Short texts that
-#: are looked at together.
-_STEP: Final = 4 * 1024
+#: Characters by which two pieces of a long text overlap, so that no match of that length is cut.
 _OVERLAP: Final = 1024
+#: Short texts that are looked at together.
 _GROUP: Final = 256
-#: Bytes of a body that is looked at text by text in one go; and of one that is seen at a glance.
-_AT_ONCE: Final = 8 * 1024
-_AT_A_GLANCE: Final = 64 * 1024
 Direction: TypeAlias = Literal["request", "response"]
 #: What people call it.
 _SHOWN: Final[dict[Direction, str]] = {"request": "request", "response": "answer"}
@@ -208,7 +204,7 @@ class PromptGuard(ContentFilter):
         try:
             if not data or self._is_clear(x, data, fields, direction):
                 return data
-            if self._judge is not None or len(data) > _AT_ONCE:
+            if self._judge is not None or len(data) > SCANNED_AT_ONCE:
                 return self._in_turns(x, data, direction, status)
             _, rule = at_once(self._judged(x, data, direction))
         except Unreadable as error:
@@ -235,7 +231,7 @@ class PromptGuard(ContentFilter):
 
     def _is_clear(self, x: Exchange, data: bytes, fields: Fields, direction: Direction) -> bool:
         """Whether a body is seen at a glance to have nothing that is denied. Raises Unreadable."""
-        if not self._sees_at_a_glance or len(data) > _AT_A_GLANCE or data.lstrip()[:1] != b"{":
+        if not self._sees_at_a_glance or len(data) > SEEN_AT_A_GLANCE or data.lstrip()[:1] != b"{":
             return False
         if kind_of(fields) not in (BodyKind.JSON, BodyKind.UNKNOWN):
             return False
@@ -267,7 +263,7 @@ class PromptGuard(ContentFilter):
             x.request.fields.set(self._header, rule.encode())
 
     def _rules(self, texts: _Texts, direction: Direction) -> Iterator[str]:
-        """The name of a rule that denies these texts; before it "" often, for others to have their turn."""
+        """The name of a rule that denies these texts; before it often "": a place to yield."""
         config = self._config
         if config.max_total_length and sum(len(text) for text, _ in texts.spoken) > config.max_total_length:
             yield "max-total-length"
@@ -277,8 +273,8 @@ class PromptGuard(ContentFilter):
         for text, is_spoken in self._suspects(looked_at, direction) if self._sees_at_a_glance else looked_at:
             yield ""
             is_allowed = not self._allow or not is_spoken
-            for start in range(0, len(text), _STEP):
-                piece = text[start : start + _STEP + _OVERLAP]
+            for start in range(0, len(text), SLICE):
+                piece = text[start : start + SLICE + _OVERLAP]
                 rule = self._rule_of(piece, direction)
                 if rule:
                     yield rule
@@ -301,12 +297,12 @@ class PromptGuard(ContentFilter):
         group: list[tuple[str, bool]] = []
         size = 0
         for each in looked_at:
-            if len(each[0]) > _STEP:
+            if len(each[0]) > SLICE:
                 yield each
                 continue
             group.append(each)
             size += len(each[0])
-            if size > _STEP or len(group) == _GROUP:
+            if size > SLICE or len(group) == _GROUP:
                 yield from self._denied_together(group, direction)
                 group, size = [], 0
         yield from self._denied_together(group, direction)
@@ -398,8 +394,7 @@ class PromptGuard(ContentFilter):
             return collected[-1]
 
         editor = StreamEditor(framing, collector)
-        for _ in editor.feeding(data + b"\n\n"):  # some clients read a last event that has not ended
-            yield
+        yield from editor.feeding(data + b"\n\n")  # some clients read a last event that has not ended
         editor.end()
         made = _Texts([], [])
         for each in collected:

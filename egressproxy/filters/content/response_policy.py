@@ -14,16 +14,16 @@ from typing import Annotated, Any, Final, Literal
 
 from egressproxy.ai_apis.answer import AiAnswer
 from egressproxy.ai_apis.apis import Api
-from egressproxy.ai_apis.message import JsonMessage
+from egressproxy.ai_apis.message import READ_AT_ONCE, SCANNED_AT_ONCE, JsonMessage
 from egressproxy.ai_apis.shared import answer_view, operation, request_view, view_ahead
 from egressproxy.ai_apis.stream_events import Channel
-from egressproxy.ai_apis.streams import LenientEditor, StreamEditor, StreamReader, framing_of, sliced
+from egressproxy.ai_apis.streams import SLICE, LenientEditor, StreamEditor, StreamReader, framing_of, sliced
 from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.ai_apis.texts import TextKind, TextRole
 from egressproxy.errors import Reason
 from egressproxy.filters.base import REQUEST_HEADS, BodyMode, FilterContext, FilterType, Phase
 from egressproxy.filters.content.answer_ends import AnswerEnd, BegunResponse, end_of, mark_as_cut, written_end
-from egressproxy.filters.content.bodies import BodyKind, document_of, kind_of, media_type_of, reading_document
+from egressproxy.filters.content.bodies import BodyKind, kind_of, media_type_of, reading_document
 from egressproxy.filters.content.content_filter import ContentFilter
 from egressproxy.filters.content.entities import ENTITIES, check_countries, scanner_of
 from egressproxy.filters.content.folding import Folder
@@ -32,21 +32,16 @@ from egressproxy.filters.content.own_patterns import Expression, Glance, RuleNam
 from egressproxy.filters.content.phones import Region
 from egressproxy.filters.content.spans import Scanner, SpanStream
 from egressproxy.filters.content.text_editor import TextEditor
-from egressproxy.filters.content.written_json import WrittenJson, strings_of
+from egressproxy.filters.content.written_json import SEEN_AT_A_GLANCE, WrittenJson, strings_of
 from egressproxy.filters.settings import FilterConfig, Within
 from egressproxy.ir.policy import FieldFault
 from egressproxy.model.circular_note import CircularNote
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.work import Work, at_once
-from egressproxy.net.cooperative import in_turns
+from egressproxy.model.work import Work
+from egressproxy.net.cooperative import run
 
 _NAME: Final = r"^[A-Z][A-Z0-9_]{0,31}$"
 _OWN_RULES: Final = (*ENTITIES, "max-length", "max-bytes", "content-type", "tool-call")
-#: Bytes of an answer, and characters of a text, that are looked at in one go.
-_STEP: Final = 8 * 1024
-_SLICE: Final = 4 * 1024
-#: Bytes of a whole answer up to which it is seen at a glance that nothing is against it.
-_AT_A_GLANCE: Final = 64 * 1024
 _FOLDER: Final = Folder()
 
 
@@ -262,8 +257,7 @@ class ResponsePolicy(ContentFilter):
         return BodyMode.STREAM if config.max_bytes else None
 
     def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes | Coroutine[Any, Any, bytes]:
-        work = self._offered(x, data)
-        return in_turns(work) if len(data) > _AT_A_GLANCE else at_once(work)
+        return run(self._offered(x, data), is_long=len(data) > READ_AT_ONCE)
 
     def _offered(self, x: Exchange, data: bytes) -> Work[bytes]:
         try:
@@ -288,17 +282,14 @@ class ResponsePolicy(ContentFilter):
                 answer.hits("max-bytes", is_fixed=True)
         if not self._looks_inside:
             return data
-        try:
-            if answer.editor is None and not self._begin(x, answer):
-                if kind_of(x.response.fields) not in (BodyKind.JSON, BodyKind.UNKNOWN):
-                    return data
-                is_long, work = len(data) > _STEP, self._whole(x, answer, data)
-            else:
-                assert answer.editor is not None
-                is_long, work = answer.editor.takes_long(data), self._streamed(x, answer, data, last)
-            return in_turns(self._readable(data, work)) if is_long else at_once(work)
-        except Unreadable as error:
-            return self._unreadable(data, error, "answer", 502)
+        if answer.editor is not None or self._begin(x, answer):
+            assert answer.editor is not None
+            is_long, work = answer.editor.takes_long(data), self._streamed(x, answer, data, last)
+        elif kind_of(x.response.fields) in (BodyKind.JSON, BodyKind.UNKNOWN):
+            is_long, work = len(data) > SCANNED_AT_ONCE, self._whole(x, answer, data)
+        else:
+            return data
+        return run(self._readable(data, work), is_long=is_long)
 
     def _readable(self, data: bytes, work: Work[bytes]) -> Work[bytes]:
         try:
@@ -337,9 +328,7 @@ class ResponsePolicy(ContentFilter):
                         answer.begun.note(event.value)
                     if self.config.tool_calls != "Any":
                         yield from self._check_tools(answer, AiAnswer(b"", event.value))
-            for edited in editor.feeding(piece):
-                made.append(edited)
-                yield
+            made.append((yield from editor.feeding(piece)))
             if answer.is_cut:
                 break
         if last and not answer.is_cut:
@@ -360,13 +349,13 @@ class ResponsePolicy(ContentFilter):
 
     def _is_harmless(self, x: Exchange, answer: _WatchedAnswer, data: bytes) -> Work[bool]:
         """Whether nothing is against a whole answer, as `_whole` finds it text by text. Raises as that does."""
-        if len(data) > _AT_A_GLANCE or data.lstrip()[:1] != b"{" or 0 <= answer.left < len(data):
+        if len(data) > SEEN_AT_A_GLANCE or data.lstrip()[:1] != b"{" or 0 <= answer.left < len(data):
             return False
         view = answer_view(x, data)
         if self.config.tool_calls != "Any" and (b'"name"' in data.lower() or b"\\u" in data):
             yield from self._check_tools(answer, view)
         yield
-        document = document_of(x, data, kind_of(x.response.fields), is_request=False)
+        document = yield from reading_document(x, data, kind_of(x.response.fields), is_request=False)
         if self.config.deny:
             said = strings_of(data)
             if said is None:
@@ -380,7 +369,7 @@ class ResponsePolicy(ContentFilter):
         entities = self._entities
         if entities is None:
             return True
-        written = yield from WrittenJson.reading(document, entities)
+        written = yield from WrittenJson.of(document, entities)
         if written is not None:
             return not entities.spans(written.text)
         for part in document.texts():
@@ -408,8 +397,8 @@ class ResponsePolicy(ContentFilter):
             text = part.text
             watched = _Watched(answer, self.scanner, is_fixed=is_fixed)
             made: list[str] = []
-            for start in range(0, len(text), _SLICE):
-                made.append(watched.feed(text[start : start + _SLICE]))
+            for start in range(0, len(text), SLICE):
+                made.append(watched.feed(text[start : start + SLICE]))
                 yield
             made.append(watched.flush())
             said = "".join(made)

@@ -1,13 +1,13 @@
-"""TextEditor: a body of text in pieces of bytes, for a function of text; as StreamEditor does it for events."""
+"""TextEditor: edits a body of text that comes in pieces of bytes; as StreamEditor does it for events."""
 
 from __future__ import annotations
 
 from codecs import getincrementaldecoder
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from egressproxy.ai_apis.streams import SLICE, TextFunction
 from egressproxy.ai_apis.strict_json import Unreadable
+from egressproxy.model.work import Work
 
 _DECODER = getincrementaldecoder("utf-8")
 
@@ -36,10 +36,13 @@ class TextEditor:
             self._is_broken = True
             return self._function.flush().encode() + half + data
 
-    def feeding(self, data: bytes) -> Iterator[bytes]:
-        """`feed` in pieces, for who gives others their turn between them."""
+    def feeding(self, data: bytes) -> Work[bytes]:
+        """`feed` in turns."""
+        made = []
         for begin in range(0, len(data), SLICE):
-            yield self.feed(data[begin : begin + SLICE])
+            made.append(self.feed(data[begin : begin + SLICE]))
+            yield
+        return b"".join(made)
 
     held = 0  # a few characters
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from egressproxy.filters.content.bodies import BodyTexts, JsonDocument, is_binary, may_be_binary
 from egressproxy.filters.content.spans import Replace, Scanner, Span, replaced
-from egressproxy.model.work import Work, at_once
+from egressproxy.model.work import Work
 
 #: Escapes of which each stands for one character, none of which is in anything that is looked for. That of the
 #: backslash is the first: what follows it is no escape.
@@ -29,7 +29,9 @@ _ODD_NUMBER_INSIDE = re.compile(r"[:,\[][ \1]*-?(?:[0-9.]+[Ee]|[0-9]{9,}\.)")
 _ordinary_string = re.compile(r"\0(?![ \1]*[{\[]|data:|[0-9A-Za-z+/=_\1-]{64,}+\0)[^\0]*+\0(?![ \t\r\n]*:)").match
 #: Members that are signed by a provider, or say again what others say.
 _bound = re.compile("\0(?:thinking|reasoningText|logprobs|logprobsResult|top_logprobs)\0").search
-#: Of a body, and of escapes in it that are undone one by one: nobody else has a turn meanwhile.
+#: Bytes of a body of which `strings_of` is looked at as a whole.
+SEEN_AT_A_GLANCE: Final = 64 * 1024
+#: Bytes of a body that becomes one text, and escapes in it that are undone one by one: none of it yields.
 _MAX_BYTES: Final = 512 * 1024
 _MAX_ESCAPES: Final = 4096
 _HOLDERS: Final = (dict, list)
@@ -58,13 +60,10 @@ class WrittenJson:
     _index: list[int] | None  # of each character, and of the end, in the source
 
     @classmethod
-    def of(cls, document: BodyTexts, scanner: Scanner) -> WrittenJson | None:
-        """None for other bodies, and where a scan of the whole may find something else than those of its texts."""
-        return at_once(cls.reading(document, scanner))
-
-    @classmethod
-    def reading(cls, document: BodyTexts, scanner: Scanner) -> Work[WrittenJson | None]:
-        """`of` in turns, for what is long."""
+    def of(cls, document: BodyTexts, scanner: Scanner) -> Work[WrittenJson | None]:
+        """That of a document, made in turns. None for other bodies, and where a scan of the whole may find something
+        else than those of its texts.
+        """
         if type(document) is not JsonDocument or not scanner.stays_in_strings:
             return None
         message = document.message

@@ -12,7 +12,7 @@ from collections.abc import Awaitable
 from typing import Final
 
 from egressproxy.ai_apis.apis import Api
-from egressproxy.ai_apis.message import AT_ONCE
+from egressproxy.ai_apis.message import READ_AT_ONCE
 from egressproxy.ai_apis.shared import operation, status_of_unseen
 from egressproxy.ai_apis.usage import TokenUsage
 from egressproxy.errors import LimitExceeded, Reason
@@ -115,7 +115,7 @@ class TokenQuota(SettledQuota):
         """
         use, config = TokenUse(), self._config
         most = config.max_output_tokens
-        if len(data) > AT_ONCE:
+        if len(data) > READ_AT_ONCE:
             return self._counted(
                 x, use, use.reading(x, data, config.output_tokens, most, names_model=self._needs_model)
             )

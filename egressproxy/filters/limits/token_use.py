@@ -97,7 +97,7 @@ class TokenUse:
             view = request_view(x, body)
         except Unreadable as error:
             return self._read_nothing(x, body, error, usual_output)
-        asked = yield from view.asking()
+        asked = yield from view.asking_tokens()
         asks = self._read_view(view, asked, usual_output, most_output, names_model=names_model)
         return (yield from view.writing()) if asks else body
 
@@ -171,7 +171,7 @@ class TokenUse:
 
     @property
     def held_bytes(self) -> int:
-        """What is kept of an answer that comes in pieces, or of an event of its stream that has not ended."""
+        """Bytes that are kept of an answer that comes in pieces, or of an event of its stream that has not ended."""
         if self._whole is not None:
             return len(self._whole)
         return self._framing.held if self._framing is not None else 0

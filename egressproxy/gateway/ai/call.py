@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from egressproxy.ai_apis.apis import Api, is_socket_of_responses
+from egressproxy.ai_apis.apis import Api, is_responses_websocket
 from egressproxy.ai_apis.request import AiRequest
 from egressproxy.ai_apis.shared import operation, tell_backend_api
 from egressproxy.ai_apis.strict_json import Unreadable
@@ -31,7 +31,7 @@ from egressproxy.gateway.ai.answers import (
     set_request_head,
     set_response_head,
 )
-from egressproxy.gateway.ai.model_field import naming_model, with_model
+from egressproxy.gateway.ai.model_field import find_model, with_model
 from egressproxy.gateway.ai.provider_errors import ProviderCall, told_in_shape
 from egressproxy.gateway.backends.ai_endpoint import AiEndpoint
 from egressproxy.gateway.backends.failover import Course
@@ -99,7 +99,7 @@ class AiCall:
 
     api: Api | None
     _prefix: bytes
-    is_socket: bool = False  # a WebSocket, which passes as it is or not at all
+    is_websocket: bool = False  # a WebSocket, which passes as it is or not at all
     backend_api: Api | None = None
     _sent: _Sent = _AS_IT_IS
     _model: str = ""  # that the client has asked for
@@ -111,8 +111,8 @@ class AiCall:
         """Look at the head of this exchange's request, and keep the call; nothing where there is none."""
         head = x.request
         if head.upgrade:
-            if is_socket_of_responses(head.path, head.upgrade):
-                x.keep(_CALL, cls(Api.OPENAI_RESPONSES, x.path_prefix, is_socket=True))
+            if is_responses_websocket(head.path, head.upgrade):
+                x.keep(_CALL, cls(Api.OPENAI_RESPONSES, x.path_prefix, is_websocket=True))
         elif head.method == b"POST":
             x.keep(_CALL, cls(api_of(head.path), x.path_prefix))
 
@@ -136,7 +136,7 @@ class AiCall:
             self._sent, self.backend_api = _AS_IT_IS, self.api
             x.path_prefix = self._prefix
             try:
-                if self.is_socket and backend.ai is not None and backend.ai.changes_body(self.api):
+                if self.is_websocket and backend.ai is not None and backend.ai.changes_body(self.api):
                     raise Untranslatable(
                         "", "a WebSocket is not translated, nor its models renamed: send plain requests"
                     )
@@ -171,7 +171,7 @@ class AiCall:
         if b"content-encoding" in x.request.fields:
             raise Untranslatable("", "its Content-Encoding is not read here: send it without")
         try:
-            tokens = yield from AiRequest.of(body, (yield from AiRequest.parsing(body))).estimating()
+            tokens = yield from AiRequest.of(body, (yield from AiRequest.parsing(body))).estimated_input_tokens()
         except Unreadable as error:
             raise Untranslatable("", f"the body cannot be read: {error}") from None
         return LocalResponse(200, ((b"Content-Type", JSON),), b'{"input_tokens":%d}' % tokens)
@@ -205,7 +205,7 @@ class AiCall:
 
     def _needs_body(self, x: Exchange, endpoint: AiEndpoint) -> bool:
         """Whether this endpoint may get another body. A file, such as one to transcribe, names no model."""
-        if self.is_socket or not endpoint.changes_body(self.api):
+        if self.is_websocket or not endpoint.changes_body(self.api):
             return False
         return self.api is not None or media_type(x.request.fields) == JSON
 
@@ -237,12 +237,12 @@ class AiCall:
         named = None
         model: str | None = endpoint.always_sends or None
         if endpoint.renames and (model is None or target is self.api):
-            named = yield from naming_model(body)
+            named = yield from find_model(body)
             model = endpoint.model_for(named.name) if named is not None else None
         if self.api is not None and target is not None and target is not self.api:
-            from egressproxy.translation.translator import translating
+            from egressproxy.translation.translator import translate_request
 
-            request = yield from translating(body, self.api, target, model, drops=endpoint.drops)
+            request = yield from translate_request(body, self.api, target, model, drops=endpoint.drops)
             return _Sent(request.body, request, request.client_model, model or request.client_model)
         if named is None or model is None:
             return _Sent(body)
@@ -269,7 +269,7 @@ class AiCall:
         field = f"`{self._first.field}`: " if self._first.field else ""
         message = f"no backend of this route can serve the request: {field}{self._first.why}"
         self.backend_api = None
-        status = 426 if self.is_socket else 400
+        status = 426 if self.is_websocket else 400
         error = BadRequest(Reason.UNTRANSLATABLE, message, status=status, close=False)
         error.is_quotable = False  # names of fields are the client's
         error.detail = f"{field}{self._first.why}"
@@ -307,7 +307,7 @@ class AiCall:
             if is_success:
                 raise
             body = b""  # the status says enough
-        status, body = await in_turns(translator.making_whole(head.status, b"" if is_coded else body))
+        status, body = await in_turns(translator.whole(head.status, b"" if is_coded else body))
         if is_success and status >= 300:
             raise _bad("is none that can be translated")
         set_response_head(head, request, JSON)

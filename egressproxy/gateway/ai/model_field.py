@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import Final, NamedTuple
 
-from egressproxy.ai_apis.splice import past_value
-from egressproxy.ai_apis.strict_json import Unreadable, checking, encoding
+from egressproxy.ai_apis.long_json import checking, encoding
+from egressproxy.ai_apis.splice import past_value, skip_blanks
+from egressproxy.ai_apis.strict_json import Unreadable
 from egressproxy.model.work import Work
 from egressproxy.translation.errors import Untranslatable
 
@@ -16,7 +16,6 @@ MAX_READ: Final = 200_000
 MAX_COMMAS_READ: Final = 500_000
 
 _FIELD: Final = "model"
-_BLANKS = re.compile(r"[ \t\n\r]*")
 
 
 class NamedModel(NamedTuple):
@@ -28,7 +27,7 @@ class NamedModel(NamedTuple):
     end: int
 
 
-def naming_model(body: bytes) -> Work[NamedModel | None]:
+def find_model(body: bytes) -> Work[NamedModel | None]:
     """The `model` of the outermost object, found in turns; None where it has none. Raises Untranslatable where the body
     is no object of JSON or has too many parts, and where two readers could find two models in it: the name stands
     twice, or in another case.
@@ -37,24 +36,24 @@ def naming_model(body: bytes) -> Work[NamedModel | None]:
         text = yield from checking(body, MAX_READ, MAX_COMMAS_READ)
     except Unreadable as error:
         raise Untranslatable("", str(error)) from None
-    at = _blanks(text, 0)
+    at = skip_blanks(text, 0)
     if text[at] != "{":
         raise Untranslatable("", "it is not an object of JSON")
     found: NamedModel | None = None
-    at = _blanks(text, at + 1)
+    at = skip_blanks(text, at + 1)
     while text[at] != "}":
         yield
         end = yield from past_value(text, at)
         key = json.loads(text[at:end])
-        begin = _blanks(text, _blanks(text, end) + 1)
+        begin = skip_blanks(text, skip_blanks(text, end) + 1)
         at = yield from past_value(text, begin)
         if key.lower() == _FIELD:
             if key != _FIELD or found is not None or text[begin] != '"':
                 raise Untranslatable(key, "it is not one string, which stands once")
             found = NamedModel(text, json.loads(text[begin:at]), begin, at)
-        at = _blanks(text, at)
+        at = skip_blanks(text, at)
         if text[at] == ",":
-            at = _blanks(text, at + 1)
+            at = skip_blanks(text, at + 1)
     return found
 
 
@@ -64,10 +63,3 @@ def with_model(named: NamedModel, model: str) -> Work[bytes]:
     before = yield from encoding(text, 0, named.begin)
     after = yield from encoding(text, named.end, len(text))
     return b"".join((before, json.dumps(model).encode(), after))
-
-
-def _blanks(text: str, at: int) -> int:
-    """Where something follows: there are few blanks, as `checking` has seen to."""
-    found = _BLANKS.match(text, at)
-    assert found is not None
-    return found.end()

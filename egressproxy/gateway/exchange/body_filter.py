@@ -150,7 +150,7 @@ class BodyFilter:
             return
         if self._task is not None:
             self._waiting.append((data, trailers))
-            self._source.pause_reading()  # who has waited for room goes on, whatever a filter does
+            self._source.pause_reading()  # again: `Hold.go_on` resumes where there is room, whatever a filter does
             return
         try:
             if trailers:

@@ -160,7 +160,7 @@ class Client(ExchangeClock, Protocol):
 
     @property
     def is_paused_for_room(self) -> bool:
-        """Whether it is `hold_back` that has paused reading, which `go_on` alone may undo."""
+        """Whether `hold_back` has paused reading, which only `go_on` may resume."""
         return False
 
     def hold_back(self) -> None:

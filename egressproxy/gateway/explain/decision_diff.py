@@ -21,7 +21,7 @@ from egressproxy.gateway.explain.render import BACKEND_PHASES, REQUEST_PHASES, s
 from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.ir.policy import SniCheck
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.steps import Cooperative
+from egressproxy.model.work import Work
 
 #: How a request ends that policy or a limit refuses.
 DENIED = frozenset(reason.value for reason in DENIALS)
@@ -111,9 +111,7 @@ class DecisionChange:
         return f"{request}: {self.before} -> {self.after}{'' if self.is_sure else ' (maybe)'}"
 
 
-def flips(
-    before: Snapshot | None, after: Snapshot, recent: Iterable[RecentDecision]
-) -> Cooperative[list[DecisionChange]]:
+def flips(before: Snapshot | None, after: Snapshot, recent: Iterable[RecentDecision]) -> Work[list[DecisionChange]]:
     """The recent decisions that change, each request once. Without `before` they are compared with what was recorded.
     A refusal by a filter, or for what a tunnel carries, may change where one of these checks is gone; those by limits
     are left out.

@@ -18,7 +18,7 @@ from egressproxy.identity.credentials import Believed, Credential
 from egressproxy.ir.gateway import KeyUrlIR
 from egressproxy.ir.identity import IdentityIR
 from egressproxy.ir.policy import Callee
-from egressproxy.model.steps import Cooperative
+from egressproxy.model.work import BlockingWork
 
 if TYPE_CHECKING:  # for annotations: what verifies is imported where it is needed
     from egressproxy.identity.key_sets import KeySet
@@ -45,7 +45,7 @@ class Authenticators:
         call: Callable[[str, Callee], FilterCall],
         *,
         is_forward: bool,
-    ) -> Cooperative[Authenticator | None]:
+    ) -> BlockingWork[Authenticator | None]:
         """That of a listener with these rules. `urls`: of issuers. `call` makes a call of a backend, by a name. Raises
         UnusableKeySet.
         """

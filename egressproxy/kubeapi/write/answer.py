@@ -27,7 +27,7 @@ from egressproxy.model.pickling import dumps
 from egressproxy.net.listening import why_unusable
 from egressproxy.net.system_roots import mark
 from egressproxy.processes.loader.answer import handed_over, previous_of
-from egressproxy.processes.loader.compilation import compiled
+from egressproxy.processes.loader.compilation import Machine, compiled
 
 #: What is not begun by then waits for the next time: `processes.loader.request.LIMIT_S` is for everything.
 BUDGET_S: Final = 10.0
@@ -118,7 +118,7 @@ class _Batch:
         """Raises WriteRefused, and nearly everything."""
         change = changed(self.resources, write, self.state)
         try:
-            made = compiled(change.resources, self.bind, self.previous, why_unusable, mark())
+            made = compiled(change.resources, self.bind, self.previous, Machine(why_unusable, mark()))
         except ConfigError as error:
             return refusal_of(error, change.write, change.file)
         return _written(with_warnings(change, made), "")
@@ -126,7 +126,7 @@ class _Batch:
     def _compiled(self, resources: ResourceSet, changes: dict[int, AppliedWrite]) -> Compiled | None:
         """None where it fails: fewer writes are taken the next time."""
         try:
-            return compiled(resources, self.bind, self.previous, why_unusable, mark())
+            return compiled(resources, self.bind, self.previous, Machine(why_unusable, mark()))
         except ConfigError as error:
             blamed = _blamed(error, changes)
             if blamed is None:

@@ -15,7 +15,7 @@ from egressproxy.ir.packing import pack
 from egressproxy.model.pickling import dumps, loads
 from egressproxy.net.listening import why_unusable
 from egressproxy.net.system_roots import mark
-from egressproxy.processes.loader.compilation import loaded
+from egressproxy.processes.loader.compilation import Machine, loaded
 from egressproxy.processes.loader.request import read_request
 from egressproxy.processes.loader.result import Loaded, pack_shown, places, write_answer
 
@@ -25,7 +25,7 @@ def answer(request: bytes) -> bytes:
     paths, bind, memory, state = read_request(request)
     previous = previous_of(memory)
     try:
-        resources, compiled = loaded(paths, bind, previous, why_unusable, mark(), state)
+        resources, compiled = loaded(paths, bind, previous, Machine(why_unusable, mark()), state)
     except ConfigError as error:
         return write_answer(error)
     return write_answer(handed_over(resources, compiled, previous))

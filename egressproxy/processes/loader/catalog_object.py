@@ -1,5 +1,5 @@
-"""The catalogue of filter types as a ConfigMap, for `kubectl get`: made by the gateway, and read-only. To make it takes
-three times as long as to read a small configuration: who never asks for objects does not pay for it.
+"""The catalogue of filter types as a ConfigMap, for `kubectl get`: made by the gateway, and read-only. It is made
+when somebody first asks for objects, since that takes three times as long as to read a small configuration.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from dataclasses import replace
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from egressproxy.config.compile.compiler import compile_config, compile_rest
 from egressproxy.config.compile.extensions.config_schema import settings_adapter
@@ -36,16 +36,29 @@ _ON_DEMAND: Final = (
 _CODECS: Final = ("utf-8-sig", "utf-16-le", "utf-16-be")
 
 
+class Machine(NamedTuple):
+    """The machine that serves: why it cannot bind an address ("" if it can), and the mark of its CA certificates. The
+    default is for `check`, which may run elsewhere.
+    """
+
+    why_unusable: Callable[[str], str] = lambda _address: ""
+    system_roots: str = ""
+
+
+_ELSEWHERE: Final = Machine()
+
+
 def loaded(
     paths: Sequence[ConfigSource],
     bind: tuple[str, ...],
     previous: Compiled | None = None,
-    why_unusable: Callable[[str], str] = lambda _address: "",
-    system_roots: str = "",
+    machine: Machine = _ELSEWHERE,
     state: Path | None = None,
 ) -> tuple[ResourceSet, Compiled]:
-    """The objects of these files and folders, and of `state`, compiled. Raises ConfigError with every problem."""
-    resources, made = examined(paths, bind, previous, why_unusable, system_roots, state)
+    """The objects of these files and folders, and of `state`, compiled. `bind`: for Gateways without addresses. Raises
+    ConfigError with every problem.
+    """
+    resources, made = examined(paths, bind, previous, machine, state)
     if made.problems:
         raise ConfigError(made.problems)
     return resources, made
@@ -55,13 +68,12 @@ def examined(
     paths: Sequence[ConfigSource],
     bind: tuple[str, ...],
     previous: Compiled | None = None,
-    why_unusable: Callable[[str], str] = lambda _address: "",
-    system_roots: str = "",
+    machine: Machine = _ELSEWHERE,
     state: Path | None = None,
 ) -> tuple[ResourceSet, Compiled]:
     """As `loaded`, of what can be read and compiled: `problems` of the result say why it must not be served."""
     resources = read_all(paths, state)
-    made = compile_rest(resources, Catalog(), _defaults(bind, why_unusable, system_roots), previous)
+    made = compile_rest(resources, Catalog(), _defaults(bind, machine), previous)
     if resources.problems:
         problems = [*resources.problems, *resources.broken.others(made.problems)]
         made = replace(made, problems=tuple(sorted(problems, key=attrgetter("file", "line", "column"))))
@@ -72,25 +84,20 @@ def compiled(
     resources: ResourceSet,
     bind: tuple[str, ...],
     previous: Compiled | None = None,
-    why_unusable: Callable[[str], str] = lambda _address: "",
-    system_roots: str = "",
+    machine: Machine = _ELSEWHERE,
 ) -> Compiled:
-    """What `check` and `run` make of manifests. `bind`: for Gateways without addresses. Raises ConfigError.
-
-    `why_unusable` looks whether this machine has an address, and `system_roots` marks its CA certificates: `check` may
-    be asked elsewhere.
-    """
-    return compile_config(resources, Catalog(), _defaults(bind, why_unusable, system_roots), previous)
+    """As `loaded`, of objects that were read. Raises ConfigError."""
+    return compile_config(resources, Catalog(), _defaults(bind, machine), previous)
 
 
-def _defaults(bind: tuple[str, ...], why_unusable: Callable[[str], str], system_roots: str) -> Defaults:
+def _defaults(bind: tuple[str, ...], machine: Machine) -> Defaults:
     return Defaults(
         bind_addresses=bind,
         check_pattern=compile_pattern,
         can_take_any_certificate=_can_take_any_certificate,
         denials=denials,
-        why_unusable=why_unusable,
-        system_roots=system_roots,
+        why_unusable=machine.why_unusable,
+        system_roots=machine.system_roots,
     )
 
 

@@ -67,7 +67,7 @@ def main(*, is_kept: bool) -> None:
 
 
 def _with_module_of(function: str, prepared: Iterator[None]) -> Iterator[None]:
-    """Import what was asked for last before all else: a client that writes many objects writes them one by one."""
+    """Import the function that was called last, then the rest: a client that writes many objects calls one again."""
     with suppress(Exception):  # a copy has told of it
         _function(function)
     yield

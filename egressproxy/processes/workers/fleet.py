@@ -14,7 +14,7 @@ from egressproxy.model.kill_switch import KillChange, KilledIdentities
 from egressproxy.model.process_limits import ProcessLimits
 from egressproxy.model.unix_socket import UnixSocket
 from egressproxy.net.listening import bind, bind_unix
-from egressproxy.net.process import collapse_heap, collect_seldom, memory_for_each
+from egressproxy.net.process import collapse_heap, memory_for_each
 from egressproxy.run_options import FilterListener, RunOptions
 from egressproxy.telemetry.counts import Counts, ProcessFigures
 
@@ -111,7 +111,6 @@ def settle_heap() -> None:
     """After the start: what is there now stays. No collection need look at it, and it lies in huge pages."""
     gc.collect()
     gc.freeze()
-    collect_seldom()
     collapse_heap()
 
 

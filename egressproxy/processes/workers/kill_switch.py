@@ -13,8 +13,8 @@ from typing import Final
 
 from egressproxy.errors import NotAnswered
 from egressproxy.model.kill_switch import KillChange, KilledIdentities
-from egressproxy.model.steps import Cooperative
-from egressproxy.net.loop import in_slices
+from egressproxy.model.work import Work
+from egressproxy.net.cooperative import in_turns
 from egressproxy.processes.workers.fleet import ConfigRefused, Fleet
 from egressproxy.processes.workers.killed_file import NAME, read_killed, write_killed
 from egressproxy.telemetry.metrics import Metrics
@@ -75,7 +75,7 @@ class KillSwitch:
             self._changes.add(doing)
             doing.add_done_callback(self._changes.discard)
             cut = await asyncio.shield(doing)
-        return await in_slices(_told(self._killed, cut, is_kept=self._file is not None))
+        return await in_turns(_told(self._killed, cut, is_kept=self._file is not None))
 
     async def _change(self, change: KillChange) -> int:
         """How many exchanges were cut."""
@@ -110,7 +110,7 @@ class KillSwitch:
             raise OSError(message) from None
 
 
-def _told(killed: KilledIdentities, cut: int, *, is_kept: bool) -> Cooperative[bytes]:
+def _told(killed: KilledIdentities, cut: int, *, is_kept: bool) -> Work[bytes]:
     """There may be thousands, and in a process that serves alone traffic waits meanwhile."""
     names = []
     for each in killed.every:

@@ -28,9 +28,9 @@ from egressproxy.ir.packing import unpacking
 from egressproxy.model.admin_requests import MAX_PAGE, CachePurge, HoldDecision, HoldPage
 from egressproxy.model.kill_switch import KillChange, KilledIdentities, KilledIdentity
 from egressproxy.model.process_limits import NO_LIMITS, ProcessLimits
-from egressproxy.model.steps import Cooperative
+from egressproxy.model.work import Work
+from egressproxy.net.cooperative import in_turns
 from egressproxy.net.listening import bind as bind_socket
-from egressproxy.net.loop import in_slices
 from egressproxy.net.timers import TICK_S
 from egressproxy.net.tls_key_log import start_key_log
 from egressproxy.processes.workers.fleet import (
@@ -126,7 +126,7 @@ class Worker:
         collect_garbage(self.gateway.conductor.clients.total)
         gc.disable()  # a collection over the many new objects would stop the loop
         try:
-            spec = replace(await in_slices(unpacking(asked.packed)), generation=asked.generation)
+            spec = replace(await in_turns(unpacking(asked.packed)), generation=asked.generation)
             fresh = await self.gateway.prepare(spec)
         except (ssl.SSLError, ValueError, OSError) as error:  # FilterBuildError is a ValueError
             raise ConfigRefused(str(error)) from None
@@ -158,7 +158,7 @@ class Worker:
 
         recent = decisions(self.gateway.conductor.accounting.recent, subjects_of(fresh))
         denied = (each for each in recent if each.reason in DENIED)
-        found = await in_slices(flips(before, fresh, denied))
+        found = await in_turns(flips(before, fresh, denied))
         opened = [str(flip) for flip in found if flip.opens]
         if opened:
             more = [f"… and {len(opened) - MAX_SHOWN} more"] if len(opened) > MAX_SHOWN else []
@@ -217,7 +217,7 @@ class Worker:
             return b'{"holds": [], "waiting": 0, "behind": 0, "decided": 0}'
         from egressproxy.filters.approval_hold import holds  # where there is one, it is imported already
 
-        return await in_slices(_written(holds(found, decision, page)))
+        return await in_turns(_written(holds(found, decision, page)))
 
     async def _own_holds(self, identity: str) -> tuple[bytes, ...]:
         return (await self._holds(None, HoldPage(MAX_PAGE, identity=identity)),)
@@ -264,7 +264,7 @@ QUESTIONS: Final[Mapping[str, Callable[..., Awaitable[Any]]]] = {
 }
 
 
-def _written(found: dict[str, Any]) -> Cooperative[bytes]:
+def _written(found: dict[str, Any]) -> Work[bytes]:
     """What `holds` gives, as JSON: each request is some kilobytes."""
     written = []
     for each in found.pop("holds"):

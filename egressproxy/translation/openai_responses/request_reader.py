@@ -60,11 +60,11 @@ _STATUSES: Final = ("completed", "incomplete", "in_progress")
 
 @dataclass(slots=True, repr=False)
 class _Settings:
-    """What the request has for the answer, and what items of its input have in place of it: the last one holds."""
+    """Settings of the request, or those of the last item of its input that has them instead."""
 
     effort: Effort | None
     output_format: OutputFormat | None
-    tools: list[JsonObject]  # that items add to those of the request
+    tools: list[JsonObject]  # added by items to those of the request
 
 
 def read_request(value: Any, losses: Losses) -> Work[Conversation]:
@@ -247,7 +247,7 @@ def _part(part: JsonObject, kinds: tuple[str, ...]) -> ContentPart:
 
 
 def _tools(body: JsonObject, added: list[JsonObject]) -> list[tuple[Tool, ToolForm | None]]:
-    """Those of the client. One that is added in place of another with its name stands for both."""
+    """The tools of the client. Of two with one name, the one that an item has added counts."""
     offered = [*body.each("tools"), *added]
     found = tools_of_client(offered, _tools_of_type, "functions and custom tools of the client are")
     return list({tool.name: (tool, form) for tool, form in found}.values()) if added else found

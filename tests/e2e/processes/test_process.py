@@ -15,11 +15,11 @@ import pytest
 
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.ir.packing import unpacking
-from egressproxy.model.steps import finished
+from egressproxy.model.work import at_once
 from egressproxy.net.system_roots import mark
 from egressproxy.processes.loader import process as apart
 from egressproxy.processes.loader.answer import answer
-from egressproxy.processes.loader.compilation import loaded
+from egressproxy.processes.loader.compilation import Machine, loaded
 from egressproxy.processes.loader.loader import LOAD, SCHEMA
 from egressproxy.processes.loader.process import LoaderProcess, LoadingFailed
 from egressproxy.processes.loader.request import write_request
@@ -90,7 +90,8 @@ def copies(process: LoaderProcess) -> list[int]:
 
 
 def test_a_configuration_is_loaded_as_in_this_process(process: LoaderProcess, folder: Path):
-    assert finished(unpacking(load(process, folder).spec)) == loaded((folder,), BIND, system_roots=mark())[1].spec
+    there = Machine(system_roots=mark())
+    assert at_once(unpacking(load(process, folder).spec)) == loaded((folder,), BIND, machine=there)[1].spec
 
 
 def test_it_serves_one_request_after_the_other(folder: Path):

@@ -9,7 +9,7 @@ import pytest
 
 from egressproxy.ai_apis.strict_json import MAX_STRINGS, has_too_many_parts
 from egressproxy.filters.base import BodyMode, Filter
-from egressproxy.gateway.ai.model_field import MAX_COMMAS_READ, MAX_READ, naming_model, with_model
+from egressproxy.gateway.ai.model_field import MAX_COMMAS_READ, MAX_READ, find_model, with_model
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.work import at_once
 from egressproxy.translation.errors import Untranslatable
@@ -184,11 +184,11 @@ def test_a_get_passes(converse: Start):
 )
 def test_two_meanings_and_none_are_refused(body: bytes):
     with pytest.raises(Untranslatable):
-        at_once(naming_model(body))
+        at_once(find_model(body))
 
 
 def test_names_are_written_as_json():
-    named = at_once(naming_model(b'{"model": "a", "messages": [{"model": "b"}]}'))
+    named = at_once(find_model(b'{"model": "a", "messages": [{"model": "b"}]}'))
     assert named is not None
     assert at_once(with_model(named, 'say "x"\\')) == b'{"model": "say \\"x\\"\\\\", "messages": [{"model": "b"}]}'
 
@@ -335,7 +335,7 @@ def test_a_long_conversation_of_code_is_short_enough():
     code = json.dumps({"a": [{"b": "c, d"}] * 50})
     body = json.dumps({"model": "gpt-5", "messages": [{"role": "tool", "content": code * 10}] * 1000}).encode()
     assert len(body) > 8_000_000
-    found = at_once(naming_model(body))
+    found = at_once(find_model(body))
     assert found is not None
     assert found.name == "gpt-5"
     assert not has_too_many_parts(body)

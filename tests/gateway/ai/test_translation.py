@@ -38,11 +38,8 @@ class ScriptedTranslator:
         self.has_failed = False
         self._is_whole = False
 
-    def making_whole(self, status: int, body: bytes) -> Work[tuple[int, bytes]]:
+    def whole(self, status: int, body: bytes) -> Work[tuple[int, bytes]]:
         yield
-        return self.whole(status, body)
-
-    def whole(self, status: int, body: bytes) -> tuple[int, bytes]:
         if body == b"garbage":
             return 502, b"no"
         return status, b"{" + body + b"}"
@@ -59,6 +56,11 @@ class ScriptedTranslator:
             return b"[end]"
         self.has_failed = True
         return b"[error]"
+
+
+def unreadable(*_said: object) -> Work[tuple[int, bytes]]:
+    yield
+    return 502, b"no"
 
 
 def scripted_request(body: bytes, source: Api, target: Api, model: str | None = None, *, drops: bool = False) -> Any:
@@ -81,7 +83,7 @@ def scripted_request(body: bytes, source: Api, target: Api, model: str | None = 
 
 @pytest.fixture(autouse=True)
 def scripted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(translator, "translating", scripted_request)
+    monkeypatch.setattr(translator, "translate_request", scripted_request)
     monkeypatch.setattr(translator, "ResponseTranslator", ScriptedTranslator)
 
 
@@ -517,7 +519,7 @@ def test_an_error_may_have_no_body(converse: Start, status: int, body: bytes):
 
 
 def test_a_stream_without_a_byte_is_an_error(converse: Start, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(ScriptedTranslator, "whole", lambda _self, _status, _body: (502, b"no"))
+    monkeypatch.setattr(ScriptedTranslator, "whole", unreadable)
     talk = converse(config())
     talk.client >> post(STREAM)
     body_of(talk, "a")
@@ -643,7 +645,7 @@ def test_a_whole_answer_may_take_its_time(converse: Start):
 @pytest.mark.parametrize("kind", [b"application/json", b"text/plain"])
 def test_what_is_no_stream_is_none(converse: Start, monkeypatch: pytest.MonkeyPatch, kind: bytes):
     seen: list[tuple[int, bytes]] = []
-    monkeypatch.setattr(ScriptedTranslator, "whole", lambda _self, *said: seen.append(said) or (502, b"no"))
+    monkeypatch.setattr(ScriptedTranslator, "whole", lambda _self, *said: seen.append(said) or unreadable())
     talk = converse(config())
     talk.client >> post(STREAM)
     body_of(talk, "a")
@@ -720,7 +722,7 @@ def test_a_stream_without_a_first_byte_leads_to_the_next(converse: Start):
 
 
 def test_a_stream_without_a_byte_leads_to_the_next(converse: Start, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(ScriptedTranslator, "whole", lambda _self, _status, _body: (502, b"no"))
+    monkeypatch.setattr(ScriptedTranslator, "whole", unreadable)
     talk = converse(two())
     talk.client >> post(b'{"model": "opus", "stream": true}', b"/v1/messages")
     body_of(talk, "a")

@@ -11,7 +11,7 @@ from egressproxy.gateway.build import offline
 from egressproxy.gateway.exchange.recent_decisions import MAX_PATH, RecentDecision
 from egressproxy.gateway.explain import decision_diff as module
 from egressproxy.gateway.explain.decision_diff import DecisionChange, flips
-from egressproxy.model.steps import finished
+from egressproxy.model.work import at_once
 from tests.e2e.world import tls_secret
 from tests.gateway.backends.test_retries import pods
 from tests.gateway.exchange.test_interception import CA_KEY, CA_PEM
@@ -37,7 +37,7 @@ def opened(*allow: str, **sections: Any) -> list[Manifest]:
 def ask(old: list[Manifest] | None, new: list[Manifest], *recent: RecentDecision) -> list[DecisionChange]:
     async def made() -> list[DecisionChange]:
         before = offline(compiled_spec(old)) if old is not None else None
-        return finished(flips(before, offline(compiled_spec(new)), recent))
+        return at_once(flips(before, offline(compiled_spec(new)), recent))
 
     return asyncio.run(made())
 

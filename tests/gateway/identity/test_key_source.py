@@ -24,7 +24,7 @@ from egressproxy.model.authority import read_key_uri
 from egressproxy.model.exchange import ANONYMOUS, Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import Hop, RequestHead
-from egressproxy.model.steps import finished
+from egressproxy.model.work import at_once
 from tests.support.tokens import AUDIENCE, TokenIssuer
 
 
@@ -83,9 +83,7 @@ class Lab:
             for each in issuers
         )
         urls = tuple(KeyUrlIR(each.issuer, each.key_path, WeightedBackend(None)) for each in rules)
-        made = finished(
-            Authenticators().of(IdentityIR(True, rules), urls, lambda _, __: next(waiting), is_forward=True)
-        )
+        made = at_once(Authenticators().of(IdentityIR(True, rules), urls, lambda _, __: next(waiting), is_forward=True))
         assert made is not None
         self.authenticator: Authenticator = made
 

@@ -12,10 +12,10 @@ import pytest
 from egressproxy.config.reading.problems import ConfigError, Severity
 from egressproxy.ir.packing import unpacking
 from egressproxy.model.pickling import dumps
-from egressproxy.model.steps import finished
+from egressproxy.model.work import at_once
 from egressproxy.net.system_roots import mark
 from egressproxy.processes.loader.answer import answer, previous_of
-from egressproxy.processes.loader.compilation import loaded
+from egressproxy.processes.loader.compilation import Machine, loaded
 from egressproxy.processes.loader.request import write_request
 from egressproxy.processes.loader.result import ListenerAddress, Loaded, read_answer, shown
 from tests.support import manifests as m
@@ -51,9 +51,9 @@ def write(folder: Path, hostnames: list[str]) -> None:
 
 
 def test_it_is_what_a_compilation_in_this_process_makes(folder: Path):
-    _, compiled = loaded((folder,), BIND, system_roots=mark())
+    _, compiled = loaded((folder,), BIND, machine=Machine(system_roots=mark()))
     made = answered(folder)
-    assert finished(unpacking(made.spec)) == compiled.spec
+    assert at_once(unpacking(made.spec)) == compiled.spec
     assert made.objects == 4
     assert ListenerAddress("127.0.0.1", 3128, "egressproxy.io/forward-proxy", "agents/gw/forward") in made.places
     assert {kind for kind, (_, status) in statuses(made).items() if status} >= {"Gateway", "HTTPRoute", "EgressPolicy"}

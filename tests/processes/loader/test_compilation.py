@@ -12,6 +12,7 @@ import yaml
 from egressproxy.config.compile.status.status_warnings import all_warnings
 from egressproxy.config.reading.problems import ConfigError, Severity
 from egressproxy.filters.builtin import BUILTIN
+from egressproxy.model.secret import SecretSource
 from egressproxy.processes.loader.compilation import examined, loaded
 from tests.support.waiting import WAIT_S
 
@@ -269,3 +270,13 @@ def test_what_is_wrong_in_any_way_is_never_given_out(tmp_path: Path):
         (tmp_path / "all.yaml").write_text("---\n".join(objects))
         with pytest.raises(ConfigError):
             loaded((tmp_path / "all.yaml",), ("127.0.0.1",))
+
+
+@pytest.mark.parametrize("is_trust_bundle", [False, True])
+def test_an_option_that_cannot_be_read_may_be_what_others_miss(tmp_path: Path, is_trust_bundle: bool):
+    source = SecretSource("agents", "gone", path=tmp_path / "gone", is_trust_bundle=is_trust_bundle)
+    file = tmp_path / "all.yaml"
+    file.write_text("---\n".join(OBJECTS))
+    resources, compiled = examined((file, source), ("127.0.0.1",))
+    assert len(compiled.problems) == 1
+    assert all_warnings(resources, compiled) == []

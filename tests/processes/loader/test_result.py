@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from egressproxy.config.builtin import open_proxy
 from egressproxy.config.reading.problems import ConfigError, Problem, Severity
 from egressproxy.ir.packing import unpacking
-from egressproxy.model.steps import finished
+from egressproxy.model.work import at_once
 from egressproxy.processes.loader.result import (
     OBJECTS,
     ListenerAddress,
@@ -95,7 +95,7 @@ def test_secrets_are_in_no_text_of_it():
 
 def test_the_builtin_gateway_is_ready_to_be_served():
     made = builtin(3128)
-    assert finished(unpacking(made.spec)) == open_proxy(3128)
+    assert at_once(unpacking(made.spec)) == open_proxy(3128)
     assert [place.port for place in made.places] == [3128]
     assert made.findings
 

@@ -75,8 +75,8 @@ class PolicyCandidate:
 
 
 class Lost(NamedTuple):
-    """A setting of a policy that does not hold, since that of `winner` does: of a policy at `target`, or of the target
-    itself (`policy` None). `is_conflict`: of its equal, and not of one that is more specific.
+    """A setting of a policy that another one, `winner`, overrides: that of `policy` at `target`, or, where `policy` is
+    None, of the target itself. `is_conflict`: both are on the same level; else the winner is more specific.
     """
 
     setting: str
@@ -88,7 +88,7 @@ class Lost(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """For status: whose setting holds instead."""
+        """The setting that holds instead, for status."""
         if self.is_conflict:
             return f"{self.setting} is that of {self.winner}, which is older or precedes it by name"
         return f"{self.setting} is that of {self.winner} for {self.place}"

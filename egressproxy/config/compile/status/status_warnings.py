@@ -86,7 +86,7 @@ class _WarnedPart(NamedTuple):
 def all_warnings(resources: ResourceSet, compiled: Compiled) -> list[Problem]:
     """All that `check` and the log say, each thing once. What has no severity yet counts as not served.
 
-    Of resources that could not all be read: what does not follow from that.
+    Warnings that follow from resources that could not be read are left out.
     """
     if resources.broken.has_unknown:
         return []

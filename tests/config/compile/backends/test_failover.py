@@ -8,7 +8,7 @@ from egressproxy.ir.backend import Protocol
 from egressproxy.ir.outline import outline
 from egressproxy.ir.packing import pack, unpacking
 from egressproxy.ir.route import FailoverIR, WeightedBackend
-from egressproxy.model.steps import finished
+from egressproxy.model.work import at_once
 from tests.config.compile.kit import (
     DYNAMIC,
     FORWARD,
@@ -66,7 +66,7 @@ def test_the_endpoints_are_backends_of_the_rule_with_their_priorities():
 
 def test_it_is_packed_and_shown():
     made = compiled(REVERSE, ROUTE, failover(ref("a"), ref("b")), place("a"), place("b"))
-    assert finished(unpacking(pack(made.spec))) == made.spec
+    assert at_once(unpacking(pack(made.spec))) == made.spec
     shown = outline(made.spec)["HTTPRoute default/route rule 0 on default/gw/web"]["backendRefs"]
     assert "default/a, weight 1, priority 1 of Failover default/plain" in shown[0]
 

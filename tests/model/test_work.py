@@ -2,20 +2,20 @@ from __future__ import annotations
 
 import pytest
 
-from egressproxy.model.steps import Cooperative, finished
+from egressproxy.model.work import BlockingWork, at_once
 
 
 def test_all_steps_are_taken_and_what_blocks_is_called_between_them():
     seen: list[str] = []
 
-    def work() -> Cooperative[str]:
+    def work() -> BlockingWork[str]:
         seen.append("first")
         yield None
         yield lambda: seen.append("blocking")
         seen.append("last")
         return "made"
 
-    assert finished(work()) == "made"
+    assert at_once(work()) == "made"
     assert seen == ["first", "blocking", "last"]
 
 
@@ -23,8 +23,8 @@ def test_what_blocks_may_fail():
     def fail() -> None:
         raise ValueError("no")
 
-    def work() -> Cooperative[None]:
+    def work() -> BlockingWork[None]:
         yield fail
 
     with pytest.raises(ValueError, match="no"):
-        finished(work())
+        at_once(work())
