@@ -24,6 +24,7 @@ from egressproxy.filters.credentials.bound_credential import (
     CREDENTIAL_PARAMETERS,
     BoundCredential,
     Placement,
+    client_credentials,
     with_parameter,
     without_key_protocols,
     without_parameters,
@@ -66,7 +67,10 @@ class CredentialInjector(BoundCredential):
             names = (*names, config.header or "Authorization")
         if config.scrub_responses:
             names = (*names, *_SCRUB_FIELDS)
-        self._cut = every_spelling(names) if names else _NO_FIELD
+        if self._keeps_others:
+            self._cut = every_spelling(names) if names else _NO_FIELD
+        else:
+            self._cut = client_credentials(names)
         self._more = SecretBytes(_SCRUB_BLOCK if config.scrub_responses else b"")
         self._lines = self._parameter = _NOTHING
         self._mask: Mask | None = None
@@ -124,12 +128,12 @@ class CredentialInjector(BoundCredential):
             if waiting is not None:
                 return waiting
         fields = x.request.fields
-        fields.cut(self._cut)
         if not self._keeps_others:
             if b"?" in x.request.path:
                 x.request.path = without_parameters(x.request.path, CREDENTIAL_PARAMETERS)
             if x.request.upgrade:
                 without_key_protocols(fields)
+        fields.cut(self._cut)
         fields.block += self._lines.reveal()
         if self._query:
             x.request.path = with_parameter(x.request.path, self._query, self._parameter.reveal())

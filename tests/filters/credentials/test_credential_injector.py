@@ -86,6 +86,22 @@ def test_the_key_among_sub_protocols_is_removed_and_the_others_stay():
     assert x.request.fields.get(b"sec-websocket-protocol") == b"realtime, openai-beta.realtime-v1"
 
 
+@pytest.mark.parametrize(
+    ("name", "upgrade"),
+    [(b"sec-websocket-protocol", b""), (b"Sec_WebSocket_Protocol", b""), (b"Sec_WebSocket_Protocol", b"websocket")],
+)
+def test_a_list_with_a_key_that_no_websocket_reads_is_removed(name: bytes, upgrade: bytes):
+    x = exchange((name, b"realtime, openai-insecure-api-key.CLIENT"), (b"x-a", b"1"))
+    x.request.upgrade = upgrade
+    run(chain().backend_request, x)
+    assert [field for field, _ in x.request.fields] == [b"x-a", b"authorization"]
+
+
+def test_a_list_of_sub_protocols_without_a_key_stays():
+    request = sent((b"sec-websocket-protocol", b"realtime, chat"), (b"x-b", b"openai-insecure-api-key.a"))
+    assert [field for field, _ in request.fields] == [b"sec-websocket-protocol", b"x-b", b"authorization"]
+
+
 def test_fields_that_only_look_alike_stay():
     request = sent((b"x-authorization-context", b"a"), (b"my-api-key-id", b"b"), (b"x-amz-security", b"c"))
     assert len(request.fields) == 4
