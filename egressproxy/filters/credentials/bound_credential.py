@@ -24,13 +24,11 @@ from egressproxy.model.secret import SecretBytes
 #: No backend has been approved yet.
 _NOBODY: Final = BackendOrigin("", 0, is_secure=False)
 
-#: The fields in which clients of common APIs send their keys.
-CREDENTIAL_FIELDS = (
-    "authorization", "x-api-key", "api-key", "x-goog-api-key", "xi-api-key", "ocp-apim-subscription-key",
-    "x-auth-token", "private-token", "x-vault-token",
+#: The parameters of a query in which clients of common APIs send their keys, in lower case.
+CREDENTIAL_PARAMETERS: Final = (
+    b"key", b"api-key", b"api_key", b"apikey", b"access_token", b"oauth_token", b"private_token", b"job_token",
+    b"subscription-key",
 )  # fmt: skip
-#: The parameters of a query in which they do, in lower case.
-CREDENTIAL_PARAMETERS: Final = (b"key", b"api-key", b"api_key", b"apikey", b"access_token", b"subscription-key")
 #: What stands before a key among the sub-protocols of a WebSocket (OpenAI, Realtime API from browsers).
 _KEY_PROTOCOL: Final = b"openai-insecure-api-key."
 

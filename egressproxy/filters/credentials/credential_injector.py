@@ -20,7 +20,6 @@ from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.filters.base import FilterContext, Phase, UnusableReference
 from egressproxy.filters.content_coding import CODINGS
 from egressproxy.filters.credentials.bound_credential import (
-    CREDENTIAL_FIELDS,
     CREDENTIAL_PARAMETERS,
     BoundCredential,
     Placement,
@@ -34,7 +33,7 @@ from egressproxy.filters.credentials.refresher import Fetched
 from egressproxy.filters.masking import MIN_SECRET, Mask
 from egressproxy.filters.settings import SecretRef
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.fields import Fields, every_spelling
+from egressproxy.model.fields import CREDENTIAL_FIELDS, Fields, every_spelling
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.secret import SecretBytes
 

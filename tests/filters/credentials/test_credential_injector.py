@@ -55,7 +55,8 @@ def test_the_credential_is_injected_once():
 @pytest.mark.parametrize(
     "name", [b"Authorization", b"AUTHORIZATION", b"X-Api-Key", b"X_Api_Key", b"x_api-key", b"api-key", b"Api_Key",
              b"x-goog-api-key", b"Authorization_", b"_authorization", b"Authorization-", b"xi-api-key",
-             b"Ocp-Apim-Subscription-Key", b"X-Auth-Token", b"PRIVATE-TOKEN", b"X-Vault-Token"],
+             b"Ocp-Apim-Subscription-Key", b"X-Auth-Token", b"PRIVATE-TOKEN", b"Job-Token", b"X-Vault-Token",
+             b"X-Amz-Security-Token"],
 )  # fmt: skip
 def test_what_the_client_sent_is_removed_in_every_spelling(name):
     request = sent((name, b"client"), (b"x-other", b"keep"), (name, b"client2"))
@@ -69,6 +70,7 @@ def test_what_the_client_sent_is_removed_in_every_spelling(name):
         (b"/x?alt=sse&key=CLIENT", b"/x?alt=sse"),
         (b"/x?API-Key=CLIENT&a=1;api_key=CLIENT", b"/x?a=1"),
         (b"/x?access%5Ftoken=CLIENT&b=%20", b"/x?b=%20"),
+        (b"/x?oauth_token=CLIENT&private_token=CLIENT&job_token=CLIENT&token=1", b"/x?token=1"),
         (b"/x?keys=1&monkey=2&k%65yed=3", b"/x?keys=1&monkey=2&k%65yed=3"),
         (b"/x?", b"/x?"),
     ],
