@@ -18,6 +18,11 @@ from typing import Final
 TOKEN: Final = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 #: RFC 9110 section 5.5: visible bytes, with spaces and tabs inside.
 VALUE: Final = re.compile(rb"(?:[\x21-\x7e\x80-\xff](?:[\t \x21-\x7e\x80-\xff]*[\x21-\x7e\x80-\xff])?)?")
+#: The fields in which clients of common APIs send their keys.
+CREDENTIAL_FIELDS: Final = (
+    "authorization", "x-api-key", "api-key", "x-goog-api-key", "xi-api-key", "ocp-apim-subscription-key",
+    "x-auth-token", "private-token", "job-token", "x-vault-token", "x-amz-security-token",
+)  # fmt: skip
 
 
 @lru_cache(maxsize=2048)

@@ -105,14 +105,12 @@ def result_parts(result: ToolResult) -> tuple[Text | Image, ...]:
     return (Text("Error", result.where), *result.parts)
 
 
-#: Hints for caches of parts and tools. The first is Anthropic's, and gateways take it in requests of OpenAI's APIs.
-CACHE_HINTS: Final = ("cache_control", "prompt_cache_breakpoint")
 EFFORTS: Final = tuple(effort.value for effort in Effort)
 
 
 def leave_out_cache_options(body: JsonObject) -> None:
-    """Takes hints for caches: what is cached, and how long, changes the price and not the answer."""
-    body.without_meaning("prompt_cache_retention", *CACHE_HINTS)
+    """Takes hints for caches beside those that may stand everywhere (see `JsonObject.end`)."""
+    body.without_meaning("prompt_cache_retention")
     if (options := body.object("prompt_cache_options")) is not None:
         options.without_meaning("mode", "ttl")
         options.end()

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 from egressproxy.translation.errors import Untranslatable
 from egressproxy.translation.tuning import Losses
 
 T = TypeVar("T")
+
+#: The first is Anthropic's, and gateways take it in requests of OpenAI's APIs, in every place.
+_CACHE_HINTS: Final = ("cache_control", "prompt_cache_breakpoint")
 
 
 class JsonObject:
@@ -155,7 +158,9 @@ class JsonObject:
         return any(value is not None for value in self._left.values())
 
     def end(self) -> None:
-        """Raises Untranslatable if a field is left that nobody has asked for, unless it only tunes."""
+        """Raises Untranslatable if a field is left that nobody has asked for, unless it only tunes or is a hint for
+        caches: what is cached changes the price, and not the answer.
+        """
         for name, value in self._left.items():
-            if value is not None:
+            if value is not None and name not in _CACHE_HINTS:
                 self.drop_or_refuse(name[:80], "cannot be translated: it is not a field that the gateway knows")

@@ -366,6 +366,17 @@ def _places(value: Any, path: str = "") -> list[tuple[dict[str, Any], str]]:
 
 
 @IN_EACH_PAIR
+@pytest.mark.parametrize("hint", ["cache_control", "prompt_cache_breakpoint"])
+def test_a_hint_for_caches_is_left_out_wherever_it_stands(source: Api, target: Api, hint: str):
+    body = json.loads(json.dumps(LARGEST[source]))
+    plain = translate_request(json.dumps(body).encode(), source, target).body
+    for place, path in _places(body):
+        if not path.endswith("cache_control"):
+            place.setdefault(hint, {"type": "ephemeral"})
+    assert translate_request(json.dumps(body).encode(), source, target).body == plain
+
+
+@IN_EACH_PAIR
 def test_a_field_that_is_not_known_is_refused_wherever_it_stands(source: Api, target: Api):
     body = json.loads(json.dumps(LARGEST[source]))
     at_once(translate_request(json.dumps(body).encode(), source, target))

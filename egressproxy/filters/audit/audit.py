@@ -21,14 +21,14 @@ from egressproxy.filters.content.entities import Redactor
 from egressproxy.filters.settings import FieldName, FilterConfig, SecretRef, Within
 from egressproxy.ir.policy import FieldFault
 from egressproxy.model.exchange import Exchange
+from egressproxy.model.fields import CREDENTIAL_FIELDS
 from egressproxy.model.grpc_status import GRPC_NAMES
 from egressproxy.model.secret import SecretBytes
 from egressproxy.net.cooperative import run
 
 #: Fields whose values are credentials, or may be: they are in no record.
 _NEVER = frozenset((
-    "authorization", "proxy-authorization", "cookie", "set-cookie", "x-api-key", "api-key", "x-goog-api-key",
-    "x-amz-security-token", "x-amz-signature", "x-auth-token", "authentication-info", "x-csrf-token",
+    *CREDENTIAL_FIELDS, "proxy-authorization", "cookie", "set-cookie", "x-amz-signature", "authentication-info",
 ))  # fmt: skip
 #: A key that can be guessed is none.
 _MIN_KEY_BYTES = 32

@@ -12,13 +12,11 @@ from egressproxy.ai_apis.long_json import dumping
 from egressproxy.ai_apis.message import READ_AT_ONCE, JsonMessage
 from egressproxy.ai_apis.strict_json import Unreadable, dumps
 from egressproxy.model.exchange import CallerIdentity, Exchange
-from egressproxy.model.fields import Fields, every_spelling
+from egressproxy.model.fields import CREDENTIAL_FIELDS, Fields, every_spelling
 from egressproxy.model.work import Work
 
 #: What says who the client is, to a backend: in every spelling.
-CREDENTIALS: Final = every_spelling((
-    "authorization", "x-api-key", "api-key", "x-goog-api-key", "cookie", "x-amz-security-token",
-))  # fmt: skip
+CREDENTIALS: Final = every_spelling((*CREDENTIAL_FIELDS, "cookie"))
 _encode_in_order: Final = json.JSONEncoder(
     separators=(",", ":"), ensure_ascii=False, allow_nan=False, sort_keys=True
 ).encode

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from abc import ABC, abstractmethod
 from base64 import b64encode
@@ -15,7 +16,7 @@ from egressproxy.filters.credentials.config import CredentialInjectorConfig
 from egressproxy.filters.credentials.refresher import Fetched, Refresher
 from egressproxy.model.authority import host_name
 from egressproxy.model.exchange import BackendOrigin, Exchange
-from egressproxy.model.fields import VALUE, Fields
+from egressproxy.model.fields import VALUE, Fields, every_spelling
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import has_dot_segment
 from egressproxy.model.secret import SecretBytes
@@ -23,15 +24,21 @@ from egressproxy.model.secret import SecretBytes
 #: No backend has been approved yet.
 _NOBODY: Final = BackendOrigin("", 0, is_secure=False)
 
-#: The fields in which clients of common APIs send their keys.
-CREDENTIAL_FIELDS = (
-    "authorization", "x-api-key", "api-key", "x-goog-api-key", "xi-api-key", "ocp-apim-subscription-key",
-    "x-auth-token", "private-token", "x-vault-token",
+#: The parameters of a query in which clients of common APIs send their keys, in lower case.
+CREDENTIAL_PARAMETERS: Final = (
+    b"key", b"api-key", b"api_key", b"apikey", b"access_token", b"oauth_token", b"private_token", b"job_token",
+    b"subscription-key",
 )  # fmt: skip
-#: The parameters of a query in which they do, in lower case.
-CREDENTIAL_PARAMETERS: Final = (b"key", b"api-key", b"api_key", b"apikey", b"access_token", b"subscription-key")
 #: What stands before a key among the sub-protocols of a WebSocket (OpenAI, Realtime API from browsers).
 _KEY_PROTOCOL: Final = b"openai-insecure-api-key."
+
+
+def client_credentials(names: tuple[str, ...]) -> re.Pattern[bytes]:
+    """For `Fields.cut`: these fields in every spelling, and a list of sub-protocols with a key. Of a WebSocket's list
+    `without_key_protocols` has taken the key before.
+    """
+    protocols = rb"|\r\n[-_]*+sec[-_]websocket[-_]protocol[-_]*+:[^\r]*" + re.escape(_KEY_PROTOCOL) + rb"[^\r]*"
+    return re.compile(every_spelling(names).pattern + protocols, re.IGNORECASE)
 
 
 class BoundCredential(Filter, ABC):

@@ -20,10 +20,10 @@ from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.filters.base import FilterContext, Phase, UnusableReference
 from egressproxy.filters.content_coding import CODINGS
 from egressproxy.filters.credentials.bound_credential import (
-    CREDENTIAL_FIELDS,
     CREDENTIAL_PARAMETERS,
     BoundCredential,
     Placement,
+    client_credentials,
     with_parameter,
     without_key_protocols,
     without_parameters,
@@ -33,7 +33,7 @@ from egressproxy.filters.credentials.refresher import Fetched
 from egressproxy.filters.masking import MIN_SECRET, Mask
 from egressproxy.filters.settings import SecretRef
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.fields import Fields, every_spelling
+from egressproxy.model.fields import CREDENTIAL_FIELDS, Fields, every_spelling
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.secret import SecretBytes
 
@@ -66,7 +66,10 @@ class CredentialInjector(BoundCredential):
             names = (*names, config.header or "Authorization")
         if config.scrub_responses:
             names = (*names, *_SCRUB_FIELDS)
-        self._cut = every_spelling(names) if names else _NO_FIELD
+        if self._keeps_others:
+            self._cut = every_spelling(names) if names else _NO_FIELD
+        else:
+            self._cut = client_credentials(names)
         self._more = SecretBytes(_SCRUB_BLOCK if config.scrub_responses else b"")
         self._lines = self._parameter = _NOTHING
         self._mask: Mask | None = None
@@ -124,12 +127,12 @@ class CredentialInjector(BoundCredential):
             if waiting is not None:
                 return waiting
         fields = x.request.fields
-        fields.cut(self._cut)
         if not self._keeps_others:
             if b"?" in x.request.path:
                 x.request.path = without_parameters(x.request.path, CREDENTIAL_PARAMETERS)
             if x.request.upgrade:
                 without_key_protocols(fields)
+        fields.cut(self._cut)
         fields.block += self._lines.reveal()
         if self._query:
             x.request.path = with_parameter(x.request.path, self._query, self._parameter.reveal())

@@ -188,7 +188,7 @@ class AiCall:
                 continue
             if whole is None:
                 body.detach()
-                whole = await self._collected(x, client, body, endpoint)
+                whole = await self._collected(x, client, body, endpoint, only_looks=True)
             key = endpoint.api_for(self.api), endpoint.renames, endpoint.drops
             if key not in known:
                 known[key] = await self._hindrance(x, endpoint, whole)
@@ -250,12 +250,13 @@ class AiCall:
         return _Sent(made, None, named.name, model)
 
     async def _collected(
-        self, x: Exchange, client: AiClient, body: ReplayableBody | None, endpoint: AiEndpoint
-    ) -> bytes:
+        self, x: Exchange, client: AiClient, body: ReplayableBody | None, endpoint: AiEndpoint, *,
+        only_looks: bool = False,
+    ) -> bytes:  # fmt: skip
         if body is None:
             return b""
         invite_body(client, x.request)
-        return await body.collect(client, endpoint.max_body_bytes)
+        return await body.collect(client, endpoint.max_body_bytes, only_looks=only_looks)
 
     def _pass_over(
         self, x: Exchange, backend: RouteBackend, hindrance: _Hindrance, course: Course | None, now: float

@@ -129,6 +129,7 @@ class ReplayableBody:
         for piece in self._kept:
             upstream.send_body(piece)
         if self._trailers is not None:
+            self._hand_over_if_long()
             upstream.end_body(b"" if self._drops_trailers else self._trailers)
             return
         self._forget_if_long()
@@ -158,8 +159,9 @@ class ReplayableBody:
         if self._trailers is None:
             self.pause_reading()
 
-    async def collect(self, client: HeldFor, limit: int) -> bytes:
-        """All of it, when it has come. What is short stays here for further attempts. Not while one is under way.
+    async def collect(self, client: HeldFor, limit: int, *, only_looks: bool = False) -> bytes:
+        """All of it, when it has come. What is short stays here for further attempts; all of it where the caller
+        `only_looks`, and keeps nothing. Not while one is under way.
 
         Raises LimitExceeded (413) where it is longer than `limit` bytes. The caller is driven by `client.driver`.
         """
@@ -181,9 +183,8 @@ class ReplayableBody:
             message = f"the request body is longer than the {limit} bytes that are read to be changed"
             raise LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, close=True)
         body = self._kept.joined()
-        if self._bytes > self._limit:
-            self._held = 0  # it is held by the caller
-        self._forget_if_long()
+        if not only_looks:
+            self._hand_over_if_long()
         return body
 
     # --- Reads: the backend's connection asks ----------------------------------------------------------------------
@@ -228,6 +229,12 @@ class ReplayableBody:
         if self._held and self._client is not None:
             held, self._held = self._held, 0
             self._client.hold_bytes(-held)
+
+    def _hand_over_if_long(self) -> None:
+        """Whoever sends it has all of it, and it counts until the answer is here."""
+        if self._bytes > self._limit:
+            self._held = 0
+        self._forget_if_long()
 
     def _forget_if_long(self) -> None:
         if self._bytes > self._limit:

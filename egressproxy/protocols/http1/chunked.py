@@ -12,7 +12,7 @@ from enum import IntEnum
 from typing import Final
 
 from egressproxy.errors import Reason
-from egressproxy.model.fields import Fields
+from egressproxy.model.fields import CREDENTIAL_FIELDS, Fields
 from egressproxy.protocols.http1.framing import (
     BARE_CR_OR_LF,
     FIELD_LINE,
@@ -52,11 +52,11 @@ _TRAILERS: Final = re.compile(rb"((?:" + FIELD_LINE + rb")*)\r\n\r\n")
 _FORBIDDEN_TRAILERS: Final = frozenset(
     b"transfer-encoding content-length content-encoding content-type content-range trailer host "
     b"connection keep-alive proxy-connection te upgrade http2-settings via forwarded x-real-ip "
-    b"authorization proxy-authorization www-authenticate proxy-authenticate proxy-authentication-info "
-    b"cookie set-cookie x-api-key api-key x-goog-api-key "
+    b"proxy-authorization www-authenticate proxy-authenticate proxy-authentication-info cookie set-cookie "
     b"cache-control expect max-forwards pragma range if-match if-none-match if-modified-since if-unmodified-since "
     b"if-range age date expires location retry-after vary ".split()
     + IDENTITY_FIELDS.encode().split()
+    + [name.encode() for name in CREDENTIAL_FIELDS]
 )
 
 

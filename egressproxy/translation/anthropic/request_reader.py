@@ -86,7 +86,6 @@ def read_request(value: Any, losses: Losses) -> Work[Conversation]:
     body.only("top_k")
     body.only("mcp_servers", [])
     body.only("speed", "standard")
-    body.without_meaning("cache_control")
     body.end()
     return conversation
 
@@ -162,7 +161,6 @@ def _block(block: JsonObject, kinds: tuple[str, ...]) -> ContentPart | None:
         read = Text(f"The tool {block.needed_text('tool_name')} can be called.", block.path)
     else:
         read = _tool_result(block)
-    block.without_meaning("cache_control")
     block.end()
     return read
 
@@ -215,7 +213,7 @@ def _tool(tool: JsonObject) -> Tool:
     leave_out_callers(tool)
     tool.only("defer_loading", False)
     tool.only("input_examples", [])
-    tool.without_meaning("cache_control", "eager_input_streaming")
+    tool.without_meaning("eager_input_streaming")
     tool.end()
     return read
 

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from egressproxy.model.work import Work
 from egressproxy.translation.content import (
-    CACHE_HINTS,
     EFFORTS,
     allowed_of,
     arguments_of,
@@ -138,7 +137,6 @@ def _turn(message: JsonObject) -> Turn | None:
     if role == "tool":
         message.without_meaning("name")  # the call's, which its id names
     message.only("name", why="cannot be translated: the other APIs have no names of participants")
-    message.without_meaning("cache_control")
     parts: tuple[ContentPart, ...]
     if role == "tool":
         call_id = message.needed_text("tool_call_id")
@@ -193,7 +191,6 @@ def _part(part: JsonObject, may_have_images: bool, may_refuse: bool) -> ContentP
         return None
     else:
         part.refuse(kind[:80], "cannot be translated: only text, and images of the user and of tools, are")
-    part.without_meaning(*CACHE_HINTS)
     part.end()
     return read
 
@@ -228,9 +225,7 @@ def _tool(tool: JsonObject) -> tuple[Tool, ToolForm | None]:
     kind = tool.word("type", ("function", "custom")) or "function"
     inner = tool.needed(kind, tool.object(kind))
     read = custom_tool_of(inner, "grammar") if kind == "custom" else function_of(inner)
-    inner.without_meaning("cache_control")
     inner.end()
-    tool.without_meaning("cache_control")
     tool.end()
     return read, ToolForm(read.name, is_custom=True) if kind == "custom" else None
 

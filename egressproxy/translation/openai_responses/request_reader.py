@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from egressproxy.model.work import Work
 from egressproxy.translation.content import (
-    CACHE_HINTS,
     EFFORTS,
     allowed_of,
     arguments_of,
@@ -188,7 +187,7 @@ def _item(item: JsonObject, settings: _Settings) -> Turn | None:
     item.only("caller", {"type": "direct"})
     item.only("namespace")
     item.word("status", _STATUSES)
-    item.without_meaning("id", *CACHE_HINTS)  # the first is a name within the provider
+    item.without_meaning("id")  # a name within the provider
     item.end()
     return turn
 
@@ -241,7 +240,6 @@ def _part(part: JsonObject, kinds: tuple[str, ...]) -> ContentPart:
         read = Text(part.needed_text("text"), part.path)
         part.only("annotations", [])
         part.only("logprobs", [])
-    part.without_meaning(*CACHE_HINTS)
     part.end()
     return read
 
@@ -276,7 +274,6 @@ def _tool(tool: JsonObject, kind: str) -> tuple[Tool, ToolForm | None]:
     tool.only("async", False)
     tool.only("defer_loading", False)
     tool.only("output_schema")
-    tool.without_meaning("cache_control")
     tool.end()
     return read, ToolForm(read.name, is_custom=True) if kind == "custom" else None
 

@@ -208,6 +208,7 @@ def test_while_too_many_wait_requests_are_refused(tmp_path: Path):
         ({"folder": "relative"}, "no absolute path"),
         ({"folder": "/x", "requestFields": ["Authorization"]}, "may carry a credential"),
         ({"folder": "/x", "requestFields": ["X-My-Token"]}, "may carry a credential"),
+        ({"folder": "/x", "requestFields": ["Ocp-Apim-Subscription-Key"]}, "may carry a credential"),
         ({"folder": "/x", "keyRef": {"name": "k", "key": "v"}}, "is not there"),
         ({"folder": "/x", "bodies": "All"}, "bodies"),
         ({"folder": "/x", "unknown": 1}, "unknown"),

@@ -55,7 +55,8 @@ def test_the_credential_is_injected_once():
 @pytest.mark.parametrize(
     "name", [b"Authorization", b"AUTHORIZATION", b"X-Api-Key", b"X_Api_Key", b"x_api-key", b"api-key", b"Api_Key",
              b"x-goog-api-key", b"Authorization_", b"_authorization", b"Authorization-", b"xi-api-key",
-             b"Ocp-Apim-Subscription-Key", b"X-Auth-Token", b"PRIVATE-TOKEN", b"X-Vault-Token"],
+             b"Ocp-Apim-Subscription-Key", b"X-Auth-Token", b"PRIVATE-TOKEN", b"Job-Token", b"X-Vault-Token",
+             b"X-Amz-Security-Token"],
 )  # fmt: skip
 def test_what_the_client_sent_is_removed_in_every_spelling(name):
     request = sent((name, b"client"), (b"x-other", b"keep"), (name, b"client2"))
@@ -69,6 +70,7 @@ def test_what_the_client_sent_is_removed_in_every_spelling(name):
         (b"/x?alt=sse&key=CLIENT", b"/x?alt=sse"),
         (b"/x?API-Key=CLIENT&a=1;api_key=CLIENT", b"/x?a=1"),
         (b"/x?access%5Ftoken=CLIENT&b=%20", b"/x?b=%20"),
+        (b"/x?oauth_token=CLIENT&private_token=CLIENT&job_token=CLIENT&token=1", b"/x?token=1"),
         (b"/x?keys=1&monkey=2&k%65yed=3", b"/x?keys=1&monkey=2&k%65yed=3"),
         (b"/x?", b"/x?"),
     ],
@@ -84,6 +86,22 @@ def test_the_key_among_sub_protocols_is_removed_and_the_others_stay():
     x.request.upgrade = b"websocket"
     run(chain().backend_request, x)
     assert x.request.fields.get(b"sec-websocket-protocol") == b"realtime, openai-beta.realtime-v1"
+
+
+@pytest.mark.parametrize(
+    ("name", "upgrade"),
+    [(b"sec-websocket-protocol", b""), (b"Sec_WebSocket_Protocol", b""), (b"Sec_WebSocket_Protocol", b"websocket")],
+)
+def test_a_list_with_a_key_that_no_websocket_reads_is_removed(name: bytes, upgrade: bytes):
+    x = exchange((name, b"realtime, openai-insecure-api-key.CLIENT"), (b"x-a", b"1"))
+    x.request.upgrade = upgrade
+    run(chain().backend_request, x)
+    assert [field for field, _ in x.request.fields] == [b"x-a", b"authorization"]
+
+
+def test_a_list_of_sub_protocols_without_a_key_stays():
+    request = sent((b"sec-websocket-protocol", b"realtime, chat"), (b"x-b", b"openai-insecure-api-key.a"))
+    assert [field for field, _ in request.fields] == [b"sec-websocket-protocol", b"x-b", b"authorization"]
 
 
 def test_fields_that_only_look_alike_stay():

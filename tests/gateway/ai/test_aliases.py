@@ -315,6 +315,30 @@ def test_what_is_longer_than_is_kept_goes_to_one_endpoint_alone(converse: Start,
         talk.client.take(rb"HTTP/1.1 503 .*?\r\n\r\nno")
 
 
+@pytest.mark.parametrize(("alias", "model"), [({}, b"gpt-5"), ({"modelAlias": "ours"}, b"ours")])
+def test_what_no_backend_has_seen_goes_on_however_long_it_is(converse: Start, alias: dict[str, Any], model: bytes):
+    talk = converse(config({}, alias, maxReplayBytes=0))
+    talk.client >> post()
+    refuse(talk, "a")
+    assert body_of(talk, "b") == CHAT.replace(b"gpt-5", model)
+    answer(talk, 503)
+    talk.client.take(rb"HTTP/1.1 503 .*?\r\n\r\nno")
+
+
+def test_what_was_read_to_look_for_who_can_serve_it_goes_to_others_once(converse: Start):
+    objects = config({}, {"modelAlias": "ours"}, maxReplayBytes=0)
+    objects += [m.backend("c", "c.example", 80), m.backend("d", "d.example", 80)]
+    objects[4]["spec"]["destination"]["failover"]["endpoints"] += [endpoint("c", 2), endpoint("d", 3)]
+    talk = converse(objects)
+    body = b'{"model": "a", "model": "b"}'  # b cannot get it
+    talk.client >> post(body)
+    refuse(talk, "a")
+    assert body_of(talk, "c") == body
+    answer(talk, 503)
+    talk.client.take(rb"HTTP/1.1 503 .*?\r\n\r\nno")
+    talk.no_dial()
+
+
 def test_an_endpoint_is_passed_over_for_one_that_needs_the_body_too(converse: Start):
     objects = config({"modelAlias": "ours"}, maxReplayBytes=0)
     objects[3]["spec"]["destination"]["ports"][0]["protocolOptions"] = {"ai": {"apis": ["OpenAIResponses"]}}

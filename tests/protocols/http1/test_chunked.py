@@ -152,7 +152,8 @@ def test_trailers_are_bounded() -> None:
         b"Set-Cookie: a", b"X-Api-Key: k", b"X-Forwarded-For: 127.0.0.1", b"X_Forwarded_Host: x", b"Forwarded: for=x",
         b"Via: 1.1 x", b"Content-Encoding: gzip", b"Expect: 100-continue", b"Upgrade: x", b"TE: trailers",
         b"Trailer: x", b"X-Named: 1", b"X-Gateway-User: root", b"X_Egress_Identity: root", b"X-Smokescreen-Role: root",
-        b"X-Egress-Request-Id: 1", b"x_egress_new: 1",
+        b"X-Egress-Request-Id: 1", b"x_egress_new: 1", b"xi-api-key: k",
+        b"X_Vault_Token: k", b"X-Amz-Security-Token: k",
     ],
 )  # fmt: skip
 def test_fields_that_must_not_come_late_are_dropped(line: bytes) -> None:
