@@ -239,7 +239,7 @@ def test_it_is_served_by_its_base_url(world: AgentWorld, agent: Agent):
 def test_it_is_served_in_an_opened_tunnel(world: AgentWorld, agent: Agent):
     ended, asked = world.ask_wrapped(agent, "open")
     served(ended)
-    assert (200, "-") in asked
+    assert 200 in {status for status, _ in asked}  # Codex may leave before the end of its answer has come
 
 
 @pytest.mark.parametrize(
