@@ -19,10 +19,10 @@ from egressproxy.filters.base import BodyMode, FilterContext, Phase, UnusableRef
 from egressproxy.filters.credentials.aws_chunks import ChunkError, ChunkSigner
 from egressproxy.filters.credentials.aws_keys import from_aws, static_keys
 from egressproxy.filters.credentials.aws_signature import AwsKeys, Scope, SigV4, SigV4A
-from egressproxy.filters.credentials.bound_credential import BoundCredential
+from egressproxy.filters.credentials.bound_credential import BoundCredential, client_credentials
 from egressproxy.filters.credentials.config import Aws, CredentialInjectorConfig
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.fields import CREDENTIAL_FIELDS, Fields, every_spelling
+from egressproxy.model.fields import CREDENTIAL_FIELDS, Fields
 from egressproxy.model.local_response import LocalResponse
 
 _UNSIGNED: Final = b"UNSIGNED-PAYLOAD"
@@ -31,7 +31,7 @@ _KEPT: Final = frozenset((_UNSIGNED, b"STREAMING-UNSIGNED-PAYLOAD-TRAILER"))
 #: A body whose chunks the client has signed, without and with trailers.
 _IN_CHUNKS: Final = frozenset((b"STREAMING-AWS4-HMAC-SHA256-PAYLOAD", b"STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER"))
 _HASH: Final = re.compile(rb"[0-9a-f]{64}")
-_SIGNED_BY_CLIENT: Final = every_spelling(
+_SIGNED_BY_CLIENT: Final = client_credentials(
     (*CREDENTIAL_FIELDS, "x-amz-date", "x-amz-content-sha256", "x-amz-region-set", "date")
 )
 #: Parameters of a presigned URL, in lower case.

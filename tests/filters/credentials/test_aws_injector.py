@@ -85,6 +85,7 @@ def test_what_the_client_has_signed_is_removed():
         (b"Authorization", b"AWS4-HMAC-SHA256 Credential=THEIRS/x, SignedHeaders=host, Signature=0"),
         (b"X-Amz-Date", b"20000101T000000Z"), (b"X_Amz_Date", b"20000101T000000Z"),
         (b"X-Amz-Security-Token", b"THEIRS"), (b"x-api-key", b"THEIRS"), (b"Date", b"x"),
+        (b"Sec-WebSocket-Protocol", b"realtime, openai-insecure-api-key.THEIRS"),
     ]  # fmt: skip
     target = b"/a?b=1&X-Amz-Signature=THEIRS&x-amz-%43redential=THEIRS&X-Amz-Algorithm=AWS4&c=%20"
     request = request_of(made(), *lines, target=target)
