@@ -44,6 +44,8 @@ class TestRequests:
         suite.apply(
             headless, slices("headless", INFRA, [{"port": 3000}], pods),
             manual, slices("manual", INFRA, [{"name": "first-port", "port": 3000, "protocol": "TCP"}], pods),
+            service("refusing", INFRA, {"port": 8080, "targetPort": 3000}),
+            slices("refusing", INFRA, [{"port": 3000}], [suite.spare_address, pods[0]]),
             route("types", GW, rule("/headless", "headless"), rule("/manual", "manual")),
             route("weights", GW, rule("/weight", ["infra-backend-v1@70", "infra-backend-v2@30", "infra-backend-v3@0"]),
                   rule("/one-missing", ["infra-backend-v1@1", "missing@1"])),
@@ -52,6 +54,7 @@ class TestRequests:
                   rule("/never", timeouts={"request": "0s", "backendRequest": "0s"})),
             route("retries", GW, rule("/500-3", retry=retry(3, 500)), rule("/all-2", retry=retry(2, *every)),
                   rule("/all-0", retry=retry(0, *every)), rule("/connection", "half-broken", retry=retry(2)),
+                  rule("/no-code-3", retry={"attempts": 3}), rule("/refusing", "refusing", retry={"attempts": 100}),
                   rule("/slow", retry=retry(1, 504), timeouts={"request": "5s", "backendRequest": "300ms"})),
             route("sessions", GW, rule("/session", **cookie()),
                   rule("/weighted", ["infra-backend-v1@1", "infra-backend-v2@1"], **cookie(sessionName="mine")),
@@ -100,6 +103,13 @@ class TestRequests:
 
     def test_retries_of_connections(self, suite: Suite):
         assert [suite.ask(GW, "/connection").who for _ in range(10)] == ["half-broken"] * 10
+        assert [suite.ask(GW, "/refusing").who for _ in range(10)] == ["infra-backend-v1"] * 10
+
+    @pytest.mark.parametrize(("resets", "who"), [(2, "infra-backend-v1"), (3, "infra-backend-v1"), (4, 503)])
+    def test_retries_of_connections_that_break(self, suite: Suite, resets: int, who: str | int):
+        for pod in suite.pods_of("infra-backend-v1"):
+            pod.failed = suite.pods_of("infra-backend-v1")[0].failed  # counted together
+        assert suite.ask(GW, f"/no-code-3?fail=0x{resets}").who == who
 
     def test_session_by_cookie(self, suite: Suite):
         for path, permanent in (("/session", False), ("/permanent", True), ("/weighted", False)):
