@@ -88,12 +88,13 @@ def test_attempts_are_those_after_the_first(converse: Start):
     assert talk.series("attempts") == 2
 
 
-def test_without_attempts_there_are_two_retries(converse: Start):
+def test_without_attempts_there_is_one_retry(converse: Start):
     talk = converse(retrying(None))
     talk.client >> GET
-    for _ in range(3):
+    for _ in range(2):
         refuse(talk)
     assert talk.client.answer()[0] == 503
+    talk.no_dial()
 
 
 def test_attempts_0_is_no_retry(converse: Start):
