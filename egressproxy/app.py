@@ -39,6 +39,7 @@ from egressproxy.telemetry.notices import NOTICES_S
 if TYPE_CHECKING:
     from egressproxy.admin.server import AdminApi, AdminServer
     from egressproxy.kubeapi.write.writer import Writer
+    from egressproxy.kubernetes.cluster import Cluster
     from egressproxy.telemetry.exposition import Exposition
 
 #: Called once all is bound.
@@ -120,9 +121,15 @@ class App:
         self._fleet = _fleet(options, self.metrics, errors)
         self._servers: list[AdminServer] = []
         self._own: dict[str, tuple[str, int]] = {}  # where they listen, by option
+        self._cluster: Cluster | None = None
+        if options.cluster is not None:
+            from egressproxy.kubernetes.cluster import Cluster
+
+            self._cluster = Cluster(options, self.metrics, lambda: self._live.ask_for_reload())
         self._live = LiveConfiguration(
-            options, self._loader, self._fleet, self.metrics, self._events, self._objects_changed, self._own
-        )
+            options, self._loader, self._fleet, self.metrics, self._events, self._objects_changed, self._own,
+            self._cluster,
+        )  # fmt: skip
         self._stop = asyncio.Event()
         self._signals = 0
         self._writer: Writer | None = None
@@ -167,16 +174,21 @@ class App:
             self._loader.close()
             if self._writer is not None:
                 self._writer.close()
+            if self._cluster is not None:
+                await self._cluster.stop()
             await self._fleet.stop()
 
     async def _serve(self) -> int:
         changed = changes(self.options.sources, self._stop, watched())  # what changes from here on is seen
         try:
             self._open_state()
+            if self._cluster is not None:
+                self._cluster.start()
             await self._fleet.start()
             await self._kill_switch.start()
             await self._start_admin()  # it tells that the rest is not there yet
-            await self._live.take()
+            if not await self._first_taken():
+                return 0
         except FAILURES as error:
             return self._start_failed(str(error))
         settle_heap()
@@ -201,6 +213,20 @@ class App:
         self._events.take()
         log.info("stopped%s", cut)
         return 0
+
+    async def _first_taken(self) -> bool:
+        """Whether a configuration came into service before a signal did: an API server may be away for long."""
+        taking = asyncio.ensure_future(self._live.take())
+        stopping = asyncio.create_task(self._stop.wait())
+        try:
+            await asyncio.wait((taking, stopping), return_when=asyncio.FIRST_COMPLETED)
+            if not taking.done():
+                return False
+            taking.result()
+            return True
+        finally:
+            taking.cancel()
+            stopping.cancel()
 
     def _start_failed(self, why: str) -> int:
         if self.options.log_format == "json":

@@ -10,12 +10,14 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from typing import Protocol
 
 from egressproxy.config.reading.problems import ConfigError, Problem, Severity
 from egressproxy.ir.gateway import ListenerProtocol, every_listener
 from egressproxy.ir.packing import unpacking
 from egressproxy.model.certificate import CertificateState, Validity
 from egressproxy.model.forward_listener import ForwardListener
+from egressproxy.model.published_object import Key
 from egressproxy.model.unix_socket import is_unix, parse_unix_socket
 from egressproxy.model.work import at_once
 from egressproxy.net.listening import BindError, is_inside
@@ -31,6 +33,9 @@ from egressproxy.telemetry.metrics import Metrics
 
 log = logging.getLogger("egressproxy")
 
+#: How often what new objects refer to is read, too, before a configuration is taken as it is.
+MAX_ROUNDS = 8
+
 #: Why a configuration cannot be put into service although nothing seems wrong with it; one sentence each.
 FAILURES = (LoadingFailed, ConfigRefused, BindError, OSError)
 REFUSALS = (ConfigError, *FAILURES)
@@ -42,6 +47,16 @@ LEEWAY_S = 1.0
 MAX_TOLD = 200
 
 
+class ObjectSource(Protocol):
+    """Where objects come from beside files: a cluster."""
+
+    async def objects(self, wanted: frozenset[Key]) -> bytes:
+        """What a compilation reads (`config.reading.cluster_objects`), with the `wanted` ones."""
+
+    def in_service(self, shown: bytes) -> None:
+        """The objects that were given last are in service; `shown` is `Loaded.shown`."""
+
+
 class LiveConfiguration:
     """The configuration in service. Implements kubeapi's Application. Belongs to the event loop.
 
@@ -51,9 +66,11 @@ class LiveConfiguration:
 
     def __init__(
         self, options: RunOptions, loader: Loader, fleet: Fleet, metrics: Metrics, events: Events,
-        on_change: Callable[[], None], own: Mapping[str, tuple[str, int]],
+        on_change: Callable[[], None], own: Mapping[str, tuple[str, int]], cluster: ObjectSource | None = None,
     ) -> None:  # fmt: skip
-        """`on_change` is called when what `published` shows has changed."""
+        """`on_change` is called when what `published` shows has changed. `cluster` is a source beside files."""
+        self._cluster = cluster
+        self._wanted: frozenset[Key] = frozenset()
         self._options = options
         self._loader = loader
         self._fleet = fleet
@@ -134,7 +151,22 @@ class LiveConfiguration:
         options = self._options
         if not options.is_configured:
             return builtin(options.open_port)
-        return await self._loader.load(options.sources, options.bind, self.memory(), options.state_dir)
+        if self._cluster is None:
+            return await self._loader.load(options.sources, options.bind, self.memory(), options.state_dir)
+        return await self._read_cluster(self._cluster)
+
+    async def _read_cluster(self, cluster: ObjectSource) -> Loaded:
+        """Load again until everything was read that the configuration refers to."""
+        options = self._options
+        wanted = self._wanted
+        for _ in range(MAX_ROUNDS):
+            packed = await cluster.objects(wanted)
+            loaded = await self._loader.load(options.sources, options.bind, self.memory(), options.state_dir, packed)
+            if loaded.wanted <= wanted:
+                break
+            wanted |= loaded.wanted
+        self._wanted = loaded.wanted
+        return loaded
 
     async def put_in_service(self, fresh: Loaded, acknowledged: Collection[str] = ()) -> None:
         """Build and swap; the caller holds `taking`. Raises Guarded, ConfigRefused, BindError or OSError, and has
@@ -162,6 +194,8 @@ class LiveConfiguration:
         self._tell_shortcomings(fresh.findings)
         self._tell_late_certificates()
         self._has_other_certificates.set()
+        if self._cluster is not None:
+            self._cluster.in_service(self._loaded.shown)
         over = accepted(fresh.places, self._generation) if self._is_rejected else []
         self._is_rejected = False
         self._events.add([*broken(fresh.broken), *over], is_logged=True)

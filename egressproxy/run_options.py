@@ -34,6 +34,24 @@ class FilterListener:
 
 
 @dataclass(frozen=True, slots=True)
+class ClusterOptions:
+    """Which API server objects are read from, and which of them.
+
+    Without `kubeconfig` and `context` it is that of the Pod, or the current context of the usual kubeconfig.
+    `namespaces` are those that are read; none: all. Secrets and ConfigMaps are read by reference or, with
+    `secret_selector`, by labels. `publish_service` ("namespace/name") has the addresses of our Gateways. `state_key` is
+    a file with the key for the Secrets in the state folder; None: they are not kept there.
+    """
+
+    kubeconfig: Path | None = None
+    context: str | None = None
+    namespaces: tuple[str, ...] = ()
+    secret_selector: str = ""
+    publish_service: str = ""
+    state_key: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RunOptions:
     """`bind` are IP literals and networks; `admin` and `metrics` are (address, port), None for none."""
 
@@ -60,6 +78,7 @@ class RunOptions:
     tls_key_log: Path | None = None  # a file for the secrets of TLS connections
     open_port: int = OPEN_PORT  # where the open proxy is served
     filters: FilterListener | None = None  # set: filters are served to Envoy, and no listener is bound
+    cluster: ClusterOptions | None = None  # set: objects are read from an API server, too
 
     @property
     def sources(self) -> tuple[ConfigSource, ...]:
@@ -69,4 +88,4 @@ class RunOptions:
     @property
     def is_configured(self) -> bool:
         """Whether there is a configuration; otherwise the open proxy is served."""
-        return bool(self.config) or self.state_dir is not None
+        return bool(self.config) or self.state_dir is not None or self.cluster is not None

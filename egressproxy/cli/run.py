@@ -16,6 +16,7 @@ from click.core import ParameterSource
 
 from egressproxy.cli.client_options import CLIENT_OPTIONS, client_options, login_of
 from egressproxy.cli.client_settings import ClientSettings
+from egressproxy.cli.cluster_options import cluster_of, cluster_options
 from egressproxy.cli.option_values import whole_number
 from egressproxy.cli.options import ConfigByOption, admin_option, bind_option, config_option
 from egressproxy.cli.secrets import secret_options
@@ -104,12 +105,13 @@ def _key(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Sec
     " /kill-switch and, with --api-writes, objects. `off`: none.",
     may_be_off=True,
 )
+@cluster_options
 @serving_options
 @click.option(
     "--state-dir", "state_dir", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
     help="The folder of what has to survive a restart: objects that are written through the admin API, served beside"
-    " --config, and who is out of service (kill-switch). Created if it does not exist. Only one process can use it at a"
-    " time.",
+    " --config, the last good objects of an API server, and who is out of service (kill-switch). Created if it does not"
+    " exist. Only one process can use it at a time.",
 )  # fmt: skip
 @click.option(
     "--api-writes", is_flag=True,
@@ -181,6 +183,7 @@ def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], listener: 
       egressproxy run --config policies/ --secret openai=/var/run/secrets/openai --secret-env front:token=FRONT_TOKEN
       egressproxy run --state-dir /var/lib/egressproxy --api-writes
       egressproxy run --config policies/ --secret agents/ca=egressproxy-ca -- npm ci
+      egressproxy run --source kubernetes --state-dir /var/lib/egressproxy
       egressproxy run --config policies/ --workers 4 --access-log /var/log/egress.jsonl --metrics 0.0.0.0:9090
 
     Exit status: 0 after a drain, 1 if the configuration or a listener fails at the start, 2 for wrong usage. With a
@@ -195,7 +198,8 @@ def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], listener: 
         option = next(each.opts[0] for each in ctx.command.params if each.name == said[0])
         raise click.UsageError(f"{option} is for a command: write it behind --")
     login = login_of(clients["token"], clients["user"], clients["password"])
-    options = RunOptions(secrets=sources, **given)
+    cluster = cluster_of(given)
+    options = RunOptions(secrets=sources, cluster=cluster, **given)
     _check_state(options)
     if sources and not options.is_configured:
         raise click.UsageError("Secrets need a configuration: give --config, too")
@@ -233,6 +237,10 @@ def _check_state(options: RunOptions) -> None:
 
 def _check_writes(options: RunOptions) -> None:
     """Raises click.UsageError for options of --api-writes that do not fit together, and for a bad token file."""
+    if options.api_writes and options.cluster is not None:
+        raise click.UsageError(
+            "--api-writes is for a gateway without a cluster: with --source kubernetes, write to its API server"
+        )
     if not options.api_writes:
         if options.api_token_file is not None:
             raise click.UsageError("--api-token-file is for writes: give --api-writes, too")

@@ -15,14 +15,14 @@ from egressproxy.model.pickling import classes, dumps, loads
 from egressproxy.model.secret import SecretBytes, SecretSource
 from egressproxy.net.file_lock import memory_file
 from egressproxy.net.process import child_command, collect_seldom
-from egressproxy.run_options import FilterListener, RunOptions
+from egressproxy.run_options import ClusterOptions, FilterListener, RunOptions
 
 if TYPE_CHECKING:
     from egressproxy.app import Started
 
 #: Its memory and descriptors are closed to others of the same user before it imports the rest.
 _CLOSED: Final = "from egressproxy.net.process import close_memory; close_memory()"
-_KNOWN: Final = classes((FilterListener, Path, RunOptions, SecretBytes, SecretSource))
+_KNOWN: Final = classes((ClusterOptions, FilterListener, Path, RunOptions, SecretBytes, SecretSource))
 
 
 def begin(options: RunOptions) -> int:

@@ -22,6 +22,7 @@ from pydantic import ValidationError
 
 from egressproxy.config.explanations import explain, field_path, foreign_kind, path_text, unknown_kind
 from egressproxy.config.reading.broken_objects import BrokenObjects
+from egressproxy.config.reading.cluster_objects import cluster_objects
 from egressproxy.config.reading.field_locations import field_locations
 from egressproxy.config.reading.problems import ConfigError, Problem, Severity
 from egressproxy.config.reading.source_files import manifest_files, read_secrets, read_trust_bundles
@@ -98,11 +99,12 @@ def load(paths: Sequence[ConfigSource], state: Path | None = None) -> ResourceSe
     return _checked(read_all(paths, state))
 
 
-def read_all(paths: Sequence[ConfigSource], state: Path | None = None) -> ResourceSet:
+def read_all(paths: Sequence[ConfigSource], state: Path | None = None, cluster: bytes | None = None) -> ResourceSet:
     """Read files and folders. Of a folder: every *.yaml, *.yml and *.json in it, not below it, without dot names.
 
     Secrets may come from elsewhere, too (`source_files`); none of them may stand in a manifest, as well.
-    `state` is the folder of objects that were written through the API: it may have none.
+    `state` is the folder of objects that were written through the API, `cluster` those of an API server
+    (`cluster_objects`): each may have none. An object of a file stands in place of one of the cluster.
 
     What cannot be read is in the `problems` of the set, which holds the rest.
     """
@@ -112,7 +114,7 @@ def read_all(paths: Sequence[ConfigSource], state: Path | None = None) -> Resour
         for path in manifests:
             for file in reader.files(path):
                 reader.read_file(file)
-        if manifests or state is None:
+        if manifests or (state is None and cluster is None):
             reader.require_objects(", ".join(map(str, manifests)))
         sources = [source for source in paths if isinstance(source, SecretSource)]
         reader.add_secrets([source for source in sources if not source.is_trust_bundle])
@@ -120,6 +122,8 @@ def read_all(paths: Sequence[ConfigSource], state: Path | None = None) -> Resour
         if state is not None:
             for file in reader.files(state):
                 reader.read_file(file, is_from_api=True)
+        if cluster is not None:
+            reader.add_cluster_objects(cluster)
     return reader.finish()
 
 
@@ -213,6 +217,19 @@ class _ManifestReader:
         shown = ", ".join(names[:3]) + (" and more" if len(names) > 3 else "")
         message = f"nothing of this folder is read: {why} (there is {shown})"
         self.unread.append(Problem.of_file(folder, message, remedy))
+
+    def add_cluster_objects(self, packed: bytes) -> None:
+        """Objects of an API server; those that files have, too, are left out."""
+
+        def tell(problem: Problem) -> None:
+            (self.problems if problem.severity is Severity.ERROR else self.warnings).append(problem)
+
+        for made in cluster_objects(packed, tell):
+            first = self.objects.setdefault(made.key, made)
+            if first is not made:
+                message = f"the object of this name in {first.origin} stands in its place"
+                problem = Problem("", 0, 0, str(made), "", message, "", Severity.NOTE, "KeptByFile")
+                self.warnings.append(problem)
 
     def add_secrets(self, sources: Sequence[SecretSource]) -> None:
         """Objects for the Secrets whose data no manifest holds."""

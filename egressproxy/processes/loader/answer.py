@@ -22,10 +22,10 @@ from egressproxy.processes.loader.result import Loaded, pack_shown, places, writ
 
 def answer(request: bytes) -> bytes:
     """Load and compile what a `LoadRequest` names: a `Loaded`, or a ConfigError with every problem."""
-    paths, bind, memory, state = read_request(request)
+    paths, bind, memory, state, cluster = read_request(request)
     previous = previous_of(memory)
     try:
-        resources, compiled = loaded(paths, bind, previous, Machine(why_unusable, mark()), state)
+        resources, compiled = loaded(paths, bind, previous, Machine(why_unusable, mark()), state, cluster)
     except ConfigError as error:
         return write_answer(error)
     return write_answer(handed_over(resources, compiled, previous))
@@ -49,6 +49,7 @@ def handed_over(resources: ResourceSet, compiled: Compiled, previous: Compiled |
         memory=zlib.compress(dumps((spec.generation, statuses, generations, written, created, materials)), 1),
         broken=tuple((scope_of(key), why) for key, why in broken_references(compiled, previous)) if previous else (),
         validities=compiled.validities,
+        wanted=frozenset(resources.wanted),
     )
 
 

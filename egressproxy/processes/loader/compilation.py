@@ -54,11 +54,12 @@ def loaded(
     previous: Compiled | None = None,
     machine: Machine = _ELSEWHERE,
     state: Path | None = None,
+    cluster: bytes | None = None,
 ) -> tuple[ResourceSet, Compiled]:
-    """The objects of these files and folders, and of `state`, compiled. `bind`: for Gateways without addresses. Raises
-    ConfigError with every problem.
+    """The objects of these files and folders, of `state` and `cluster` (`reading.load.read_all`), compiled. `bind`: for
+    Gateways without addresses. Raises ConfigError with every problem.
     """
-    resources, made = examined(paths, bind, previous, machine, state)
+    resources, made = examined(paths, bind, previous, machine, state, cluster)
     if made.problems:
         raise ConfigError(made.problems)
     return resources, made
@@ -70,9 +71,10 @@ def examined(
     previous: Compiled | None = None,
     machine: Machine = _ELSEWHERE,
     state: Path | None = None,
+    cluster: bytes | None = None,
 ) -> tuple[ResourceSet, Compiled]:
     """As `loaded`, of what can be read and compiled: `problems` of the result say why it must not be served."""
-    resources = read_all(paths, state)
+    resources = read_all(paths, state, cluster)
     made = compile_rest(resources, Catalog(), _defaults(bind, machine), previous)
     if resources.problems:
         problems = [*resources.problems, *resources.broken.others(made.problems)]

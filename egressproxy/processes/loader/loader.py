@@ -47,14 +47,15 @@ class Loader:
         return self._process.pid if self._process is not None else None
 
     async def load(
-        self, paths: Sequence[ConfigSource], bind: tuple[str, ...], memory: bytes = b"", state: Path | None = None
-    ) -> Loaded:
-        """Read these files and folders, and those of `state`, what was written through the API. `memory` is that of the
-        configuration in service. One who waits no longer ends it.
+        self, paths: Sequence[ConfigSource], bind: tuple[str, ...], memory: bytes = b"", state: Path | None = None,
+        cluster: bytes | None = None,
+    ) -> Loaded:  # fmt: skip
+        """Read these files and folders, those of `state`, what was written through the API, and what a `cluster` has.
+        `memory` is that of the configuration in service. One who waits no longer ends it.
 
         Raises ConfigError with every problem, LoadingFailed, or OSError if no process can be started.
         """
-        return await self.ask(LOAD, write_request(paths, bind, memory, state), read_answer)
+        return await self.ask(LOAD, write_request(paths, bind, memory, state, cluster), read_answer)
 
     async def schema(self) -> bytes:
         """JSON Schema of every kind. Raises OSError where it cannot be made."""

@@ -18,19 +18,23 @@ _KNOWN: Final = classes((Path, SecretBytes, SecretSource))
 
 
 class LoadRequest(NamedTuple):
-    """`memory` is that of the configuration in service, if any; `state` the folder of what the API has written."""
+    """`memory` is that of the configuration in service, if any; `state` the folder of what the API has written;
+    `cluster` what an API server has (`config.reading.cluster_objects`), with the values of Secrets.
+    """
 
     paths: tuple[ConfigSource, ...]
     bind: tuple[str, ...]
     memory: bytes = b""
     state: Path | None = None
+    cluster: bytes | None = None
 
 
 def write_request(
-    paths: Sequence[ConfigSource], bind: tuple[str, ...], memory: bytes = b"", state: Path | None = None
-) -> bytes:
+    paths: Sequence[ConfigSource], bind: tuple[str, ...], memory: bytes = b"", state: Path | None = None,
+    cluster: bytes | None = None,
+) -> bytes:  # fmt: skip
     """A `LoadRequest` for `read_request`, with the values of Secrets: it goes through an inherited pipe alone."""
-    return dumps((tuple(paths), bind, memory, state))
+    return dumps((tuple(paths), bind, memory, state, cluster))
 
 
 def read_request(data: bytes) -> LoadRequest:

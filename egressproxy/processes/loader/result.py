@@ -42,7 +42,8 @@ class Loaded:
     `spec` is for `ir.packing`, `shown` for `shown` below, `memory` for the next loading, and `declared`, the JSON of
     what FilterType objects make known, for the catalogue. `findings` are what `check` would say, and `validities` those
     of all certificates.
-    `broken` are objects ("Kind namespace/name") with a sentence on a reference that resolved before.
+    `broken` are objects ("Kind namespace/name") with a sentence on a reference that resolved before. `wanted` are the
+    keys of what was looked up, of kinds that are read by reference (`ResourceSet.wanted`).
     """
 
     spec: bytes = field(default=b"", repr=False)
@@ -54,6 +55,7 @@ class Loaded:
     broken: tuple[tuple[str, str], ...] = ()
     validities: tuple[Validity, ...] = ()
     declared: bytes = b"{}"
+    wanted: frozenset[Key] = frozenset()
 
 
 #: Every class that a `Loaded` is made of.

@@ -1,0 +1,196 @@
+"""ApiClient: requests to an API server, and the lines of a watch. Source: Kubernetes API concepts.
+
+aiohttp speaks HTTP/1.1, so each watch has a connection, of one session with one TLS context. Objects stay JSON: the
+models of Kubernetes' own client take ten times as long and as much memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any, Final
+
+import aiohttp
+
+from egressproxy import __version__
+from egressproxy.kubernetes.credentials import Credentials
+
+#: For one answer, in seconds; a page of a list has 500 objects.
+ANSWER_S: Final = 60.0
+CONNECT_S: Final = 10.0
+#: Bytes of one answer, and of one line of a watch: etcd takes 1.5 MiB for an object.
+MAX_ANSWER: Final = 256 << 20
+MAX_LINE: Final = 32 << 20
+_UNAUTHORIZED: Final = 401
+_ERRORS: Final = 400
+
+
+class ApiError(Exception):
+    """An answer that is an error. `reason` is that of metav1.Status, `message` a sentence of the server's."""
+
+    def __init__(self, status: int, reason: str, message: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(f"{status} {reason}: {message}" if reason else f"{status}: {message}")
+        self.status = status
+        self.reason = reason
+        self.message = message
+        self.retry_after_s = retry_after_s
+
+    @classmethod
+    def of_status(cls, value: Any) -> ApiError:
+        """From a metav1.Status, or whatever stands in its place."""
+        status = value if isinstance(value, dict) else {}
+        code = status.get("code")
+        details = status.get("details")
+        after = details.get("retryAfterSeconds") if isinstance(details, dict) else None
+        return cls(
+            code if isinstance(code, int) else 0,
+            str(status.get("reason") or ""),
+            str(status.get("message") or "no message")[:500],
+            float(after) if isinstance(after, int) else 0.0,
+        )
+
+
+#: What a request may raise when the server is away, or is none: it is tried again later.
+UNREACHABLE: Final = (aiohttp.ClientError, TimeoutError, OSError, ValueError)
+
+
+class ApiClient:
+    """Belongs to the event loop; `close` comes last."""
+
+    def __init__(self, credentials: Credentials) -> None:
+        """Raises CredentialsError where the TLS context cannot be made."""
+        self._credentials = credentials
+        self._files = credentials.files()
+        self._session = self._made()
+        self._old: list[aiohttp.ClientSession] = []
+        self.requests: dict[str, int] = {}  # by status, or the name of an error
+
+    def _made(self) -> aiohttp.ClientSession:
+        connector = aiohttp.TCPConnector(
+            limit=0, ssl=self._credentials.tls_context(), socket_factory=_socket, keepalive_timeout=30
+        )
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=ANSWER_S)
+        return aiohttp.ClientSession(
+            connector=connector, timeout=timeout, auto_decompress=True, trust_env=False,
+            headers={"User-Agent": f"egressproxy/{__version__}", "Accept": "application/json"},
+        )  # fmt: skip
+
+    async def close(self) -> None:
+        """End all requests."""
+        for session in (*self._old, self._session):
+            await session.close()
+
+    async def get(self, path: str, params: Mapping[str, str] | None = None) -> dict[str, Any]:
+        """The object at a path. Raises ApiError, and what is in UNREACHABLE."""
+        return await self.send("GET", path, params)
+
+    async def send(
+        self,
+        method: str,
+        path: str,
+        params: Mapping[str, str] | None = None,
+        body: Mapping[str, Any] | None = None,
+        content_type: str = "application/json",
+    ) -> dict[str, Any]:
+        """The answer to a request, an object. Raises ApiError, and what is in UNREACHABLE."""
+        data = json.dumps(body).encode() if body is not None else None
+        async with asyncio.timeout(ANSWER_S), self._answer(method, path, params, data, content_type) as answer:
+            found = json.loads(await _whole(answer))
+        if not isinstance(found, dict):
+            raise ValueError(f"the API server answered {method} {path} with no object")
+        return found
+
+    async def lines(self, path: str, params: Mapping[str, str], silent_s: float) -> AsyncIterator[bytes]:
+        """The lines of a watch, as they come, until the server ends it; a line without its end is left out.
+
+        Raises ApiError, and what is in UNREACHABLE; TimeoutError where nothing comes for `silent_s`.
+        """
+        rest = b""
+        async with self._answer("GET", path, params, None, "", silent_s) as answer:
+            async for piece in answer.content.iter_any():
+                *whole, rest = (rest + piece).split(b"\n") if b"\n" in piece else (rest + piece,)
+                for line in whole:
+                    if line:
+                        yield line
+                if len(rest) > MAX_LINE:
+                    raise ValueError(f"the API server sent an event of more than {MAX_LINE >> 20} MiB for {path}")
+
+    @asynccontextmanager
+    async def _answer(
+        self, method: str, path: str, params: Mapping[str, str] | None, data: bytes | None, content_type: str,
+        silent_s: float = ANSWER_S,
+    ) -> AsyncIterator[aiohttp.ClientResponse]:  # fmt: skip
+        for is_refused in (False, True):
+            authorization = await self._credentials.authorization(is_refused=is_refused)
+            await self._take_new_files()
+            fields = {"Authorization": authorization} if authorization else {}
+            if data is not None:
+                fields["Content-Type"] = content_type
+            timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=silent_s)
+            try:
+                asked = self._session.request(
+                    method, self._credentials.host + path, params=params, data=data, headers=fields, timeout=timeout,
+                    proxy=self._credentials.proxy, server_hostname=self._credentials.server_name,
+                    allow_redirects=False,
+                )  # fmt: skip
+                async with asked as answer:
+                    self._count(str(answer.status))
+                    if answer.status == _UNAUTHORIZED and not is_refused:
+                        continue
+                    if answer.status >= _ERRORS or answer.status < 200:
+                        raise await _error(answer)
+                    yield answer
+                    return
+            except UNREACHABLE as error:
+                self._count(type(error).__name__)
+                raise
+
+    async def _take_new_files(self) -> None:
+        """Make another session where certificates were renewed; requests of the old one go on."""
+        files = self._credentials.files()
+        if files == self._files:
+            return
+        fresh = self._made()
+        self._files, old, self._session = files, self._session, fresh
+        for ended in self._old:
+            await ended.close()
+        self._old = [old]
+
+    def _count(self, what: str) -> None:
+        self.requests[what] = self.requests.get(what, 0) + 1
+
+
+async def _whole(answer: aiohttp.ClientResponse) -> bytes:
+    found = bytearray()
+    async for piece in answer.content.iter_any():
+        found += piece
+        if len(found) > MAX_ANSWER:
+            raise ValueError(f"the API server answered with more than {MAX_ANSWER >> 20} MiB")
+    return bytes(found)
+
+
+async def _error(answer: aiohttp.ClientResponse) -> ApiError:
+    try:
+        status = json.loads(await _whole(answer))
+    except ValueError:
+        status = {}
+    error = ApiError.of_status(status)
+    error.status = answer.status
+    with suppress(ValueError):
+        error.retry_after_s = float(answer.headers.get("Retry-After", error.retry_after_s))
+    return error
+
+
+def _socket(info: tuple[Any, ...]) -> socket.socket:
+    """A socket that finds out within a minute that the other end is gone, so that a watch does not wait for ever."""
+    family, kind, protocol, _, _ = info
+    made = socket.socket(family, kind, protocol)
+    made.setblocking(False)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in (("TCP_KEEPIDLE", 20), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3)):
+        if hasattr(socket, name):  # Linux
+            made.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return made

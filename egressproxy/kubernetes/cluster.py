@@ -1,0 +1,168 @@
+"""Cluster: the API server as the gateway sees it, through the process that asks it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import subprocess
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from itertools import count
+from typing import Final
+
+from egressproxy.kubernetes import messages
+from egressproxy.model.published_object import Key
+from egressproxy.net.process import child_command, ending
+from egressproxy.processes.workers.channel import FrameChannel
+from egressproxy.run_options import RunOptions
+from egressproxy.telemetry.metrics import Metrics
+
+log = logging.getLogger("egressproxy")
+
+#: How long a reload waits for the API server where there are objects from before, in seconds.
+PATIENCE_S: Final = 5.0
+#: The pauses before the process is started again.
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
+#: A process that lived for less has something wrong with it.
+SHORT_LIFE_S: Final = 30.0
+END_S: Final = 3.0
+
+
+class _Replaced(Exception):
+    """Another process is there, and was not asked yet."""
+
+
+class Cluster:
+    """Belongs to the event loop: `start` comes first, `stop` last. `on_change` is called where other objects are there
+    than were given last.
+    """
+
+    def __init__(self, options: RunOptions, metrics: Metrics, on_change: Callable[[], None]) -> None:
+        assert options.cluster is not None
+        self._begin = messages.Begin(options.cluster, options.state_dir, options.log_level, options.log_format)
+        self._on_change = on_change
+        self._numbers = count(1)
+        self._asked: dict[int, asyncio.Future[messages.Objects]] = {}
+        self._last: messages.Objects | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._channel: FrameChannel | None = None
+        self._is_gone = asyncio.Event()
+        self._keeper: asyncio.Task[None] | None = None
+        self.figures = messages.Figures({}, {}, {})
+        self.restarts = 0
+        metrics.add_gauge(
+            "egress_kubernetes_watches", "Watches of the API server.", lambda: self.figures.figures.get("watches", 0)
+        )
+        metrics.add_gauge(
+            "egress_kubernetes_unreadable", "What cannot be read of the cluster.", lambda: len(self.figures.problems)
+        )
+        metrics.add_counter(
+            "egress_kubernetes_watch_restarts", "Lists and watches that failed and were begun again.",
+            lambda: int(self.figures.figures.get("restarts", 0)),
+        )  # fmt: skip
+
+    def start(self) -> None:
+        """Start the process. Raises OSError."""
+        self._spawn()
+        self._keeper = asyncio.create_task(self._keep())
+
+    def _spawn(self) -> None:
+        ours, theirs = socket.socketpair()
+        try:
+            with theirs:
+                self._process = subprocess.Popen(  # noqa: S603 (this program)
+                    child_command("from egressproxy.kubernetes.process import main; main()"),
+                    stdin=theirs.fileno(),
+                    stdout=subprocess.DEVNULL,
+                    process_group=0,  # a signal from the terminal is its parent's
+                )
+        except OSError:
+            ours.close()
+            raise
+        self._is_gone.clear()
+        self._channel = FrameChannel(ours, self._on_frame, self._is_gone.set)
+        self._channel.send(messages.encode(self._begin))
+
+    async def _keep(self) -> None:
+        """Start the process again where it ended."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            began = asyncio.get_running_loop().time()
+            await self._is_gone.wait()
+            status = await self._reaped()
+            is_short = asyncio.get_running_loop().time() - began < SHORT_LIFE_S
+            pause_s = min(pause_s * 2, LONGEST_PAUSE_S) if is_short else FIRST_PAUSE_S
+            log.error("the process that asks the API server %s; it is started again in %g s", ending(status), pause_s)
+            await asyncio.sleep(pause_s)
+            self.restarts += 1
+            try:
+                self._spawn()
+            except OSError as error:
+                log.error("the process that asks the API server cannot be started: %s", error.strerror)
+                continue
+            for asked in self._asked.values():  # the one before has not answered
+                if not asked.done():
+                    asked.set_exception(_Replaced())
+            self._on_change()
+
+    async def _reaped(self) -> int:
+        process = self._process
+        assert process is not None
+        with suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.to_thread(process.wait), END_S)
+        if process.returncode is None:
+            process.kill()
+            await asyncio.to_thread(process.wait)
+        return int(process.returncode)
+
+    async def objects(self, wanted: Iterable[Key]) -> bytes:
+        """What a compilation reads, with the `wanted` ones of the kinds that are read by reference.
+
+        Where the API server does not answer in time, the objects that were given last; at the start those that were
+        kept on disk. Where there are none it waits.
+        """
+        keys = tuple(sorted(wanted))
+        while True:
+            number = next(self._numbers)
+            asked: asyncio.Future[messages.Objects] = asyncio.get_running_loop().create_future()
+            self._asked[number] = asked
+            assert self._channel is not None
+            self._channel.send(messages.encode(messages.Ask(number, keys, self._last is None)))
+            try:
+                self._last = await asyncio.wait_for(asked, PATIENCE_S if self._last is not None else None)
+            except TimeoutError:
+                assert self._last is not None
+                return self._last.packed
+            except _Replaced:
+                continue
+            finally:
+                self._asked.pop(number, None)
+            return self._last.packed
+
+    def in_service(self, shown: bytes) -> None:
+        """Tell that the objects that were given last are in service; `shown` is `Loaded.shown`."""
+        if self._channel is not None:
+            self._channel.send(messages.encode(messages.InService(shown)))
+
+    def _on_frame(self, frame: bytes, _descriptors: list[int]) -> None:
+        match messages.decode(frame):
+            case messages.Objects() as found:
+                asked = self._asked.get(found.number)
+                if asked is not None and not asked.done():
+                    asked.set_result(found)
+                else:
+                    self._on_change()  # it came too late: ask again
+            case messages.Changed():
+                self._on_change()
+            case messages.Figures() as figures:
+                self.figures = figures
+
+    async def stop(self) -> None:
+        """End the process."""
+        if self._keeper is not None:
+            self._keeper.cancel()
+        if self._channel is not None:
+            self._channel.close()
+        if self._process is not None:
+            await self._reaped()

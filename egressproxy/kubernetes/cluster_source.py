@@ -1,0 +1,223 @@
+"""ClusterSource: which scopes are watched, and what of them a compilation reads.
+
+All objects of the kinds that configure the gateway are read, in the namespaces that are watched. Of Secrets and the
+like a cluster has more than is needed: those are read that a compilation has looked up (`want`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from typing import Final
+
+from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError
+from egressproxy.kubernetes.credentials import Credentials, CredentialsError
+from egressproxy.kubernetes.discovery import discovered
+from egressproxy.kubernetes.object_store import ObjectStore, Scope, StoredObject, lines
+from egressproxy.kubernetes.reflector import FIRST_PAUSE_S, LONGEST_PAUSE_S, Reflector
+from egressproxy.model.kinds import CONFIGURED, GATEWAY, OURS, ServedKind
+from egressproxy.model.published_object import Key
+from egressproxy.run_options import ClusterOptions
+
+log = logging.getLogger(__name__)
+
+#: How often discovery looks for kinds that were not there, in seconds.
+DISCOVER_S: Final = 30.0
+#: A change has settled when nothing more comes for so long; what changes without end is given on after the second.
+QUIET_S: Final = 0.05
+PATIENCE_S: Final = 0.3
+#: Names of Services up to which only their EndpointSlices are asked for.
+FEW_SERVICES: Final = 100
+
+_BY_NAME: Final = frozenset({("", "Secret"), ("", "ConfigMap"), ("certificates.k8s.io", "ClusterTrustBundle")})
+_WHERE_WANTED: Final = frozenset({("", "Namespace"), ("", "Service"), ("", "Pod")})
+_SLICES: Final = ("discovery.k8s.io", "EndpointSlice")
+_NEVER: Final = frozenset({("", "ServiceAccount")})
+_OF_SERVICE: Final = "kubernetes.io/service-name"
+#: Without one of these, more would be allowed than is meant: nothing is served before they are read.
+_RESTRICT: Final = frozenset({(OURS, "EgressPolicy"), (GATEWAY, "BackendTLSPolicy")})
+
+
+class ClusterSource:
+    """Belongs to the event loop. `on_change` is called when what `take` gives is not what it gave last."""
+
+    def __init__(self, options: ClusterOptions, places: Mapping[str, str], on_change: Callable[[], None]) -> None:
+        """`places` are resource versions up to which each scope, by its text, was in force before."""
+        self.store = ObjectStore()
+        self.client: ApiClient | None = None
+        self._options = options
+        self._before = places
+        self._on_change = on_change
+        self._wanted: frozenset[Key] = frozenset()
+        self._versions: dict[tuple[str, str], str] = {}
+        self._reflectors: dict[Scope, tuple[Reflector, asyncio.Task[None]]] = {}
+        self._leaving: list[Scope] = []
+        self._is_discovered = False
+        self._problem = "the API server has not answered yet"
+        self._changed = asyncio.Event()
+        self._taken = -1  # the revision that was given last
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        pause_s = FIRST_PAUSE_S
+        told = ""
+        notifying = asyncio.create_task(self._notify())
+        try:
+            while True:
+                try:
+                    if self.client is None:
+                        self.client = ApiClient(await Credentials.load(self._options))
+                    self._versions = await discovered(self.client)
+                except (CredentialsError, ApiError, *UNREACHABLE) as error:
+                    self._problem = f"the API server cannot be asked: {error or type(error).__name__}"
+                    if self._problem != told:
+                        log.warning("%s", self._problem)
+                    told = self._problem
+                    await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 (no secret)
+                    pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+                    continue
+                if not self._is_discovered:
+                    self._tell_missing()
+                self._is_discovered, self._problem, told = True, "", ""
+                pause_s = FIRST_PAUSE_S
+                self._adjust()
+                self._changed.set()
+                await asyncio.sleep(DISCOVER_S * random.uniform(0.8, 1.2))  # noqa: S311 (no secret)
+        finally:
+            notifying.cancel()
+            for _, task in self._reflectors.values():
+                task.cancel()
+            if self.client is not None:
+                await self.client.close()
+
+    def _tell_missing(self) -> None:
+        missing = [kind.resource for kind in CONFIGURED if (kind.group, kind.kind) not in self._versions]
+        if missing:
+            log.info(
+                "kinds that this cluster does not have, looked for again every %g s: %s", DISCOVER_S, ", ".join(missing)
+            )
+
+    # --- what is watched -------------------------------------------------------------------------------------------
+    def want(self, keys: Iterable[Key]) -> None:
+        """Read these objects, of kinds that are read by reference, and no others."""
+        self._wanted = frozenset(keys)
+        if self._is_discovered:
+            self._adjust()
+
+    def _adjust(self) -> None:
+        assert self.client is not None
+        wanted = dict.fromkeys(self._scopes())
+        for scope in self._reflectors.keys() - wanted.keys():
+            _, task = self._reflectors.pop(scope)
+            task.cancel()
+            self._leaving.append(scope)  # until what takes its place is read
+        for scope in wanted:
+            if scope not in self._reflectors:
+                version = self._versions[scope.kind.group, scope.kind.kind]
+                place = self._before.get(str(scope), "")
+                reflector = Reflector(self.client, self.store, scope, version, place, self._changed.set)
+                self._reflectors[scope] = (reflector, asyncio.create_task(reflector.run()))
+
+    def _scopes(self) -> Iterator[Scope]:
+        for kind in CONFIGURED:
+            name = (kind.group, kind.kind)
+            if name not in self._versions or name in _NEVER:
+                continue
+            keys = [key for key in self._wanted if key[:2] == name]
+            if name in _BY_NAME:
+                yield from self._named(kind, keys)
+            elif name == _SLICES:
+                yield from self._slices(kind)
+            elif name not in _WHERE_WANTED or keys:
+                yield from (Scope(kind, namespace) for namespace in self._namespaces(kind))
+
+    def _named(self, kind: ServedKind, keys: Iterable[Key]) -> Iterator[Scope]:
+        selector = self._options.secret_selector
+        if selector and kind.is_namespaced:
+            yield from (Scope(kind, namespace, labels=selector) for namespace in self._namespaces(kind))
+            return
+        namespaces = self._options.namespaces
+        for _, _, namespace, name in sorted(keys):
+            if not namespaces or not kind.is_namespaced or namespace in namespaces:
+                yield Scope(kind, namespace, name)
+
+    def _slices(self, kind: ServedKind) -> Iterator[Scope]:
+        names = sorted({key[3] for key in self._wanted if key[:2] == ("", "Service")})
+        if names:
+            labels = f"{_OF_SERVICE} in ({','.join(names)})" if len(names) <= FEW_SERVICES else _OF_SERVICE
+            yield from (Scope(kind, namespace, labels=labels) for namespace in self._namespaces(kind))
+
+    def _namespaces(self, kind: ServedKind) -> tuple[str, ...]:
+        return (self._options.namespaces or ("",)) if kind.is_namespaced else ("",)
+
+    # --- what is read ----------------------------------------------------------------------------------------------
+    def why_not_ready(self) -> str:
+        """ "" once everything that is watched was read, or cannot be read before a person does something."""
+        if self._problem:
+            return self._problem
+        for reflector, _ in self._reflectors.values():
+            kind = reflector.scope.kind
+            if not reflector.is_settled or (not reflector.is_synced and (kind.group, kind.kind) in _RESTRICT):
+                return reflector.problem or f"{reflector.scope} are not read yet"
+        return ""
+
+    def problems(self) -> list[str]:
+        """What cannot be read, a sentence for each scope."""
+        found = [reflector.problem for reflector, _ in self._reflectors.values() if reflector.problem]
+        return [self._problem, *found] if self._problem else found
+
+    async def wait(self) -> None:
+        """Until something may have changed."""
+        self._changed.clear()
+        await self._changed.wait()
+
+    def take(self) -> bytes:
+        """What a compilation reads, compressed (`config.reading.cluster_objects`)."""
+        for scope in self._leaving:
+            if scope not in self._reflectors:
+                self.store.forget(scope)
+        self._leaving.clear()
+        self._taken = self.store.revision
+        return zlib.compress(lines(each for _, each in self.relevant()), 1)
+
+    def relevant(self) -> Iterator[tuple[Key, StoredObject]]:
+        """Every object that a compilation reads, in the order of keys."""
+        services = {key[2:] for key in self._wanted if key[:2] == ("", "Service")}
+        for key, each in sorted(self.store.objects()):
+            name = key[:2]
+            if name == _SLICES:
+                is_read = (key[2], json.loads(each.manifest)["metadata"].get("labels", {}).get(_OF_SERVICE)) in services
+            elif name in (("", "Service"), ("", "Namespace")):
+                is_read = key in self._wanted
+            else:
+                is_read = True
+            if is_read:
+                yield key, each
+
+    def places(self) -> dict[str, str]:
+        """The resource version up to which each scope is read, by its text."""
+        return {str(scope): reflector.place for scope, (reflector, _) in self._reflectors.items() if reflector.place}
+
+    def figures(self) -> dict[str, float]:
+        """For metrics."""
+        restarts = sum(reflector.restarts for reflector, _ in self._reflectors.values())
+        return {"watches": len(self._reflectors), "restarts": restarts, "problems": len(self.problems())}
+
+    async def _notify(self) -> None:
+        """Tell of changes when they have settled."""
+        while True:
+            await self.wait()
+            if self._taken < 0 or self.store.revision == self._taken:
+                continue
+            deadline = asyncio.get_running_loop().time() + PATIENCE_S
+            revision = -1
+            while revision != self.store.revision and asyncio.get_running_loop().time() < deadline:
+                revision = self.store.revision
+                await asyncio.sleep(QUIET_S)
+            with suppress(Exception):
+                self._on_change()

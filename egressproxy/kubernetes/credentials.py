@@ -1,0 +1,128 @@
+"""Credentials: which API server is asked, and as whom. They come from a kubeconfig or from the Pod's service account,
+and are renewed before they end.
+
+Kubernetes' own client reads them: exec plugins, client certificates, OIDC, projected tokens. It is imported here alone,
+since it takes some 30 MB beside aiohttp (version 36: 84 MB).
+"""
+
+from __future__ import annotations
+
+import os
+import ssl
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from kubernetes.aio.client import Configuration
+from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
+
+from egressproxy.run_options import ClusterOptions
+
+#: How often what may have been renewed is looked at, in seconds.
+RENEW_S: Final = 60.0
+#: Set in every Pod.
+_IN_CLUSTER: Final = "KUBERNETES_SERVICE_HOST"
+
+
+class CredentialsError(Exception):
+    """The API server cannot be asked: a sentence that names the file and what is wrong with it."""
+
+
+class Credentials:
+    """Made by `load`. They belong to the event loop."""
+
+    def __init__(self, configuration: Any, renew: Callable[[], Awaitable[object]], origin: str) -> None:
+        self._configuration = configuration
+        self._renew = renew
+        self._origin = origin
+        self._renewed_at = time.monotonic()
+
+    @classmethod
+    async def load(cls, options: ClusterOptions) -> Credentials:
+        """Read them. Raises CredentialsError."""
+        configuration = Configuration()
+        if options.kubeconfig is None and options.context is None and os.environ.get(_IN_CLUSTER):
+            origin = "the service account of the Pod"
+
+            async def renew() -> None:
+                load_incluster_config(client_configuration=configuration)
+        else:
+            file = str(options.kubeconfig) if options.kubeconfig is not None else None
+            origin = f"kubeconfig {file or os.environ.get('KUBECONFIG') or '~/.kube/config'}"
+            loader: list[Any] = []
+
+            async def renew() -> None:
+                if loader:
+                    await loader[0].load_and_set(configuration)
+                else:
+                    loader.append(
+                        await load_kube_config(
+                            file, options.context, client_configuration=configuration, persist_config=False
+                        )
+                    )
+
+        made = cls(configuration, renew, origin)
+        await made.renew()
+        if urlsplit(made.host).scheme not in ("http", "https"):
+            raise CredentialsError(f"{origin}: the cluster has no server with an http or https URL")
+        return made
+
+    async def renew(self) -> None:
+        """Read again what may have changed. Raises CredentialsError."""
+        self._renewed_at = time.monotonic()
+        try:
+            await self._renew()
+        except ConfigException as error:
+            raise CredentialsError(f"{self._origin}: {error}") from None
+        except OSError as error:
+            raise CredentialsError(f"{self._origin}: {error.strerror or error} ({error.filename})") from None
+        except Exception as error:  # of a file that is no kubeconfig, it raises nearly everything
+            raise CredentialsError(f"{self._origin} cannot be read ({type(error).__name__})") from None
+
+    @property
+    def host(self) -> str:
+        """The URL of the API server."""
+        return str(self._configuration.host).rstrip("/")
+
+    @property
+    def proxy(self) -> str | None:
+        """The URL of a proxy on the way to it. Proxies of the environment do not count: one may be this gateway."""
+        return self._configuration.proxy or None
+
+    @property
+    def server_name(self) -> str | None:
+        """The name in its certificate, where that is not the host of the URL."""
+        return self._configuration.tls_server_name or None
+
+    def files(self) -> tuple[object, ...]:
+        """The state of the files that a TLS context is made of: another one asks for another context."""
+        found: list[object] = [self.host, self._configuration.verify_ssl]
+        for name in (self._configuration.ssl_ca_cert, self._configuration.cert_file, self._configuration.key_file):
+            found.append((name, os.stat(name).st_mtime_ns) if name and os.path.exists(name) else name)
+        return tuple(found)
+
+    def tls_context(self) -> ssl.SSLContext:
+        """For connections to the API server. Raises CredentialsError."""
+        configuration = self._configuration
+        try:
+            context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
+            context.verify_flags &= ~ssl.VERIFY_X509_STRICT  # CAs of clusters are often older than the strict rules
+            if configuration.cert_file:
+                context.load_cert_chain(configuration.cert_file, configuration.key_file)
+        except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
+            raise CredentialsError(f"{self._origin}: its certificates cannot be used: {error}") from None
+        if not configuration.verify_ssl:
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        return context
+
+    async def authorization(self, *, is_refused: bool = False) -> str | None:
+        """The field of a request, None where a client certificate says who asks. `is_refused`: the one before was."""
+        if is_refused or time.monotonic() - self._renewed_at > RENEW_S:
+            await self.renew()
+        found: str | None = await self._configuration.get_api_key_with_prefix("BearerToken")
+        return found
+
+    def __repr__(self) -> str:
+        return f"Credentials({self._origin})"

@@ -1,0 +1,82 @@
+"""What the gateway and the process that asks the API server say to each other; `encode` and `decode` are their form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, get_args
+
+from egressproxy.model.pickling import classes, dumps, loads
+from egressproxy.model.published_object import Key
+from egressproxy.run_options import ClusterOptions
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """The first message. `state_dir` is the folder in which the last good objects are kept, if any."""
+
+    options: ClusterOptions
+    state_dir: Path | None
+    log_level: str
+    log_format: str
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Give the objects of a configuration once they are all read. `wanted` are those that are read by reference.
+
+    With `takes_saved` those that were kept on disk are given where the API server does not answer.
+    """
+
+    number: int
+    wanted: tuple[Key, ...]
+    takes_saved: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Objects:
+    """The answer to Ask `number`: manifests, for `config.reading.cluster_objects`. `problems` are what cannot be read,
+    as sentences. `is_saved`: they were kept on disk.
+    """
+
+    number: int
+    packed: bytes = field(repr=False)  # with the values of Secrets
+    problems: tuple[str, ...] = ()
+    is_saved: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class InService:
+    """The objects that were given last are in service. `shown` are all objects with their status (`result.shown`)."""
+
+    shown: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What was given last is not what is there now."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """For metrics: counters and gauges by name, objects by kind, requests by status."""
+
+    figures: dict[str, float]
+    objects: dict[str, int]
+    requests: dict[str, int]
+    problems: tuple[str, ...] = ()
+
+
+Message = Begin | Ask | Objects | InService | Changed | Figures
+
+_FIND: Final = classes((*get_args(Message), ClusterOptions, Path))
+
+
+def encode(message: Message) -> bytes:
+    """For `decode`."""
+    return dumps(message)
+
+
+def decode(frame: bytes) -> Any:
+    """Raises pickle.UnpicklingError, among others, where this is no message."""
+    return loads(frame, _FIND, "part of a message")

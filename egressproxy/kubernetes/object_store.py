@@ -1,0 +1,147 @@
+"""ObjectStore: what a cluster holds of the kinds that are read, as JSON, by watch.
+
+An object never goes back: what is older than what is held is left out, whoever says it. Resource versions are compared
+as numbers where they are numbers, as those of etcd are (KEP-5504).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, NamedTuple
+
+from egressproxy.model.kinds import ServedKind
+from egressproxy.model.published_object import Key
+
+#: Parts of `metadata` that are kept: the rest changes often, and decides nothing.
+_METADATA: Final = ("name", "namespace", "uid", "generation", "creationTimestamp", "labels", "annotations")
+#: kubectl keeps the whole object in it, a Secret's values included.
+_LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+#: Kinds whose status is input.
+_WITH_STATUS: Final = frozenset({("", "Pod")})
+_ZONE: Final = "topology.kubernetes.io/zone"
+
+
+class Scope(NamedTuple):
+    """What one watch sees: a kind, in one namespace ("": all, or none), of one name or a selector of labels."""
+
+    kind: ServedKind
+    namespace: str = ""
+    name: str = ""
+    labels: str = ""
+
+    def __str__(self) -> str:
+        place = f" in namespace {self.namespace}" if self.namespace else ""
+        return f"{self.kind.resource}{f' {self.name}' if self.name else ''}{place}"
+
+
+class StoredObject(NamedTuple):
+    """`manifest` is what a compilation reads, as JSON; `status` what the server has of it, b"" for none."""
+
+    resource_version: str
+    manifest: bytes
+    status: bytes
+
+
+def stored(value: Mapping[str, Any], scope: Scope, version: str) -> tuple[Key, StoredObject]:
+    """An object as the server sends it. `version`: that in which it was asked for. Raises ValueError for no object."""
+    metadata = value.get("metadata")
+    if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
+        raise ValueError(f"an object of {scope} has no name")
+    kind = scope.kind
+    kept = {name: metadata[name] for name in _METADATA if metadata.get(name)}
+    if isinstance(kept.get("annotations"), dict):
+        kept["annotations"] = {name: text for name, text in kept["annotations"].items() if name != _LAST_APPLIED}
+    body = {name: part for name, part in value.items() if name not in ("apiVersion", "kind", "metadata", "status")}
+    made = {"apiVersion": kind.api_version(version), "kind": kind.kind, "metadata": kept, **body}
+    status = value.get("status")
+    if (kind.group, kind.kind) in _WITH_STATUS:
+        made["status"], status = status, None
+    if kind.kind == "EndpointSlice" and version != kind.versions[0]:
+        made["apiVersion"] = kind.api_version(kind.versions[0])
+        made["endpoints"] = [_with_zone(each) for each in body.get("endpoints") or ()]
+    namespace = metadata.get("namespace", "") if kind.is_namespaced else ""
+    key = (kind.group, kind.kind, namespace, metadata["name"])
+    packed = json.dumps(made, separators=(",", ":"), sort_keys=True).encode()
+    return key, StoredObject(
+        str(metadata.get("resourceVersion", "")), packed, json.dumps(status).encode() if status else b""
+    )
+
+
+def _with_zone(endpoint: Any) -> Any:
+    """An endpoint of discovery.k8s.io/v1beta1 in the form of v1: its zone stands in `topology` there."""
+    if not isinstance(endpoint, dict) or "topology" not in endpoint:
+        return endpoint
+    rest = {name: value for name, value in endpoint.items() if name != "topology"}
+    zone = (endpoint["topology"] or {}).get(_ZONE)
+    return {"zone": zone, **rest} if zone else rest
+
+
+def is_older(version: str, than: str) -> bool:
+    """Whether a resource version is before another one, as far as that can be told."""
+    return version.isdecimal() and than.isdecimal() and int(version) < int(than)
+
+
+class ObjectStore:
+    """`revision` counts the changes of manifests. Of an object in two scopes the first scope's counts."""
+
+    def __init__(self) -> None:
+        self.revision = 0
+        self._scopes: dict[Scope, dict[Key, StoredObject]] = {}
+
+    def replace(self, scope: Scope, objects: Mapping[Key, StoredObject]) -> None:
+        """Hold these objects of a scope, and no others."""
+        held = self._scopes.get(scope, {})
+        fresh = {
+            key: held[key] if key in held and is_older(each.resource_version, held[key].resource_version) else each
+            for key, each in objects.items()
+        }
+        self._scopes[scope] = fresh
+        if fresh.keys() != held.keys() or any(fresh[key].manifest != held[key].manifest for key in fresh):
+            self.revision += 1
+
+    def put(self, scope: Scope, key: Key, fresh: StoredObject) -> None:
+        """Hold an object that was added or changed."""
+        objects = self._scopes.setdefault(scope, {})
+        held = objects.get(key)
+        if held is not None and is_older(fresh.resource_version, held.resource_version):
+            return
+        objects[key] = fresh
+        self.revision += held is None or held.manifest != fresh.manifest
+
+    def remove(self, scope: Scope, key: Key, version: str) -> None:
+        """Hold an object no longer, which was deleted in this version."""
+        objects = self._scopes.get(scope, {})
+        held = objects.get(key)
+        if held is not None and not is_older(version, held.resource_version):
+            del objects[key]
+            self.revision += 1
+
+    def forget(self, scope: Scope) -> None:
+        """Hold nothing of a scope: nobody asks for it any more."""
+        self.revision += bool(self._scopes.pop(scope, None))
+
+    def objects(self) -> Iterator[tuple[Key, StoredObject]]:
+        """Every object once."""
+        seen: set[Key] = set()
+        for objects in self._scopes.values():
+            for key, each in objects.items():
+                if key not in seen:
+                    seen.add(key)
+                    yield key, each
+
+    def find(self, key: Key) -> StoredObject | None:
+        """One object."""
+        return next((objects[key] for objects in self._scopes.values() if key in objects), None)
+
+    def count(self) -> dict[str, int]:
+        """How many objects there are of each kind, by its plural and group."""
+        found: dict[str, int] = {}
+        for scope, objects in self._scopes.items():
+            found[scope.kind.resource] = found.get(scope.kind.resource, 0) + len(objects)
+        return found
+
+
+def lines(objects: Iterable[StoredObject]) -> bytes:
+    """Manifests as JSON, one in a line, for `config.reading.cluster_objects`."""
+    return b"\n".join(each.manifest for each in objects)

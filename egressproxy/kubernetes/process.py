@@ -1,0 +1,141 @@
+"""The process that asks the API server. It says what changed on the socket that it was started with, and ends with it.
+
+What needs no process stands elsewhere: `cluster_source` reads, `status_writer` writes. Here the two meet the gateway.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from egressproxy.kubernetes import messages
+from egressproxy.kubernetes.cluster_source import ClusterSource
+from egressproxy.kubernetes.object_store import StoredObject
+from egressproxy.kubernetes.saved_objects import SavedObjects, save, saved
+from egressproxy.model.published_object import Key
+from egressproxy.net.loop import new_loop
+from egressproxy.net.process import close_memory, give_back_memory
+from egressproxy.processes.workers.channel import FrameChannel
+from egressproxy.telemetry.diagnostics import Diagnostics
+
+log = logging.getLogger(__name__)
+
+#: How long the API server has to answer, before what was kept on disk is served, in seconds.
+OFFLINE_S: Final = 5.0
+#: How often figures are told.
+FIGURES_S: Final = 5.0
+_NAME: Final = "egress-cluster"
+
+
+def main() -> None:
+    """Serve the socket that is standard input, until its other end is gone."""
+    with suppress(OSError):  # Linux alone has it
+        Path("/proc/self/comm").write_text(_NAME)
+    close_memory()
+    gc.freeze()
+    with asyncio.Runner(loop_factory=new_loop) as runner:
+        runner.run(_serve(socket.socket(fileno=0)))
+
+
+async def _serve(sock: socket.socket) -> None:
+    await _SourceProcess(sock).serve()
+
+
+class _SourceProcess:
+    def __init__(self, sock: socket.socket) -> None:
+        self._ended = asyncio.Event()
+        self._channel = FrameChannel(sock, self._on_frame, self._ended.set)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._begun: messages.Begin | None = None
+        self._source: ClusterSource | None = None
+        self._saved: SavedObjects | None = None
+        self._given: list[tuple[Key, StoredObject]] | None = None  # what was given last, if not from disk
+        self._places: dict[str, str] = {}  # of what was given last
+        self._is_saving = asyncio.Lock()
+
+    async def serve(self) -> None:
+        """Until the other end is gone."""
+        await self._ended.wait()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def _on_frame(self, frame: bytes, _descriptors: list[int]) -> None:
+        match messages.decode(frame):
+            case messages.Begin() as begin:
+                self._begin(begin)
+            case messages.Ask() as asked:
+                self._start(self._answer(asked))
+            case messages.InService(shown):
+                self._start(self._in_service(shown))
+
+    def _begin(self, begin: messages.Begin) -> None:
+        Diagnostics(begin.log_level, origin="kubernetes", log_format=begin.log_format).start()
+        self._begun = begin
+        if begin.state_dir is not None:
+            self._saved = saved(begin.state_dir, begin.options.state_key)
+        places = self._saved.places if self._saved is not None else {}
+        self._source = ClusterSource(begin.options, places, lambda: self._send(messages.Changed()))
+        self._start(self._source.run())
+        self._start(self._tell_figures())
+
+    def _start(self, work: asyncio.Future[None] | object) -> None:
+        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)  # type: ignore[arg-type]
+        self._tasks.add(task)
+        task.add_done_callback(self._task_ended)
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        """A defect ends the process: the next one begins with the objects as they are."""
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("internal error; the process that asks the API server ends", exc_info=error)
+            self._ended.set()
+
+    def _send(self, message: messages.Message) -> None:
+        self._channel.send(messages.encode(message))
+
+    async def _answer(self, asked: messages.Ask) -> None:
+        source = self._source
+        assert source is not None
+        source.want(asked.wanted)
+        asked_at = time.monotonic()
+        while why_not := source.why_not_ready():
+            left_s = None
+            if asked.takes_saved and self._saved is not None:
+                left_s = OFFLINE_S - (time.monotonic() - asked_at)
+                if left_s <= 0:
+                    log.warning("%s: what was kept on disk is served", why_not)
+                    self._send(messages.Objects(asked.number, self._saved.packed, (why_not,), is_saved=True))
+                    return
+            with suppress(TimeoutError):
+                await asyncio.wait_for(source.wait(), left_s)
+        packed = source.take()
+        self._given, self._places = list(source.relevant()), source.places()
+        self._send(messages.Objects(asked.number, packed, tuple(source.problems())))
+
+    async def _in_service(self, shown: bytes) -> None:
+        assert self._begun is not None
+        given, folder = self._given, self._begun.state_dir
+        if given is None or folder is None:
+            return
+        async with self._is_saving:
+            try:
+                await asyncio.to_thread(save, folder, given, self._places, self._begun.options.state_key)
+            except OSError as error:
+                log.error("the objects cannot be kept on disk: %s (%s)", error.strerror or error, error.filename)
+        give_back_memory()
+
+    async def _tell_figures(self) -> None:
+        source = self._source
+        assert source is not None
+        while True:
+            await asyncio.sleep(FIGURES_S)
+            requests = dict(source.client.requests) if source.client is not None else {}
+            told = messages.Figures(source.figures(), source.store.count(), requests, tuple(source.problems()))
+            self._send(told)

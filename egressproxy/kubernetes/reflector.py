@@ -1,0 +1,191 @@
+"""Reflector: keeps one scope of the store as the API server has it, by list and watch.
+
+A list is asked for in pages, of the state as it is now (no `resourceVersion`: a quorum has to agree), and the watch
+goes on from there. Bookmarks move its place forward. The list is made again where the server has forgotten the place
+(410), or the watch says what cannot be understood. Every failure is followed by a pause that grows, with jitter.
+Source: Kubernetes API concepts, "Efficient detection of changes".
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import random
+from collections.abc import Callable
+from typing import Any, Final
+
+from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError
+from egressproxy.kubernetes.credentials import CredentialsError
+from egressproxy.kubernetes.object_store import ObjectStore, Scope, StoredObject, is_older, stored
+from egressproxy.model.published_object import Key
+
+log = logging.getLogger(__name__)
+
+#: Objects in a page of a list.
+PAGE: Final = 500
+#: How long the server is asked to keep a watch, at random between these, in seconds; and how long it may be silent
+#: beyond that.
+WATCH_S: Final = (240.0, 480.0)
+GRACE_S: Final = 30.0
+#: The pauses after failures. What needs a person (a right, a kind) is tried again less often.
+FIRST_PAUSE_S: Final = 0.5
+LONGEST_PAUSE_S: Final = 30.0
+FORBIDDEN_PAUSE_S: Final = 15.0
+_FORBIDDEN, _NOT_FOUND, _GONE = 403, 404, 410
+_ENDED_AT_ONCE: Final = 1.0
+
+
+class Stale(Exception):
+    """The server answers with what is older than what was in force."""
+
+
+class Reflector:
+    """`problem` is why the scope is not as the server has it, a sentence; "" while it is. `on_change` is called after
+    every change of the scope or of its state.
+    """
+
+    def __init__(
+        self, client: ApiClient, store: ObjectStore, scope: Scope, version: str, not_before: str,
+        on_change: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """`version` is that of the kind's group in which it is asked for; `not_before` a resource version that was in
+        force before.
+        """
+        self.scope = scope
+        self.problem = ""
+        self.is_synced = False  # it was listed once
+        self.is_forbidden = False
+        self.restarts = 0
+        self.place = not_before  # the resource version up to which the store has it
+        self._client = client
+        self._store = store
+        self._version = version
+        self._on_change = on_change
+        self._can_watch = False
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether waiting brings nothing more: it is listed, or a person has to do something."""
+        return self.is_synced or self.is_forbidden
+
+    @property
+    def path(self) -> str:
+        """Of the collection."""
+        kind, namespace = self.scope.kind, self.scope.namespace
+        group = f"/apis/{kind.group}/{self._version}" if kind.group else f"/api/{self._version}"
+        return f"{group}/namespaces/{namespace}/{kind.plural}" if namespace else f"{group}/{kind.plural}"
+
+    def _params(self, **more: str) -> dict[str, str]:
+        scope = self.scope
+        if scope.name:
+            more["fieldSelector"] = f"metadata.name={scope.name}"
+        if scope.labels:
+            more["labelSelector"] = scope.labels
+        return more
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            least_s = 0.0
+            try:
+                if not self._can_watch:
+                    await self._list()
+                    pause_s = FIRST_PAUSE_S
+                began = asyncio.get_running_loop().time()
+                await self._watch()
+                if asyncio.get_running_loop().time() - began > _ENDED_AT_ONCE:
+                    pause_s = FIRST_PAUSE_S
+                    continue
+            except ApiError as error:
+                least_s = self._failed(error)
+            except (Stale, CredentialsError, *UNREACHABLE) as error:
+                self._tell(f"{self.scope} cannot be read: {error or type(error).__name__}")
+            except Exception as error:
+                log.exception("internal error while %s is watched; it is listed again", self.scope)
+                self._can_watch = False
+                self._tell(f"{self.scope} cannot be read: internal error ({type(error).__name__})")
+            self.restarts += 1
+            await asyncio.sleep(max(least_s, pause_s * random.uniform(0.5, 1.0)))  # noqa: S311 (no secret)
+            pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+
+    def _failed(self, error: ApiError) -> float:
+        """How long to wait at least."""
+        if error.status == _GONE:
+            self._can_watch = False
+            return 0.0
+        if error.status == _NOT_FOUND:  # what is held stays, until discovery says that the kind is gone
+            self._can_watch = False
+        self.is_forbidden = error.status == _FORBIDDEN
+        self._tell(f"{self.scope} cannot be read: {error}")
+        return max(error.retry_after_s, FORBIDDEN_PAUSE_S if self.is_forbidden else 0.0)
+
+    def _tell(self, problem: str) -> None:
+        if problem and problem != self.problem:
+            log.warning("%s", problem)
+        elif self.problem and not problem:
+            log.info("%s can be read again", self.scope)
+        if problem != self.problem:
+            self.problem = problem
+            self._on_change()
+
+    async def _list(self) -> None:
+        found: dict[Key, StoredObject] = {}
+        place, continued = "", ""
+        while True:
+            params = self._params(limit=str(PAGE))
+            if continued:
+                params["continue"] = continued
+            page = await self._client.get(self.path, params)
+            metadata, items = page.get("metadata"), page.get("items")
+            if not isinstance(metadata, dict) or not isinstance(items, list | None):
+                raise ValueError(f"the answer for {self.path} is no list")
+            place = place or str(metadata.get("resourceVersion") or "")
+            for item in items or ():
+                key, each = stored(item, self.scope, self._version)
+                found[key] = each
+            continued = metadata.get("continue") or ""
+            if not continued:
+                break
+        if is_older(place, self.place):
+            raise Stale(f"the API server answers with version {place}, and {self.place} was in force already")
+        self.place = place
+        self._store.replace(self.scope, found)
+        self._can_watch = self.is_synced = True
+        self.is_forbidden = False
+        self._tell("")
+        self._on_change()
+
+    async def _watch(self) -> None:
+        """Until the server ends it. Raises ApiError, and what is in UNREACHABLE."""
+        longest_s = random.uniform(*WATCH_S)  # noqa: S311 (no secret)
+        params = self._params(
+            watch="1", allowWatchBookmarks="true", resourceVersion=self.place, timeoutSeconds=str(int(longest_s))
+        )
+        async for line in self._client.lines(self.path, params, longest_s + GRACE_S):
+            try:
+                event = json.loads(line)
+                self._take(event["type"], event["object"])
+            except (ValueError, KeyError, TypeError, AttributeError):
+                self._can_watch = False  # what else it has said may be missing
+                raise ValueError(f"an event of {self.scope} cannot be understood") from None
+        self._tell("")
+
+    def _take(self, what: str, value: dict[str, Any]) -> None:
+        if what == "ERROR":
+            raise ApiError.of_status(value)
+        version = str(value["metadata"]["resourceVersion"])
+        if is_older(version, self.place):
+            return
+        if what != "BOOKMARK":
+            key, each = stored(value, self.scope, self._version)
+            if what == "DELETED":
+                self._store.remove(self.scope, key, version)
+            elif what in ("ADDED", "MODIFIED"):
+                self._store.put(self.scope, key, each)
+            else:
+                raise ValueError("an unknown kind of event")
+        self.place = version
+        self._tell("")
+        self._on_change()

@@ -1,0 +1,94 @@
+"""The objects of the last good configuration on disk, so that a gateway starts and serves without the API server.
+
+The file has a line about itself, then a manifest in each line. Values of Secrets are in it only where there is a key:
+all manifests are encrypted then (AES-256-GCM; the key is the SHA-256 of the key file). Otherwise Secrets are left out.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from pathlib import Path
+from typing import Final
+
+from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+from egressproxy.kubernetes.object_store import StoredObject, lines
+from egressproxy.model.published_object import Key
+
+log = logging.getLogger(__name__)
+
+FILE: Final = "cluster-objects"
+_FORMAT: Final = 1
+_NONCE_BYTES: Final = 12
+
+
+@dataclass(frozen=True, slots=True)
+class SavedObjects:
+    """`packed` is as `ClusterSource.take` gives it; `places` are resource versions by scope, `wanted` the keys."""
+
+    packed: bytes = field(repr=False)
+    places: Mapping[str, str]
+
+
+def save(
+    folder: Path, objects: Iterable[tuple[Key, StoredObject]], places: Mapping[str, str], key_file: Path | None
+) -> None:
+    """Write the file in place of the one before. Raises OSError."""
+    kept = [each for key, each in objects if key_file is not None or key[:2] != ("", "Secret")]
+    data = zlib.compress(lines(kept), 1)
+    head = {"format": _FORMAT, "places": dict(places), "encrypted": key_file is not None}
+    line = json.dumps(head).encode()
+    if key_file is not None:
+        nonce = os.urandom(_NONCE_BYTES)
+        data = nonce + AESGCM(_key(key_file)).encrypt(nonce, data, line)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    target, fresh = folder / FILE, folder / f".{FILE}.new"
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    with open(descriptor, "wb") as file:
+        file.write(line + b"\n" + data)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.replace(target)
+    _sync(folder)
+
+
+def saved(folder: Path, key_file: Path | None) -> SavedObjects | None:
+    """What was saved last, None for nothing, and for what cannot be read, which is told."""
+    target = folder / FILE
+    try:
+        line, _, data = target.read_bytes().partition(b"\n")
+        head = json.loads(line)
+        if head["format"] != _FORMAT:
+            raise ValueError("it is of another release")
+        if head["encrypted"]:
+            if key_file is None:
+                raise ValueError("it is encrypted, and there is no --state-key")
+            data = AESGCM(_key(key_file)).decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], line)
+        zlib.decompress(data)
+        return SavedObjects(data, {str(scope): str(place) for scope, place in head["places"].items()})
+    except FileNotFoundError:
+        return None
+    except InvalidTag:
+        log.warning("%s is not used: it was written with another --state-key, or changed", target)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, zlib.error) as error:
+        log.warning("%s is not used: %s", target, error)
+    return None
+
+
+def _key(file: Path) -> bytes:
+    return sha256(file.read_bytes().strip()).digest()
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
