@@ -53,8 +53,8 @@ class ObjectSource(Protocol):
     async def objects(self, wanted: frozenset[Key]) -> bytes:
         """What a compilation reads (`config.reading.cluster_objects`), with the `wanted` ones."""
 
-    def in_service(self, shown: bytes) -> None:
-        """The objects that were given last are in service; `shown` is `Loaded.shown`."""
+    def in_service(self, shown: bytes, rejection: str, reason: str) -> None:
+        """What is in service (`Loaded.shown`), and why the objects that were given last are not, "" if they are."""
 
 
 class LiveConfiguration:
@@ -194,8 +194,6 @@ class LiveConfiguration:
         self._tell_shortcomings(fresh.findings)
         self._tell_late_certificates()
         self._has_other_certificates.set()
-        if self._cluster is not None:
-            self._cluster.in_service(self._loaded.shown)
         over = accepted(fresh.places, self._generation) if self._is_rejected else []
         self._is_rejected = False
         self._events.add([*broken(fresh.broken), *over], is_logged=True)
@@ -213,6 +211,8 @@ class LiveConfiguration:
     def _publish(self, rejection: str = "", reason: str = "") -> None:
         """Show what is in service now, to watchers, too; `rejection` and `reason` say why the latest one is not."""
         self.published.publish(self._loaded.shown, rejection, reason)
+        if self._cluster is not None:
+            self._cluster.in_service(self._loaded.shown, rejection, reason)
         self._on_change()
 
     # --- reloads ---------------------------------------------------------------------------------------------------

@@ -140,10 +140,12 @@ class Cluster:
                 self._asked.pop(number, None)
             return self._last.packed
 
-    def in_service(self, shown: bytes) -> None:
-        """Tell that the objects that were given last are in service; `shown` is `Loaded.shown`."""
+    def in_service(self, shown: bytes, rejection: str, reason: str) -> None:
+        """Tell what is in service (`Loaded.shown`), and why the objects that were given last are not, "" if they are;
+        `reason` is that in one word.
+        """
         if self._channel is not None:
-            self._channel.send(messages.encode(messages.InService(shown)))
+            self._channel.send(messages.encode(messages.InService(shown, rejection, reason)))
 
     def _on_frame(self, frame: bytes, _descriptors: list[int]) -> None:
         match messages.decode(frame):

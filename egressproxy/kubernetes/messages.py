@@ -47,9 +47,13 @@ class Objects:
 
 @dataclass(frozen=True, slots=True)
 class InService:
-    """The objects that were given last are in service. `shown` are all objects with their status (`result.shown`)."""
+    """`shown` are all objects in service with their status (`result.shown`). `rejection` is why the objects that were
+    given last are not among them, "" if they are; `reason` says it in one word.
+    """
 
     shown: bytes = field(repr=False)
+    rejection: str = ""
+    reason: str = ""
 
 
 @dataclass(frozen=True, slots=True)

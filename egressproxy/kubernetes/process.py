@@ -8,19 +8,25 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import os
+import secrets
 import socket
 import time
+from collections.abc import Coroutine
 from contextlib import suppress
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from egressproxy.kubernetes import messages
 from egressproxy.kubernetes.cluster_source import ClusterSource
+from egressproxy.kubernetes.lease import Lease
 from egressproxy.kubernetes.object_store import StoredObject
 from egressproxy.kubernetes.saved_objects import SavedObjects, save, saved
+from egressproxy.kubernetes.status_writer import StatusWriter
 from egressproxy.model.published_object import Key
 from egressproxy.net.loop import new_loop
 from egressproxy.net.process import close_memory, give_back_memory
+from egressproxy.processes.loader.published import PublishedConfiguration
 from egressproxy.processes.workers.channel import FrameChannel
 from egressproxy.telemetry.diagnostics import Diagnostics
 
@@ -31,6 +37,10 @@ OFFLINE_S: Final = 5.0
 #: How often figures are told.
 FIGURES_S: Final = 5.0
 _NAME: Final = "egress-cluster"
+_LEASE: Final = "lease"
+#: The GatewayClass that is there without an object.
+_BUILT_IN_CLASS: Final = "egressproxy"
+_NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
 def main() -> None:
@@ -58,13 +68,19 @@ class _SourceProcess:
         self._given: list[tuple[Key, StoredObject]] | None = None  # what was given last, if not from disk
         self._places: dict[str, str] = {}  # of what was given last
         self._is_saving = asyncio.Lock()
+        self._leases: dict[str, Lease] = {}  # by GatewayClass
+        self._writer: StatusWriter | None = None
+        self._published = PublishedConfiguration()
+        self._holder = f"{os.environ.get('POD_NAME') or socket.gethostname()}_{secrets.token_hex(4)}"
 
     async def serve(self) -> None:
-        """Until the other end is gone."""
+        """Until the other end is gone. Leases are given back before the connections are closed."""
         await self._ended.wait()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        leases = [task for task in self._tasks if task.get_name() == _LEASE]
+        for tasks in (leases, self._tasks - set(leases)):
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
     def _on_frame(self, frame: bytes, _descriptors: list[int]) -> None:
         match messages.decode(frame):
@@ -72,8 +88,10 @@ class _SourceProcess:
                 self._begin(begin)
             case messages.Ask() as asked:
                 self._start(self._answer(asked))
-            case messages.InService(shown):
-                self._start(self._in_service(shown))
+            case messages.InService() as told:
+                if not told.rejection:
+                    self._start(self._keep())
+                self._start(self._write_status(told))
 
     def _begin(self, begin: messages.Begin) -> None:
         Diagnostics(begin.log_level, origin="kubernetes", log_format=begin.log_format).start()
@@ -85,8 +103,8 @@ class _SourceProcess:
         self._start(self._source.run())
         self._start(self._tell_figures())
 
-    def _start(self, work: asyncio.Future[None] | object) -> None:
-        task: asyncio.Task[None] = asyncio.get_running_loop().create_task(work)  # type: ignore[arg-type]
+    def _start(self, work: Coroutine[Any, Any, None], name: str | None = None) -> None:
+        task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._task_ended)
 
@@ -119,7 +137,30 @@ class _SourceProcess:
         self._given, self._places = list(source.relevant()), source.places()
         self._send(messages.Objects(asked.number, packed, tuple(source.problems())))
 
-    async def _in_service(self, shown: bytes) -> None:
+    async def _write_status(self, told: messages.InService) -> None:
+        """Have the status of these objects written, by whoever has the Leases of their GatewayClasses."""
+        assert self._source is not None
+        if self._source.client is None:  # the objects come from disk
+            return
+        self._published.publish(told.shown, told.rejection, told.reason)
+        objects = self._published.objects()
+        statuses = await asyncio.to_thread(lambda: {each.key: each.status for each in objects if each.status})
+        classes = [key[3] for key in statuses if key[1] == "GatewayClass"] or [_BUILT_IN_CLASS]
+        for name in classes:
+            if name not in self._leases:
+                lease = Lease(self._source.client, _own_namespace(), f"egressproxy-{name}"[:253], self._holder)
+                self._leases[name] = lease
+                self._start(lease.run(), _LEASE)
+        if self._writer is None:
+            self._writer = StatusWriter(self._source.client, self._source.store, self._left_s)
+            self._start(self._writer.run())
+        self._writer.show(statuses)
+
+    def _left_s(self) -> float:
+        return min((lease.left_s() for lease in self._leases.values()), default=0.0)
+
+    async def _keep(self) -> None:
+        """Keep the objects that were given last on disk: they are in service."""
         assert self._begun is not None
         given, folder = self._given, self._begun.state_dir
         if given is None or folder is None:
@@ -139,3 +180,15 @@ class _SourceProcess:
             requests = dict(source.client.requests) if source.client is not None else {}
             told = messages.Figures(source.figures(), source.store.count(), requests, tuple(source.problems()))
             self._send(told)
+            if self._writer is not None:
+                self._writer.look_again()
+
+
+def _own_namespace() -> str:
+    """Where this gateway runs; outside of a cluster it is `default`."""
+    if found := os.environ.get("POD_NAMESPACE"):
+        return found
+    try:
+        return _NAMESPACE_FILE.read_text().strip() or "default"
+    except OSError:
+        return "default"

@@ -1,0 +1,140 @@
+"""Lease: which of several gateways writes status. Source: Kubernetes coordination.k8s.io/v1 Lease, as client-go's
+leaderelection uses it.
+
+Others see only whether the object has changed, by their own clocks, so that clocks need not agree. The holder stops to
+write some seconds before others may take over: `left_s` says for how long a write may still go on (fencing).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError
+from egressproxy.kubernetes.credentials import CredentialsError
+
+log = logging.getLogger(__name__)
+
+#: Whoever has not renewed for so long has lost it; the holder renews so often, and stops to write so much earlier.
+DURATION_S: Final = 15.0
+RENEW_S: Final = 4.0
+MARGIN_S: Final = 5.0
+_GROUP: Final = "/apis/coordination.k8s.io/v1/namespaces"
+_NOT_FOUND, _CONFLICT = 404, 409
+
+
+class Lease:
+    """`name` in `namespace`, wanted by `holder`. `run` keeps it; `left_s` says whether we have it."""
+
+    def __init__(
+        self, client: ApiClient, namespace: str, name: str, holder: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._client = client
+        self._path = f"{_GROUP}/{namespace}/leases"
+        self.namespace = namespace
+        self.name = name
+        self._holder = holder
+        self._clock = clock
+        self._held_until = 0.0
+        self._seen: tuple[str, float] = ("", clock())  # the version of the object, and since when
+        self.problem = ""
+
+    def left_s(self) -> float:
+        """Seconds for which a write may go on; 0: another one writes."""
+        return max(self._held_until - self._clock(), 0.0)
+
+    async def run(self) -> None:
+        """Take it when it is free, and renew it, until this is cancelled; it is given back then."""
+        try:
+            while True:
+                was_held = self.left_s() > 0
+                try:
+                    async with asyncio.timeout(RENEW_S):
+                        await self.step()
+                    self._tell("")
+                except (ApiError, CredentialsError, *UNREACHABLE) as error:
+                    self._tell(f"lease {self.namespace}/{self.name}: {error or type(error).__name__}")
+                if was_held != (self.left_s() > 0):
+                    log.info("status is %s by this gateway", "no longer written" if was_held else "written")
+                await asyncio.sleep(RENEW_S * random.uniform(0.8, 1.2))  # noqa: S311 (no secret)
+        finally:
+            await self._give_back()
+
+    def _tell(self, problem: str) -> None:
+        if problem and problem != self.problem:
+            log.warning("%s", problem)
+        self.problem = problem
+
+    async def step(self) -> None:
+        """Ask once. Raises ApiError, and what is in UNREACHABLE."""
+        asked_at = self._clock()
+        try:
+            found = await self._client.get(f"{self._path}/{self.name}")
+        except ApiError as error:
+            if error.status != _NOT_FOUND:
+                raise
+            found = {"metadata": {"name": self.name}, "spec": {}}
+            is_free, is_new = True, True
+        else:
+            version = str(found["metadata"].get("resourceVersion"))
+            if version != self._seen[0]:
+                self._seen = (version, self._clock())
+            holder = (found.get("spec") or {}).get("holderIdentity") or ""
+            duration_s = float((found.get("spec") or {}).get("leaseDurationSeconds") or DURATION_S)
+            is_free = holder in ("", self._holder) or self._clock() - self._seen[1] > duration_s
+            is_new = False
+        if is_free:
+            await self._take(found, asked_at, is_new=is_new)
+
+    async def _take(self, found: Mapping[str, Any], asked_at: float, *, is_new: bool) -> None:
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        before = found.get("spec") or {}
+        is_ours = before.get("holderIdentity") == self._holder
+        spec = {
+            "holderIdentity": self._holder,
+            "leaseDurationSeconds": int(DURATION_S),
+            "acquireTime": before.get("acquireTime", now) if is_ours else now,
+            "renewTime": now,
+            "leaseTransitions": int(before.get("leaseTransitions") or 0) + (not is_ours and not is_new),
+        }
+        body = {
+            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+            "metadata": {"name": self.name, "namespace": self.namespace, **_version(found)}, "spec": spec,
+        }  # fmt: skip
+        try:
+            if is_new:
+                made = await self._client.send("POST", self._path, None, body)
+            else:
+                made = await self._client.send("PUT", f"{self._path}/{self.name}", None, body)
+        except ApiError as error:
+            if error.status != _CONFLICT:
+                raise
+            self._held_until = 0.0  # another one was quicker
+            return
+        self._seen = (str(made["metadata"].get("resourceVersion")), self._clock())
+        self._held_until = asked_at + DURATION_S - MARGIN_S
+
+    async def _give_back(self) -> None:
+        """Let another one have it at once."""
+        if not self.left_s():
+            return
+        self._held_until = 0.0
+        try:
+            async with asyncio.timeout(2.0):
+                found = await self._client.get(f"{self._path}/{self.name}")
+                spec = found.get("spec") or {}
+                if spec.get("holderIdentity") == self._holder:
+                    spec = {**spec, "holderIdentity": "", "leaseDurationSeconds": 1}
+                    await self._client.send("PUT", f"{self._path}/{self.name}", None, {**found, "spec": spec})
+        except (ApiError, CredentialsError, *UNREACHABLE):
+            return  # it ends by itself
+
+
+def _version(found: Mapping[str, Any]) -> dict[str, str]:
+    version = found["metadata"].get("resourceVersion")
+    return {"resourceVersion": version} if version else {}

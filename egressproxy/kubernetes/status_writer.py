@@ -1,0 +1,192 @@
+"""StatusWriter: writes what became of each object into its `status`, where the API server has something else.
+
+It applies on the server side, to the subresource `status`, with the resource version that was seen, so that nothing of
+others is lost: lists such as `parents` belong to whoever wrote them last, and hold the entries of all controllers.
+Source: Gateway API RouteStatus, PolicyStatus; Kubernetes server-side apply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Final
+
+from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError
+from egressproxy.kubernetes.credentials import CredentialsError
+from egressproxy.kubernetes.object_store import ObjectStore, StoredObject
+from egressproxy.model.kinds import CONFIGURED, OURS
+from egressproxy.model.published_object import Key
+
+log = logging.getLogger(__name__)
+
+#: `controllerName` of our entries, and the owner of the fields that we apply.
+CONTROLLER: Final = "egressproxy.io/gateway-controller"
+MANAGER: Final = "egressproxy"
+#: Writes at once, and how long one may take.
+AT_ONCE: Final = 8
+WRITE_S: Final = 5.0
+#: Lists whose entries say whose they are; and what tells entries of any list apart.
+_SHARED: Final = ("parents", "ancestors", "controllers")
+_IDENTITY: Final = ("parentRef", "ancestorRef", "name", "type")
+_CONFLICT: Final = 409
+#: The server has no such subresource, or we have no right to it: told once.
+_NEVER: Final = frozenset({403, 404, 405})
+
+_KINDS: Final = {(kind.group, kind.kind): kind for kind in CONFIGURED}
+
+
+class StatusWriter:
+    """`left_s` says for how many seconds we may write, as `Lease.left_s` does. Belongs to the event loop."""
+
+    def __init__(self, client: ApiClient, store: ObjectStore, left_s: Callable[[], float]) -> None:
+        self._client = client
+        self._store = store
+        self._left_s = left_s
+        self._ours: Mapping[Key, bytes] = {}
+        self._due = asyncio.Event()
+        self._told: dict[tuple[str, str], str] = {}
+        self._settled: dict[Key, tuple[bytes, bytes | None]] = {}  # what the server has, and what we would say: no more
+        self.writes = 0
+
+    def show(self, statuses: Mapping[Key, bytes]) -> None:
+        """Write these statuses (JSON, by key), and take our entries out of all others."""
+        self._ours = statuses
+        self._due.set()
+
+    def look_again(self) -> None:
+        """The API server may have other statuses than were seen last."""
+        self._due.set()
+
+    @property
+    def problems(self) -> list[str]:
+        """Why statuses are not written, a sentence for each kind."""
+        return list(self._told.values())
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            if not self._left_s():
+                await asyncio.sleep(1.0)
+                self._due.set()
+                continue
+            is_left = await self.write()
+            await asyncio.sleep(1.0 if is_left else 0.1)
+            if is_left:
+                self._due.set()
+
+    async def write(self) -> bool:
+        """Write what differs; returns whether something is left for later."""
+        pending = list(self._differences())
+        running = asyncio.Semaphore(AT_ONCE)
+        done = await asyncio.gather(*(self._write(running, *each) for each in pending))
+        return not all(done)
+
+    def _differences(self) -> Iterator[tuple[Key, StoredObject, dict[str, Any]]]:
+        for key, held in self._store.objects():
+            ours = self._ours.get(key)
+            if ours is None and CONTROLLER.encode() not in held.status:
+                continue
+            if key[:2] in self._told or self._settled.get(key) == (held.status, ours):
+                continue
+            wanted = merged(json.loads(held.status or b"{}"), json.loads(ours or b"{}"))
+            if wanted is None:
+                self._settled[key] = (held.status, ours)
+            else:
+                yield key, held, wanted
+
+    async def _write(self, running: asyncio.Semaphore, key: Key, held: StoredObject, status: dict[str, Any]) -> bool:
+        async with running:
+            left_s = self._left_s()
+            if not left_s or self._told.get(key[:2]):
+                return not left_s  # what another one writes is not left for us
+            kind = _KINDS[key[:2]]
+            manifest = json.loads(held.manifest)
+            api_version = manifest["apiVersion"]
+            group = f"/apis/{api_version}" if kind.group else f"/api/{api_version}"
+            place = f"/namespaces/{key[2]}" if kind.is_namespaced else ""
+            metadata = {"name": key[3], "resourceVersion": held.resource_version}
+            if kind.is_namespaced:
+                metadata["namespace"] = key[2]
+            body = {"apiVersion": api_version, "kind": kind.kind, "metadata": metadata, "status": status}
+            try:
+                async with asyncio.timeout(min(left_s, WRITE_S)):
+                    made = await self._client.send(
+                        "PATCH", f"{group}{place}/{kind.plural}/{key[3]}/status",
+                        {"fieldManager": MANAGER, "force": "true"}, body, "application/apply-patch+yaml",
+                    )  # fmt: skip
+                self.writes += 1
+                self._settled[key] = (json.dumps(made.get("status") or {}).encode(), self._ours.get(key))
+                return True
+            except ApiError as error:
+                if error.status == _CONFLICT or error.status not in _NEVER:
+                    if error.status != _CONFLICT:
+                        log.warning("status of %s %s/%s cannot be written: %s", kind.kind, key[2], key[3], error)
+                    return False
+                if self._store.find(key) is held:  # and not deleted meanwhile
+                    self._told[key[:2]] = f"status of {kind.resource} cannot be written: {error}"
+                    log.warning("%s", self._told[key[:2]])
+                return True
+            except (CredentialsError, *UNREACHABLE) as error:
+                log.warning("status cannot be written: %s", error or type(error).__name__)
+                return False
+
+
+def merged(now: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What to apply so that `now`, the status that the server has, says what `ours` says; None if it does.
+
+    Entries and conditions of other controllers stay. A condition that says the same keeps its time.
+    """
+    made: dict[str, Any] = {}
+    is_other = False
+    for name, value in ours.items():
+        if name not in _SHARED:
+            made[name] = _with_times(value, now.get(name))
+            is_other |= not _says(now.get(name), made[name])
+    for section in _SHARED:
+        held = now.get(section) or []
+        mine = [each for each in held if each.get("controllerName") == CONTROLLER]
+        if section in ours or mine:
+            fresh = [_with_times(each, _same(each, mine)) for each in ours.get(section, ())]
+            made[section] = [each for each in held if each.get("controllerName") != CONTROLLER] + fresh
+            is_other |= len(fresh) != len(mine) or not all(any(_says(was, each) for was in mine) for each in fresh)
+    return made if is_other else None
+
+
+def _same(entry: Mapping[str, Any], held: Iterable[Any]) -> Mapping[str, Any] | None:
+    """The one of these that is about the same parent, listener or condition."""
+    found = (each for each in held if isinstance(each, dict))
+    return next((each for each in found if all(each.get(name) == entry.get(name) for name in _IDENTITY)), None)
+
+
+def _with_times(value: Any, held: Any) -> Any:
+    """The value, whose conditions have the times that they have in `held` where they say the same."""
+    if isinstance(value, list):
+        known = held if isinstance(held, list) else []
+        return [_with_times(each, _same(each, known)) if isinstance(each, dict) else each for each in value]
+    if not isinstance(value, dict):
+        return value
+    before = held if isinstance(held, dict) else {}
+    made = {name: _with_times(part, before.get(name)) for name, part in value.items()}
+    if "lastTransitionTime" in made and before.get("status") == made["status"]:
+        made["lastTransitionTime"] = before.get("lastTransitionTime", made["lastTransitionTime"])
+    return made
+
+
+def _says(now: Any, wanted: Any) -> bool:
+    """Whether what the server has is what is wanted; it may have fields, and conditions of a domain, of its own."""
+    if isinstance(wanted, dict):
+        return isinstance(now, dict) and all(_says(now.get(name), part) for name, part in wanted.items())
+    if isinstance(wanted, list) and all(isinstance(each, dict) for each in wanted):
+        held = [each for each in now or () if not _is_foreign(each)] if isinstance(now, list) else []
+        return len(held) == len(wanted) and all(_says(_same(each, held), each) for each in wanted)
+    return bool(now == wanted)
+
+
+def _is_foreign(entry: Any) -> bool:
+    """Whether this is a condition of somebody else's domain."""
+    domain, slash, _ = str(entry.get("type", "")).partition("/") if isinstance(entry, dict) else ("", "", "")
+    return bool(slash) and domain != OURS
