@@ -1,0 +1,96 @@
+"""Objects of a cluster: one that cannot be read takes no other with it, and opens nothing."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from typing import Any
+
+from egressproxy.config.reading.load import ResourceSet, read_all
+from egressproxy.config.reading.problems import Severity
+from egressproxy.processes.loader.compilation import compiled
+
+GATEWAY = {
+    "apiVersion": "gateway.networking.k8s.io/v1",
+    "kind": "Gateway",
+    "metadata": {"name": "gw", "namespace": "default"},
+    "spec": {
+        "gatewayClassName": "egressproxy",
+        "listeners": [{"name": "forward", "port": 3128, "protocol": "egressproxy.io/forward-proxy"}],
+    },
+}
+
+
+def policy(name: str, **spec: Any) -> dict[str, Any]:
+    target = {"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": "gw"}
+    return {
+        "apiVersion": "egressproxy.io/v1alpha1",
+        "kind": "EgressPolicy",
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"targetRefs": [target], **spec},
+    }
+
+
+ALLOW = policy("allow", destinations={"allow": [{"hostnames": ["a.example"]}]})
+
+
+def read(*objects: dict[str, Any], paths: tuple[Any, ...] = ()) -> ResourceSet:
+    return read_all(paths, None, zlib.compress(b"\n".join(json.dumps(each).encode() for each in objects)))
+
+
+def told(resources: ResourceSet) -> list[str]:
+    return [f"{each.severity}: {each}" for each in (*resources.problems, *resources.warnings)]
+
+
+def test_an_object_that_cannot_be_read_takes_no_other_with_it():
+    backend = {"apiVersion": "egressproxy.io/v1alpha1", "kind": "Backend", "metadata": {"name": "b"}, "spec": {"x": 1}}
+    backend["metadata"] = {"name": "b", "namespace": "default"}
+    resources = read(GATEWAY, backend, ALLOW)
+    assert [str(each) for each in resources.objects] == ["Gateway default/gw", "EgressPolicy default/allow"]
+    assert not resources.problems
+    assert all(each.severity is Severity.UNSERVED for each in resources.warnings)
+    assert any("Backend default/b: spec.x" in each for each in told(resources))
+
+
+def test_a_policy_that_cannot_be_read_denies_everything_at_its_targets():
+    wrong = policy("wrong", destinations={"deny": [{"hostnames": ["b.example"], "colour": "red"}]})
+    resources = read(GATEWAY, ALLOW, wrong)
+    assert not resources.problems
+    made = compiled(resources, ("127.0.0.1",))
+    (listener,) = made.spec.listeners
+    denied = [entry for level in (listener.policy.destinations.deny,) for entry in level]
+    assert "*" in repr(denied)
+    assert any(
+        "EgressPolicy default/wrong: its targets are closed until it can be read" in each for each in told(resources)
+    )
+
+
+def test_a_policy_whose_targets_cannot_be_read_refuses_the_whole():
+    wrong = policy("wrong", destinations={"deny": [{"hostnames": ["b.example"]}]})
+    wrong["spec"]["targetRefs"] = [{"kind": 7}]
+    assert any("what it restricts cannot be read" in each for each in told(read(GATEWAY, wrong)))
+    assert read(GATEWAY, wrong).problems
+
+
+def test_a_policy_of_trust_that_cannot_be_read_trusts_nobody():
+    wrong = {
+        "apiVersion": "gateway.networking.k8s.io/v1",
+        "kind": "BackendTLSPolicy",
+        "metadata": {"name": "p", "namespace": "default"},
+        "spec": {"targetRefs": [{"group": "", "kind": "Service", "name": "web"}], "validation": {"hostnames": "x"}},
+    }
+    (made,) = [each for each in read(GATEWAY, wrong).objects if each.KIND == "BackendTLSPolicy"]
+    assert made.spec.validation.hostname == "policy-cannot-be-read.invalid"
+
+
+def test_an_object_of_a_file_stands_in_place_of_one_of_the_cluster(tmp_path):
+    file = tmp_path / "own.json"
+    file.write_text(json.dumps(policy("allow", destinations={"allow": []})))
+    resources = read(GATEWAY, ALLOW, paths=(file,))
+    (found,) = [each for each in resources.objects if each.KIND == "EgressPolicy"]
+    assert found.origin.file == str(file)
+    assert any("stands in its place" in each for each in told(resources))
+
+
+def test_nothing_in_the_cluster_is_no_error():
+    assert not read().problems

@@ -1,0 +1,175 @@
+"""What is asked for, and what of it a compilation reads."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import zlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from egressproxy.kubernetes import cluster_source, reflector
+from egressproxy.kubernetes.cluster_source import ClusterSource
+from egressproxy.model.kinds import CONFIGURED
+from egressproxy.run_options import ClusterOptions
+from tests.support.api_server import LEASE, ApiServer
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (cluster_source, reflector):
+        monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.01)
+        monkeypatch.setattr(module, "LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(cluster_source, "DISCOVER_S", 0.05)
+
+
+def core(kind: str, name: str, namespace: str = "team", **more: Any) -> dict[str, Any]:
+    return {"apiVersion": "v1", "kind": kind, "metadata": {"name": name, "namespace": namespace}, **more}
+
+
+def endpoints(service: str, namespace: str = "team") -> dict[str, Any]:
+    made = core("EndpointSlice", f"{service}-1", namespace, addressType="IPv4", endpoints=[], ports=[])
+    made["metadata"]["labels"] = {"kubernetes.io/service-name": service}
+    return {**made, "apiVersion": "discovery.k8s.io/v1"}
+
+
+class Sourced:
+    def __init__(self, server: ApiServer, options: ClusterOptions) -> None:
+        self.server = server
+        self.changes = 0
+        self.source = ClusterSource(options, {}, self._count)
+
+    def _count(self) -> None:
+        self.changes += 1
+
+    async def take(self, *wanted: tuple[str, str, str, str]) -> list[str]:
+        """The names of what a compilation would read, `Kind/name`."""
+        self.source.want(wanted)
+        async with asyncio.timeout(20):
+            while self.source.why_not_ready():
+                await self.source.wait()
+        objects = map(json.loads, filter(None, zlib.decompress(self.source.take()).split(b"\n")))
+        return sorted(f"{each['kind']}/{each['metadata']['name']}" for each in objects)
+
+
+@asynccontextmanager
+async def sourced(tmp_path: Any, server: ApiServer, **options: Any) -> AsyncIterator[Sourced]:
+    async with server.running():
+        file = tmp_path / "kubeconfig"
+        file.write_text(server.kubeconfig())
+        made = Sourced(server, ClusterOptions(kubeconfig=file, **options))
+        task = asyncio.create_task(made.source.run())
+        try:
+            yield made
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+SERVICE, SECRET = ("", "Service", "team", "web"), ("", "Secret", "team", "key")
+
+
+async def test_only_the_secrets_are_asked_for_that_are_referred_to(tmp_path):
+    server = ApiServer()
+    for name in ("key", "other"):
+        server.put(core("Secret", name))
+    async with sourced(tmp_path, server) as it:
+        assert await it.take() == []
+        assert server.asked("secrets") == []
+        assert await it.take(SECRET) == ["Secret/key"]
+        paths = server.asked("secrets")
+        assert paths
+        assert all("/namespaces/team/secrets?" in path and "metadata.name%3Dkey" in path for path in paths)
+
+
+async def test_secrets_by_label_are_those_with_the_label(tmp_path):
+    server = ApiServer()
+    server.put(core("Secret", "other"))
+    labelled = core("Secret", "key")
+    labelled["metadata"]["labels"] = {"egress": "yes"}
+    server.put(labelled)
+    async with sourced(tmp_path, server, secret_selector="egress=yes", namespaces=("team",)) as it:
+        assert await it.take(("", "Secret", "team", "other")) == ["Secret/key"]
+        assert all("labelSelector" in path for path in server.asked("secrets"))
+
+
+async def test_endpoints_are_those_of_services_that_are_referred_to(tmp_path):
+    server = ApiServer()
+    for name in ("web", "other"):
+        server.put(core("Service", name, spec={}))
+        server.put(endpoints(name))
+    server.put(endpoints("web", "elsewhere"))
+    async with sourced(tmp_path, server) as it:
+        assert await it.take() == []
+        assert server.asked("endpointslices") == []
+        assert await it.take(SERVICE) == ["EndpointSlice/web-1", "Service/web"]
+
+
+async def test_other_namespaces_are_not_asked_for(tmp_path):
+    server = ApiServer()
+    async with sourced(tmp_path, server, namespaces=("team", "infra")) as it:
+        await it.take(SECRET, ("", "Secret", "elsewhere", "key"))
+        assert server.asked("/namespaces/elsewhere/") == []
+        assert {path.split("?")[0] for path in server.asked("httproutes")} == {
+            f"/apis/gateway.networking.k8s.io/v1/namespaces/{name}/httproutes" for name in ("team", "infra")
+        }
+        assert server.asked("/gatewayclasses")  # which have no namespace
+
+
+async def test_a_status_alone_is_no_change(tmp_path):
+    server = ApiServer()
+    gateway = {"apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway", "metadata": {"name": "gw"}, "spec": {}}
+    server.put(gateway)
+    async with sourced(tmp_path, server) as it:
+        assert await it.take() == ["Gateway/gw"]
+        server.put({**gateway, "status": {"conditions": []}}, is_status=True)
+        server.put(core("ConfigMap", "unrelated"))
+        server.put({**gateway, "spec": {"gatewayClassName": "other"}})
+        async with asyncio.timeout(20):
+            while not it.changes:
+                await it.source.wait()
+        assert it.changes == 1
+        assert it.source.take() == it.source.take()
+
+
+async def test_kinds_that_come_later_are_found(tmp_path):
+    kinds = tuple(each for each in CONFIGURED if each.kind != "EgressPolicy")
+    server = ApiServer((*kinds, LEASE))
+    policy = {"apiVersion": "egressproxy.io/v1alpha1", "kind": "EgressPolicy", "metadata": {"name": "p"}, "spec": {}}
+    async with sourced(tmp_path, server) as it:
+        assert await it.take() == []
+        server.kinds = (*CONFIGURED, LEASE)
+        server.put(policy)
+        async with asyncio.timeout(20):
+            while not it.changes:
+                await it.source.wait()
+        assert await it.take() == ["EgressPolicy/p"]
+
+
+async def test_nothing_is_served_before_policies_can_be_read(tmp_path):
+    server = ApiServer()
+    server.forbidden |= {"egresspolicies", "tlsroutes"}
+    async with sourced(tmp_path, server) as it:
+        async with asyncio.timeout(20):
+            while "egresspolicies" not in it.source.why_not_ready():
+                await it.source.wait()
+        server.forbidden.discard("egresspolicies")
+        assert await it.take() == []  # without the routes that cannot be read
+        assert it.source.problems() == [
+            "tlsroutes.gateway.networking.k8s.io cannot be read: 403 Forbidden: forbidden here"
+        ]
+
+
+async def test_endpoints_stay_while_others_are_asked_for(tmp_path):
+    server = ApiServer()
+    for name in ("web", "more"):
+        server.put(core("Service", name, spec={}))
+        server.put(endpoints(name))
+    async with sourced(tmp_path, server) as it:
+        await it.take(SERVICE)
+        server.forbidden.add("endpointslices")
+        it.source.want({SERVICE, ("", "Service", "team", "more")})
+        assert "EndpointSlice/web-1" in [f"{key[1]}/{key[3]}" for key, _ in it.source.relevant()]

@@ -1,0 +1,172 @@
+"""List and watch: what the store holds, whatever the API server and the network do."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from egressproxy.kubernetes import reflector as reflecting
+from egressproxy.kubernetes.api_client import ApiClient
+from egressproxy.kubernetes.credentials import Credentials
+from egressproxy.kubernetes.object_store import ObjectStore, Scope
+from egressproxy.kubernetes.reflector import Reflector
+from egressproxy.model.kinds import CONFIGURED
+from egressproxy.run_options import ClusterOptions
+from tests.support.api_server import ApiServer
+
+ROUTES = next(kind for kind in CONFIGURED if kind.kind == "HTTPRoute")
+
+
+def route(name: str, hostname: str = "a.example") -> dict[str, Any]:
+    return {
+        "apiVersion": "gateway.networking.k8s.io/v1",
+        "kind": "HTTPRoute",
+        "metadata": {"name": name, "namespace": "team"},
+        "spec": {"hostnames": [hostname]},
+    }
+
+
+@pytest.fixture(autouse=True)
+def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reflecting, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(reflecting, "FORBIDDEN_PAUSE_S", 0.01)
+    monkeypatch.setattr(reflecting, "LONGEST_PAUSE_S", 0.05)
+
+
+class Watched:
+    def __init__(self, server: ApiServer, client: ApiClient, place: str = "") -> None:
+        self.server = server
+        self.store = ObjectStore()
+        self._changed = asyncio.Event()
+        self.reflector = Reflector(client, self.store, Scope(ROUTES), "v1", place, self._changed.set)
+
+    def hostnames(self) -> dict[str, str]:
+        return {key[3]: json.loads(each.manifest)["spec"]["hostnames"][0] for key, each in self.store.objects()}
+
+    async def until(self, holds: Callable[[], bool]) -> None:
+        async with asyncio.timeout(20):
+            while not holds():
+                self._changed.clear()
+                await self._changed.wait()
+
+
+@asynccontextmanager
+async def watched(folder: Path, *names: str, place: str = "") -> AsyncIterator[Watched]:
+    server = ApiServer()
+    for name in names:
+        server.put(route(name))
+    async with server.running():
+        file = folder / "kubeconfig"
+        file.write_text(server.kubeconfig())
+        client = ApiClient(await Credentials.load(ClusterOptions(kubeconfig=file)))
+        made = Watched(server, client, place)
+        task = asyncio.create_task(made.reflector.run())
+        try:
+            yield made
+        finally:
+            task.cancel()
+            await client.close()
+
+
+async def test_objects_are_listed_in_pages_and_then_watched(tmp_path, monkeypatch):
+    monkeypatch.setattr(reflecting, "PAGE", 2)
+    async with watched(tmp_path, "r1", "r2", "r3") as it:
+        await it.until(lambda: it.reflector.is_synced)
+        assert set(it.hostnames()) == {"r1", "r2", "r3"}
+        assert [path.count("continue") for path in it.server.asked("httproutes", "limit=2")] == [0, 1]
+        it.server.put(route("r2", "b.example"))
+        it.server.put(route("r4"))
+        it.server.delete("httproutes", "team", "r1")
+        await it.until(lambda: "r1" not in it.hostnames())
+        assert it.hostnames() == {"r2": "b.example", "r3": "a.example", "r4": "a.example"}
+
+
+async def test_a_watch_that_is_cut_in_an_event_goes_on_where_it_was(tmp_path):
+    async with watched(tmp_path, "r1") as it:
+        await it.until(lambda: it.reflector.is_synced)
+        for number in range(5):
+            it.server.put(route(f"n{number}"))
+            it.server.cut()
+            await it.until(lambda number=number: f"n{number}" in it.hostnames())
+        assert len(it.server.asked("httproutes", "limit=")) == 1  # it was never listed again
+
+
+async def test_a_place_that_the_server_has_forgotten_is_listed_again(tmp_path):
+    async with watched(tmp_path, "r1", "r2") as it:
+        await it.until(lambda: it.reflector.is_synced)
+        it.server.delete("httproutes", "team", "r1")
+        it.server.forget_history()
+        await it.until(lambda: set(it.hostnames()) == {"r2"})
+
+
+async def test_an_older_list_never_replaces_what_is_held(tmp_path):
+    async with watched(tmp_path, "deny") as it:
+        await it.until(lambda: it.reflector.is_synced)
+        it.server.put(route("deny", "denied.example"))
+        await it.until(lambda: it.hostnames() == {"deny": "denied.example"})
+        del it.server.objects["httproutes", "team", "deny"]  # a replica that lags behind
+        it.server.says = 50
+        it.server.forget_history()
+        await it.until(lambda: "was in force already" in it.reflector.problem)
+        assert it.hostnames() == {"deny": "denied.example"}
+        it.server.says = None
+        await it.until(lambda: not it.hostnames())
+        assert it.reflector.problem == ""
+
+
+async def test_what_was_in_force_before_a_restart_counts(tmp_path):
+    async with watched(tmp_path, "r1", place="5000") as it:
+        await it.until(lambda: "was in force already" in it.reflector.problem)
+        assert not it.reflector.is_settled
+
+
+async def test_a_missing_right_is_told_by_name_and_tried_again(tmp_path):
+    async with watched(tmp_path, "r1") as it:
+        it.server.forbidden.add("httproutes")
+        it.server.cut()
+        it.server.forgotten = 10**6
+        await it.until(lambda: it.reflector.is_forbidden)
+        assert it.reflector.problem == (
+            "httproutes.gateway.networking.k8s.io cannot be read: 403 Forbidden: forbidden here"
+        )
+        assert it.reflector.is_settled
+        it.server.forbidden.clear()
+        it.server.forgotten = 0
+        await it.until(lambda: not it.reflector.problem)
+        assert set(it.hostnames()) == {"r1"}
+
+
+@pytest.mark.parametrize(
+    "line", [b"[]", b'{"type": "ADDED"}', b'{"type": "NEWS", "object": {"metadata": {}}}', b"\xff"]
+)
+async def test_an_event_that_makes_no_sense_has_all_listed_again(tmp_path, monkeypatch, line):
+    real, said = ApiClient.lines, []
+
+    async def lines(self: ApiClient, path: str, params: Any, silent_s: float) -> AsyncIterator[bytes]:
+        if not said:
+            said.append(line)
+            yield line
+        async for each in real(self, path, params, silent_s):
+            yield each
+
+    monkeypatch.setattr(ApiClient, "lines", lines)
+    async with watched(tmp_path, "r1") as it:
+        await it.until(lambda: len(it.server.asked("httproutes", "limit=")) == 2)
+        assert set(it.hostnames()) == {"r1"}
+
+
+async def test_a_server_that_was_away_is_watched_again(tmp_path):
+    async with watched(tmp_path, "r1") as it:
+        await it.until(lambda: it.reflector.is_synced)
+        await it.server.stop()
+        await it.until(lambda: bool(it.reflector.problem))
+        assert set(it.hostnames()) == {"r1"}
+        it.server.put(route("r2"))
+        await it.server.start()
+        await it.until(lambda: set(it.hostnames()) == {"r1", "r2"})

@@ -1,0 +1,180 @@
+"""What is written into `status`, by whom, and what of others stays."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+from egressproxy.kubernetes.api_client import ApiClient
+from egressproxy.kubernetes.credentials import Credentials
+from egressproxy.kubernetes.lease import Lease
+from egressproxy.kubernetes.object_store import ObjectStore, Scope, stored
+from egressproxy.kubernetes.status_writer import CONTROLLER, StatusWriter, merged
+from egressproxy.model.kinds import CONFIGURED
+from egressproxy.run_options import ClusterOptions
+from tests.support.api_server import ApiServer
+
+EARLY, LATE = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
+
+
+def condition(kind: str, status: str = "True", time: str = EARLY) -> dict[str, Any]:
+    return {"type": kind, "status": status, "reason": kind, "message": "", "lastTransitionTime": time}
+
+
+def parent(name: str, controller: str, *conditions: dict[str, Any]) -> dict[str, Any]:
+    return {"parentRef": {"name": name}, "controllerName": controller, "conditions": list(conditions)}
+
+
+def test_a_status_that_says_the_same_is_not_written_whatever_its_times():
+    ours = {"parents": [parent("gw", CONTROLLER, condition("Accepted", time=LATE))]}
+    assert merged({"parents": [parent("gw", CONTROLLER, condition("Accepted"))]}, ours) is None
+
+
+def test_a_condition_that_turns_has_the_new_time():
+    now = {"conditions": [condition("Accepted"), condition("Programmed")]}
+    ours = {"conditions": [condition("Accepted", time=LATE), condition("Programmed", "False", LATE)]}
+    assert merged(now, ours) == {"conditions": [condition("Accepted"), condition("Programmed", "False", LATE)]}
+
+
+def test_entries_of_other_controllers_stay():
+    other = parent("elsewhere", "example.com/other", condition("Accepted"))
+    ours = {"parents": [parent("gw", CONTROLLER, condition("Accepted"))]}
+    assert merged({"parents": [other]}, ours) == {"parents": [other, *ours["parents"]]}
+    assert merged({"parents": [*ours["parents"], other]}, ours) is None  # in whatever order
+    assert merged({"parents": [*ours["parents"], other]}, {}) == {"parents": [other]}
+    assert merged({"parents": [other]}, {}) is None
+
+
+def test_conditions_of_other_domains_stay_and_ours_go():
+    others = condition("example.com/Budget")
+    ours = {"conditions": [condition("Accepted")]}
+    assert merged({"conditions": [condition("Accepted"), others]}, ours) is None
+    assert merged({"conditions": [condition("Accepted"), condition("egressproxy.io/Denied")]}, ours) == ours
+
+
+def test_fields_that_the_server_adds_are_no_difference():
+    now = {"conditions": [condition("Accepted")], "listeners": [{"name": "a", "attachedRoutes": 0, "more": 1}]}
+    assert merged(now, {"listeners": [{"name": "a", "attachedRoutes": 0}]}) is None
+    assert merged(now, {"listeners": [{"name": "a", "attachedRoutes": 2}]}) == {
+        "listeners": [{"name": "a", "attachedRoutes": 2}]
+    }
+
+
+GATEWAYS = Scope(next(kind for kind in CONFIGURED if kind.kind == "Gateway"))
+KEY = ("gateway.networking.k8s.io", "Gateway", "default", "gw")
+GATEWAY = {"apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway", "metadata": {"name": "gw"}, "spec": {}}
+
+
+async def client_of(tmp_path: Any, server: ApiServer) -> ApiClient:
+    file = tmp_path / "kubeconfig"
+    file.write_text(server.kubeconfig())
+    return ApiClient(await Credentials.load(ClusterOptions(kubeconfig=file)))
+
+
+def seen(store: ObjectStore, server: ApiServer) -> None:
+    """What a watch would bring."""
+    for value in server.objects.values():
+        if value["kind"] == "Gateway":
+            store.put(GATEWAYS, *stored(value, GATEWAYS, "v1"))
+
+
+async def test_a_status_is_written_once_and_only_by_who_may(tmp_path):
+    server, store = ApiServer(), ObjectStore()
+    server.put(GATEWAY)
+    seen(store, server)
+    async with server.running():
+        client = await client_of(tmp_path, server)
+        allowed = [0.0]
+        writer = StatusWriter(client, store, lambda: allowed[0])
+        writer.show({KEY: json.dumps({"conditions": [condition("Accepted")]}).encode()})
+        await writer.write()
+        assert server.asked("PATCH") == []
+        allowed[0] = 5.0
+        assert not await writer.write()
+        assert server.objects["gateways", "default", "gw"]["status"] == {"conditions": [condition("Accepted")]}
+        await writer.write()
+        seen(store, server)
+        await writer.write()
+        assert len(server.asked("PATCH", "/gateways/gw/status", "fieldManager=egressproxy")) == 1
+        await client.close()
+
+
+async def test_an_object_that_was_changed_meanwhile_is_written_when_it_is_seen(tmp_path):
+    server, store = ApiServer(), ObjectStore()
+    server.put(GATEWAY)
+    seen(store, server)
+    server.put({**GATEWAY, "spec": {"gatewayClassName": "egressproxy"}})
+    async with server.running():
+        client = await client_of(tmp_path, server)
+        writer = StatusWriter(client, store, lambda: 5.0)
+        writer.show({KEY: json.dumps({"conditions": [condition("Accepted")]}).encode()})
+        assert await writer.write()  # something is left
+        assert "status" not in server.objects["gateways", "default", "gw"]
+        seen(store, server)
+        assert not await writer.write()
+        assert server.objects["gateways", "default", "gw"]["status"]
+        await client.close()
+
+
+async def test_a_missing_right_is_told_once(tmp_path):
+    server, store = ApiServer(), ObjectStore()
+    server.put(GATEWAY)
+    seen(store, server)
+    server.forbidden.add("gateways")
+    async with server.running():
+        client = await client_of(tmp_path, server)
+        writer = StatusWriter(client, store, lambda: 5.0)
+        writer.show({KEY: json.dumps({"conditions": [condition("Accepted")]}).encode()})
+        await writer.write()
+        await writer.write()
+        assert len(server.asked("PATCH")) == 1
+        assert writer.problems == [
+            "status of gateways.gateway.networking.k8s.io cannot be written: 403 Forbidden: forbidden here"
+        ]
+        await client.close()
+
+
+async def test_one_of_two_holds_a_lease_and_the_other_follows(tmp_path):
+    server, now = ApiServer(), [1000.0]
+    async with server.running():
+        client = await client_of(tmp_path, server)
+        one, two = (Lease(client, "infra", "egress", name, lambda: now[0]) for name in ("one", "two"))
+        await one.step()
+        await two.step()
+        assert one.left_s() == 10.0
+        assert not two.left_s()
+        now[0] += 9.0
+        await one.step()  # renewed
+        await two.step()
+        now[0] += 9.0
+        assert one.left_s() == 1.0
+        await two.step()
+        assert not two.left_s()
+        now[0] += 2.0  # the first one is gone: it stops to write before anybody else may
+        assert not one.left_s()
+        await two.step()
+        assert not two.left_s()
+        now[0] += 5.0
+        await two.step()
+        assert two.left_s()
+        await one.step()
+        assert not one.left_s()
+        assert server.objects["leases", "infra", "egress"]["spec"]["leaseTransitions"] == 1
+        await client.close()
+
+
+async def test_a_lease_is_given_back_at_the_end(tmp_path):
+    server = ApiServer()
+    async with server.running():
+        client = await client_of(tmp_path, server)
+        one, two = (Lease(client, "infra", "egress", name) for name in ("one", "two"))
+        task = asyncio.create_task(one.run())
+        async with asyncio.timeout(20):
+            while not one.left_s():
+                await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await two.step()
+        assert two.left_s()
+        await client.close()
