@@ -46,6 +46,7 @@ class StatusWriter:
         self._left_s = left_s
         self._ours: Mapping[Key, bytes] = {}
         self._due = asyncio.Event()
+        self._written: dict[Key, str] = {}  # the version that a write took the place of
         self._told: dict[tuple[str, str], str] = {}
         self._settled: dict[Key, tuple[bytes, bytes | None]] = {}  # what the server has, and what we would say: no more
         self.writes = 0
@@ -92,6 +93,8 @@ class StatusWriter:
                 continue
             if key[:2] in self._told or self._settled.get(key) == (held.status, ours):
                 continue
+            if self._written.get(key) == held.resource_version:  # the watch has not brought what we wrote
+                continue
             wanted = merged(json.loads(held.status or b"{}"), json.loads(ours or b"{}"))
             if wanted is None:
                 self._settled[key] = (held.status, ours)
@@ -119,6 +122,7 @@ class StatusWriter:
                         {"fieldManager": MANAGER, "force": "true"}, body, "application/apply-patch+yaml",
                     )  # fmt: skip
                 self.writes += 1
+                self._written[key] = held.resource_version
                 self._settled[key] = (json.dumps(made.get("status") or {}).encode(), self._ours.get(key))
                 return True
             except ApiError as error:

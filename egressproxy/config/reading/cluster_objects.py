@@ -27,7 +27,14 @@ from egressproxy.config.resources.policy import EgressPolicy
 _ORIGIN: Final = Origin(is_from_api=True)
 #: In place of what cannot be read: nothing may leave, and no certificate is good.
 _CLOSED: Final[dict[type[Resource], dict[str, Any]]] = {
-    EgressPolicy: {"destinations": {"deny": [{"hostnames": ["*"]}, {"cidrs": ["0.0.0.0/0", "::/0"]}]}},
+    EgressPolicy: {
+        "destinations": {"deny": [{"cidrs": ["0.0.0.0/0", "::/0"]}]},
+        # Of a type that nobody knows: what would run it stays closed, a parent's way, too.
+        "extensions": [
+            {"name": f"cannot-be-read-{phase}", "type": "invalid.example/CannotBeRead:v1", "phase": phase}
+            for phase in ("request-headers", "connect")
+        ],
+    },
     BackendTlsPolicy: {
         "validation": {
             "hostname": "policy-cannot-be-read.invalid",
