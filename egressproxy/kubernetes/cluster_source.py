@@ -31,6 +31,8 @@ DISCOVER_S: Final = 30.0
 #: A change has settled when nothing more comes for so long; what changes without end is given on after the second.
 QUIET_S: Final = 0.05
 PATIENCE_S: Final = 0.3
+#: In place of a revision.
+_NEVER_TAKEN, _FROM_DISK = -1, -2
 #: Names of Services up to which only their EndpointSlices are asked for.
 FEW_SERVICES: Final = 100
 
@@ -60,12 +62,12 @@ class ClusterSource:
         self._is_discovered = False
         self._problem = "the API server has not answered yet"
         self._changed = asyncio.Event()
-        self._taken = -1  # the revision that was given last
+        self._taken = _NEVER_TAKEN  # the revision that was given last
+        self._told: set[str] = set()
 
     async def run(self) -> None:
         """Until it is cancelled."""
         pause_s = FIRST_PAUSE_S
-        told = ""
         notifying = asyncio.create_task(self._notify())
         try:
             while True:
@@ -74,16 +76,14 @@ class ClusterSource:
                         self.client = ApiClient(await Credentials.load(self._options))
                     self._versions = await discovered(self.client)
                 except (CredentialsError, ApiError, *UNREACHABLE) as error:
-                    self._problem = f"the API server cannot be asked: {error or type(error).__name__}"
-                    if self._problem != told:
-                        log.warning("%s", self._problem)
-                    told = self._problem
+                    self._problem = f"the API server cannot be reached: {error or type(error).__name__}"
+                    self._changed.set()
                     await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 (no secret)
                     pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
                     continue
                 if not self._is_discovered:
                     self._tell_missing()
-                self._is_discovered, self._problem, told = True, "", ""
+                self._is_discovered, self._problem = True, ""
                 pause_s = FIRST_PAUSE_S
                 self._adjust()
                 self._changed.set()
@@ -171,10 +171,23 @@ class ClusterSource:
         found = [reflector.problem for reflector, _ in self._reflectors.values() if reflector.problem]
         return [self._problem, *found] if self._problem else found
 
+    def _tell_problems(self) -> None:
+        """Log what is new of them: while the API server is away, all watches say the same."""
+        problems = set(self.problems())
+        for problem in sorted(problems - self._told):
+            log.warning("%s", problem)
+        if self._told and not problems:
+            log.info("everything can be read again")
+        self._told = problems
+
     async def wait(self) -> None:
         """Until something may have changed."""
         self._changed.clear()
         await self._changed.wait()
+
+    def expect(self) -> None:
+        """Objects were taken from disk: those of the API server are news once they are read."""
+        self._taken = _FROM_DISK
 
     def take(self) -> bytes:
         """What a compilation reads, compressed (`config.reading.cluster_objects`)."""
@@ -209,10 +222,13 @@ class ClusterSource:
         return {"watches": len(self._reflectors), "restarts": restarts, "problems": len(self.problems())}
 
     async def _notify(self) -> None:
-        """Tell of changes when they have settled."""
+        """Tell of changes when they have settled, and of what cannot be read."""
         while True:
             await self.wait()
-            if self._taken < 0 or self.store.revision == self._taken:
+            self._tell_problems()
+            if self._taken == _NEVER_TAKEN or self.store.revision == self._taken:
+                continue
+            if self._taken == _FROM_DISK and self.why_not_ready():
                 continue
             deadline = asyncio.get_running_loop().time() + PATIENCE_S
             revision = -1

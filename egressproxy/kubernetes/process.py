@@ -129,6 +129,7 @@ class _SourceProcess:
                 left_s = OFFLINE_S - (time.monotonic() - asked_at)
                 if left_s <= 0:
                     log.warning("%s: what was kept on disk is served", why_not)
+                    source.expect()
                     self._send(messages.Objects(asked.number, self._saved.packed, (why_not,), is_saved=True))
                     return
             with suppress(TimeoutError):

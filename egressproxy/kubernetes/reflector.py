@@ -100,8 +100,10 @@ class Reflector:
                     continue
             except ApiError as error:
                 least_s = self._failed(error)
-            except (Stale, CredentialsError, *UNREACHABLE) as error:
-                self._tell(f"{self.scope} cannot be read: {error or type(error).__name__}")
+            except (Stale, ValueError) as error:
+                self._tell(f"{self.scope} cannot be read: {error}")
+            except (CredentialsError, *UNREACHABLE) as error:
+                self._tell(f"the API server cannot be reached: {error or type(error).__name__}")
             except Exception as error:
                 log.exception("internal error while %s is watched; it is listed again", self.scope)
                 self._can_watch = False
@@ -122,10 +124,6 @@ class Reflector:
         return max(error.retry_after_s, FORBIDDEN_PAUSE_S if self.is_forbidden else 0.0)
 
     def _tell(self, problem: str) -> None:
-        if problem and problem != self.problem:
-            log.warning("%s", problem)
-        elif self.problem and not problem:
-            log.info("%s can be read again", self.scope)
         if problem != self.problem:
             self.problem = problem
             self._on_change()

@@ -24,7 +24,7 @@ from egressproxy.model.published_object import Key
 
 log = logging.getLogger(__name__)
 
-FILE: Final = "cluster-objects"
+FILE: Final = ".cluster-objects"
 _FORMAT: Final = 1
 _NONCE_BYTES: Final = 12
 
@@ -49,7 +49,7 @@ def save(
         nonce = os.urandom(_NONCE_BYTES)
         data = nonce + AESGCM(_key(key_file)).encrypt(nonce, data, line)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    target, fresh = folder / FILE, folder / f".{FILE}.new"
+    target, fresh = folder / FILE, folder / f"{FILE}.new"
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     with open(descriptor, "wb") as file:
         file.write(line + b"\n" + data)
