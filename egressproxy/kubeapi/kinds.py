@@ -1,85 +1,10 @@
-"""The kinds that the admin API serves, and their names in a URL: those of the CRDs and of core Kubernetes."""
+"""The kinds that the admin API serves: those of a configuration, and Events."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
-
-@dataclass(frozen=True, slots=True)
-class ServedKind:
-    """A kind and its names. The core group is ""; every version of a kind has the same fields."""
-
-    group: str
-    kind: str
-    versions: tuple[str, ...]
-    short_names: tuple[str, ...] = ()
-    is_namespaced: bool = True
-    #: What it may be selected by beside metadata.name and metadata.namespace.
-    fields: tuple[str, ...] = ()
-
-    @property
-    def plural(self) -> str:
-        """As a URL has it: `policies`, but `gateways`."""
-        if self.singular.endswith("y") and self.singular[-2] not in "aeiou":
-            return self.singular[:-1] + "ies"
-        return self.singular + ("es" if self.singular.endswith("s") else "s")
-
-    @property
-    def singular(self) -> str:
-        return self.kind.lower()
-
-    @property
-    def resource(self) -> str:
-        """As people and errors name it: `gateways.gateway.networking.k8s.io`."""
-        return f"{self.plural}.{self.group}" if self.group else self.plural
-
-    def api_version(self, version: str) -> str:
-        """As manifests of this version say it: `gateway.networking.k8s.io/v1`, `v1`."""
-        return f"{self.group}/{version}" if self.group else version
-
-    @property
-    def categories(self) -> tuple[str, ...]:
-        """`kubectl get gateway-api` lists all of these kinds; `get all` the workloads, as with any cluster."""
-        if self.group.startswith("gateway.networking."):
-            return ("gateway-api",)
-        return ("all",) if self.kind in ("Service", "Pod") and not self.group else ()
-
-
-GATEWAY: Final = "gateway.networking.k8s.io"
-_PROTOTYPE: Final = "ainetworking.prototype.x-k8s.io"
-#: Discovery lists it first: of two groups with a kind `Backend`, kubectl takes the first that it is told of.
-OURS: Final = "egressproxy.io"
-
-#: Those of `config.resources.kinds`, which the process that serves does not import.
-CONFIGURED: Final = (
-    ServedKind(GATEWAY, "GatewayClass", ("v1", "v1beta1"), ("gc",), is_namespaced=False),
-    ServedKind(GATEWAY, "Gateway", ("v1", "v1beta1"), ("gtw", "gw")),
-    ServedKind(GATEWAY, "ListenerSet", ("v1",), ("lset",)),
-    ServedKind(GATEWAY, "HTTPRoute", ("v1", "v1beta1", "v1alpha2")),
-    ServedKind(GATEWAY, "GRPCRoute", ("v1", "v1alpha2")),
-    ServedKind(GATEWAY, "TLSRoute", ("v1", "v1alpha3", "v1alpha2")),
-    ServedKind(GATEWAY, "TCPRoute", ("v1", "v1alpha2")),
-    ServedKind(GATEWAY, "BackendTLSPolicy", ("v1", "v1alpha3"), ("btlspolicy",)),
-    ServedKind(GATEWAY, "ReferenceGrant", ("v1", "v1beta1", "v1alpha2"), ("refgrant",)),
-    ServedKind("gateway.networking.x-k8s.io", "XBackend", ("v1alpha1",)),
-    ServedKind(GATEWAY, "Backend", ("v1alpha1",)),
-    ServedKind(GATEWAY, "XBackendDestination", ("v1alpha1",)),
-    ServedKind(_PROTOTYPE, "Backend", ("v0alpha0",)),
-    ServedKind(_PROTOTYPE, "XBackendDestination", ("v0alpha0",)),
-    ServedKind(OURS, "Backend", ("v1alpha1",)),
-    ServedKind(OURS, "EgressPolicy", ("v1alpha1",)),
-    ServedKind(OURS, "PayloadProcessingPipeline", ("v1alpha1",)),
-    ServedKind(OURS, "FilterType", ("v1alpha1",), is_namespaced=False),
-    ServedKind("", "Namespace", ("v1",), ("ns",), is_namespaced=False),
-    ServedKind("", "Secret", ("v1",), fields=("type",)),
-    ServedKind("", "ConfigMap", ("v1",), ("cm",)),
-    ServedKind("", "Service", ("v1",), ("svc",)),
-    ServedKind("", "ServiceAccount", ("v1",), ("sa",)),
-    ServedKind("", "Pod", ("v1",), ("po",)),
-    ServedKind("discovery.k8s.io", "EndpointSlice", ("v1",)),
-    ServedKind("certificates.k8s.io", "ClusterTrustBundle", ("v1beta1", "v1alpha1"), is_namespaced=False),
-)
+from egressproxy.model.kinds import CONFIGURED, OURS, ServedKind
 
 _INVOLVED: Final = tuple(
     f"involvedObject.{name}"

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from egressproxy import __version__
 from egressproxy.admin.status import ApiError
-from egressproxy.kubeapi.kinds import CONFIGURED, ServedKind
+from egressproxy.model.kinds import CONFIGURED, ServedKind
 
 _META: Final = "io.k8s.apimachinery.pkg.apis.meta.v1"
 _V3: Final = "#/components/schemas/"

@@ -11,7 +11,7 @@ from egressproxy.admin.status import ApiError
 from egressproxy.config.compile.status.supported_features import UNSERVED
 from egressproxy.config.schema import json_schema
 from egressproxy.kubeapi import openapi
-from egressproxy.kubeapi.kinds import CONFIGURED, ServedKind
+from egressproxy.model.kinds import CONFIGURED, ServedKind
 
 
 @pytest.fixture(scope="module")
