@@ -186,7 +186,7 @@ class _Run:
             plan.recheck_listeners()
         for policy in self._policies.objects:
             self._policy_filters.check(policy)
-        ours = self._resources.find(ConfigMap, *CATALOG)
+        ours = self._resources.by_key.get((ConfigMap.GROUP, ConfigMap.KIND, *CATALOG))
         if ours is not None:
             message = "the catalogue of filter types has this name: it is made by the gateway"
             self._extensions.load_errors[problem_at(ours, "metadata.name", message, "remove the object")] = None

@@ -148,7 +148,7 @@ class References:
         if (*place, ref.name) not in grants and (*place, "") not in grants:
             hint = ""
             if not self.suggestions.has_namespace(namespace):
-                is_here = self._resources.get(ref.group, ref.kind, source.namespace, ref.name) is not None
+                is_here = (ref.group, ref.kind, source.namespace, ref.name) in self._resources.by_key
                 remedy = f"; {source.namespace}/{ref.name} is there: leave namespace out" if is_here else ""
                 hint = f"nothing is in namespace {namespace}{remedy}"
             raise UnresolvedRef(
@@ -197,6 +197,8 @@ class References:
 
     @property
     def pods(self) -> Sequence[Pod]:
+        """All Pods, for identity by address."""
+        self._resources.wanted.add(("", Pod.KIND, "", ""))
         return self._resources.of(Pod)
 
     def not_found(

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import ValidationError
 
@@ -26,7 +26,7 @@ from egressproxy.config.reading.field_locations import field_locations
 from egressproxy.config.reading.problems import ConfigError, Problem, Severity
 from egressproxy.config.reading.source_files import manifest_files, read_secrets, read_trust_bundles
 from egressproxy.config.reading.yaml import MAX_FILE_BYTES, Document, FieldPath, SourceLocation, read_documents
-from egressproxy.config.resources.core import ClusterTrustBundle, Secret
+from egressproxy.config.resources.core import ClusterTrustBundle, ConfigMap, Namespace, Secret, Service
 from egressproxy.config.resources.destination import PUBLISHED
 from egressproxy.config.resources.kinds import is_for_gateways, is_foreign, kind_class, why_left_out
 from egressproxy.config.resources.meta import OUR_GROUP, Origin, Resource, without_nulls
@@ -37,16 +37,23 @@ from egressproxy.model.secret import ConfigSource, SecretBytes, SecretSource
 #: A file's time is one between 1980 and 2100: archives and images have others where they mean none.
 _TIMES = (315_532_800, 4_102_444_800)
 
+#: Kinds of which a cluster has more than is needed: what nothing refers to is not read.
+BY_REFERENCE: Final = frozenset(
+    (kind.GROUP, kind.KIND) for kind in (Secret, ConfigMap, Service, Namespace, ClusterTrustBundle)
+)
+
 R = TypeVar("R", bound=Resource)
 
 
 class ResourceSet:
     """Objects in file order, one for each key. `warnings`: those not read, and namespaces without effect.
 
-    `problems` is why it must not be put into service, and `broken` what is missing for that: see `read_all`.
+    `problems` is why it must not be put into service, and `broken` what is missing for that: see `read_all`. `wanted`
+    are the keys of objects that were looked up, of the kinds in `BY_REFERENCE`, whether they are there or not; of Pods
+    it is one key without a name.
     """
 
-    __slots__ = ("_by_class", "broken", "by_key", "objects", "problems", "warnings")
+    __slots__ = ("_by_class", "broken", "by_key", "objects", "problems", "wanted", "warnings")
 
     def __init__(
         self,
@@ -59,6 +66,7 @@ class ResourceSet:
         self.warnings: tuple[Problem, ...] = tuple(warnings)
         self.problems: tuple[Problem, ...] = tuple(problems)
         self.broken = broken or BrokenObjects()
+        self.wanted: set[Key] = set()
         #: Every object by group, kind, namespace and name.
         self.by_key: Mapping[Key, Resource] = {made.key: made for made in self.objects}
         self._by_class: dict[type[Resource], list[Resource]] = {}
@@ -67,14 +75,18 @@ class ResourceSet:
 
     def get(self, group: str, kind: str, namespace: str, name: str) -> Resource | None:
         """One object; `namespace` is "" for cluster-scoped kinds."""
-        return self.by_key.get((group, kind, namespace, name))
+        key = (group, kind, namespace, name)
+        if key[:2] in BY_REFERENCE:
+            self.wanted.add(key)
+        return self.by_key.get(key)
 
     def find(self, kind: type[R], namespace: str, name: str) -> R | None:
         """One object of a class; the namespace does not matter for cluster-scoped kinds."""
-        found = self.by_key.get((kind.GROUP, kind.KIND, namespace if kind.NAMESPACED else "", name))
+        found = self.get(kind.GROUP, kind.KIND, namespace if kind.NAMESPACED else "", name)
         return found if isinstance(found, kind) else None
 
     def of(self, kind: type[R]) -> tuple[R, ...]:
+        """All objects of a class, in the order of files."""
         return tuple(self._by_class.get(kind, ()))  # type: ignore[arg-type]
 
     def __len__(self) -> int:
