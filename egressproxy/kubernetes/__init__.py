@@ -1,0 +1,1 @@
+"""The gateway in a Kubernetes cluster: what it may do there."""
