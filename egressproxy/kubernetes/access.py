@@ -62,7 +62,9 @@ class _When(Enum):
     #: In the namespaces that are watched; Events about objects without a namespace, too.
     OF_OBJECTS = auto()
     BY_NAME = auto()
-    BY_ADDRESS = auto()
+    #: All of them, where the configuration looks one up.
+    IF_WANTED = auto()
+    NEVER = auto()
     AT_HOME = auto()
     CATALOGUE = auto()
 
@@ -84,15 +86,18 @@ _CONFIGURATION: Final = "The configuration."
 _STATUS: Final = "Status: what became of each object."
 #: Of kinds that are no configuration: what they are read for, and when.
 _READ_FOR: Final[Mapping[str, tuple[str, _When]]] = {
-    "Namespace": ("Labels of namespaces, by which Gateways admit routes.", _When.ALWAYS),
-    "Service": ("Services that routes and Backends name.", _When.ALWAYS),
-    "EndpointSlice": ("Addresses of Services.", _When.ALWAYS),
+    "Namespace": ("Labels of namespaces, by which Gateways admit routes.", _When.IF_WANTED),
+    "Service": ("Services that routes and Backends name.", _When.IF_WANTED),
+    "EndpointSlice": ("Addresses of Services.", _When.IF_WANTED),
     "Secret": ("Secrets that the configuration refers to.", _When.BY_NAME),
     "ConfigMap": ("ConfigMaps that the configuration refers to.", _When.BY_NAME),
     "ClusterTrustBundle": ("ClusterTrustBundles that the configuration refers to.", _When.BY_NAME),
-    "Pod": ("Identity by address: whose a source address is.", _When.BY_ADDRESS),
-    "ServiceAccount": ("Identity by address: the service accounts of Pods.", _When.BY_ADDRESS),
+    "Pod": ("Identity by address: whose a source address is.", _When.IF_WANTED),
+    "ServiceAccount": ("", _When.NEVER),  # a Pod says whose it is
 }
+#: What is looked up, where it has another name than what is read for it.
+_WANTED_AS: Final = {"endpointslices": "services"}
+_KINDS: Final = {kind.plural: kind for kind in CONFIGURED if kind.kind in _READ_FOR}
 #: Kinds that say something and are told nothing.
 _WITHOUT_STATUS: Final = frozenset({"ReferenceGrant", *_READ_FOR})
 
@@ -131,35 +136,42 @@ def needed(needs: Needs) -> dict[str, tuple[Rule, ...]]:
             case _When.BY_NAME:
                 for namespace, rule in _by_name(row, needs, everywhere):
                     found[namespace].append(rule)
-            case _When.BY_ADDRESS if needs.wanted is not None and ("", "Pod", "", "") not in needs.wanted:
+            case _When.NEVER:
+                continue
+            case _When.IF_WANTED if not _is_wanted(row, needs):
                 continue
             case _ if not row.is_namespaced:
-                found[""].append(row.rule(*(needs.namespaces if row.resource == "namespaces" else ())))
+                found[""].append(row.rule())
             case _:
                 more = (DEFAULT_NAMESPACE,) if row.when is _When.OF_OBJECTS and needs.namespaces else ()
                 for namespace in dict.fromkeys((*everywhere, *more)):
                     found[namespace].append(row.rule())
-    if needs.published is not None and needs.namespaces and needs.published[0] not in needs.namespaces:
-        service = permitting("list", "", "services", needs.published[1])
-        found[needs.published[0]].append(replace(service, why="The Service whose addresses Gateways show."))
-    return {namespace: tuple(_merged(found[namespace])) for namespace in sorted(found)}
+    if needs.published is not None:
+        namespace, name = needs.published
+        if not any("services" in rule.resources for rule in (*found[""], *found[namespace])):
+            service = permitting("list", "", "services", name)
+            found[namespace].append(replace(service, why="The Service whose addresses Gateways show."))
+    return {namespace: tuple(_merged(found[namespace])) for namespace in sorted(found) if found[namespace]}
+
+
+def _is_wanted(row: _Row, needs: Needs) -> bool:
+    kind = _KINDS[_WANTED_AS.get(row.resource, row.resource)]
+    return needs.wanted is None or any(key[:2] == (kind.group, kind.kind) for key in needs.wanted)
 
 
 def _by_name(row: _Row, needs: Needs, everywhere: tuple[str, ...]) -> Iterable[tuple[str, Rule]]:
     if not row.is_namespaced and needs.wanted is None:
         yield "", row.rule()
         return
+    kind = _KINDS[row.resource]
     if row.is_namespaced and needs.has_selector:
-        for namespace in everywhere:
-            yield (
-                namespace,
-                replace(row.rule(), why=f"{row.resource.capitalize()} with the label: RBAC knows no labels."),
-            )
-    (kind,) = (each for each in CONFIGURED if (each.group, each.plural) == (row.group, row.resource))
+        why = f"{kind.kind}s with the label: RBAC knows no labels."
+        yield from ((namespace, replace(row.rule(), why=why)) for namespace in everywhere)
+        return
     names: dict[str, list[str]] = defaultdict(list)
     for group, name_of_kind, namespace, name in needs.wanted or ():
-        is_covered = row.is_namespaced and needs.has_selector and {"", namespace} & set(everywhere)
-        if (group, name_of_kind) == (kind.group, kind.kind) and name and not is_covered:
+        is_watched = not row.is_namespaced or {"", namespace} & set(everywhere)
+        if (group, name_of_kind) == (kind.group, kind.kind) and is_watched:
             names[namespace].append(name)
     for namespace, found in names.items():
         yield namespace, row.rule(*found)

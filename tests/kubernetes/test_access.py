@@ -33,7 +33,7 @@ def permits(rules: dict[str, tuple[Rule, ...]], verb: str, resource: str, namesp
 @pytest.mark.parametrize("kind", CONFIGURED, ids=lambda kind: kind.resource)
 def test_every_kind_is_read_but_what_is_read_by_name(kind):
     rules = needed(Needs())
-    is_by_name = kind.kind in ("Secret", "ConfigMap")
+    is_by_name = kind.kind in ("Secret", "ConfigMap", "ServiceAccount")  # of the last none is read
     assert [permits(rules, verb, kind.resource, "any") for verb in READ] == [not is_by_name] * 3
     assert not any(permits(rules, verb, kind.resource, "any") for verb in ("create", "update", "patch", "delete", "*"))
 
@@ -72,8 +72,13 @@ def test_secrets_and_config_maps_are_read_by_name_in_their_namespace():
 
 def test_what_a_configuration_does_not_use_is_not_asked_for():
     rules = needed(Needs(wanted=set()))
-    for resource in ("pods", "serviceaccounts", "clustertrustbundles.certificates.k8s.io"):
+    for resource in (
+        "pods", "namespaces", "services", "endpointslices.discovery.k8s.io", "clustertrustbundles.certificates.k8s.io",
+    ):  # fmt: skip
         assert not permits(rules, "list", resource, "any", "x"), resource
+    rules = needed(Needs(wanted={("", "Service", "team", "web"), ("", "Namespace", "", "team")}))
+    for resource in ("namespaces", "services", "endpointslices.discovery.k8s.io"):
+        assert permits(rules, "list", resource, "any"), resource
     bundle: Key = ("certificates.k8s.io", "ClusterTrustBundle", "", "roots")
     rules = needed(Needs(wanted={PODS, bundle}))
     assert permits(rules, "list", "pods", "any")
@@ -82,18 +87,20 @@ def test_what_a_configuration_does_not_use_is_not_asked_for():
 
 
 def test_watched_namespaces_have_roles_of_their_own():
-    rules = needed(Needs(namespaces=("a", "b"), wanted={SECRET, PODS}, published=("edge", "gateway")))
+    web: Key = ("", "Service", "a", "web")
+    rules = needed(Needs(namespaces=("a", "b", "team"), wanted={SECRET, PODS, web}, published=("edge", "gateway")))
     for namespace, holds in (("a", True), ("b", True), ("c", False)):
         for resource in ("gateways.gateway.networking.k8s.io", "services", "pods", "endpointslices.discovery.k8s.io"):
             assert permits(rules, "watch", resource, namespace) is holds, (resource, namespace)
     assert permits(rules, "list", "gatewayclasses.gateway.networking.k8s.io")
-    assert permits(rules, "list", "namespaces", "", "a")
-    assert not permits(rules, "list", "namespaces", "", "c")
     assert permits(rules, "get", "secrets", "team", "key")
     assert permits(rules, "get", "services", "edge", "gateway")
+    assert not permits(rules, "get", "services", "edge", "other")
     # Events about a GatewayClass are in the namespace `default`.
     assert permits(rules, "create", "events.events.k8s.io", "default")
     assert not permits(rules, "list", "services", "default")
+    # What is outside is not read, whatever refers to it.
+    assert not permits(needed(Needs(namespaces=("a",), wanted={SECRET})), "get", "secrets", "team", "key")
 
 
 def test_a_selector_reads_all_secrets_where_it_looks():
@@ -102,7 +109,7 @@ def test_a_selector_reads_all_secrets_where_it_looks():
     rules = needed(Needs(namespaces=("a",), wanted={SECRET}, has_selector=True))
     assert permits(rules, "list", "secrets", "a", "other")
     assert not permits(rules, "list", "secrets", "team", "other")
-    assert permits(rules, "get", "secrets", "team", "key")
+    assert not permits(rules, "get", "secrets", "team", "key")
 
 
 def test_leases_are_at_home_and_the_catalogue_has_its_own_name():
