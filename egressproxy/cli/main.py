@@ -32,13 +32,29 @@ _VERBS: Final = {
     "reload": "Make a running gateway read its configuration again.",
     "serve-filters": "Serve the filters of a configuration to Envoy.",
     "schema": "Print the JSON Schema of manifests.",
+    "crds": "Print the CustomResourceDefinitions of our kinds.",
+    "rbac": "Print the RBAC that a gateway needs in a cluster.",
     "filters": "Print the filter types and their settings.",
     "placeholder": "Make up a placeholder for a credential.",
     "version": "Print the version.",
 }
 #: Verbs that compute something, print it and exit.
 _SHORT_LIVED: Final = frozenset(
-    {"check", "explain", "dns", "diff", "schema", "filters", "placeholder", "version", "audit", "ca", "env"}
+    {
+        "check",
+        "explain",
+        "dns",
+        "diff",
+        "schema",
+        "crds",
+        "rbac",
+        "filters",
+        "placeholder",
+        "version",
+        "audit",
+        "ca",
+        "env",
+    }
 )
 
 _HELP: Final = """An egress gateway: decides which requests may leave, forwards them, and logs every one.

@@ -31,7 +31,7 @@ def command(name: str | None, kind: str | None, list_kinds: bool) -> None:
     """
     from egressproxy.config.resources.kinds import KINDS
     from egressproxy.config.resources.meta import OUR_GROUP
-    from egressproxy.config.schema import json_schema
+    from egressproxy.config.schema import ManifestJsonSchema, json_schema
 
     if list_kinds:
         width = max(len(known.KIND) for known in KINDS)
@@ -52,7 +52,7 @@ def command(name: str | None, kind: str | None, list_kinds: bool) -> None:
         hint = did_you_mean(wanted, names, f"known are {', '.join(names)}")
         raise click.BadParameter(f"unknown kind {kind!r}; {hint}", param_hint="KIND")
     chosen = next((known for known in found if known.GROUP == OUR_GROUP), found[0])
-    schema = chosen.model_json_schema(by_alias=True)
+    schema = chosen.model_json_schema(by_alias=True, schema_generator=ManifestJsonSchema)
     versions = [f"{chosen.GROUP}/{version}" if chosen.GROUP else version for version in chosen.VERSIONS]
     schema["properties"]["apiVersion"]["enum"] = versions
     schema["properties"]["kind"]["const"] = chosen.KIND

@@ -19,11 +19,12 @@ from importlib.resources import files
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-from pydantic.json_schema import models_json_schema
+from pydantic.json_schema import GenerateJsonSchema, models_json_schema
 
 from egressproxy.config.compile.status.supported_features import UNSERVED
 from egressproxy.config.resources.kinds import KINDS
 from egressproxy.config.resources.meta import Model, Resource
+from egressproxy.config.resources.values import Duration
 
 #: Shapes that several kinds share have a section of their own: the section, and the models that it is about.
 SHARED: Final[Mapping[str, tuple[str, ...]]] = {
@@ -51,11 +52,23 @@ class FieldSupport(NamedTuple):
     note: str
 
 
+class ManifestJsonSchema(GenerateJsonSchema):
+    """Writes defaults as a manifest has them."""
+
+    def encode_default(self, dft: Any) -> Any:
+        """A duration as text; of a section that is empty what it means is in its own fields."""
+        if isinstance(dft, Duration):
+            return str(dft)
+        return {} if isinstance(dft, Model) else super().encode_default(dft)
+
+
 def json_schema(kinds: tuple[type[Resource], ...] = KINDS) -> dict[str, Any]:
     """A JSON Schema (2020-12) for objects of these kinds, with descriptions and what is served; rules between fields
     are checked when a manifest is loaded.
     """
-    references, definitions = models_json_schema([(kind, "validation") for kind in kinds], by_alias=True)
+    references, definitions = models_json_schema(
+        [(kind, "validation") for kind in kinds], by_alias=True, schema_generator=ManifestJsonSchema
+    )
     parts: dict[str, Any] = definitions["$defs"]
     branches = []
     for kind in kinds:

@@ -15,12 +15,15 @@ from egressproxy.admin.status import ApiError
 from egressproxy.model.kinds import CONFIGURED, ServedKind
 
 _META: Final = "io.k8s.apimachinery.pkg.apis.meta.v1"
-_V3: Final = "#/components/schemas/"
+#: Before the name of a part, in references to it.
+V3: Final = "#/components/schemas/"
 _V2: Final = "#/definitions/"
 
+#: Of a value whose fields, or whose type, are not in the schema.
+FREE: Final = "x-kubernetes-preserve-unknown-fields"
 #: What is not looked into. Older clients check manifests themselves, and refuse fields that a part with properties has
 #: not: so the parts of Kubernetes' own kinds, of which we read some fields, are this in v2.
-_ANYTHING: Final = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+_ANYTHING: Final = {"type": "object", FREE: True}
 #: Fields of core kinds that real manifests have, and that nothing here reads.
 _FURTHER: Final = {
     "Namespace": ("spec",),
@@ -44,11 +47,11 @@ def document_v3(path: str, schema: bytes, is_writable: bool) -> dict[str, Any]:
     served = [(kind, each) for kind in CONFIGURED for each in kind.versions if _group_path(kind, each) == path]
     if not served:
         raise ApiError(404, "NotFound", f"there is no document {path}; /openapi/v3 lists them")
-    schemas = _schemas(served, json.loads(schema), _V3)
+    schemas = kind_schemas(served, json.loads(schema), V3)
     return {
         "openapi": "3.0.0",
         "info": _INFO,
-        "paths": _paths(served, _V3, is_writable),
+        "paths": _paths(served, V3, is_writable),
         "components": {"schemas": schemas},
     }
 
@@ -60,7 +63,7 @@ def document_v2(schema: bytes, is_writable: bool) -> dict[str, Any]:
         "swagger": "2.0",
         "info": _INFO,
         "paths": _paths(served, _V2, is_writable),
-        "definitions": _schemas(served, json.loads(schema), _V2),
+        "definitions": kind_schemas(served, json.loads(schema), _V2),
     }
 
 
@@ -68,8 +71,8 @@ def _group_path(kind: ServedKind, version: str) -> str:
     return f"{'apis' if kind.group else 'api'}/{kind.api_version(version)}"
 
 
-def _name(kind: ServedKind, version: str) -> str:
-    """Reversed group, version, kind: io.k8s.networking.gateway.v1.HTTPRoute."""
+def part_of(kind: ServedKind, version: str) -> str:
+    """The name of a kind's part. Reversed group, version, kind: io.k8s.networking.gateway.v1.HTTPRoute."""
     group = ".".join(reversed(kind.group.split("."))) if kind.group else "io.k8s.api.core"
     return f"{group}.{version}.{kind.kind}"
 
@@ -78,7 +81,8 @@ def _gvk(kind: ServedKind, version: str) -> dict[str, str]:
     return {"group": kind.group, "kind": kind.kind, "version": version}
 
 
-def _schemas(served: Iterable[tuple[ServedKind, str]], schema: Mapping[str, Any], base: str) -> dict[str, Any]:
+def kind_schemas(served: Iterable[tuple[ServedKind, str]], schema: Mapping[str, Any], base: str) -> dict[str, Any]:
+    """The parts of these kinds and versions by name, from the JSON Schema of the models. `base`: as V3."""
     parts: Mapping[str, Any] = schema["$defs"]
     roots = {
         (part["properties"]["apiVersion"]["enum"][0].rpartition("/")[0], part["properties"]["kind"]["const"]): name
@@ -89,7 +93,7 @@ def _schemas(served: Iterable[tuple[ServedKind, str]], schema: Mapping[str, Any]
     wanted: list[str] = []
     for kind, version in served:
         part = parts[roots[kind.group, kind.kind]]
-        made[_name(kind, version)] = _root(part, kind, version, base, wanted)
+        made[part_of(kind, version)] = _root(part, kind, version, base, wanted)
     made[f"{_META}.ObjectMeta"] = _object_meta()
     while wanted:
         name = wanted.pop()
@@ -118,7 +122,7 @@ def _describe(field: dict[str, Any], schemas: Mapping[str, Any], base: str) -> N
     place = field.get("items", field)
     if referred := _referred(field, base):
         words = schemas[referred].get("description", "")
-        if words and "$ref" in field and base == _V3:
+        if words and "$ref" in field and base == V3:
             field["allOf"] = [{"$ref": field.pop("$ref")}]
     else:
         words = _possible(place) if place is field else ""
@@ -164,13 +168,15 @@ def _converted(part: Any, base: str, wanted: list[str]) -> Any:
         wanted.append(name)
         reference = {"$ref": f"{base}{_part_name(name)}"}
         rest = {key: value for key, value in part.items() if key in _BESIDE}
-        if base == _V3:
+        if base == V3:
             return {"allOf": [reference], **rest} if rest else reference
         return {**reference, **rest}
     for choice in ("anyOf", "oneOf"):
         if choice in part:
             return _chosen(part, choice, base, wanted)
     made = {key: value for key, value in part.items() if key in _KEPT}
+    if "exclusiveMinimum" in part:
+        made |= {"minimum": part["exclusiveMinimum"], "exclusiveMinimum": True}
     if isinstance(made.get("type"), list):
         made["type"] = next((each for each in made["type"] if each != "null"), "string")
     if "const" in part:
@@ -183,6 +189,8 @@ def _converted(part: Any, base: str, wanted: list[str]) -> Any:
     for key in ("items", "additionalProperties"):
         if isinstance(part.get(key), dict):
             made[key] = _converted(part[key], base, wanted)
+    for each in part.get("patternProperties", {}).values():  # keys of this form alone
+        made["additionalProperties"] = _converted(each, base, wanted)
     if made.get("type") == "array" and "items" not in made:
         made["items"] = {"type": "object"}
     return made
@@ -231,22 +239,26 @@ _META_FIELDS: Final = {
 #: `additionalProperties: false` is left out: unknown fields are refused with better words when a manifest is read.
 _KEPT: Final = frozenset({
     "type", "description", "default", "enum", "format", "pattern", "required",
-    "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "maxProperties", "x-egressproxy-support",
+    "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems", "maxProperties",
+    "nullable", "x-egressproxy-support", "x-kubernetes-validations",
 })  # fmt: skip
 #: What a field keeps beside a reference, or beside a choice of shapes.
-_BESIDE: Final = frozenset({"description", "default", "x-egressproxy-support"})
+_BESIDE: Final = frozenset({"description", "default", "x-egressproxy-support", "nullable"})
 
 
 def _chosen(part: Mapping[str, Any], choice: str, base: str, wanted: list[str]) -> dict[str, Any]:
-    """A choice of shapes, null left out: the one that is left, an integer or text, or else an object of any fields."""
+    """A choice of shapes, null left out: the one that is left, an integer or text, or else anything."""
     shapes = [each for each in part[choice] if each.get("type") != "null"]
     rest = {key: value for key, value in part.items() if key in _BESIDE and value is not None}
     if len(shapes) == 1:
-        return dict(_converted({**shapes[0], **rest}, base, wanted))
+        made = dict(_converted({**shapes[0], **rest}, base, wanted))
+        if "nullable" in rest and "enum" in made and len(part[choice]) > 1:
+            made["enum"] = [*made["enum"], None]
+        return made
     types = {each.get("type") for each in shapes}
     if types <= {"integer", "string"}:
         return {"x-kubernetes-int-or-string": True, **({"type": "string"} if base == _V2 else {}), **rest}
-    return {"type": "object", "x-kubernetes-preserve-unknown-fields": True, **rest}
+    return {**({"type": "object"} if types == {"object"} else {}), FREE: True, **rest}
 
 
 #: Methods -> what they do, with all objects and with one.
@@ -272,7 +284,7 @@ def _operation(kind: ServedKind, version: str, action: str, base: str) -> dict[s
     names: tuple[str, ...] = ("dryRun", "fieldManager", "fieldValidation") if action in ("post", "put", "patch") else ()
     names += ("force",) if action == "patch" else ()
     text = {"type": "string", "uniqueItems": True}
-    shown = {"$ref": f"{base}{_name(kind, version)}"}
+    shown = {"$ref": f"{base}{part_of(kind, version)}"}
     answer = {"schema": shown} if base == _V2 else {"content": {"application/json": {"schema": shown}}}
     return {
         "operationId": f"{action}{version.capitalize()}{kind.kind}",

@@ -40,9 +40,11 @@ class ServedKind:
 
     @property
     def categories(self) -> tuple[str, ...]:
-        """`kubectl get gateway-api` lists all of these kinds; `get all` the workloads, as with any cluster."""
+        """`kubectl get gateway-api` lists all of these kinds, `get egressproxy` ours, `get all` the workloads."""
         if self.group.startswith("gateway.networking."):
             return ("gateway-api",)
+        if self.group == OURS:
+            return ("egressproxy",)
         return ("all",) if self.kind in ("Service", "Pod") and not self.group else ()
 
 
@@ -66,10 +68,10 @@ CONFIGURED: Final = (
     ServedKind(GATEWAY, "XBackendDestination", ("v1alpha1",)),
     ServedKind(_PROTOTYPE, "Backend", ("v0alpha0",)),
     ServedKind(_PROTOTYPE, "XBackendDestination", ("v0alpha0",)),
-    ServedKind(OURS, "Backend", ("v1alpha1",)),
-    ServedKind(OURS, "EgressPolicy", ("v1alpha1",)),
-    ServedKind(OURS, "PayloadProcessingPipeline", ("v1alpha1",)),
-    ServedKind(OURS, "FilterType", ("v1alpha1",), is_namespaced=False),
+    ServedKind(OURS, "Backend", ("v1alpha1",), ("egb",)),
+    ServedKind(OURS, "EgressPolicy", ("v1alpha1",), ("egp",)),
+    ServedKind(OURS, "PayloadProcessingPipeline", ("v1alpha1",), ("ppp",)),
+    ServedKind(OURS, "FilterType", ("v1alpha1",), ("egft",), is_namespaced=False),
     ServedKind("", "Namespace", ("v1",), ("ns",), is_namespaced=False),
     ServedKind("", "Secret", ("v1",), fields=("type",)),
     ServedKind("", "ConfigMap", ("v1",), ("cm",)),

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator
 
-from egressproxy.config.resources.values import MAX_HOSTNAME, SUBDOMAIN, RefusedValue
+from egressproxy.config.resources.values import MAX_HOSTNAME, SUBDOMAIN, RefusedValue, text_schema
 from egressproxy.model.authority import AuthorityError, parse_host
 
 _MORE_THAN_A_HOST = re.compile(r"([a-z][a-z0-9+.-]*://)?((?:\*\.)?[\w-]+(?:\.[\w-]+)*\.?)(:[0-9]+)?(/.*)?", re.ASCII)
@@ -100,6 +100,11 @@ def _single_hostname(value: str) -> str:
 
 Hostname = Annotated[str, AfterValidator(_hostname)]
 PreciseHostname = Annotated[str, AfterValidator(_precise_hostname)]
-DestinationHostname = Annotated[str, AfterValidator(_destination_hostname)]
-SingleHostname = Annotated[str, AfterValidator(_single_hostname)]
-ExternalHostname = Annotated[str, AfterValidator(_external_hostname)]
+#: A name in any case; one dot at its end is taken off.
+_NAME = r"[A-Za-z0-9_]([-A-Za-z0-9_.]*[A-Za-z0-9_])?\.?"
+_ONE_NAME = text_schema(_NAME, MAX_HOSTNAME + 1)
+DestinationHostname = Annotated[
+    str, AfterValidator(_destination_hostname), text_schema(rf"(\*\.)?{_NAME}", MAX_HOSTNAME + 3)
+]
+SingleHostname = Annotated[str, AfterValidator(_single_hostname), _ONE_NAME]
+ExternalHostname = Annotated[str, AfterValidator(_external_hostname), _ONE_NAME]

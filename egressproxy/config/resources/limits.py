@@ -72,7 +72,7 @@ class AmountRate(Rate):
 class CostRate(Rate):
     """A Rate of money, in the currency of the prices."""
 
-    limit: Annotated[float, Field(gt=0, allow_inf_nan=False)]  # type: ignore[assignment]
+    limit: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]  # type: ignore[assignment]
     """How much in each window."""
     unit: LimitUnit | None = "Month"
     """Instead of window. Day and Month are those of the calendar, in UTC."""
@@ -88,11 +88,11 @@ class ModelPrice(Model):
 
     models: Annotated[tuple[str, ...], Field(min_length=1)]
     """Names of models, with `*` for any characters. The first entry that matches counts."""
-    input: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    input: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
     """Of the request."""
-    cached_input: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    cached_input: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] | None = None
     """Of what the provider had in its cache. Default: as input."""
-    output: Annotated[float, Field(ge=0, allow_inf_nan=False)]
+    output: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
     """Of the answer."""
 
 

@@ -1,8 +1,10 @@
 """EgressPolicy (`egressproxy.io/v1alpha1`)."""
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Final, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, GetCoreSchemaHandler, GetJsonSchemaHandler, field_validator
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema, core_schema
 
 from egressproxy.config.resources.extension import Extension
 from egressproxy.config.resources.hostnames import DestinationHostname, SingleHostname
@@ -14,6 +16,7 @@ from egressproxy.config.resources.parent import BackendParent
 from egressproxy.config.resources.traffic import Traffic
 from egressproxy.config.resources.values import (
     Address,
+    Bool,
     Cidr,
     Duration,
     Label,
@@ -54,21 +57,35 @@ class DestinationEntry(Model):
             raise RefusedValue("the entry names no destination", "add hostnames or cidrs")
 
 
-def _not_null(value: object) -> object:
-    if value is None:
-        raise RefusedValue("nothing is written here", "write [] for an empty list, or remove the field")
-    return value
+class _NotNull:
+    """A field that may be left out, and must not be null: that would lift a restriction by accident."""
+
+    @staticmethod
+    def check(value: object) -> object:
+        """The value itself. Raises RefusedValue."""
+        if value is None:
+            raise RefusedValue("nothing is written here", "write [] for an empty list, or remove the field")
+        return value
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_before_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
+        made = handler(schema)
+        shapes = [each for each in made.get("anyOf", ()) if each != {"type": "null"}]
+        return shapes[0] if len(shapes) == 1 else made
+
+
+_NOT_NULL: Final = _NotNull()
 
 
 class Destinations(Model):
     """Deny beats allow. `allow` None: this policy does not say; `allow: []` allows nothing."""
 
-    allow: tuple[DestinationEntry, ...] | None = None
+    allow: Annotated[tuple[DestinationEntry, ...] | None, _NOT_NULL] = None
     """Destinations that clients may name. An empty list allows nothing; left out, this policy does not say."""
-    deny: tuple[DestinationEntry, ...] = ()
+    deny: Annotated[tuple[DestinationEntry, ...], _NOT_NULL] = ()
     """Destinations that are refused, by whatever spelling and at whatever level. Deny beats allow."""
-
-    _null = field_validator("allow", "deny", mode="before")(_not_null)
 
 
 class AddressEntry(Model):
@@ -97,14 +114,12 @@ class Addresses(Model):
     `only` None: this policy does not say; `only: []` closes everything.
     """
 
-    allow: tuple[AddressEntry, ...] = ()
+    allow: Annotated[tuple[AddressEntry, ...], _NOT_NULL] = ()
     """Addresses that may be dialled beside the public ones."""
-    deny: tuple[AddressRanges, ...] = ()
+    deny: Annotated[tuple[AddressRanges, ...], _NOT_NULL] = ()
     """Addresses that are never dialled, public or not."""
-    only: tuple[AddressRanges, ...] | None = None
+    only: Annotated[tuple[AddressRanges, ...] | None, _NOT_NULL] = None
     """Addresses beside which nothing is dialled that a name or a client leads to. An empty list closes everything."""
-
-    _null = field_validator("allow", "deny", "only", mode="before")(_not_null)
 
 
 class NewNames(Model):
@@ -138,7 +153,7 @@ class Dns(Model):
     """How long an expired answer serves on while the servers do not answer."""
     max_negative_ttl: Annotated[Duration | None, Field(alias="maxNegativeTTL")] = None
     """It is remembered at most as long that a name does not exist or has no address. Default: 30s."""
-    prefetch: bool = True
+    prefetch: Bool = True
     """A name that is used shortly before its answer ends is asked for again at once, so that nobody waits."""
     dnssec: Dnssec = Dnssec.OFF
     """Require: answers count only where the server says that DNSSEC has authenticated them (AD)."""
@@ -229,19 +244,19 @@ class EgressPolicySpec(Model):
     """What the policy is for: Gateways, listeners, routes or Backends of its own namespace. `[]`: only rules of routes
     whose ExtensionRef filter names it.
     """
-    subjects: Annotated[tuple[Subject, ...], Field(max_length=256)] = ()
+    subjects: Annotated[tuple[Subject, ...], Field(max_length=256), _NOT_NULL] = ()
     """The clients that the policy is for. Left out: all. It says nothing about others."""
     mode: Mode | None = None
     """Enforce (the default), Report (let pass what `destinations` would refuse, count it and log it), or Open (allow
     what no `deny` names).
     """
-    destinations: Destinations | None = None
+    destinations: Annotated[Destinations | None, _NOT_NULL] = None
     """Which destinations clients may name, and which are closed to all."""
-    addresses: Addresses | None = None
+    addresses: Annotated[Addresses | None, _NOT_NULL] = None
     """Which resolved addresses may be dialled. By default public ones alone."""
     dns: Dns | None = None
     """How names are resolved."""
-    parent: BackendParent | None = None
+    parent: Annotated[BackendParent | None, _NOT_NULL] = None
     """The proxy through which allowed destinations, and Dynamic and Fqdn backends that name no parent, are reached."""
     tls: PolicyTls | None = None
     """What TLS to backends has to be at least."""
@@ -253,12 +268,10 @@ class EgressPolicySpec(Model):
     """How much may pass."""
     traffic: Traffic | None = None
     """Times, retries, and how connections to backends are used."""
-    regions: Regions | None = None
+    regions: Annotated[Regions | None, _NOT_NULL] = None
     """In which regions backends may stand."""
     extensions: Annotated[tuple[Extension, ...], Field(max_length=256)] = ()
     """Filters that run for what the policy is for."""
-
-    _null = field_validator("destinations", "addresses", "subjects", "regions", "parent", mode="before")(_not_null)
 
     @field_validator("extensions")
     @classmethod

@@ -6,6 +6,7 @@ from pydantic import Field
 
 from egressproxy.config.resources.meta import Model
 from egressproxy.config.resources.values import (
+    Bool,
     Count,
     Duration,
     HeaderName,
@@ -143,7 +144,7 @@ class PassiveHealthCheck(Model):
     """Statuses 502, 503 and 504 in a row; unless they are split, failures of local origin count as one."""
     consecutive_local_origin_failures: Count = 5
     """Where they are split: connections in a row that fail, break, or bring no answer in time."""
-    split_external_local_origin_errors: bool = False
+    split_external_local_origin_errors: Bool = False
     """Failures of local origin are counted by themselves."""
     interval: PositiveDuration = Duration("3s", 3.0)
     """An endpoint that does well for so long steps its next ejection time down by one."""

@@ -10,11 +10,15 @@ from typing import Annotated
 from pydantic import PlainValidator
 from pydantic import WithJsonSchema as JsonSchema
 
-from egressproxy.config.resources.values import RefusedValue
+from egressproxy.config.resources.values import RefusedValue, text_schema
 from egressproxy.ir.backend import Protocol
 from egressproxy.model.near_names import did_you_mean
 
-_TYPES = {
+#: The key of a schema under which a CustomResourceDefinition has its rules in CEL.
+RULES = "x-kubernetes-validations"
+
+#: Of destinations, in lower case, and what they mean.
+TYPES = {
     **{name.lower(): name for name in ("Fqdn", "Ip", "Service", "Dynamic", "Failover")},
     "ipaddress": "Ip",
     "kubernetesservice": "Service",
@@ -50,6 +54,14 @@ def known_or_vendors(what: str, spellings: dict[str, str]) -> PlainValidator:
     return PlainValidator(read)
 
 
+def in_any_case(what: str, spellings: dict[str, str]) -> list[dict[str, str]]:
+    """The rule of a CustomResourceDefinition that says the same, in CEL: a pattern would have each letter twice."""
+    known = ", ".join(f"'{spelling}'" for spelling in spellings)
+    possible = ", ".join(dict.fromkeys(spellings.values()))
+    rule = f"self.lowerAscii() in [{known}] || self.matches(r'^{_VENDOR.pattern}$')"
+    return [{"rule": rule, "message": f"not a {what}: possible are {possible}, in any case, and example.com/x"}]
+
+
 def is_vendors(value: object) -> bool:
     """Whether a value that is known or a vendor's is a vendor's."""
     return isinstance(value, str) and "/" in value
@@ -57,8 +69,8 @@ def is_vendors(value: object) -> bool:
 
 def vendors_too(what: str, *values: str) -> tuple[PlainValidator, JsonSchema]:
     """For `Annotated[str, *...]`: one of these values as it stands here, or a vendor's own with its prefix."""
-    schema = {"type": "string", "maxLength": _MAX_NAME, "examples": list(values)}
-    return known_or_vendors(what, {value: value for value in values}), JsonSchema(schema)
+    schema = text_schema("|".join((*values, _VENDOR.pattern)), _MAX_NAME, *values)
+    return known_or_vendors(what, {value: value for value in values}), schema
 
 
 #: One of the known protocols in its usual spelling, or a vendor's with its prefix.
@@ -72,6 +84,7 @@ ProtocolName = Annotated[
             "default": "HTTP",
             "description": f"What is spoken there: {', '.join(_PROTOCOLS.values())}; in any case. A vendor's own is "
             "written with a prefix, as in example.com/x, and is not served.",
+            RULES: in_any_case("protocol", _PROTOCOLS),
         }
     ),
 ]
@@ -87,6 +100,7 @@ ModeName = Annotated[
             "description": "How the backend is spoken to: None, Simple or Mutual, in any case. PLATFORM_PROVIDED is "
             "Simple, INSECURE_DISABLE is None. Passthrough and Terminate are the listener's business, and a vendor's "
             "own is written with a prefix, as in example.com/x: a port that says so is not served.",
+            RULES: in_any_case("mode", _MODES),
         }
     ),
 ]
@@ -94,7 +108,7 @@ ModeName = Annotated[
 #: What kind of place a destination is, in one of the published spellings.
 TypeName = Annotated[
     str,
-    known_or_vendors("type", _TYPES),
+    known_or_vendors("type", TYPES),
     JsonSchema(
         {
             "type": "string",
@@ -102,6 +116,7 @@ TypeName = Annotated[
             "description": "What kind of place it is: Fqdn, Ip, Service, Dynamic or Failover, in any case. FQDN is "
             "Fqdn, IPAddress is Ip, KubernetesService is Service. EndpointSelector is not served, nor is a vendor's "
             "own, which is written with a prefix, as in example.com/x.",
+            RULES: in_any_case("type", TYPES),
         }
     ),
 ]

@@ -118,8 +118,14 @@ def _above_zero(value: Duration) -> Duration:
 PositiveDuration = Annotated[Duration, AfterValidator(_above_zero)]
 
 
-def _matching(form: re.Pattern[str], message: str, remedy: str) -> AfterValidator:
-    """Text of at most 253 characters that has this form."""
+def text_schema(pattern: str, longest: int, *examples: str) -> JsonSchema:
+    """What a schema says of text: no more than its validator checks, in what Go, Python and ECMA 262 all read alike."""
+    more = {"examples": list(examples)} if examples else {}
+    return JsonSchema({"type": "string", "maxLength": longest, "pattern": f"^({pattern})$", **more})
+
+
+def _matching(form: re.Pattern[str], message: str, remedy: str) -> tuple[AfterValidator, JsonSchema]:
+    """Text of at most 253 characters that has this form. For `Annotated[str, *...]`."""
 
     def check(value: str) -> str:
         """The value itself. Raises RefusedValue."""
@@ -127,7 +133,7 @@ def _matching(form: re.Pattern[str], message: str, remedy: str) -> AfterValidato
             raise RefusedValue(message, remedy)
         return value
 
-    return AfterValidator(check)
+    return AfterValidator(check), text_schema(form.pattern, MAX_HOSTNAME)
 
 
 def _longest_prefix(address: str) -> int:
@@ -251,14 +257,14 @@ Port = Annotated[int, Field(strict=True, ge=1, le=65535)]
 #: RFC 1123 label: namespaces, ports' and sections' names.
 Label = Annotated[
     str,
-    _matching(
+    *_matching(
         _LABEL, "not a DNS label", "use up to 63 lower-case letters, digits and hyphens, not at the ends (RFC 1123)"
     ),
 ]
 #: RFC 1123 subdomain: objects' names.
 Subdomain = Annotated[
     str,
-    _matching(
+    *_matching(
         SUBDOMAIN,
         "not a DNS subdomain name",
         "use up to 253 lower-case letters, digits, hyphens and dots, not at the ends (RFC 1123)",
@@ -266,11 +272,11 @@ Subdomain = Annotated[
 ]
 #: A name in a reference or of a section: the API admits more here than it does in metadata.
 Name = Annotated[str, Field(min_length=1, max_length=253)]
-HeaderName = Annotated[str, AfterValidator(_header_name)]
+HeaderName = Annotated[str, AfterValidator(_header_name), text_schema(TOKEN.pattern.decode(), 256)]
 #: Of any domain and in any spelling: which types there are is known where the configuration is compiled.
 ExtensionType = Annotated[
     str,
-    _matching(
+    *_matching(
         re.compile(r"[!-~]+"),
         "not an extension type",
         "write domain/Kind:version, such as egressproxy.io/CredentialInjector:v1",
@@ -281,8 +287,7 @@ _DECLARED_TYPE = re.compile(
 )
 DeclaredType = Annotated[
     str,
-    Field(max_length=253, json_schema_extra={"pattern": f"^{_DECLARED_TYPE.pattern}$"}),
-    _matching(
+    *_matching(
         _DECLARED_TYPE,
         "not a filter type",
         "write domain/Kind:version under a domain of your own, such as acme.example.com/PIIDetector:v1",
@@ -290,7 +295,7 @@ DeclaredType = Annotated[
 ]
 TrustDomain = Annotated[
     str,
-    _matching(
+    *_matching(
         TRUST_DOMAIN,
         "not a SPIFFE trust domain",
         "write its name alone, in lower case, such as cluster.local (without spiffe://)",
@@ -298,7 +303,7 @@ TrustDomain = Annotated[
 ]
 Pin = Annotated[
     str,
-    _matching(
+    *_matching(
         re.compile(r"sha256/[A-Za-z0-9+/]{43}="),
         "not a pin",
         "write sha256/ and the base64 of the SHA-256 of the public key (SPKI)",
@@ -310,10 +315,13 @@ Cidr = Annotated[
     IPv4Network | IPv6Network,
     PlainValidator(_cidr),
     PlainSerializer(str),
-    JsonSchema({"type": "string", "examples": ["10.0.0.0/8", "2001:db8::/32"]}),
+    text_schema(r"[0-9A-Fa-f:.]+(/[0-9]{1,3})?", 64, "10.0.0.0/8", "2001:db8::/32"),
 ]
 Address = Annotated[
-    IPAddress, PlainValidator(_address), PlainSerializer(str), JsonSchema({"type": "string", "examples": ["192.0.2.1"]})
+    IPAddress,
+    PlainValidator(_address),
+    PlainSerializer(str),
+    text_schema(r"\[?[0-9A-Fa-f:.]+(%[^\s/]+)?\]?", 128, "192.0.2.1"),
 ]
 SecretValue = Annotated[
     SecretBytes,

@@ -1,0 +1,115 @@
+"""`egressproxy rbac`: the RBAC that a gateway with `--source kubernetes` needs, and nothing beyond."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import yaml
+
+from egressproxy.cli.options import config_option
+from egressproxy.cli.problems import show_problems
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Set
+
+    from egressproxy.kubernetes.access import Rule
+    from egressproxy.model.published_object import Key
+
+_WITHOUT_CONFIG = """\
+# No Secrets, and of the ConfigMaps the catalogue alone: which ones a configuration refers to is not known here. To have
+# them by name, give the manifests: egressproxy rbac --config PATH. Or use a label: egressproxy rbac --secret-selector
+# LABELS, which permits more.
+"""
+_WITH_CONFIG = """\
+# Secrets and ConfigMaps by name, as the given manifests refer to them: print this again when they refer to others.
+"""
+_WITH_SELECTOR = """\
+# RBAC cannot be limited by labels: the gateway asks for Secrets and ConfigMaps with --secret-selector alone, but may
+# read all of them {where}. To permit less, label nothing, and give the manifests with --config.
+"""
+
+
+def _full_name(ctx: click.Context, param: click.Parameter, given: str | None) -> tuple[str, str] | None:
+    """`NS/NAME` as two texts. Raises click.BadParameter."""
+    if given is None:
+        return None
+    namespace, _, name = given.partition("/")
+    if not namespace or not name or "/" in name:
+        raise click.BadParameter(f"{given!r} has to be NAMESPACE/NAME", ctx, param)
+    return namespace, name
+
+
+@click.command("rbac")
+@config_option("Manifests that the gateway will serve: Secrets and ConfigMaps by name, the rest where it is used.")
+@click.option("--watch-namespace", "namespaces", multiple=True, metavar="NS", help="As in `run`; may be given again.")
+@click.option("--secret-selector", metavar="LABELS", help="As in `run`.")
+@click.option("--publish-service", "published", metavar="NS/NAME", callback=_full_name, help="As in `run`.")
+@click.option(
+    "--service-account", "account", metavar="NS/NAME", default="egressproxy-system/egressproxy", show_default=True,
+    callback=_full_name, help="Who the gateway is.",
+)  # fmt: skip
+@click.option("--name", default="egressproxy", show_default=True, help="Name of the roles and bindings.")
+def command(
+    config: tuple[Path, ...],
+    namespaces: tuple[str, ...],
+    secret_selector: str | None,
+    published: tuple[str, str] | None,
+    account: tuple[str, str],
+    name: str,
+) -> None:
+    """Print the roles and bindings that a gateway needs which reads its configuration from a cluster.
+
+    With --config, what these manifests refer to decides: nothing is asked for that they do not need. Namespaces and the
+    service account have to be there; they are not made.
+
+    \b
+    Examples:
+      egressproxy rbac --config policies/ | kubectl apply -f -
+      egressproxy rbac --watch-namespace team-a --watch-namespace team-b --config policies/
+      egressproxy rbac --secret-selector egressproxy.io/use=gateway --publish-service egress/gateway
+
+    Exit status: 0 printed, 1 the manifests would be refused, 2 wrong usage.
+    """
+    from egressproxy.kubernetes.access import Needs, roles
+
+    wanted = _wanted(config) if config else None
+    needs = Needs(
+        namespaces=tuple(dict.fromkeys(namespaces)),
+        wanted=wanted,
+        has_selector=secret_selector is not None,
+        home=account[0],
+        published=published,
+    )
+    click.echo("# What egressproxy may do in a cluster, made by `egressproxy rbac`.")
+    if secret_selector is not None:
+        where = f"in namespace {', '.join(needs.namespaces)}" if needs.namespaces else "of the cluster"
+        click.echo(_WITH_SELECTOR.format(where=where), nl=False)
+    else:
+        click.echo(_WITHOUT_CONFIG if wanted is None else _WITH_CONFIG, nl=False)
+    for head, rules in roles(needs, name, account):
+        click.echo(f"---\n{yaml.safe_dump(head, sort_keys=False)}", nl=False)
+        if rules:
+            click.echo("rules:\n" + "".join(_lines(rules)), nl=False)
+
+
+def _wanted(config: tuple[Path, ...]) -> Set[Key]:
+    """What the manifests refer to. Exits with 1 where they would be refused."""
+    from egressproxy.processes.loader.compilation import examined
+
+    resources, compiled = examined(config, ("127.0.0.1",))
+    if compiled.problems:
+        show_problems(compiled.problems, sys.stderr)
+        sys.exit(1)
+    return resources.wanted
+
+
+def _lines(rules: tuple[Rule, ...]) -> Iterator[str]:
+    why = ""
+    for rule in rules:
+        if rule.why != why:
+            yield f"# {rule.why}\n"
+        why = rule.why
+        yield yaml.safe_dump([rule.to_manifest()], sort_keys=False, default_flow_style=None, width=1000)

@@ -1,0 +1,233 @@
+"""What a gateway does in a cluster, as RBAC has it: which verbs on which resources, where, and why.
+
+This is the only list. `egressproxy rbac` prints the roles, and the source says the very rule that is missing.
+Source: Kubernetes, "Using RBAC Authorization" (resourceNames, and what they mean for list and watch).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from typing import Any, Final
+
+from egressproxy.config.compile.interface import CATALOG
+from egressproxy.model.kinds import CONFIGURED, ServedKind
+from egressproxy.model.published_object import Key
+
+#: An API server allows `list` and `watch` of one name, too, where `resourceNames` has it (fieldSelector metadata.name).
+READ: Final = ("get", "list", "watch")
+#: Where Events about objects without a namespace are.
+DEFAULT_NAMESPACE: Final = "default"
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A rule of a Role or ClusterRole. `names` empty: all objects. `why` is for the reader of the role."""
+
+    group: str
+    resources: tuple[str, ...]
+    verbs: tuple[str, ...]
+    why: str = ""
+    names: tuple[str, ...] = ()
+
+    def to_manifest(self) -> dict[str, list[str]]:
+        """The rule as a Role has it."""
+        names = {"resourceNames": list(self.names)} if self.names else {}
+        return {"apiGroups": [self.group], "resources": list(self.resources), **names, "verbs": list(self.verbs)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needs:
+    """What a gateway is started with, as far as RBAC goes.
+
+    `namespaces` are those of --watch-namespace, none for all. `wanted` are the objects that its configuration looked up
+    (`ResourceSet.wanted`), None where no configuration is known. `has_selector`: --secret-selector is given. `home` is
+    the gateway's own namespace, `published` namespace and name of --publish-service.
+    """
+
+    namespaces: tuple[str, ...] = ()
+    wanted: Set[Key] | None = None
+    has_selector: bool = False
+    home: str = CATALOG[0]
+    published: tuple[str, str] | None = None
+
+
+class _When(Enum):
+    """Where a row counts: with every configuration, or for what one refers to."""
+
+    ALWAYS = auto()
+    #: In the namespaces that are watched; Events about objects without a namespace, too.
+    OF_OBJECTS = auto()
+    BY_NAME = auto()
+    #: All of them, where the configuration looks one up.
+    IF_WANTED = auto()
+    NEVER = auto()
+    AT_HOME = auto()
+    CATALOGUE = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    group: str
+    resource: str
+    verbs: tuple[str, ...]
+    why: str
+    when: _When = _When.ALWAYS
+    is_namespaced: bool = True
+
+    def rule(self, *names: str) -> Rule:
+        return Rule(self.group, (self.resource,), self.verbs, self.why, tuple(sorted(set(names))))
+
+
+_CONFIGURATION: Final = "The configuration."
+_STATUS: Final = "Status: what became of each object."
+#: Of kinds that are no configuration: what they are read for, and when.
+_READ_FOR: Final[Mapping[str, tuple[str, _When]]] = {
+    "Namespace": ("Labels of namespaces, by which Gateways admit routes.", _When.IF_WANTED),
+    "Service": ("Services that routes and Backends name.", _When.IF_WANTED),
+    "EndpointSlice": ("Addresses of Services.", _When.IF_WANTED),
+    "Secret": ("Secrets that the configuration refers to.", _When.BY_NAME),
+    "ConfigMap": ("ConfigMaps that the configuration refers to.", _When.BY_NAME),
+    "ClusterTrustBundle": ("ClusterTrustBundles that the configuration refers to.", _When.BY_NAME),
+    "Pod": ("Identity by address: whose a source address is.", _When.IF_WANTED),
+    "ServiceAccount": ("", _When.NEVER),  # a Pod says whose it is
+}
+#: What is looked up, where it has another name than what is read for it.
+_WANTED_AS: Final = {"endpointslices": "services"}
+_KINDS: Final = {kind.plural: kind for kind in CONFIGURED if kind.kind in _READ_FOR}
+#: Kinds that say something and are told nothing.
+_WITHOUT_STATUS: Final = frozenset({"ReferenceGrant", *_READ_FOR})
+
+
+def _read(kind: ServedKind) -> _Row:
+    why, when = _READ_FOR.get(kind.kind, (_CONFIGURATION, _When.ALWAYS))
+    return _Row(kind.group, kind.plural, READ, why, when, kind.is_namespaced)
+
+
+def _status(kind: ServedKind) -> _Row:
+    return _Row(kind.group, f"{kind.plural}/status", ("patch",), _STATUS, is_namespaced=kind.is_namespaced)
+
+
+_TABLE: Final = (
+    *map(_read, CONFIGURED),
+    *(_status(kind) for kind in CONFIGURED if kind.kind not in _WITHOUT_STATUS),
+    _Row("events.k8s.io", "events", ("create", "patch"), "Events about these objects.", _When.OF_OBJECTS),
+    _Row(
+        "coordination.k8s.io", "leases", ("get", "create", "update"), "Which replica writes status.", _When.AT_HOME
+    ),
+    # By server-side apply, whose `create` says a name: that of a POST says none, and could not be limited to one.
+    _Row("", "configmaps", ("get", "create", "patch"), "The catalogue of filter types.", _When.CATALOGUE),
+)  # fmt: skip
+
+
+def needed(needs: Needs) -> dict[str, tuple[Rule, ...]]:
+    """The rules by namespace, "" for those of the whole cluster. Whatever is not here the gateway does without."""
+    found: dict[str, list[Rule]] = defaultdict(list)
+    everywhere = needs.namespaces or ("",)
+    for row in _TABLE:
+        match row.when:
+            case _When.AT_HOME:
+                found[needs.home].append(row.rule())
+            case _When.CATALOGUE:
+                found[CATALOG[0]].append(row.rule(CATALOG[1]))
+            case _When.BY_NAME:
+                for namespace, rule in _by_name(row, needs, everywhere):
+                    found[namespace].append(rule)
+            case _When.NEVER:
+                continue
+            case _When.IF_WANTED if not _is_wanted(row, needs):
+                continue
+            case _ if not row.is_namespaced:
+                found[""].append(row.rule())
+            case _:
+                more = (DEFAULT_NAMESPACE,) if row.when is _When.OF_OBJECTS and needs.namespaces else ()
+                for namespace in dict.fromkeys((*everywhere, *more)):
+                    found[namespace].append(row.rule())
+    if needs.published is not None:
+        namespace, name = needs.published
+        if not any("services" in rule.resources for rule in (*found[""], *found[namespace])):
+            service = permitting("list", "", "services", name)
+            found[namespace].append(replace(service, why="The Service whose addresses Gateways show."))
+    return {namespace: tuple(_merged(found[namespace])) for namespace in sorted(found) if found[namespace]}
+
+
+def _is_wanted(row: _Row, needs: Needs) -> bool:
+    kind = _KINDS[_WANTED_AS.get(row.resource, row.resource)]
+    return needs.wanted is None or any(key[:2] == (kind.group, kind.kind) for key in needs.wanted)
+
+
+def _by_name(row: _Row, needs: Needs, everywhere: tuple[str, ...]) -> Iterable[tuple[str, Rule]]:
+    if not row.is_namespaced and needs.wanted is None:
+        yield "", row.rule()
+        return
+    kind = _KINDS[row.resource]
+    if row.is_namespaced and needs.has_selector:
+        why = f"{kind.kind}s with the label: RBAC knows no labels."
+        yield from ((namespace, replace(row.rule(), why=why)) for namespace in everywhere)
+        return
+    names: dict[str, list[str]] = defaultdict(list)
+    for group, name_of_kind, namespace, name in needs.wanted or ():
+        is_watched = not row.is_namespaced or {"", namespace} & set(everywhere)
+        if (group, name_of_kind) == (kind.group, kind.kind) and is_watched:
+            names[namespace].append(name)
+    for namespace, found in names.items():
+        yield namespace, row.rule(*found)
+
+
+def _merged(rules: Iterable[Rule]) -> Iterable[Rule]:
+    """Rules that differ in their resources alone as one."""
+    together: dict[tuple[object, ...], list[str]] = {}
+    for rule in rules:
+        resources = together.setdefault((rule.group, rule.verbs, rule.why, rule.names), [])
+        resources += (each for each in rule.resources if each not in resources)
+    for (group, verbs, why, names), resources in together.items():
+        yield Rule(group, tuple(resources), verbs, why, names)  # type: ignore[arg-type]
+
+
+def permitting(verb: str, group: str, resource: str, name: str = "") -> Rule:
+    """The rule that permits this, as `needed` has it: reading is one right. `name`: of the object, where it is one."""
+    rows = [row for row in _TABLE if (row.group, row.resource) == (group, resource) and verb in row.verbs]
+    if not rows:
+        return Rule(group, (resource,), (verb,), names=(name,) if name else ())
+    row = next((each for each in rows if each.when is _When.CATALOGUE and name == CATALOG[1]), rows[0])
+    return row.rule(*((name,) if name else ()))
+
+
+def told(verb: str, group: str, resource: str, namespace: str = "", name: str = "") -> str:
+    """What a gateway says that lacks a right, with the rule to add.
+
+    As in `cannot list secrets in namespace a: add to a Role of namespace a …: {...}`.
+    """
+    rule = json.dumps(permitting(verb, group, resource, name).to_manifest())
+    plural, slash, part = resource.partition("/")
+    what = f"{plural}.{group}{slash}{part}" if group else resource
+    place = f" in namespace {namespace}" if namespace else ""
+    role = f"a Role of namespace {namespace}" if namespace else "the ClusterRole"
+    return (
+        f"cannot {verb} {what}{f' {name}' if name else ''}{place}: add to {role} of the gateway's service account"
+        f" (`egressproxy rbac` prints all of it): {rule}"
+    )
+
+
+def roles(needs: Needs, name: str, account: tuple[str, str]) -> list[tuple[dict[str, Any], tuple[Rule, ...]]]:
+    """The roles called `name`, bound to this service account (namespace and name), each with its rules; a binding has
+    none. Roles of one namespace come after those of the whole cluster.
+    """
+    made: list[tuple[dict[str, Any], tuple[Rule, ...]]] = []
+    for namespace, rules in needed(needs).items():
+        prefix = "" if namespace else "Cluster"
+        head = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": f"{prefix}Role"}
+        metadata = {"name": name, **({"namespace": namespace} if namespace else {})}
+        made.append(({**head, "metadata": metadata}, rules))
+        binding = {
+            **head,
+            "kind": f"{prefix}RoleBinding",
+            "metadata": metadata,
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": f"{prefix}Role", "name": name},
+            "subjects": [{"kind": "ServiceAccount", "namespace": account[0], "name": account[1]}],
+        }
+        made.append((binding, ()))
+    return made
