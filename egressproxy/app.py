@@ -125,7 +125,9 @@ class App:
         if options.cluster is not None:
             from egressproxy.kubernetes.cluster import Cluster
 
-            self._cluster = Cluster(options, self.metrics, lambda: self._live.ask_for_reload())
+            self._cluster = Cluster(
+                options, self.metrics, self._events, lambda: self._live.ask_for_reload(), lambda: self._live.lead()
+            )
         self._live = LiveConfiguration(
             options, self._loader, self._fleet, self.metrics, self._events, self._objects_changed, self._own,
             self._cluster,

@@ -53,6 +53,9 @@ class ObjectSource(Protocol):
     async def objects(self, wanted: frozenset[Key]) -> bytes:
         """What a compilation reads (`config.reading.cluster_objects`), with the `wanted` ones."""
 
+    def catalogue(self, packed: bytes) -> None:
+        """The catalogue of filter types, as `catalog_object.catalogue` makes it."""
+
     def in_service(self, shown: bytes, rejection: str, reason: str) -> None:
         """What is in service (`Loaded.shown`), and why the objects that were given last are not, "" if they are."""
 
@@ -86,6 +89,7 @@ class LiveConfiguration:
         self._generation = 0
         self._is_rejected = False  # the configuration that was read last
         self._shows_catalogue = False
+        self._showing: asyncio.Task[None] | None = None
         self._told: set[Problem] = set()
         self._told_late: set[Validity] = set()
         self._reload = asyncio.Event()
@@ -145,7 +149,13 @@ class LiveConfiguration:
             log.warning("the catalogue of filter types cannot be shown: %s", error)
             return
         self.published.show_catalogue(made)
+        if self._cluster is not None:
+            self._cluster.catalogue(made)
         self._on_change()
+
+    def lead(self) -> None:
+        """Show the catalogue in the cluster, too: this gateway is the one that writes there."""
+        self._showing = asyncio.create_task(self.show_catalogue())
 
     async def _read(self) -> Loaded:
         options = self._options

@@ -16,6 +16,7 @@ from egressproxy.model.published_object import Key
 from egressproxy.net.process import child_command, ending
 from egressproxy.processes.workers.channel import FrameChannel
 from egressproxy.run_options import RunOptions
+from egressproxy.telemetry.events import Events
 from egressproxy.telemetry.metrics import Metrics
 
 log = logging.getLogger("egressproxy")
@@ -38,7 +39,14 @@ class Cluster:
     than were given last.
     """
 
-    def __init__(self, options: RunOptions, metrics: Metrics, on_change: Callable[[], None]) -> None:
+    def __init__(
+        self, options: RunOptions, metrics: Metrics, events: Events, on_change: Callable[[], None],
+        on_lead: Callable[[], None],
+    ) -> None:  # fmt: skip
+        """`events` are written to the API server, too. `on_lead` is called when this gateway begins to write status."""
+        self._events = events
+        self._seen = 0
+        self._on_lead = on_lead
         assert options.cluster is not None
         self._begin = messages.Begin(options.cluster, options.state_dir, options.log_level, options.log_format)
         self._on_change = on_change
@@ -82,7 +90,7 @@ class Cluster:
             raise
         self._is_gone.clear()
         self._channel = FrameChannel(ours, self._on_frame, self._is_gone.set)
-        self._channel.send(messages.encode(self._begin))
+        self._send(self._begin)
 
     async def _keep(self) -> None:
         """Start the process again where it ended."""
@@ -127,8 +135,7 @@ class Cluster:
             number = next(self._numbers)
             asked: asyncio.Future[messages.Objects] = asyncio.get_running_loop().create_future()
             self._asked[number] = asked
-            assert self._channel is not None
-            self._channel.send(messages.encode(messages.Ask(number, keys, self._last is None)))
+            self._send(messages.Ask(number, keys, self._last is None))
             try:
                 self._last = await asyncio.wait_for(asked, PATIENCE_S if self._last is not None else None)
             except TimeoutError:
@@ -140,12 +147,19 @@ class Cluster:
                 self._asked.pop(number, None)
             return self._last.packed
 
+    def catalogue(self, packed: bytes) -> None:
+        """Have the catalogue of filter types written, as `catalog_object.catalogue` makes it."""
+        self._send(messages.Catalogue(packed))
+
     def in_service(self, shown: bytes, rejection: str, reason: str) -> None:
         """Tell what is in service (`Loaded.shown`), and why the objects that were given last are not, "" if they are;
         `reason` is that in one word.
         """
+        self._send(messages.InService(shown, rejection, reason))
+
+    def _send(self, message: messages.Message) -> None:
         if self._channel is not None:
-            self._channel.send(messages.encode(messages.InService(shown, rejection, reason)))
+            self._channel.send(messages.encode(message))
 
     def _on_frame(self, frame: bytes, _descriptors: list[int]) -> None:
         match messages.decode(frame):
@@ -159,6 +173,11 @@ class Cluster:
                 self._on_change()
             case messages.Figures() as figures:
                 self.figures = figures
+                if self._seen != self._events.version:
+                    self._seen = self._events.version
+                    self._send(messages.Seen(tuple(self._events.all())))
+            case messages.Leading():
+                self._on_lead()
 
     async def stop(self) -> None:
         """End the process."""

@@ -41,6 +41,7 @@ _WHERE_WANTED: Final = frozenset({("", "Namespace"), ("", "Service"), ("", "Pod"
 _SLICES: Final = ("discovery.k8s.io", "EndpointSlice")
 _NEVER: Final = frozenset({("", "ServiceAccount")})
 _OF_SERVICE: Final = "kubernetes.io/service-name"
+_SERVICE_KIND: Final = next(kind for kind in CONFIGURED if kind.kind == "Service")
 #: Without one of these, more would be allowed than is meant: nothing is served before they are read.
 _RESTRICT: Final = frozenset({(OURS, "EgressPolicy"), (GATEWAY, "BackendTLSPolicy")})
 
@@ -124,6 +125,8 @@ class ClusterSource:
                 self._reflectors[scope] = (reflector, asyncio.create_task(reflector.run()))
 
     def _scopes(self) -> Iterator[Scope]:
+        if self._options.publish_service:
+            yield Scope(_SERVICE_KIND, *self._options.publish_service.split("/"))
         for kind in CONFIGURED:
             name = (kind.group, kind.kind)
             if name not in self._versions or name in _NEVER:
@@ -220,6 +223,25 @@ class ClusterSource:
         """For metrics."""
         restarts = sum(reflector.restarts for reflector, _ in self._reflectors.values())
         return {"watches": len(self._reflectors), "restarts": restarts, "problems": len(self.problems())}
+
+    def addresses(self) -> list[dict[str, str]]:
+        """`status.addresses` of our Gateways: those of the Service in front; none where that is not asked for."""
+        if not self._options.publish_service:
+            return []
+        namespace, _, name = self._options.publish_service.partition("/")
+        held = self.store.find(("", "Service", namespace, name))
+        if held is None:
+            return []
+        ingress = (json.loads(held.status or b"{}").get("loadBalancer") or {}).get("ingress") or []
+        spec = json.loads(held.manifest).get("spec") or {}
+        cluster_ips = spec.get("clusterIPs") or [spec.get("clusterIP")]
+        ips = [each["ip"] for each in ingress if each.get("ip")] or spec.get("externalIPs") or []
+        names = [each["hostname"] for each in ingress if each.get("hostname")]
+        if not ips and not names:
+            ips = [each for each in cluster_ips if each and each != "None"]
+        return [{"type": "IPAddress", "value": each} for each in ips] + [
+            {"type": "Hostname", "value": each} for each in names
+        ]
 
     async def _notify(self) -> None:
         """Tell of changes when they have settled, and of what cannot be read."""

@@ -9,6 +9,7 @@ from typing import Any, Final, get_args
 from egressproxy.model.pickling import classes, dumps, loads
 from egressproxy.model.published_object import Key
 from egressproxy.run_options import ClusterOptions
+from egressproxy.telemetry.notices import InvolvedObject, Notice
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,25 @@ class InService:
 
 
 @dataclass(frozen=True, slots=True)
+class Seen:
+    """Events, as `telemetry.events.Events.all` gives them."""
+
+    events: tuple[tuple[int, Notice], ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Leading:
+    """This gateway writes status from now on: it is given the catalogue of filter types."""
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """The catalogue of filter types, as `catalog_object.catalogue` makes it."""
+
+    packed: bytes = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Changed:
     """What was given last is not what is there now."""
 
@@ -71,9 +91,9 @@ class Figures:
     problems: tuple[str, ...] = ()
 
 
-Message = Begin | Ask | Objects | InService | Changed | Figures
+Message = Begin | Ask | Objects | InService | Seen | Leading | Catalogue | Changed | Figures
 
-_FIND: Final = classes((*get_args(Message), ClusterOptions, Path))
+_FIND: Final = classes((*get_args(Message), ClusterOptions, Path, Notice, InvolvedObject))
 
 
 def encode(message: Message) -> bytes:

@@ -12,10 +12,11 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from egressproxy.kubernetes import messages
 from egressproxy.kubernetes.cluster_source import ClusterSource
@@ -29,9 +30,15 @@ from egressproxy.net.process import close_memory, give_back_memory
 from egressproxy.processes.loader.published import PublishedConfiguration
 from egressproxy.processes.workers.channel import FrameChannel
 from egressproxy.telemetry.diagnostics import Diagnostics
+from egressproxy.telemetry.notices import Notice
+
+if TYPE_CHECKING:
+    from egressproxy.kubernetes.observed import EventWriter
 
 log = logging.getLogger(__name__)
 
+#: Without its Kubernetes-shaped API, a gateway writes no Events.
+_HAS_KUBEAPI: Final = find_spec("egressproxy.kubeapi") is not None
 #: How long the API server has to answer, before what was kept on disk is served, in seconds.
 OFFLINE_S: Final = 5.0
 #: How often figures are told.
@@ -71,6 +78,8 @@ class _SourceProcess:
         self._leases: dict[str, Lease] = {}  # by GatewayClass
         self._writer: StatusWriter | None = None
         self._published = PublishedConfiguration()
+        self._events: EventWriter | None = None
+        self._is_leading = False
         self._holder = f"{os.environ.get('POD_NAME') or socket.gethostname()}_{secrets.token_hex(4)}"
 
     async def serve(self) -> None:
@@ -92,6 +101,10 @@ class _SourceProcess:
                 if not told.rejection:
                     self._start(self._keep())
                 self._start(self._write_status(told))
+            case messages.Seen(events):
+                self._write_events(events)
+            case messages.Catalogue(packed):
+                self._write_catalogue(packed)
 
     def _begin(self, begin: messages.Begin) -> None:
         Diagnostics(begin.log_level, origin="kubernetes", log_format=begin.log_format).start()
@@ -153,9 +166,26 @@ class _SourceProcess:
                 self._leases[name] = lease
                 self._start(lease.run(), _LEASE)
         if self._writer is None:
-            self._writer = StatusWriter(self._source.client, self._source.store, self._left_s)
+            source = self._source
+            self._writer = StatusWriter(self._source.client, source.store, self._left_s, source.addresses)
             self._start(self._writer.run())
         self._writer.show(statuses)
+
+    def _write_events(self, events: Sequence[tuple[int, Notice]]) -> None:
+        if self._source is None or self._source.client is None or not _HAS_KUBEAPI:
+            return
+        if self._events is None:
+            from egressproxy.kubernetes.observed import EventWriter
+
+            self._events = EventWriter(self._source.client, self._published.objects)
+            self._start(self._events.run())
+        self._events.show(events)
+
+    def _write_catalogue(self, packed: bytes) -> None:
+        if self._source is not None and self._source.client is not None and _HAS_KUBEAPI:
+            from egressproxy.kubernetes.observed import write_catalogue
+
+            self._start(write_catalogue(self._source.client, packed))
 
     def _left_s(self) -> float:
         return min((lease.left_s() for lease in self._leases.values()), default=0.0)
@@ -183,6 +213,10 @@ class _SourceProcess:
             self._send(told)
             if self._writer is not None:
                 self._writer.look_again()
+            if bool(self._left_s()) is not self._is_leading:
+                self._is_leading = not self._is_leading
+                if self._is_leading:
+                    self._send(messages.Leading())
 
 
 def _own_namespace() -> str:

@@ -120,7 +120,7 @@ class Reflector:
         if error.status == _NOT_FOUND:  # what is held stays, until discovery says that the kind is gone
             self._can_watch = False
         self.is_forbidden = error.status == _FORBIDDEN
-        self._tell(f"{self.scope} cannot be read: {error}")
+        self._tell(_missing_right(self.scope) if self.is_forbidden else f"{self.scope} cannot be read: {error}")
         return max(error.retry_after_s, FORBIDDEN_PAUSE_S if self.is_forbidden else 0.0)
 
     def _tell(self, problem: str) -> None:
@@ -187,3 +187,10 @@ class Reflector:
         self.place = version
         self._tell("")
         self._on_change()
+
+
+def _missing_right(scope: Scope) -> str:
+    """What cannot be read, with the rule that would permit it."""
+    from egressproxy.kubernetes.access import told  # which most gateways never need
+
+    return told("list", scope.kind.group, scope.kind.plural, scope.namespace, scope.name)

@@ -40,7 +40,12 @@ _KINDS: Final = {(kind.group, kind.kind): kind for kind in CONFIGURED}
 class StatusWriter:
     """`left_s` says for how many seconds we may write, as `Lease.left_s` does. Belongs to the event loop."""
 
-    def __init__(self, client: ApiClient, store: ObjectStore, left_s: Callable[[], float]) -> None:
+    def __init__(
+        self, client: ApiClient, store: ObjectStore, left_s: Callable[[], float],
+        addresses: Callable[[], list[dict[str, str]]] = list,
+    ) -> None:  # fmt: skip
+        """`addresses` are those that Gateways show in place of where they listen; none: they show that."""
+        self._addresses = addresses
         self._client = client
         self._store = store
         self._left_s = left_s
@@ -86,9 +91,12 @@ class StatusWriter:
         done = await asyncio.gather(*(self._write(running, *each) for each in pending))
         return not all(done)
 
-    def _differences(self) -> Iterator[tuple[Key, StoredObject, dict[str, Any]]]:
+    def _differences(self) -> Iterator[tuple[Key, StoredObject, dict[str, Any], bytes | None]]:
+        addresses = self._addresses()
         for key, held in self._store.objects():
             ours = self._ours.get(key)
+            if addresses and key[1] == "Gateway" and ours is not None:
+                ours = json.dumps({**json.loads(ours), "addresses": addresses}).encode()
             if ours is None and CONTROLLER.encode() not in held.status:
                 continue
             if key[:2] in self._told or self._settled.get(key) == (held.status, ours):
@@ -99,9 +107,11 @@ class StatusWriter:
             if wanted is None:
                 self._settled[key] = (held.status, ours)
             else:
-                yield key, held, wanted
+                yield key, held, wanted, ours
 
-    async def _write(self, running: asyncio.Semaphore, key: Key, held: StoredObject, status: dict[str, Any]) -> bool:
+    async def _write(
+        self, running: asyncio.Semaphore, key: Key, held: StoredObject, status: dict[str, Any], ours: bytes | None
+    ) -> bool:
         async with running:
             left_s = self._left_s()
             if not left_s or self._told.get(key[:2]):
@@ -123,7 +133,7 @@ class StatusWriter:
                     )  # fmt: skip
                 self.writes += 1
                 self._written[key] = held.resource_version
-                self._settled[key] = (json.dumps(made.get("status") or {}).encode(), self._ours.get(key))
+                self._settled[key] = (json.dumps(made.get("status") or {}).encode(), ours)
                 return True
             except ApiError as error:
                 if error.status == _CONFLICT or error.status not in _NEVER:

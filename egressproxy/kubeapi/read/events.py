@@ -73,7 +73,7 @@ class _Rendered:
     def _made(self) -> list[PublishedObject]:
         wanted = {subject for _, notice in self.events for subject in (notice.regarding, notice.related) if subject}
         found = references(wanted, self.configuration)
-        return [made for number, notice in self.events for made in _published(number, notice, found)]
+        return [made for number, notice in self.events for made in published(number, notice, found)]
 
 
 def references(
@@ -112,9 +112,10 @@ def _group_of(kind: str, group: str) -> tuple[str, str]:
     return served.group, served.api_version(served.versions[0])
 
 
-def _published(
+def published(
     number: int, notice: Notice, found: Mapping[InvolvedObject, Mapping[str, str]]
 ) -> Iterator[PublishedObject]:
+    """An Event as each of the two groups has it; `found` are the `references` to what it is about."""
     namespace = notice.regarding.namespace or DEFAULT_NAMESPACE
     # As client-go names them: of the object, and told apart by the time.
     name = f"{notice.regarding.name[:230]}.{_STARTED:x}{number:06x}"

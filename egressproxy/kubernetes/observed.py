@@ -1,0 +1,101 @@
+"""What a gateway has seen, written to the API server: Events, and the catalogue of filter types."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+from egressproxy.kubeapi.read.events import published, references
+from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError
+from egressproxy.kubernetes.credentials import CredentialsError
+from egressproxy.model.published_object import PublishedObject
+from egressproxy.processes.loader.result import shown
+from egressproxy.telemetry.notices import Notice
+
+log = logging.getLogger(__name__)
+
+#: Between two writes of Events, in seconds: a flood must not reach the API server.
+PAUSE_S: Final = 0.2
+_GROUP: Final = "events.k8s.io"
+_NOT_FOUND, _CONFLICT = 404, 409
+#: Owner of the fields that we apply.
+MANAGER: Final = "egressproxy"
+
+
+class EventWriter:
+    """Writes each Event once, and again with its count where it has happened again. Belongs to the event loop.
+
+    `objects` gives the configuration in service, which Events are about.
+    """
+
+    def __init__(self, client: ApiClient, objects: Callable[[], Iterable[PublishedObject]]) -> None:
+        self._client = client
+        self._objects = objects
+        self._events: dict[int, Notice] = {}
+        self._written: dict[int, int] = {}  # the count that was written, by number
+        self._due = asyncio.Event()
+        self.problem = ""
+
+    def show(self, events: Sequence[tuple[int, Notice]]) -> None:
+        """Write these, as `telemetry.events.Events.all` gives them."""
+        self._events = dict(events)
+        self._written = {number: count for number, count in self._written.items() if number in self._events}
+        self._due.set()
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            await self._due.wait()
+            self._due.clear()
+            due = [(number, each) for number, each in self._events.items() if self._written.get(number) != each.count]
+            subjects = {subject for _, each in due for subject in (each.regarding, each.related) if subject}
+            found = await asyncio.to_thread(references, subjects, self._objects())
+            for number, notice in due:
+                await self._write(number, notice, found)
+                await asyncio.sleep(PAUSE_S)
+
+    async def _write(self, number: int, notice: Notice, found: Mapping[Any, Mapping[str, str]]) -> None:
+        made = next(each for each in published(number, notice, found) if each.group == _GROUP)
+        value = json.loads(made.manifest)
+        value["metadata"] = {"name": made.name, "namespace": made.namespace}
+        path = f"/apis/{_GROUP}/v1/namespaces/{made.namespace}/events"
+        try:
+            if number not in self._written:
+                try:
+                    await self._client.send("POST", path, None, value)
+                except ApiError as error:
+                    if error.status != _CONFLICT:
+                        raise
+            else:
+                series = {"series": value.get("series")}
+                await self._client.send("PATCH", f"{path}/{made.name}", None, series, "application/merge-patch+json")
+            self._written[number] = notice.count
+            self.problem = ""
+        except ApiError as error:
+            if error.status == _NOT_FOUND:  # the namespace is gone, or the Event has reached its age
+                self._written.pop(number, None)
+            self._tell(f"Events cannot be written in namespace {made.namespace}: {error}")
+        except (CredentialsError, *UNREACHABLE):
+            return  # told by those who read
+
+    def _tell(self, problem: str) -> None:
+        if problem != self.problem:
+            log.warning("%s", problem)
+        self.problem = problem
+
+
+async def write_catalogue(client: ApiClient, packed: bytes) -> None:
+    """Apply the ConfigMap with the catalogue of filter types, as `catalog_object.catalogue` makes it."""
+    for each in shown(packed):
+        path = f"/api/v1/namespaces/{each.namespace}/configmaps/{each.name}"
+        owner = {"fieldManager": MANAGER, "force": "true"}
+        try:
+            await client.send("PATCH", path, owner, json.loads(each.manifest), "application/apply-patch+yaml")
+        except (ApiError, CredentialsError, *UNREACHABLE) as error:
+            what = f"ConfigMap {each.namespace}/{each.name}"
+            log.warning(
+                "the catalogue of filter types cannot be written to %s: %s", what, error or type(error).__name__
+            )
