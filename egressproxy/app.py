@@ -145,7 +145,7 @@ class App:
     def why_not_ready(self) -> str:
         """ "" while every listener is bound and traffic is welcome; else a sentence for people."""
         if why_not := self._live.why_not_writable():
-            return why_not
+            return (self._cluster.problem if self._cluster is not None else "") or why_not
         return self._fleet.why_not_ready() if self._live.places else "no listener is served"
 
     async def exposition(self, accept: str) -> tuple[bytes, str]:

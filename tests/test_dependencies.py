@@ -30,7 +30,10 @@ def imported() -> set[str]:
 
 def test_the_dependencies_are_those_that_are_imported():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    asked = [*project["dependencies"], *project["optional-dependencies"]["kubernetes"]]  # imported where it is asked for
+    asked = [
+        *project["dependencies"],
+        *project["optional-dependencies"]["kubernetes"],
+    ]  # imported where it is asked for
     declared = {re.split(r"[^\w.-]", line, maxsplit=1)[0].lower().replace("_", "-") for line in asked}
     known = {
         name: [each.lower().replace("_", "-") for each in found] for name, found in packages_distributions().items()

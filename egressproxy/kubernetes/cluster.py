@@ -147,6 +147,11 @@ class Cluster:
                 self._asked.pop(number, None)
             return self._last.packed
 
+    @property
+    def problem(self) -> str:
+        """What cannot be read of the cluster, the first of it; "" for nothing."""
+        return next(iter(self.figures.problems), "")
+
     def catalogue(self, packed: bytes) -> None:
         """Have the catalogue of filter types written, as `catalog_object.catalogue` makes it."""
         self._send(messages.Catalogue(packed))

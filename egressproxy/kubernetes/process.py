@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import logging
 import os
 import secrets
@@ -14,6 +15,7 @@ import socket
 import time
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -27,7 +29,7 @@ from egressproxy.kubernetes.status_writer import StatusWriter
 from egressproxy.model.published_object import Key
 from egressproxy.net.loop import new_loop
 from egressproxy.net.process import close_memory, give_back_memory
-from egressproxy.processes.loader.published import PublishedConfiguration
+from egressproxy.processes.loader.published import MAX_MESSAGE, PublishedConfiguration
 from egressproxy.processes.workers.channel import FrameChannel
 from egressproxy.telemetry.diagnostics import Diagnostics
 from egressproxy.telemetry.notices import Notice
@@ -45,6 +47,8 @@ OFFLINE_S: Final = 5.0
 FIGURES_S: Final = 5.0
 _NAME: Final = "egress-cluster"
 _LEASE: Final = "lease"
+#: The condition of a Gateway while something of the cluster cannot be read.
+_UNREADABLE: Final = "egressproxy.io/SourceIncomplete"
 #: The GatewayClass that is there without an object.
 _BUILT_IN_CLASS: Final = "egressproxy"
 _NAMESPACE_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
@@ -80,6 +84,7 @@ class _SourceProcess:
         self._published = PublishedConfiguration()
         self._events: EventWriter | None = None
         self._is_leading = False
+        self._began = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         self._holder = f"{os.environ.get('POD_NAME') or socket.gethostname()}_{secrets.token_hex(4)}"
 
     async def serve(self) -> None:
@@ -166,10 +171,28 @@ class _SourceProcess:
                 self._leases[name] = lease
                 self._start(lease.run(), _LEASE)
         if self._writer is None:
-            source = self._source
-            self._writer = StatusWriter(self._source.client, source.store, self._left_s, source.addresses)
+            self._writer = StatusWriter(self._source.client, self._source.store, self._left_s, self._completed)
             self._start(self._writer.run())
         self._writer.show(statuses)
+
+    def _completed(self, key: Key, status: bytes) -> bytes:
+        """The status of a Gateway with the addresses in front of it, and with what cannot be read of the cluster."""
+        source = self._source
+        if key[1] != "Gateway" or source is None:
+            return status
+        addresses, problems = source.addresses(), source.problems()
+        if not addresses and not problems:
+            return status
+        made = json.loads(status)
+        if addresses:
+            made["addresses"] = addresses
+        if problems:
+            generation = next((each["observedGeneration"] for each in made["conditions"]), 0)
+            made["conditions"].append({
+                "type": _UNREADABLE, "status": "True", "reason": "CannotBeRead", "observedGeneration": generation,
+                "message": "; ".join(problems)[:MAX_MESSAGE], "lastTransitionTime": self._began,
+            })  # fmt: skip
+        return json.dumps(made).encode()
 
     def _write_events(self, events: Sequence[tuple[int, Notice]]) -> None:
         if self._source is None or self._source.client is None or not _HAS_KUBEAPI:

@@ -42,10 +42,10 @@ class StatusWriter:
 
     def __init__(
         self, client: ApiClient, store: ObjectStore, left_s: Callable[[], float],
-        addresses: Callable[[], list[dict[str, str]]] = list,
+        complete: Callable[[Key, bytes], bytes] = lambda _key, status: status,
     ) -> None:  # fmt: skip
-        """`addresses` are those that Gateways show in place of where they listen; none: they show that."""
-        self._addresses = addresses
+        """`complete` adds to the status of an object (JSON) what is known here alone."""
+        self._complete = complete
         self._client = client
         self._store = store
         self._left_s = left_s
@@ -92,11 +92,10 @@ class StatusWriter:
         return not all(done)
 
     def _differences(self) -> Iterator[tuple[Key, StoredObject, dict[str, Any], bytes | None]]:
-        addresses = self._addresses()
         for key, held in self._store.objects():
             ours = self._ours.get(key)
-            if addresses and key[1] == "Gateway" and ours is not None:
-                ours = json.dumps({**json.loads(ours), "addresses": addresses}).encode()
+            if ours is not None:
+                ours = self._complete(key, ours)
             if ours is None and CONTROLLER.encode() not in held.status:
                 continue
             if key[:2] in self._told or self._settled.get(key) == (held.status, ours):

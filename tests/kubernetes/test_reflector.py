@@ -13,11 +13,10 @@ import pytest
 
 from egressproxy.kubernetes import reflector as reflecting
 from egressproxy.kubernetes.api_client import ApiClient
-from egressproxy.kubernetes.credentials import Credentials
 from egressproxy.kubernetes.object_store import ObjectStore, Scope
 from egressproxy.kubernetes.reflector import Reflector
 from egressproxy.model.kinds import CONFIGURED
-from egressproxy.run_options import ClusterOptions
+from tests.kubernetes.kit import client_of
 from tests.support.api_server import ApiServer
 
 ROUTES = next(kind for kind in CONFIGURED if kind.kind == "HTTPRoute")
@@ -62,9 +61,7 @@ async def watched(folder: Path, *names: str, place: str = "") -> AsyncIterator[W
     for name in names:
         server.put(route(name))
     async with server.running():
-        file = folder / "kubeconfig"
-        file.write_text(server.kubeconfig())
-        client = ApiClient(await Credentials.load(ClusterOptions(kubeconfig=file)))
+        client = await client_of(folder, server)
         made = Watched(server, client, place)
         task = asyncio.create_task(made.reflector.run())
         try:

@@ -6,13 +6,11 @@ import asyncio
 import json
 from typing import Any
 
-from egressproxy.kubernetes.api_client import ApiClient
-from egressproxy.kubernetes.credentials import Credentials
 from egressproxy.kubernetes.lease import Lease
 from egressproxy.kubernetes.object_store import ObjectStore, Scope, stored
 from egressproxy.kubernetes.status_writer import CONTROLLER, StatusWriter, merged
 from egressproxy.model.kinds import CONFIGURED
-from egressproxy.run_options import ClusterOptions
+from tests.kubernetes.kit import client_of
 from tests.support.api_server import ApiServer
 
 EARLY, LATE = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
@@ -64,12 +62,6 @@ def test_fields_that_the_server_adds_are_no_difference():
 GATEWAYS = Scope(next(kind for kind in CONFIGURED if kind.kind == "Gateway"))
 KEY = ("gateway.networking.k8s.io", "Gateway", "default", "gw")
 GATEWAY = {"apiVersion": "gateway.networking.k8s.io/v1", "kind": "Gateway", "metadata": {"name": "gw"}, "spec": {}}
-
-
-async def client_of(tmp_path: Any, server: ApiServer) -> ApiClient:
-    file = tmp_path / "kubeconfig"
-    file.write_text(server.kubeconfig())
-    return ApiClient(await Credentials.load(ClusterOptions(kubeconfig=file)))
 
 
 def seen(store: ObjectStore, server: ApiServer) -> None:

@@ -217,9 +217,14 @@ class ApiServer:
                 return _error(409, "AlreadyExists")
             return web.json_response(self.put(body), status=201)
         key = (kind.plural, namespace, more[0])
-        if key not in self.objects:
+        is_applied = request.content_type == "application/apply-patch+yaml" and len(more) == 1
+        if key not in self.objects and not is_applied:
             return _error(404, "NotFound")
+        if is_applied:
+            return web.json_response(self.put(body))
         held = self.objects[key]
+        if request.content_type == "application/merge-patch+json":
+            return web.json_response(self.put({**held, **body}))
         if request.method in ("PUT", "PATCH"):
             wanted = body["metadata"].get("resourceVersion")
             if wanted not in (None, held["metadata"]["resourceVersion"]):
