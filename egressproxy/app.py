@@ -126,8 +126,9 @@ class App:
             from egressproxy.kubernetes.cluster import Cluster
 
             self._cluster = Cluster(
-                options, self.metrics, self._events, lambda: self._live.ask_for_reload(), lambda: self._live.lead()
-            )
+                options, self.metrics, self._events, lambda: self._live.ask_for_reload(), lambda: self._live.lead(),
+                lambda: self._live.ask_for_endpoints(),
+            )  # fmt: skip
         self._live = LiveConfiguration(
             options, self._loader, self._fleet, self.metrics, self._events, self._objects_changed, self._own,
             self._cluster,
@@ -199,7 +200,12 @@ class App:
             self._started(await self._live.forward_listeners())
         tasks = [
             asyncio.create_task(each)
-            for each in (self._live.reload_when_asked(), self._live.watch_certificates(), self._watch(changed))
+            for each in (
+                self._live.reload_when_asked(),
+                self._live.watch_certificates(),
+                self._watch(changed),
+                self._live.replace_endpoints_when_asked(),
+            )
         ]
         await self._stop.wait()
         self._live.is_draining = True

@@ -26,13 +26,15 @@ from egressproxy.processes.loader.notices import accepted, broken, rejected
 from egressproxy.processes.loader.process import LoadingFailed
 from egressproxy.processes.loader.published import PublishedConfiguration, digest
 from egressproxy.processes.loader.result import ListenerAddress, Loaded, builtin
-from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Fleet, Guarded
+from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, EndpointUpdates, Fleet, Guarded
 from egressproxy.run_options import RunOptions
 from egressproxy.telemetry.events import Events
 from egressproxy.telemetry.metrics import Metrics
 
 log = logging.getLogger("egressproxy")
 
+#: How long after a change of endpoints alone the configuration is read again, in seconds.
+ENDPOINTS_S = 60.0
 #: How often what new objects refer to is read, too, before a configuration is taken as it is.
 MAX_ROUNDS = 8
 
@@ -52,6 +54,10 @@ class ObjectSource(Protocol):
 
     async def objects(self, wanted: frozenset[Key]) -> bytes:
         """What a compilation reads (`config.reading.cluster_objects`), with the `wanted` ones."""
+
+    @property
+    def endpoints(self) -> EndpointUpdates:
+        """The addresses of Services that have changed since the objects were given."""
 
     def catalogue(self, packed: bytes) -> None:
         """The catalogue of filter types, as `catalog_object.catalogue` makes it."""
@@ -93,6 +99,8 @@ class LiveConfiguration:
         self._told: set[Problem] = set()
         self._told_late: set[Validity] = set()
         self._reload = asyncio.Event()
+        self._has_endpoints = asyncio.Event()
+        self._following: asyncio.TimerHandle | None = None  # a reload after endpoints were replaced
         self._has_other_certificates = asyncio.Event()
         self._asked: list[tuple[str, asyncio.Future[str]]] = []  # who waits for a reload, with what they acknowledge
 
@@ -193,6 +201,8 @@ class LiveConfiguration:
         except Guarded as error:
             mark = await asyncio.to_thread(digest, fresh.shown)
             raise Guarded(f"{error}\nif that is meant: egressproxy reload --acknowledge {mark}") from None
+        if self._cluster is not None and self._cluster.endpoints:
+            await self._fleet.replace_endpoints(self._cluster.endpoints)
         self._packed = await asyncio.to_thread(zlib.compress, fresh.spec, 1)
         has_other_types = fresh.declared != self._loaded.declared
         self._loaded = replace(fresh, spec=b"", broken=())
@@ -228,6 +238,29 @@ class LiveConfiguration:
     # --- reloads ---------------------------------------------------------------------------------------------------
     def ask_for_reload(self) -> None:
         """Read the configuration again as soon as possible; several requests may become one reload."""
+        self._reload.set()
+
+    def ask_for_endpoints(self) -> None:
+        """Have Services lead to the addresses that the cluster has for them by now."""
+        self._has_endpoints.set()
+
+    async def replace_endpoints_when_asked(self) -> None:
+        """Replace endpoints in what is in service. What else is told of them follows with a reload after a while.
+        Runs until it is cancelled.
+        """
+        while True:
+            await self._has_endpoints.wait()
+            self._has_endpoints.clear()
+            async with self.taking:
+                updates = dict(self._cluster.endpoints) if self._cluster is not None else {}
+                is_done = await self._fleet.replace_endpoints(updates) if updates and self._generation else True
+            if not is_done:
+                self._reload.set()
+            elif self._following is None:
+                self._following = asyncio.get_running_loop().call_later(ENDPOINTS_S, self._follow)
+
+    def _follow(self) -> None:
+        self._following = None
         self._reload.set()
 
     async def reload(self, acknowledged: str) -> str:

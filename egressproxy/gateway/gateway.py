@@ -10,7 +10,7 @@ import asyncio
 import ipaddress
 import logging
 import socket
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.instances import FilterInstances
@@ -24,7 +24,8 @@ from egressproxy.gateway.identity.seen_values import SharedSeenValues
 from egressproxy.gateway.listeners.bound_port import BoundPort
 from egressproxy.gateway.overload.memory_pressure import OverloadState
 from egressproxy.gateway.overload_manager import OverloadManager
-from egressproxy.gateway.snapshot import Port, Snapshot
+from egressproxy.gateway.snapshot import Port, Snapshot, replace_endpoints
+from egressproxy.ir.backend import EndpointAddress
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.model.authority import IPAddress
 from egressproxy.model.kill_switch import KilledIdentities
@@ -192,6 +193,10 @@ class GatewayServer:
     def _forget_resolvers(self) -> None:
         """Keep those of the snapshot in service."""
         self.network.keep_resolvers(hop.spec for connector in self._connectors() for hop in connector.all_hops())
+
+    def replace_endpoints(self, updates: Mapping[tuple[str, int], tuple[EndpointAddress, ...]]) -> bool:
+        """As `snapshot.replace_endpoints`, in what is in service."""
+        return self.snapshot is None or replace_endpoints(self.snapshot.connectors, updates)
 
     # --- the end ---------------------------------------------------------------------------------------------------
     async def drain(self, timeout_s: float) -> int:

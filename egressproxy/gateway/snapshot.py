@@ -18,7 +18,7 @@ from egressproxy.gateway.identity.authenticators import Authenticators
 from egressproxy.gateway.leaf_certificates.leaf_cache import LeafCache, LeafCaches
 from egressproxy.gateway.route import DefaultRoutes, Route
 from egressproxy.identity.peers import AddressTable, CertificateTable, workload
-from egressproxy.ir.backend import ConnectionIR
+from egressproxy.ir.backend import ConnectionIR, Destination, EndpointAddress
 from egressproxy.ir.gateway import CertificateIR, ClientCertificatesIR, ListenerIR, ListenerProtocol
 from egressproxy.ir.identity import AddressClientIR
 from egressproxy.ir.policy import LimitsIR, Mode, TimeoutsIR
@@ -217,3 +217,24 @@ class Snapshot:
     filters: FilterInstances
     leaf_caches: LeafCaches = field(default_factory=LeafCaches)
     authenticators: Authenticators = field(default_factory=Authenticators)
+
+
+def replace_endpoints(
+    connectors: dict[ConnectionIR, Connector], updates: Mapping[tuple[str, int], tuple[EndpointAddress, ...]]
+) -> bool:
+    """Let Services lead to these addresses, by name ("namespace/name") and port, without another snapshot.
+
+    Returns False where one is needed for some of them.
+    """
+    is_done = True
+    for spec, connector in list(connectors.items()):
+        backend = spec.backend
+        endpoints = updates.get((backend.name, backend.port)) if backend.destination is Destination.SERVICE else None
+        if endpoints is None or endpoints == backend.endpoints:
+            continue
+        if connector.replace_endpoints(endpoints):
+            del connectors[spec]
+            connectors[connector.spec] = connector
+        else:
+            is_done = False
+    return is_done

@@ -11,6 +11,7 @@ from contextlib import suppress
 from itertools import count
 from typing import Final
 
+from egressproxy.ir.backend import EndpointAddress
 from egressproxy.kubernetes import messages
 from egressproxy.model.published_object import Key
 from egressproxy.net.process import child_command, ending
@@ -41,9 +42,12 @@ class Cluster:
 
     def __init__(
         self, options: RunOptions, metrics: Metrics, events: Events, on_change: Callable[[], None],
-        on_lead: Callable[[], None],
+        on_lead: Callable[[], None], on_endpoints: Callable[[], None],
     ) -> None:  # fmt: skip
-        """`events` are written to the API server, too. `on_lead` is called when this gateway begins to write status."""
+        """`events` are written to the API server, too. `on_lead` is called when this gateway begins to write status,
+        `on_endpoints` when there are other `endpoints` than before, and nothing else has changed.
+        """
+        self._on_endpoints = on_endpoints
         self._events = events
         self._seen = 0
         self._on_lead = on_lead
@@ -53,6 +57,7 @@ class Cluster:
         self._numbers = count(1)
         self._asked: dict[int, asyncio.Future[messages.Objects]] = {}
         self._last: messages.Objects | None = None
+        self.endpoints: dict[tuple[str, int], tuple[EndpointAddress, ...]] = {}  # that are not among the last objects
         self._process: subprocess.Popen[bytes] | None = None
         self._channel: FrameChannel | None = None
         self._is_gone = asyncio.Event()
@@ -169,6 +174,7 @@ class Cluster:
     def _on_frame(self, frame: bytes, _descriptors: list[int]) -> None:
         match messages.decode(frame):
             case messages.Objects() as found:
+                self.endpoints.clear()  # they are among the objects
                 asked = self._asked.get(found.number)
                 if asked is not None and not asked.done():
                     asked.set_result(found)
@@ -176,6 +182,9 @@ class Cluster:
                     self._on_change()  # it came too late: ask again
             case messages.Changed():
                 self._on_change()
+            case messages.Endpoints(updates):
+                self.endpoints.update(updates)
+                self._on_endpoints()
             case messages.Figures() as figures:
                 self.figures = figures
                 if self._seen != self._events.version:

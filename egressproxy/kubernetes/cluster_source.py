@@ -12,16 +12,19 @@ import logging
 import random
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import suppress
-from typing import Final
+from enum import Enum, auto
+from typing import Any, Final
 
+from egressproxy.ir.backend import EndpointAddress
+from egressproxy.ir.endpoint_slices import ready_endpoints
 from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError
 from egressproxy.kubernetes.credentials import Credentials, CredentialsError
 from egressproxy.kubernetes.discovery import discovered
-from egressproxy.kubernetes.object_store import ObjectStore, Scope, StoredObject, lines
+from egressproxy.kubernetes.object_store import OF_SERVICE, SLICES, ObjectStore, Scope, StoredObject, lines
 from egressproxy.kubernetes.reflector import FIRST_PAUSE_S, LONGEST_PAUSE_S, Reflector
 from egressproxy.model.kinds import CONFIGURED, GATEWAY, OURS, ServedKind
 from egressproxy.model.published_object import Key
+from egressproxy.processes.workers.fleet import EndpointUpdates
 from egressproxy.run_options import ClusterOptions
 
 log = logging.getLogger(__name__)
@@ -31,26 +34,38 @@ DISCOVER_S: Final = 30.0
 #: A change has settled when nothing more comes for so long; what changes without end is given on after the second.
 QUIET_S: Final = 0.05
 PATIENCE_S: Final = 0.3
-#: In place of a revision.
-_NEVER_TAKEN, _FROM_DISK = -1, -2
 #: Names of Services up to which only their EndpointSlices are asked for.
 FEW_SERVICES: Final = 100
 
 _BY_NAME: Final = frozenset({("", "Secret"), ("", "ConfigMap"), ("certificates.k8s.io", "ClusterTrustBundle")})
+#: Kinds of which all are read, and those are given on that a compilation has looked up.
+_BY_LOOKUP: Final = frozenset({("", "Service"), ("", "Namespace")})
 _WHERE_WANTED: Final = frozenset({("", "Namespace"), ("", "Service"), ("", "Pod")})
-_SLICES: Final = ("discovery.k8s.io", "EndpointSlice")
 _NEVER: Final = frozenset({("", "ServiceAccount")})
-_OF_SERVICE: Final = "kubernetes.io/service-name"
 _SERVICE_KIND: Final = next(kind for kind in CONFIGURED if kind.kind == "Service")
 #: Without one of these, more would be allowed than is meant: nothing is served before they are read.
 _RESTRICT: Final = frozenset({(OURS, "EgressPolicy"), (GATEWAY, "BackendTLSPolicy")})
 
 
+class _Given(Enum):
+    """What was given last: the objects of the API server, or those that were kept on disk."""
+
+    NOTHING = auto()
+    FROM_DISK = auto()
+    OBJECTS = auto()
+
+
 class ClusterSource:
     """Belongs to the event loop. `on_change` is called when what `take` gives is not what it gave last."""
 
-    def __init__(self, options: ClusterOptions, places: Mapping[str, str], on_change: Callable[[], None]) -> None:
-        """`places` are resource versions up to which each scope, by its text, was in force before."""
+    def __init__(
+        self, options: ClusterOptions, places: Mapping[str, str], on_change: Callable[[], None],
+        on_endpoints: Callable[[EndpointUpdates], None],
+    ) -> None:  # fmt: skip
+        """`places` are resource versions up to which each scope, by its text, was in force before. `on_endpoints` is
+        called in place of `on_change` where nothing but addresses of Services is different.
+        """
+        self._on_endpoints = on_endpoints
         self.store = ObjectStore()
         self.client: ApiClient | None = None
         self._options = options
@@ -63,7 +78,7 @@ class ClusterSource:
         self._is_discovered = False
         self._problem = "the API server has not answered yet"
         self._changed = asyncio.Event()
-        self._taken = _NEVER_TAKEN  # the revision that was given last
+        self._given = _Given.NOTHING
         self._told: set[str] = set()
 
     async def run(self) -> None:
@@ -134,7 +149,7 @@ class ClusterSource:
             keys = [key for key in self._wanted if key[:2] == name]
             if name in _BY_NAME:
                 yield from self._named(kind, keys)
-            elif name == _SLICES:
+            elif name == SLICES:
                 yield from self._slices(kind)
             elif name not in _WHERE_WANTED or keys:
                 yield from (Scope(kind, namespace) for namespace in self._namespaces(kind))
@@ -152,7 +167,7 @@ class ClusterSource:
     def _slices(self, kind: ServedKind) -> Iterator[Scope]:
         names = sorted({key[3] for key in self._wanted if key[:2] == ("", "Service")})
         if names:
-            labels = f"{_OF_SERVICE} in ({','.join(names)})" if len(names) <= FEW_SERVICES else _OF_SERVICE
+            labels = f"{OF_SERVICE} in ({','.join(names)})" if len(names) <= FEW_SERVICES else OF_SERVICE
             yield from (Scope(kind, namespace, labels=labels) for namespace in self._namespaces(kind))
 
     def _namespaces(self, kind: ServedKind) -> tuple[str, ...]:
@@ -190,7 +205,7 @@ class ClusterSource:
 
     def expect(self) -> None:
         """Objects were taken from disk: those of the API server are news once they are read."""
-        self._taken = _FROM_DISK
+        self._given = _Given.FROM_DISK
 
     def take(self) -> bytes:
         """What a compilation reads, compressed (`config.reading.cluster_objects`)."""
@@ -198,7 +213,9 @@ class ClusterSource:
             if scope not in self._reflectors:
                 self.store.forget(scope)
         self._leaving.clear()
-        self._taken = self.store.revision
+        self._given = _Given.OBJECTS
+        self.store.changed.clear()
+        self.store.services.clear()
         return zlib.compress(lines(each for _, each in self.relevant()), 1)
 
     def relevant(self) -> Iterator[tuple[Key, StoredObject]]:
@@ -206,9 +223,9 @@ class ClusterSource:
         services = {key[2:] for key in self._wanted if key[:2] == ("", "Service")}
         for key, each in sorted(self.store.objects()):
             name = key[:2]
-            if name == _SLICES:
-                is_read = (key[2], json.loads(each.manifest)["metadata"].get("labels", {}).get(_OF_SERVICE)) in services
-            elif name in (("", "Service"), ("", "Namespace")):
+            if name == SLICES:
+                is_read = (key[2], each.service) in services
+            elif name in _BY_LOOKUP:
                 is_read = key in self._wanted
             else:
                 is_read = True
@@ -248,14 +265,36 @@ class ClusterSource:
         while True:
             await self.wait()
             self._tell_problems()
-            if self._taken == _NEVER_TAKEN or self.store.revision == self._taken:
+            if self._given is _Given.NOTHING or (self._given is _Given.FROM_DISK and self.why_not_ready()):
                 continue
-            if self._taken == _FROM_DISK and self.why_not_ready():
+            if not self.store.changed and not self.store.services:
                 continue
             deadline = asyncio.get_running_loop().time() + PATIENCE_S
             revision = -1
             while revision != self.store.revision and asyncio.get_running_loop().time() < deadline:
                 revision = self.store.revision
                 await asyncio.sleep(QUIET_S)
-            with suppress(Exception):
+            is_other = any(key[:2] not in _BY_LOOKUP or key in self._wanted for key in self.store.changed)
+            self.store.changed.clear()
+            if is_other:
                 self._on_change()
+            elif updates := self._endpoints():
+                self._on_endpoints(updates)
+
+    def _endpoints(self) -> EndpointUpdates:
+        """The addresses of the Services whose slices have changed, where a configuration refers to them."""
+        services = set(self.store.services)
+        found: dict[tuple[str, int], tuple[EndpointAddress, ...]] = {}
+        self.store.services.clear()
+        slices: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        for key, each in self.store.objects():
+            if key[:2] == SLICES and (key[2], each.service) in services:
+                slices.setdefault((key[2], each.service), []).append(json.loads(each.manifest))
+        for namespace, name in services:
+            service = self.store.find(("", "Service", namespace, name))
+            if service is None or ("", "Service", namespace, name) not in self._wanted:
+                continue
+            for port in json.loads(service.manifest)["spec"].get("ports") or ():
+                addresses = ready_endpoints(slices.get((namespace, name), ()), port.get("name") or "")
+                found[f"{namespace}/{name}", port["port"]] = addresses
+        return found

@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, get_args
 
-from egressproxy.model.pickling import classes, dumps, loads
+from egressproxy.ir.backend import EndpointAddress
+from egressproxy.model.pickling import ADDRESSES, classes, dumps, loads
 from egressproxy.model.published_object import Key
+from egressproxy.processes.workers.fleet import EndpointUpdates
 from egressproxy.run_options import ClusterOptions
 from egressproxy.telemetry.notices import InvolvedObject, Notice
 
@@ -82,6 +84,13 @@ class Changed:
 
 
 @dataclass(frozen=True, slots=True)
+class Endpoints:
+    """Of what was given last nothing has changed but the addresses of these Services (`fleet.EndpointUpdates`)."""
+
+    updates: EndpointUpdates
+
+
+@dataclass(frozen=True, slots=True)
 class Figures:
     """For metrics: counters and gauges by name, objects by kind, requests by status."""
 
@@ -91,9 +100,9 @@ class Figures:
     problems: tuple[str, ...] = ()
 
 
-Message = Begin | Ask | Objects | InService | Seen | Leading | Catalogue | Changed | Figures
+Message = Begin | Ask | Objects | InService | Seen | Leading | Catalogue | Changed | Endpoints | Figures
 
-_FIND: Final = classes((*get_args(Message), ClusterOptions, Path, Notice, InvolvedObject))
+_FIND: Final = classes((*get_args(Message), ClusterOptions, Path, Notice, InvolvedObject, EndpointAddress, *ADDRESSES))
 
 
 def encode(message: Message) -> bytes:

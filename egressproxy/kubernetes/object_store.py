@@ -15,10 +15,14 @@ from egressproxy.model.published_object import Key
 
 #: Parts of `metadata` that are kept: the rest changes often, and decides nothing.
 _METADATA: Final = ("name", "namespace", "uid", "generation", "creationTimestamp", "labels", "annotations")
+#: Group and kind of EndpointSlices.
+SLICES: Final = ("discovery.k8s.io", "EndpointSlice")
 #: kubectl keeps the whole object in it, a Secret's values included.
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 #: Kinds whose status is input.
 _WITH_STATUS: Final = frozenset({("", "Pod")})
+#: The label of an EndpointSlice with the name of its Service.
+OF_SERVICE: Final = "kubernetes.io/service-name"
 _ZONE: Final = "topology.kubernetes.io/zone"
 
 
@@ -36,11 +40,14 @@ class Scope(NamedTuple):
 
 
 class StoredObject(NamedTuple):
-    """`manifest` is what a compilation reads, as JSON; `status` what the server has of it, b"" for none."""
+    """`manifest` is what a compilation reads, as JSON; `status` what the server has of it, b"" for none; `service` the
+    name of the Service whose addresses an EndpointSlice has.
+    """
 
     resource_version: str
     manifest: bytes
     status: bytes
+    service: str = ""  # of an EndpointSlice
 
 
 def stored(value: Mapping[str, Any], scope: Scope, version: str) -> tuple[Key, StoredObject]:
@@ -63,9 +70,9 @@ def stored(value: Mapping[str, Any], scope: Scope, version: str) -> tuple[Key, S
     namespace = metadata.get("namespace", "") if kind.is_namespaced else ""
     key = (kind.group, kind.kind, namespace, metadata["name"])
     packed = json.dumps(made, separators=(",", ":"), sort_keys=True).encode()
-    return key, StoredObject(
-        str(metadata.get("resourceVersion", "")), packed, json.dumps(status).encode() if status else b""
-    )
+    service = (metadata.get("labels") or {}).get(OF_SERVICE, "") if kind.kind == "EndpointSlice" else ""
+    held = json.dumps(status).encode() if status else b""
+    return key, StoredObject(str(metadata.get("resourceVersion", "")), packed, held, service)
 
 
 def _with_zone(endpoint: Any) -> Any:
@@ -83,10 +90,15 @@ def is_older(version: str, than: str) -> bool:
 
 
 class ObjectStore:
-    """`revision` counts the changes of manifests. Of an object in two scopes the first scope's counts."""
+    """`revision` counts the changes of manifests. `changed` are objects that have changed since somebody cleared it,
+    without EndpointSlices; `services` those (namespace and name) whose slices have. Of an object in two scopes the
+    first scope's counts.
+    """
 
     def __init__(self) -> None:
         self.revision = 0
+        self.changed: set[Key] = set()
+        self.services: set[tuple[str, str]] = set()
         self._scopes: dict[Scope, dict[Key, StoredObject]] = {}
 
     def replace(self, scope: Scope, objects: Mapping[Key, StoredObject]) -> None:
@@ -97,8 +109,8 @@ class ObjectStore:
             for key, each in objects.items()
         }
         self._scopes[scope] = fresh
-        if fresh.keys() != held.keys() or any(fresh[key].manifest != held[key].manifest for key in fresh):
-            self.revision += 1
+        for key in {**held, **fresh}:
+            self._compare(key, held.get(key), fresh.get(key))
 
     def put(self, scope: Scope, key: Key, fresh: StoredObject) -> None:
         """Hold an object that was added or changed."""
@@ -107,7 +119,7 @@ class ObjectStore:
         if held is not None and is_older(fresh.resource_version, held.resource_version):
             return
         objects[key] = fresh
-        self.revision += held is None or held.manifest != fresh.manifest
+        self._compare(key, held, fresh)
 
     def remove(self, scope: Scope, key: Key, version: str) -> None:
         """Hold an object no longer, which was deleted in this version."""
@@ -115,11 +127,22 @@ class ObjectStore:
         held = objects.get(key)
         if held is not None and not is_older(version, held.resource_version):
             del objects[key]
-            self.revision += 1
+            self._compare(key, held, None)
 
     def forget(self, scope: Scope) -> None:
         """Hold nothing of a scope: nobody asks for it any more."""
-        self.revision += bool(self._scopes.pop(scope, None))
+        for key, held in self._scopes.pop(scope, {}).items():
+            self._compare(key, held, None)
+
+    def _compare(self, key: Key, was: StoredObject | None, now: StoredObject | None) -> None:
+        """Count a change."""
+        if was is not None and now is not None and was.manifest == now.manifest:
+            return
+        self.revision += 1
+        if key[:2] == SLICES:
+            self.services.update((key[2], each.service) for each in (was, now) if each is not None)
+        else:
+            self.changed.add(key)
 
     def objects(self) -> Iterator[tuple[Key, StoredObject]]:
         """Every object once."""

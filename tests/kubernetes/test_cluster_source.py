@@ -7,13 +7,16 @@ import json
 import zlib
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from ipaddress import ip_address
 from typing import Any
 
 import pytest
 
+from egressproxy.ir.backend import EndpointAddress
 from egressproxy.kubernetes import cluster_source, reflector
 from egressproxy.kubernetes.cluster_source import ClusterSource
 from egressproxy.model.kinds import CONFIGURED
+from egressproxy.processes.workers.fleet import EndpointUpdates
 from egressproxy.run_options import ClusterOptions
 from tests.support.api_server import LEASE, ApiServer
 
@@ -40,10 +43,14 @@ class Sourced:
     def __init__(self, server: ApiServer, options: ClusterOptions) -> None:
         self.server = server
         self.changes = 0
-        self.source = ClusterSource(options, {}, self._count)
+        self.endpoints: EndpointUpdates = {}
+        self.source = ClusterSource(options, {}, self._count, self._take_endpoints)
 
     def _count(self) -> None:
         self.changes += 1
+
+    def _take_endpoints(self, updates: EndpointUpdates) -> None:
+        self.endpoints = {**self.endpoints, **updates}
 
     async def take(self, *wanted: tuple[str, str, str, str]) -> list[str]:
         """The names of what a compilation would read, `Kind/name`."""
@@ -172,3 +179,26 @@ async def test_endpoints_stay_while_others_are_asked_for(tmp_path):
         server.forbidden.add("endpointslices")
         it.source.want({SERVICE, ("", "Service", "team", "more")})
         assert "EndpointSlice/web-1" in [f"{key[1]}/{key[3]}" for key, _ in it.source.relevant()]
+
+
+async def test_other_addresses_of_a_service_need_no_reload(tmp_path):
+    server = ApiServer()
+    server.put(core("Service", "web", spec={"ports": [{"port": 80, "name": "http"}]}))
+    server.put(endpoints("web"))
+    async with sourced(tmp_path, server) as it:
+        await it.take(SERVICE)
+        server.put(core("Service", "unrelated", spec={}))
+        there = [{"addresses": ["10.0.0.1"], "conditions": {"ready": True}}, {"addresses": ["10.0.0.2"]}]
+        server.put({**endpoints("web"), "endpoints": there, "ports": [{"name": "http", "port": 8080}]})
+        async with asyncio.timeout(20):
+            while not it.endpoints:
+                await it.source.wait()
+                await asyncio.sleep(0.1)
+        addresses = tuple(EndpointAddress(ip_address(f"10.0.0.{last}"), 8080) for last in (1, 2))
+        assert it.endpoints == {("team/web", 80): addresses}
+        server.delete("endpointslices", "team", "web-1")
+        async with asyncio.timeout(20):
+            while it.endpoints["team/web", 80]:
+                await it.source.wait()
+                await asyncio.sleep(0.1)
+        assert it.changes == 0

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
@@ -386,6 +387,25 @@ class Connector:
         finally:
             deadline.close()
             del future  # its error's traceback holds this frame: no cycle
+
+    def replace_endpoints(self, endpoints: tuple[EndpointAddress, ...]) -> bool:
+        """Lead to these addresses of its Service from now on; connections to those that stay are kept. Returns False,
+        and changes nothing, where a configuration has to be built for that: a deny closes one of them.
+        """
+        is_open = self.opener.address_policy().open_endpoints(endpoints) == endpoints
+        if not is_open or self.endpoints != self.spec.backend.endpoints or self.ways is not None:
+            return False
+        if self.checks is not None:
+            self.checks.stop()
+            self.checks = None
+        self.spec = replace(self.spec, backend=replace(self.spec.backend, endpoints=endpoints))
+        self.opener.spec = self.spec
+        self.endpoints = endpoints
+        self.targets.keep({(str(each.address), each.port) for each in endpoints})
+        self.watched = endpoints_of(self.spec, self.network, self.targets, endpoints)
+        self.is_simple = self.parent is None and self.watched is None
+        self.start()
+        return True
 
     def start(self) -> None:
         """The connector is in service: ask its endpoints whether they are well, where that is configured."""

@@ -4,7 +4,7 @@ forward proxy name as many as they like. A DialTarget is what is dialled, and ho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final, Protocol
 
@@ -268,6 +268,10 @@ class Targets:
         target = self._add(authority.host, authority.port, tls, authority.address is None, client)
         self._of_client.setdefault(client, {})[target.key] = target
         return target
+
+    def keep(self, places: Collection[tuple[str, int]]) -> None:
+        """Forget the targets of all other hosts and ports; their connections end after the exchange that they have."""
+        self._forget([key for key in self.known if key[:2] not in places])
 
     def retire(self) -> None:
         self.is_retired = True

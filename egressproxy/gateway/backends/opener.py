@@ -94,9 +94,9 @@ class ConnectionOpener:
         "_parent",
         "_policy",
         "_policy_own",
-        "_spec",
         "resolver",
         "reverse_check",
+        "spec",
         "tls_failure",
         "who",
     )
@@ -104,7 +104,7 @@ class ConnectionOpener:
     def __init__(self, spec: ConnectionIR, network: Network, parent: Parent | None, *, is_parent: bool = False) -> None:
         """`is_parent`: the backend is a proxy on the way to another, and what fails there says so."""
         self._is_parent = is_parent
-        self._spec = spec
+        self.spec = spec
         self._connect_s = spec.connect_s
         self._is_operators = spec.backend.destination in OPERATOR  # the configuration names the addresses
         is_named = spec.backend.destination is not Destination.DYNAMIC
@@ -137,7 +137,7 @@ class ConnectionOpener:
         except UpstreamFault as error:
             if not self._is_parent:
                 raise
-            raise fault_at_parent(error, self._spec.backend.name) from None
+            raise fault_at_parent(error, self.spec.backend.name) from None
 
     async def park(self, x: Exchange, target: DialTarget, connect: Steps | None) -> PendingProtocol:
         """As `open`, without TLS to the target: the connection keeps what comes on it. Raises as that."""
@@ -210,7 +210,7 @@ class ConnectionOpener:
         parent_target = self._parent.target(x)
         handshake = self._parent_handshake(x, target)
         transport = await self._parent.opener.open(x, parent_target, connect, handshake)
-        timer = self._network.loop.call_later(self._spec.connect_s or 60.0, handshake.timed_out)
+        timer = self._network.loop.call_later(self.spec.connect_s or 60.0, handshake.timed_out)
         try:
             return await handshake.established
         except BaseException:
@@ -220,7 +220,7 @@ class ConnectionOpener:
             timer.cancel()
 
     def _parent_handshake(self, x: Exchange, target: DialTarget) -> ParentHandshake:
-        backend = self._spec.backend
+        backend = self.spec.backend
         # Of a tunnel that a client asked for. Other connections outlive the request that they are opened for.
         received = x.request.via if x.is_tunnel else b""
         lines = via_line(received, x.request.http_1_0 and bool(received), self._network.pseudonym)
@@ -262,17 +262,17 @@ class ConnectionOpener:
                 waiting[0].set_exception(fault)
 
         try:
-            client = client_tls(tls, host, NO_ALPN if self._spec.backend.protocol in NOT_HTTP else alpn)
+            client = client_tls(tls, host, NO_ALPN if self.spec.backend.protocol in NOT_HTTP else alpn)
         except (ssl.SSLError, ValueError) as error:
             parked.transport.abort()
-            message = f"the TLS settings of backend {self._spec.backend.name} cannot be used"
+            message = f"the TLS settings of backend {self.spec.backend.name} cannot be used"
             raise GatewayFault(Reason.BACKEND_INVALID, message, detail=str(error)) from None
         stream = TlsStream(
             client.context, server_side=False, server_hostname=client.server_hostname, inner=protocol,
             on_handshake=on_handshake, verify=client.verify, expected=expected,
             resumption=target.resumption_of(x),
         )  # fmt: skip
-        timer = self._network.loop.call_later(self._spec.tls_handshake_s or 60.0, stream.abort_handshake)
+        timer = self._network.loop.call_later(self.spec.tls_handshake_s or 60.0, stream.abort_handshake)
         try:
             parked.hand_over(stream)
             await done
@@ -289,7 +289,7 @@ class ConnectionOpener:
     def address_policy(self) -> AddressPolicy:
         """The address rules, with the sockets that are ours at this moment."""
         if self._policy_own is not self._network.own:
-            self._policy = AddressPolicy(self._spec.addresses, self._network.own)
+            self._policy = AddressPolicy(self.spec.addresses, self._network.own)
             self._policy_own = self._network.own
         return self._policy
 
@@ -300,7 +300,7 @@ class ConnectionOpener:
     def ask_parent_for(self, x: Exchange, target: DialTarget) -> None:
         """Raises Denied where no parent may be asked for this, LimitExceeded where its client has no new name left."""
         self.judge_for_parent(target)
-        if self._spec.dns.new_names and self._spec.backend.destination not in OPERATOR and not _literal(target.host):
+        if self.spec.dns.new_names and self.spec.backend.destination not in OPERATOR and not _literal(target.host):
             self.resolver.count_for_parent(target.host, identity_of(x))
 
     def judge_for_parent(self, target: DialTarget) -> None:
@@ -308,7 +308,7 @@ class ConnectionOpener:
         operators alike. Raises Denied. Source: RFC 6761 section 6.3 (localhost).
         """
         policy, host = self.address_policy(), target.host
-        if self._spec.backend.destination in OPERATOR:
+        if self.spec.backend.destination in OPERATOR:
             policy.check_operator(ip_address(host), target.port)
         elif host == "localhost" or host.endswith(".localhost"):
             policy.check(host, LOOPBACK, target.port)
@@ -325,7 +325,7 @@ class ConnectionOpener:
 
     def may_be_here(self) -> bool:
         """Whether this backend is on this machine, as far as is known; where nothing is known, it may be."""
-        backend = self._spec.backend
+        backend = self.spec.backend
         if self._parent is not None:
             return True
         if backend.destination in OPERATOR:

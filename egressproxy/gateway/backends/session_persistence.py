@@ -16,6 +16,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
+from operator import is_
 
 from egressproxy.gateway.backends.dial_targets import Target
 from egressproxy.gateway.backends.route_backend import RouteBackend
@@ -24,8 +25,9 @@ from egressproxy.ir.route import SessionIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.secret import SecretBytes
 
-#: Bytes of the digest of an endpoint.
+#: Bytes of the digest of an endpoint, and that of one that is gone.
 PLACE = 12
+_GONE = bytes(PLACE)
 
 #: Began, renewed (milliseconds since 1970), endpoint, digest.
 _TOKEN = struct.Struct(">QQ12s16s")
@@ -62,31 +64,46 @@ class Session:
 class SessionPlaces:
     """The endpoints of backends by their digest, and the other way round. `digest` is a keyed one."""
 
-    __slots__ = ("_names", "_places")
+    __slots__ = ("_backends", "_digest", "_names", "_places", "_seen")
 
     def __init__(self, backends: Iterable[RouteBackend], digest: Callable[[bytes, bytes], bytes]) -> None:
+        self._backends = tuple(backend for backend in backends if backend.connector is not None)
+        self._digest = digest
         self._places: dict[bytes, tuple[RouteBackend, EndpointAddress | None]] = {}
         self._names: dict[tuple[RouteBackend, str, int], bytes] = {}
-        for backend in backends:
-            if backend.connector is None:
-                continue
+        self._seen: list[tuple[EndpointAddress, ...]] = []
+        self._learn()
+
+    def _learn(self) -> None:
+        """Look at the endpoints of all backends, where they are not those that were seen last."""
+        present = [backend.connector.endpoints for backend in self._backends if backend.connector is not None]
+        if len(present) == len(self._seen) and all(map(is_, present, self._seen)):
+            return
+        self._seen = present
+        self._places.clear()
+        self._names.clear()
+        for backend in self._backends:
+            assert backend.connector is not None
             ir = backend.connector.spec.backend
             name = f"{ir.kind} {ir.name} {ir.port}"  # backends of several groups may have one name
             endpoints: Sequence[EndpointAddress | None] = backend.connector.endpoints or (None,)
             for endpoint in endpoints:
                 host, port = (str(endpoint.address), endpoint.port) if endpoint is not None else ("", 0)
-                place = digest(b"endpoint", f"{name} {host} {port}".encode())[:PLACE]
+                place = self._digest(b"endpoint", f"{name} {host} {port}".encode())[:PLACE]
                 self._places.setdefault(place, (backend, endpoint))
                 self._names[backend, host, port] = place
 
     def find(self, place: bytes) -> tuple[RouteBackend, EndpointAddress | None] | None:
+        self._learn()
         return self._places.get(place)
 
     def digest_of(self, backend: RouteBackend, target: Target) -> bytes:
         """The digest of the endpoint of this backend that is the target."""
         assert backend.connector is not None
+        self._learn()
         has_endpoints = bool(backend.connector.endpoints)
-        return self._names[(backend, target.host, target.port) if has_endpoints else (backend, "", 0)]
+        place = (backend, target.host, target.port) if has_endpoints else (backend, "", 0)
+        return self._names.get(place, _GONE)
 
 
 class PersistentSessions:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from egressproxy.ir.backend import EndpointAddress
 from egressproxy.model.kill_switch import KillChange, KilledIdentities
 from egressproxy.model.process_limits import ProcessLimits
 from egressproxy.model.unix_socket import UnixSocket
@@ -46,6 +47,10 @@ class Configuration:
     is_guarded: bool = False
 
 
+#: The addresses of Services, by name ("namespace/name") and port.
+EndpointUpdates = Mapping[tuple[str, int], tuple[EndpointAddress, ...]]
+
+
 class Fleet(Protocol):
     """All methods belong to the event loop. `start` comes first, `stop` last, however it went.
 
@@ -66,6 +71,11 @@ class Fleet(Protocol):
 
     async def apply(self, configuration: Configuration) -> None:
         """Put it into service everywhere at once. Raises ConfigRefused, BindError, and has changed nothing then."""
+
+    async def replace_endpoints(self, updates: EndpointUpdates) -> bool:
+        """Let Services lead to these addresses everywhere, until the next `apply`. Returns False where a configuration
+        has to be built for that.
+        """
 
     def announcement(self) -> str:
         """Which processes serve, for the log; "" where that is this one alone."""

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from egressproxy.errors import NotAnswered
+from egressproxy.ir.backend import EndpointAddress
 from egressproxy.model.admin_requests import CachePurge, HoldDecision, HoldPage
 from egressproxy.model.kill_switch import KillChange
-from egressproxy.model.pickling import classes, dumps, loads
+from egressproxy.model.pickling import ADDRESSES, classes, dumps, loads
 from egressproxy.model.process_limits import NO_LIMITS, ProcessLimits
 from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Guarded
 from egressproxy.run_options import FilterListener
@@ -150,6 +151,8 @@ _FIND: Final = classes(
         Series,
         Notice,
         InvolvedObject,
+        EndpointAddress,
+        *ADDRESSES,
     )
 )
 

@@ -26,7 +26,14 @@ from egressproxy.model.own_names import new_pseudonym
 from egressproxy.model.secret import SecretBytes
 from egressproxy.net.file_lock import memory_file
 from egressproxy.net.listening import BindError, bind, bind_error
-from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Fleet, bind_filters, process_limits
+from egressproxy.processes.workers.fleet import (
+    ConfigRefused,
+    Configuration,
+    EndpointUpdates,
+    Fleet,
+    bind_filters,
+    process_limits,
+)
 from egressproxy.processes.workers.handle import Handle, WorkerEnded, WorkerSilent
 from egressproxy.processes.workers.messages import Answered, Begin, Order, Question
 from egressproxy.run_options import RunOptions
@@ -65,6 +72,7 @@ class Supervisor(Fleet):
         self._members: set[Handle] = set()  # those that are asked to build
         self._sockets: dict[tuple[str, int], socket.socket] = {}
         self._current: Configuration | None = None
+        self._endpoints: EndpointUpdates = {}  # of Services, since that was put into service
         self._killed = KilledIdentities()
         self._buried = Counts()
         self._spent_s = dict.fromkeys(range(1, options.workers + 1), 0.0)
@@ -212,6 +220,11 @@ class Supervisor(Fleet):
         self._members.add(handle)
         if self._current is not None:
             await handle.swap(self._current, self._sockets)
+        if self._endpoints:
+            try:
+                await handle.answer(_endpoints(self._endpoints))
+            except NotAnswered as error:
+                raise ConfigRefused(str(error)) from None
 
     def _bury(self, handle: Handle) -> None:
         self._members.discard(handle)
@@ -239,10 +252,17 @@ class Supervisor(Fleet):
                 handle.built = handle.configuration
             raise
         self._current = configuration
+        self._endpoints = {}
         self._sockets.update(new)
         self._changed.set()
         await asyncio.gather(*(self._swap(handle, configuration, new) for handle in self._members))
         self._close_sockets([place for place in self._sockets if place not in self._places(configuration)])
+
+    async def replace_endpoints(self, updates: EndpointUpdates) -> bool:
+        self._endpoints = {**self._endpoints, **updates}
+        asked = (handle.answer(_endpoints(updates)) for handle in self._serving())
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        return all(answer == 1 for answer in answers if not isinstance(answer, NotAnswered))
 
     async def _swap(
         self, handle: Handle, configuration: Configuration, new: dict[tuple[str, int], socket.socket]
@@ -373,6 +393,10 @@ async def _kill(handle: Handle, killed: KilledIdentities, change: KillChange | N
         cut = await handle.answer(_all_killed(killed))
     assert cut is not None
     return cut
+
+
+def _endpoints(updates: EndpointUpdates) -> Question:
+    return Question("replace_endpoints", (dict(updates),))
 
 
 def _all_killed(killed: KilledIdentities) -> Question:

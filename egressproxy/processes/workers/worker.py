@@ -36,6 +36,7 @@ from egressproxy.net.tls_key_log import start_key_log
 from egressproxy.processes.workers.fleet import (
     ConfigRefused,
     Configuration,
+    EndpointUpdates,
     Fleet,
     Guarded,
     collect_garbage,
@@ -236,6 +237,10 @@ class Worker:
             return None
         return sorted((hold for each in answers for hold in each["holds"]), key=lambda hold: hold["deadline"])
 
+    async def _replace_endpoints(self, updates: EndpointUpdates) -> int:
+        """1 where the endpoints of all of these Services could be replaced in what is in service, else 0."""
+        return int(self.gateway.replace_endpoints(updates))
+
     async def _set_killed(self, names: Sequence[str], revision: int) -> int:
         """Put these clients out of service, and no others. Returns how many exchanges were cut."""
         killed = KilledIdentities(map(KilledIdentity, names), revision)
@@ -252,7 +257,7 @@ class Worker:
         self.access_log.close()
 
 
-#: What the processes that serve are asked, by the name in a message. All but the last two are answered with JSON.
+#: What the processes that serve are asked, by the name in a message. All but the last three are answered with JSON.
 QUESTIONS: Final[Mapping[str, Callable[..., Awaitable[Any]]]] = {
     "explain": Worker._explain,
     "look_up": Worker._look_up,
@@ -261,6 +266,7 @@ QUESTIONS: Final[Mapping[str, Callable[..., Awaitable[Any]]]] = {
     "holds": Worker._holds,
     "set_killed": Worker._set_killed,
     "kill": Worker._kill,
+    "replace_endpoints": Worker._replace_endpoints,
 }
 
 
@@ -304,6 +310,9 @@ class InProcess(Fleet):
     async def apply(self, configuration: Configuration) -> None:
         snapshot = await self.worker.prepare(configuration)
         await self.worker.put_into_service(snapshot, configuration.own)
+
+    async def replace_endpoints(self, updates: EndpointUpdates) -> bool:
+        return self.worker.gateway.replace_endpoints(updates)
 
     def reopen_access_log(self) -> None:
         self.worker.access_log.reopen()

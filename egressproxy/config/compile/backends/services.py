@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from ipaddress import ip_address
 
 from egressproxy.config.compile.backends.backend_tls import BackendTlsPolicies
 from egressproxy.config.compile.references import UnresolvedRef
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.core import EndpointSlice, Service, ServicePort
 from egressproxy.ir.backend import BackendIR, Destination, EndpointAddress, Protocol
-from egressproxy.model.authority import IPAddress
+from egressproxy.ir.endpoint_slices import ready_endpoints
 
 #: In lower case: IANA's names are, and `HTTPS` is written in several ways.
 _APP_PROTOCOLS = {
@@ -87,21 +86,5 @@ class Services:
         return self._policies.of_service(service, entry) is None
 
     def _endpoints(self, service: Service, entry: ServicePort) -> tuple[EndpointAddress, ...]:
-        """The ready addresses, with the port that each slice has under the Service port's name."""
-        found: dict[tuple[IPAddress, int], EndpointAddress] = {}
-        for piece in self._by_service.get((service.namespace, service.name), ()):
-            port = next((p.port for p in piece.ports if p.name == entry.name and p.protocol == "TCP"), None)
-            if port is None or piece.address_type == "FQDN":
-                continue
-            for endpoint in piece.endpoints:
-                if endpoint.conditions.ready is False:
-                    continue
-                for address in endpoint.addresses[:1]:  # further ones are unused (discovery.k8s.io/v1)
-                    try:
-                        known = ip_address(address)
-                    except ValueError:
-                        continue
-                    hints = endpoint.hints.for_zones if endpoint.hints is not None else ()
-                    zones = tuple(sorted(hint.name for hint in hints))
-                    found.setdefault((known, port), EndpointAddress(known, port, endpoint.zone or "", zones))
-        return tuple(sorted(found.values(), key=lambda e: (e.address.version, int(e.address), e.port)))
+        slices = self._by_service.get((service.namespace, service.name), ())
+        return ready_endpoints((piece.to_manifest() for piece in slices), entry.name)
