@@ -160,7 +160,7 @@ def _set(entries: Iterable[tuple[Key, _Conditions]], has: _Conditions) -> frozen
 
 
 def _policy_text(policy: EgressPolicy) -> str:
-    subjects = policy.spec.subjects
+    subjects = policy.spec.subjects or (Subject(namespace=policy.namespace),)  # on a target of another namespace
     more = f" and {len(subjects) - MAX_SHOWN} more" if len(subjects) > MAX_SHOWN else ""
     return f"{policy} ({'; '.join(map(_subject_text, subjects[:MAX_SHOWN]))}{more})"
 
