@@ -390,7 +390,7 @@ class Permission:
         return self._destinations.grounds(authority)
 
     def _leaves(self, authority: Authority) -> bool:
-        """Whether the listener's `destinations` decide. Lists of another namespace alone decide on the part of a wildcard
+        """Whether the listener's `destinations` decide. Those of another namespace alone decide on the part of a wildcard
         of the route, and on nothing else.
         """
         if not self._destinations.is_delegated:
