@@ -390,8 +390,8 @@ class Permission:
         return self._destinations.grounds(authority)
 
     def _leaves(self, authority: Authority) -> bool:
-        """Whether the listener's `destinations` decide. Those of another namespace alone decide on the part of a wildcard
-        of the route, and on nothing else.
+        """Whether the listener's `destinations` decide. Lists of another namespace alone decide which part of a
+        wildcard of the route is meant, and nothing else.
         """
         if not self._destinations.is_delegated:
             return True
