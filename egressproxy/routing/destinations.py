@@ -80,7 +80,7 @@ class DestinationPolicy:
         self._allow = tuple(_Entries(group, names[0]) for group, names in zip(spec.allow, listed, strict=True))
         names = list(dict.fromkeys(chain.from_iterable(spec.listed)))
         #: For operators: whose lists are for the client, where these are several.
-        self.lists = f"destinations.allow of policies {', '.join(names)} holds for this client" if names[1:] else ""
+        self.lists = f"the policies with destinations.allow for this client are {', '.join(names)}" if names[1:] else ""
         #: Whether only policies of another namespace than the listener allow something: then routes do not serve it.
         self.is_delegated = spec.is_delegated
         self._firm_allow = spec.firm_allow

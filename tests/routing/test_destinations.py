@@ -280,7 +280,7 @@ def test_a_refusal_names_a_policy_that_has_a_list():
         assert refused.message.endswith(f"is not allowed by policy {named}")
         assert (refused.policy, refused.rule) == (named, f"EgressPolicy {named}")
         everyone = "ns/wide, ns/empty, ns/more, ns/narrow"
-        assert refused.detail == f"destinations.allow of policies {everyone} holds for this client"
+        assert refused.detail == f"the policies with destinations.allow for this client are {everyone}"
     alone = DestinationPolicy(DestinationsIR(((),), listed=(("ns/empty",),)), sources)
     refused = alone.decide(parse_authority(b"a.test:443", None))
     assert refused is not None

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 import pytest
 
 from egressproxy.config.compile.interface import Compiled
+from egressproxy.config.compile.status.status_warnings import status_warnings
+from egressproxy.config.reading.load import load_text
 from egressproxy.ir.gateway import ListenerIR
 from egressproxy.ir.policy import AddressDenial, Mode, PolicyIR
 from egressproxy.ir.route import WeightedBackend
@@ -146,6 +148,17 @@ def test_the_namespace_written_out_is_the_same_as_none():
     written = owner("mode: Report")
     left_out = written.replace("namespace: infra, name: shared}", "name: shared}")
     assert compiled(gateway(), written).spec == compiled(gateway(), left_out).spec
+
+
+def test_of_two_targets_with_one_name_the_one_that_is_refused_is_told():
+    two = policy("mode: Report").replace(
+        "targetRefs: [", "targetRefs: [{group: gateway.networking.k8s.io, kind: Gateway, name: shared}, "
+    )
+    text = "\n---\n".join(
+        (gateway(), gateway().replace("namespace: infra", "namespace: a").replace("3128", "4128"), two)
+    )
+    (warning,) = status_warnings(load_text(text, "config.yaml"), compiled(text))
+    assert (warning.field_path, warning.code) == ("spec.targetRefs[1]", "RefNotPermitted")
 
 
 # --- whom it is for --------------------------------------------------------------------------------------------------
