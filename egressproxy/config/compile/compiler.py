@@ -440,7 +440,7 @@ class _Run:
         own_domain = identity.trust_domain if identity is not None else ""
         while not is_complete:  # another parent, say, may have policies of its own
             policies, met = self._policies.with_subjects(served.met), len(served.met)
-            found = client_sets(policies, own_domain)
+            found = client_sets(policies, own_domain, self._policies.foreign_at(served.met))
             variants = tuple(
                 VariantIR(frozenset(f"{key[2]}/{key[3]}" for key in each), self._variant(gateway, plan, served, each))
                 for each in found.sets

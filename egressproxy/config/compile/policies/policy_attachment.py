@@ -163,6 +163,10 @@ class PolicyAttachments:
         found = {key: policy for place in met for key, policy in self._with_subjects[place].items()}
         return tuple(sorted(found.values(), key=age_of))
 
+    def foreign_at(self, met: Iterable[tuple[Key, str]]) -> frozenset[Key]:
+        """Those of the policies with subjects at these places that are of another namespace than their target."""
+        return frozenset(key for place in met for key in self._with_subjects[place] if key[2] != place[0][2])
+
     def layer_of_rule(self, route: Key, section: str, index: int, named: tuple[EgressPolicy, ...]) -> Layers:
         """The layer of a rule (`section` is its name or ""), of policies that it names, and that name it."""
         layers = self.layer(Level.RULE, route, section) if section else ()

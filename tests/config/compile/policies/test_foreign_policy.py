@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import pytest
 
 from egressproxy.config.compile.interface import Compiled
+from egressproxy.config.compile.policies import subjects
 from egressproxy.config.compile.status.status_warnings import status_warnings
 from egressproxy.config.reading.load import load_text
 from egressproxy.ir.gateway import ListenerIR
@@ -69,8 +70,8 @@ spec:
 """
 
 
-def owner(sections: str, **more: str) -> str:
-    return policy(sections, of="infra", name="owner", **more)
+def owner(sections: str, name: str = "owner") -> str:
+    return policy(sections, of="infra", name=name)
 
 
 def allow(*hosts: str, deny: Iterable[str] = ()) -> str:
@@ -201,7 +202,7 @@ mode: Open
 
 
 @pytest.mark.parametrize(
-    "subjects",
+    "written",
     [
         "{namespace: b}",
         "{namespace: a}, {namespace: b}",
@@ -212,8 +213,8 @@ mode: Open
         "{namespace: a, trustDomain: partner.example}",
     ],
 )
-def test_other_subjects_than_its_own_namespace_are_refused(subjects: str):
-    made = compiled(SHARED, policy(f"subjects: [{subjects}]\n{allow('a.example')}"))
+def test_other_subjects_than_its_own_namespace_are_refused(written: str):
+    made = compiled(SHARED, policy(f"subjects: [{written}]\n{allow('a.example')}"))
     stated, reason, message = of_policy(made, "Accepted", "a/own")
     assert (stated, reason) == ("False", "NotPermitted")
     assert "remove subjects, or write [{namespace: a}]" in message
@@ -227,13 +228,16 @@ def test_its_own_namespace_may_be_written():
     assert of_policy(made, "Accepted", "a/own")[0] == "True"
 
 
-def test_many_teams_take_no_room_from_subjects_of_the_owner():
-    """Groups and claims combine, and a listener has room for 256 combinations."""
-    teams = [f"t{number}" for number in range(60)]
-    grants, policies = (grant(of=team) for team in teams), (policy(allow("a.example"), of=team) for team in teams)
-    group = owner(f"subjects: [{{group: ops}}]\n{allow('c.example')}")
-    found = listener(compiled(gateway(), *grants, *policies, group))
-    assert len(found.variants) == 2 * len(teams) + 1
+def test_teams_take_no_room_from_subjects_of_the_owner_or_of_each_other(monkeypatch: pytest.MonkeyPatch):
+    """Groups and claims combine, and a listener has room for so many combinations."""
+    monkeypatch.setattr(subjects, "MAX_COMBINED", 3)
+    groups = [owner(f"subjects: [{{group: {name}}}]", name) for name in ("g", "h")]
+    own = [{"infra/g"}, {"infra/h"}, {"infra/g", "infra/h"}]
+    assert [set(each.policies) for each in listener(compiled(SHARED, *groups)).variants] == own
+    found = listener(compiled(SHARED, *groups, policy(allow("a.example")), policy(allow("b.example"), of="b")))
+    held = [set(each.policies) for each in found.variants]
+    assert all(each in held for team in ({"a/own"}, {"b/own"}, set()) for each in (team | more for more in own))
+    assert len(held) == 3 * 4 - 1
 
 
 # --- what it allows --------------------------------------------------------------------------------------------------
