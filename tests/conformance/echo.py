@@ -20,6 +20,8 @@ from tests.support.http2 import GrpcCall, Http2Server
 
 HTTP_PORT, H2C_PORT, TLS_PORT = 3000, 3001, 8443
 WAIT_S = 20
+#: For SO_LINGER: a socket that is closed sends RST.
+AT_ONCE = b"\1\0\0\0\0\0\0\0"
 
 
 @dataclass
@@ -30,7 +32,7 @@ class Pod:
     Every pod is an authorization server for those who ask in gRPC.
 
     The query of a request may ask for more: `delay` (seconds), `status`, `fail` (`500x2`: that status for the first two
-    requests of the path), `set` (`name:value`, a field of the answer).
+    requests of the path; `0x2`: it resets their connections), `set` (`name:value`, a field of the answer).
     """
 
     address: str
@@ -107,7 +109,7 @@ class _Server(socketserver.ThreadingTCPServer):
         request.settimeout(WAIT_S)
         try:
             if self.pod.broken:
-                request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+                request.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
                 request.recv(1)
                 request.close()
                 return
@@ -178,6 +180,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._upgrade()
             return
         status, more = self.server.pod.asked_for(self.path)
+        if not status:
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
+            socket.close(self.connection.detach())  # a plain close would wait for the files of this handler
+            self.close_connection = True
+            return
         self.send_response(status)
         for name, value in more:
             self.send_header(name, value)

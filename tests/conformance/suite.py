@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import random
+import socket
 import ssl
 import tempfile
 import time
@@ -298,6 +299,17 @@ class Suite:
             self.ask(gateway, *arguments, **named)
         except (OSError, http.client.HTTPException):
             return True
+        return False
+
+    def is_dropped(self, gateway: str, sni: str, port: int = 443) -> bool:
+        """Whether the connection of a client that begins TLS ends with FIN or RST, and without a word in TLS."""
+        with socket.create_connection((self.address(gateway), port), WAIT_S) as sock:
+            try:
+                self.client().wrap_socket(sock, server_hostname=sni).close()
+            except (ssl.SSLEOFError, ConnectionResetError):
+                return True
+            except ssl.SSLError:
+                return False
         return False
 
 

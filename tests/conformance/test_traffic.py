@@ -44,6 +44,8 @@ class TestRequests:
         suite.apply(
             headless, slices("headless", INFRA, [{"port": 3000}], pods),
             manual, slices("manual", INFRA, [{"name": "first-port", "port": 3000, "protocol": "TCP"}], pods),
+            service("refusing", INFRA, {"port": 8080, "targetPort": 3000}),
+            slices("refusing", INFRA, [{"port": 3000}], [suite.spare_address, pods[0]]),
             route("types", GW, rule("/headless", "headless"), rule("/manual", "manual")),
             route("weights", GW, rule("/weight", ["infra-backend-v1@70", "infra-backend-v2@30", "infra-backend-v3@0"]),
                   rule("/one-missing", ["infra-backend-v1@1", "missing@1"])),
@@ -52,6 +54,7 @@ class TestRequests:
                   rule("/never", timeouts={"request": "0s", "backendRequest": "0s"})),
             route("retries", GW, rule("/500-3", retry=retry(3, 500)), rule("/all-2", retry=retry(2, *every)),
                   rule("/all-0", retry=retry(0, *every)), rule("/connection", "half-broken", retry=retry(2)),
+                  rule("/no-code-3", retry={"attempts": 3}), rule("/refusing", "refusing", retry={"attempts": 100}),
                   rule("/slow", retry=retry(1, 504), timeouts={"request": "5s", "backendRequest": "300ms"})),
             route("sessions", GW, rule("/session", **cookie()),
                   rule("/weighted", ["infra-backend-v1@1", "infra-backend-v2@1"], **cookie(sessionName="mine")),
@@ -108,6 +111,13 @@ class TestRequests:
 
     def test_retries_of_connections(self, suite: Suite):
         assert [suite.ask(GW, "/connection").who for _ in range(10)] == ["half-broken"] * 10
+        assert [suite.ask(GW, "/refusing").who for _ in range(10)] == ["infra-backend-v1"] * 10
+
+    @pytest.mark.parametrize(("resets", "who"), [(2, "infra-backend-v1"), (3, "infra-backend-v1"), (4, 503)])
+    def test_retries_of_connections_that_break(self, suite: Suite, resets: int, who: str | int):
+        for pod in suite.pods_of("infra-backend-v1"):
+            pod.failed = suite.pods_of("infra-backend-v1")[0].failed  # counted together
+        assert suite.ask(GW, f"/no-code-3?fail=0x{resets}").who == who
 
     def test_session_by_cookie(self, suite: Suite):
         for path, permanent in (("/session", False), ("/permanent", True), ("/weighted", False)):
@@ -213,9 +223,7 @@ class TestStreams:
         suite.listener("tls", "exact", attached=0)
         for section, count in (("one", 1), ("two", 1), ("three", 1), ("four", 1), ("web", 0)):
             suite.listener("tcp", section, attached=count)
-        assert suite.is_refused(
-            "bad", host="a.example.com", sni="a.example.com", context=suite.client(suite.backend_pki)
-        )
+        assert suite.is_dropped("bad", "a.example.com")
 
     @pytest.mark.parametrize("port", [443, 444])
     def test_the_most_specific_name_wins_over_the_oldest(self, suite: Suite, port: int):
@@ -231,3 +239,45 @@ class TestStreams:
         assert [suite.ask("tcp-all", port=port).who for port in (9001, 9002)] == ["infra-backend-v3"] * 2
         counted = collections.Counter(suite.ask("tcp", port=9004).who for _ in range(100))
         assert abs(counted["infra-backend-v1"] - 70) <= 2, counted
+
+
+class TestNamesOfStreams:
+    """As TLSRouteHostnameIntersection of Gateway API v1.7 has it."""
+
+    SECOND = "grpc-tls:443"
+
+    @pytest.fixture(scope="class", autouse=True)
+    @classmethod
+    def _configured(cls, suite: Suite) -> None:
+        passes = lambda name, host, to="tls-backend:443": route(  # noqa: E731
+            name, name.partition("-")[0], rule(to=to), kind="TLSRoute", hosts=host
+        )
+        suite.apply(
+            gateway("exact", tls("tls", hostname=ABC)), gateway("narrow", tls("tls", hostname="*.example.com")),
+            gateway("wide", tls("tls", hostname="*.com")), gateway("any", tls("tls")),
+            passes("exact-1", "*.example.com"),
+            passes("narrow-1", ABC), passes("narrow-2", "*.com", cls.SECOND),
+            passes("wide-1", ABC), passes("wide-2", "*.example.com", cls.SECOND),
+            passes("any-1", ABC), passes("any-2", "*.com", cls.SECOND),
+        )  # fmt: skip
+
+    @pytest.mark.parametrize(
+        ("name", "sni", "who"),
+        [
+            *((name, ABC, "tls-backend") for name in ("exact", "narrow", "wide", "any")),
+            *((name, "other.example.com", "grpc-tls") for name in ("narrow", "wide", "any")),
+            ("exact", "other.example.com", ""),
+            *((name, "non.matching.com", "") for name in ("exact", "narrow", "wide")),
+            ("any", "non.matching.org", ""),
+        ],
+    )
+    def test_who_answers(self, suite: Suite, name: str, sni: str, who: str):
+        if who:
+            context = suite.client(suite.backend_pki)
+            assert suite.ask(name, host=sni, sni=sni, context=context).who == who
+        else:
+            assert suite.is_dropped(name, sni)
+
+    @pytest.mark.parametrize("name", ["exact-1", "narrow-1", "narrow-2", "wide-1", "wide-2", "any-1", "any-2"])
+    def test_status(self, suite: Suite, name: str):
+        suite.route(name, *GOOD, kind="TLSRoute")

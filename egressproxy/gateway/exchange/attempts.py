@@ -41,6 +41,8 @@ from egressproxy.protocols.upstream import Upstream
 
 #: A server of gRPC that wants a call again later than this has its answer passed on.
 MAX_PUSHBACK_S = 300.0
+#: No answer came. After the last attempt of a rule its backend is unavailable (503): no single answer of it was bad.
+BROKEN = frozenset((Reason.UPSTREAM_RESET, Reason.UPSTREAM_CLOSED))
 #: A sleep of nothing has no future, which a driver waits for.
 LEAST_PAUSE_S = 1e-6
 
@@ -181,6 +183,8 @@ class Attempts:
                     await ai.narrow(self._x, self._client, self._body, self._course)
                 if not self._goes_on(error):
                     note_attempt(x, self._backend, self._outcome, self._began)
+                    if 0 < policy.attempts <= self._retries and error.reason in BROKEN:
+                        error.status = 503
                     raise
             finally:
                 if timer is not None:

@@ -173,9 +173,12 @@ class StreamConnection(_HoldingConnection):
         return (self.resources,) if self.driver.is_busy else ()
 
     def refuse(self, error: GatewayError) -> None:
-        """Close it; a client that waits for the answer to its ClientHello is told why, where it is policy or a name."""
-        if self.hello is not None and not self.is_lost and self.transport.get_protocol() is self:
-            alert = alert_for(error, self.hello)
+        """Close it. A client that waits for the answer to its ClientHello is told where policy is the reason. One whose
+        name nobody serves here is told nothing: the conformance cases of TLSRoute want to see FIN or RST, and no alert.
+        """
+        hello = self.hello if error.reason is not Reason.NO_ROUTE else None
+        if hello is not None and not self.is_lost and self.transport.get_protocol() is self:
+            alert = alert_for(error, hello)
             if alert:
                 self.send(alert)
                 self.flush()

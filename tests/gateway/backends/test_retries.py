@@ -88,12 +88,13 @@ def test_attempts_are_those_after_the_first(converse: Start):
     assert talk.series("attempts") == 2
 
 
-def test_without_attempts_there_are_two_retries(converse: Start):
+def test_without_attempts_there_is_one_retry(converse: Start):
     talk = converse(retrying(None))
     talk.client >> GET
-    for _ in range(3):
+    for _ in range(2):
         refuse(talk)
     assert talk.client.answer()[0] == 503
+    talk.no_dial()
 
 
 def test_attempts_0_is_no_retry(converse: Start):
@@ -121,6 +122,18 @@ def test_a_connection_that_is_reset_before_an_answer_is_replaced(converse: Start
     talk.dialled("a.example", 80) << SENT
     talk.origin >> OK
     talk.client << OK_PASSED
+
+
+@pytest.mark.parametrize("attempts", [0, 1, 3])
+def test_a_backend_that_breaks_every_connection_is_unavailable_once_it_was_tried_again(converse: Start, attempts: int):
+    talk = converse(retrying(attempts))
+    talk.client >> GET
+    for _ in range(attempts + 1):
+        talk.dialled("a.example", 80) << SENT
+        talk.origin.resets()
+    assert talk.client.answer()[0] == (503 if attempts else 502)
+    assert talk.record()["reason"] == "upstream_reset"
+    talk.no_dial()
 
 
 def test_a_post_that_a_backend_may_have_seen_is_not_sent_again(converse: Start):
@@ -632,7 +645,7 @@ def test_a_stale_connection_to_a_parent_is_replaced_and_the_request_goes_again_a
     talk.origin.resets()
     talk.dialled("proxy.example", 3128) << FAR_SENT
     talk.origin.resets()
-    assert talk.client.answer()[0] == 502
+    assert talk.client.answer()[0] == 503
     talk.no_dial()
 
 
@@ -673,7 +686,7 @@ def test_connections_that_break_have_no_more_tries_where_the_first_was_stale(con
             talk.dialled("a.example", 80)
         talk.origin << SENT
         talk.origin.resets()
-    assert talk.client.answer()[0] == 502
+    assert talk.client.answer()[0] == 503
     talk.no_dial()
 
 

@@ -70,7 +70,7 @@ def test_what_attempts_of_a_second_round_hold_is_given_back(converse: Start, lev
     elif ending == "both fail":
         first.leaves()
         second.leaves()
-        talk.client.take(rb"HTTP/1.1 502 .*")
+        talk.client.take(rb"HTTP/1.1 503 .*")
     else:
         (second if ending == "won" else first) >> OK
         talk.client << OK_PASSED

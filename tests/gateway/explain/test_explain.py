@@ -686,7 +686,7 @@ def test_a_port_that_http_and_streams_share_is_asked_by_the_name_of_the_url(pki:
 def test_what_goes_again_and_who_comes_back_is_noted():
     rule = m.prefix_rule("/v1", "api", retry={"codes": [503, 502]}, sessionPersistence={"sessionName": "sid"})
     notes = ask(routed(rule), "GET", "http://api.example/v1")["notes"]
-    assert "up to 2 times more" in notes[0]
+    assert "goes again once more" in notes[0]
     assert "after 502, 503" in notes[0]
     assert "the cookie sid" in notes[1]
 

@@ -29,8 +29,8 @@ from egressproxy.ir.resilience import (
 )
 from egressproxy.model.grpc_status import GrpcStatus
 
-#: `retry` without `attempts`: so many after the first.
-DEFAULT_ATTEMPTS: Final = 2
+#: `retry` without `attempts`: so many after the first (the default of the field since Gateway API v1.7).
+DEFAULT_ATTEMPTS: Final = 1
 #: One request of a client is not to become any number of them: without a `backoff` they would not even take time.
 MAX_ATTEMPTS: Final = 100
 #: `retry` without `backoff`, and how many times a backoff a pause may become.

@@ -100,7 +100,7 @@ def one_rule(fields: str, *more: str) -> HttpRuleIR:
 
 
 def test_a_retry_has_attempts_and_a_backoff_where_the_rule_names_none():
-    assert one_rule("retry: {codes: [503, 500, 503]}").retry == RetryIR(2, (500, 503), 0.025, 0.25)
+    assert one_rule("retry: {codes: [503, 500, 503]}").retry == RetryIR(1, (500, 503), 0.025, 0.25)
 
 
 def test_a_retry_is_kept_as_the_rule_says_it():
