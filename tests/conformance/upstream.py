@@ -245,7 +245,8 @@ TESTS: Final = _tests(
     ("*GRPCRouteNamedRule", "GRPCRoute GRPCRouteNamedRouteRule", f"{_CALLS}who_answers[named.com-*]"),
     # --- TLS ---------------------------------------------------------------------------------------------------------
     ("TLSRouteHostnameIntersection", "TLSRoute",
-     f"{_STREAMS}tls_route[443-*] {_STREAMS}tls_route[445-*] {_STREAMS}the_most_specific_name_wins_over_the_oldest[*]"),
+     f"{_STREAMS}tls_route[443-*] {_STREAMS}tls_route[445-*] {_STREAMS}the_most_specific_name_wins_over_the_oldest[*] "
+     "traffic::TestNamesOfStreams::test_who_answers[*] traffic::TestNamesOfStreams::test_status[*]"),
     ("TLSRouteInvalidBackendRefNonexistent", "TLSRoute", f"{_STREAMS}status[missing-*] {_STREAMS}listeners"),
     ("TLSRouteInvalidBackendRefUnknownKind", "TLSRoute", f"{_STREAMS}status[odd-*]"),
     ("TLSRouteInvalidNoMatchingListener", "TLSRoute",
