@@ -34,7 +34,7 @@ LOCK        := .cache/lock-venv/bin/uv pip compile --quiet --universal --python-
                --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-all nightly test-compiled smoke check format lint types imports image-lint lock cases cases-venv sslyze go bench bench-compiled bench-micro bench-reload soak trouble install install-tests install-dev clean
+.PHONY: help run demo test test-all nightly conformance-report test-compiled smoke check format lint types imports image-lint lock cases cases-venv sslyze go bench bench-compiled bench-micro bench-reload soak trouble install install-tests install-dev clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -53,6 +53,10 @@ test: install-dev ## what needs no process, and a dozen answers of a real one: t
 
 test-all: install-dev ## every tier: real processes, real clients, memory, both builds (options: ARGS="-m clients")
 	@$(BIN)/python -m pytest $(AT_ONCE) $(ARGS)
+
+conformance-report: export PYTHONDONTWRITEBYTECODE =
+conformance-report: install-dev ## play Gateway API's cases, and write build/conformance-report.yaml in the form of its suite
+	@$(BIN)/python -m tests.conformance.report build/conformance-report.yaml $(ARGS)
 
 nightly: install-dev ## what takes hours: the long forms of tests, the compiled build in every test, all attack cases on both, the soak
 	@$(BIN)/python -m pytest $(AT_ONCE) -m nightly --hypothesis-profile=pipeline $(ARGS)

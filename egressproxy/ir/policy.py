@@ -97,12 +97,16 @@ class DestinationsIR:
     permission there. Their `deny` is kept, and a rule's `deny` holds that of its backends' policies too.
     The first `firm_allow` groups hold in modes Report and Open, too: a more specific policy has set the mode.
     `withheld` are entries of `allow` that are for other clients (`subjects`); for messages to who fits no subjects.
+    `listed` are the policies (namespace/name) whose lists each group of `allow` has. `is_delegated`: all of them are of
+    other namespaces than the listener, so that routes and their filters do not serve what they allow.
     """
 
     allow: tuple[tuple[DestinationRule, ...], ...] = ()
     deny: tuple[DestinationRule, ...] = ()
     firm_allow: int = 0
     withheld: tuple[DestinationRule, ...] = ()
+    listed: tuple[tuple[str, ...], ...] = ()
+    is_delegated: bool = False
 
 
 @dataclass(frozen=True, slots=True)

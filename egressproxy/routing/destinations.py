@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Final
 
 from egressproxy.errors import Denied, Reason
@@ -22,6 +23,10 @@ from egressproxy.routing.hosts import HostMap, patterns_of
 MAX_KNOWN: Final = 1024
 _CANNOT_OPEN: Final = (
     "mend what the status of that policy says of its `intercept`, or remove the name from intercept.hostnames"
+)
+_DELEGATED: Final = (
+    "a route to a Dynamic backend serves what it names, and what policies of the listener's namespace allow: here only "
+    "policies of another namespace have destinations.allow"
 )
 
 
@@ -66,11 +71,18 @@ class DestinationPolicy:
     """
 
     __slots__ = (
-        "_allow", "_allowed", "_deny", "_deny_backends", "_firm_allow", "_sources", "_withheld", "denies", "is_firm",
+        "_allow", "_allowed", "_deny", "_deny_backends", "_firm_allow", "_sources", "_withheld", "denies",
+        "is_delegated", "is_firm", "lists",
     )  # fmt: skip
 
     def __init__(self, spec: DestinationsIR, sources: Sequence[str] = ()) -> None:
-        self._allow = tuple(_Entries(group) for group in spec.allow)
+        listed = spec.listed or (("",),) * len(spec.allow)
+        self._allow = tuple(_Entries(group, names[0]) for group, names in zip(spec.allow, listed, strict=True))
+        names = list(dict.fromkeys(chain.from_iterable(spec.listed)))
+        #: For operators: whose lists are for the client, where these are several.
+        self.lists = f"the policies with destinations.allow for this client are {', '.join(names)}" if names[1:] else ""
+        #: Whether only policies of another namespace than the listener allow something: then routes do not serve it.
+        self.is_delegated = spec.is_delegated
         self._firm_allow = spec.firm_allow
         #: Whether an entry holds in mode Report, too; then the SNI check of a tunnel holds there as well.
         self.is_firm = spec.firm_allow > 0 or any(rule.is_firm for rule in spec.deny)
@@ -131,7 +143,9 @@ class DestinationPolicy:
                     remedy="attach an EgressPolicy with destinations.allow, or a route with this hostname",
                 )
                 return self._for_operators(denied, authority)
-            return self._not_allowed(authority, self._sources[0])
+            message = f"{authority.host} is not allowed: no policy with destinations.allow is for this client"
+            denied = Denied(Reason.DESTINATION_NOT_ALLOWED, message, remedy=_remedy(authority))
+            return self._for_operators(denied, authority)
         denied = self._outside(authority, self._allow[self._firm_allow :])
         if denied is not None:
             return denied
@@ -184,27 +198,28 @@ class DestinationPolicy:
 
     def _not_allowed(self, authority: Authority, policy: str, *, is_port_alone: bool = False) -> Denied:
         """The error, with what to add. `is_port_alone`: on another port it would be allowed."""
-        host, port = authority.host, authority.port
-        if authority.address is None:
-            remedy = f'add {{hostnames: ["{host}"], ports: [{port}]}} to destinations.allow'
-        elif not METADATA.isdisjoint(aliases(authority.address)):
-            remedy = "leave it closed: this is a cloud metadata address, which hands out the machine's own credentials"
-        else:
-            remedy = f'add {{cidrs: ["{host}"], ports: [{port}]}} to destinations.allow'
-            if not authority.address.is_global:
-                remedy += "; add it to addresses.allow, too, since it is not public"
-        where = f"on port {port} " if is_port_alone else ""
-        message = f"{host} is not allowed {where}by policy {policy}"
-        denied = Denied(Reason.DESTINATION_NOT_ALLOWED, message, rule=f"EgressPolicy {policy}", remedy=remedy)
+        where = f"on port {authority.port} " if is_port_alone else ""
+        message, rule = f"{authority.host} is not allowed {where}by policy {policy}", f"EgressPolicy {policy}"
+        denied = Denied(Reason.DESTINATION_NOT_ALLOWED, message, rule=rule, remedy=_remedy(authority))
         denied.policy = policy
         return self._for_operators(denied, authority)
 
     def _for_operators(self, denied: Denied, authority: Authority) -> Denied:
-        """The error with what its client is not told: others may go there."""
+        """The error with what its client is not told: others may go there, or whose lists are for the client."""
         theirs = self._withheld.find(authority)
         if theirs is not None:
             entry = entry_text(*_matching(theirs, authority), theirs.ports)
             denied.detail = f"{entry} in destinations.allow of policy {theirs.policy} is for its subjects alone"
+        denied.detail = denied.detail or self.lists
+        return denied
+
+    def refuse_for_route(self, authority: Authority) -> Denied:
+        """The error where `is_delegated` and a route does not name the destination."""
+        denied = self.decide_firm(authority)
+        if denied is None:
+            denied = self._not_allowed(authority, self._allow[0].policy or "-")
+            denied.remedy = "add the host to hostnames of the route, or to destinations.allow of the Gateway's owner"
+            denied.detail = _DELEGATED
         return denied
 
 
@@ -213,10 +228,10 @@ class _Entries:
 
     __slots__ = ("_hosts", "_networks", "policy")
 
-    def __init__(self, rules: Iterable[DestinationRule]) -> None:
+    def __init__(self, rules: Iterable[DestinationRule], policy: str = "") -> None:
         self._hosts: HostMap[list[DestinationRule]] = HostMap()
         self._networks: list[tuple[Network, DestinationRule]] = []
-        self.policy = ""
+        self.policy = policy  # one that has the list; "": that of its first entry
         for rule in rules:
             self.policy = self.policy or rule.policy
             self._networks += [(network, rule) for network in rule.cidrs]
@@ -263,6 +278,17 @@ class _Entries:
                     yield network, rule
 
 
+def _remedy(authority: Authority) -> str:
+    """What to add to have this destination allowed."""
+    host, port, address = authority.host, authority.port, authority.address
+    if address is None:
+        return f'add {{hostnames: ["{host}"], ports: [{port}]}} to destinations.allow'
+    if not METADATA.isdisjoint(aliases(address)):
+        return "leave it closed: this is a cloud metadata address, which hands out the machine's own credentials"
+    more = "" if address.is_global else "; add it to addresses.allow, too, since it is not public"
+    return f'add {{cidrs: ["{host}"], ports: [{port}]}} to destinations.allow{more}'
+
+
 def _firm_first(rules: Iterable[DestinationRule]) -> tuple[_Entries, ...]:
     """The entries of a deny list, those that hold in mode Report first, so that they decide where both match."""
     deny = tuple(rules)
@@ -305,7 +331,7 @@ class Permission:
     authorities that were permitted before.
     """
 
-    __slots__ = ("_destinations", "_hosts", "_ports", "_says", "mode", "permitted")
+    __slots__ = ("_below", "_destinations", "_hosts", "_ports", "_says", "mode", "permitted")
 
     def __init__(
         self,
@@ -316,9 +342,12 @@ class Permission:
         mode: Mode,
     ) -> None:
         self._hosts: HostMap[bool] = HostMap()
+        self._below: HostMap[bool] = HostMap()  # of which the lists of another namespace say which part
         for hostname in hostnames:
             if hostname.strip("*.") and not (destinations.has_allow_list and hostname.startswith("*.")):
                 self._hosts.setdefault(hostname, True)
+            elif hostname.strip("*.") and destinations.is_delegated:
+                self._below.setdefault(hostname, True)
         self._ports = frozenset(ports) if ports is not None else None
         self._destinations = destinations
         self.mode = mode
@@ -346,15 +375,28 @@ class Permission:
             return None
         if self.mode is Mode.OPEN:
             denied = self._destinations.decide_firm(authority)
+        elif not self._leaves(authority):
+            denied = self._destinations.refuse_for_route(authority)
         else:
             denied = self._destinations.decide(authority)
-        if denied is not None:
-            denied.detail = denied.detail or self._says
+        if denied is not None and denied.detail == self._destinations.lists:
+            denied.detail = "; ".join(filter(None, (self._says, denied.detail)))
         return denied
 
     def grounds(self, authority: Authority) -> tuple[DestinationRule, ...]:
         """The policy entries that allow a destination that the route does not name; for explanations."""
-        return () if self.names(authority) else self._destinations.grounds(authority)
+        if self.names(authority) or not self._leaves(authority):
+            return ()
+        return self._destinations.grounds(authority)
+
+    def _leaves(self, authority: Authority) -> bool:
+        """Whether the listener's `destinations` decide. Lists of another namespace alone decide which part of a
+        wildcard of the route is meant, and nothing else.
+        """
+        if not self._destinations.is_delegated:
+            return True
+        has_port = self._ports is None or authority.port in self._ports
+        return has_port and self._below.match(authority.host) is not None
 
 
 def strictest(*modes: Mode) -> Mode:

@@ -125,7 +125,7 @@ def test_what_is_served_of_a_policy_of_the_api_is_not_said_of_ours():
     """Both have targetRefs; of a BackendTLSPolicy Services alone are served."""
     parts = json_schema()["$defs"]
     theirs = parts["BackendTlsTargetReference"]["properties"]["kind"]
-    ours = parts["PolicyTargetReference"]["properties"]["kind"]
+    ours = parts["EgressPolicyTargetReference"]["properties"]["kind"]
     assert theirs["x-egressproxy-support"]["served"] == "partly"
     assert "x-egressproxy-support" not in ours
     assert "served" not in ours["description"]

@@ -177,7 +177,11 @@ class TestHeaderModifiers:
             each("backend", lambda path, how: rule(path, at(asked(how)))),
             each("answer", lambda path, how: rule(path, filters=answered(how))),
             each("back", lambda path, how: rule(path, at(answered(how)))),
-        )
+            route("shares", GW, rule("/shares", [
+                {**ref(f"infra-backend-v{number}"), "filters": asked({"add": pairs(Backend=f"v{number}")})}
+                for number in (1, 2)
+            ])),
+        )  # fmt: skip
 
     @pytest.mark.parametrize("host", ["rule.example", "backend.example"])
     @pytest.mark.parametrize(("path", "fields", "wanted"), CASES)
@@ -192,6 +196,10 @@ class TestHeaderModifiers:
         answer = suite.ask(GW, f"/{path}?set={given}" if given else f"/{path}", host)
         found = {name: answer.get(name) for name in wanted}
         assert {name: value and value.replace(", ", ",") for name, value in found.items()} == wanted
+
+    def test_each_backend_of_a_rule_gets_its_own(self, suite: Suite):
+        found = {(answer.who, answer.sent("backend")) for answer in suite.ask_many(GW, "/shares", 20)}
+        assert found == {("infra-backend-v1", "v1"), ("infra-backend-v2", "v2")}
 
 
 class TestMirrors:

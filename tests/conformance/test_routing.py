@@ -6,6 +6,7 @@ import pytest
 
 from tests.conformance.objects import APP, INFRA, WEB, gateway, grant, http, route, rule, tls
 from tests.conformance.suite import Suite
+from tests.support.manifests import Manifest
 
 GOOD = ("Accepted=True/Accepted", "ResolvedRefs=True/ResolvedRefs")
 
@@ -94,6 +95,22 @@ def test_a_reference_counts_while_its_grant_is_there(suite: Suite):
     assert suite.ask("same-namespace").who == 500
     suite.apply(far, grant("g", APP, "HTTPRoute", INFRA, "Service"), grant("h", WEB, "HTTPRoute", APP, "Service"))
     suite.route("far", "Accepted=True/Accepted", "ResolvedRefs=False/RefNotPermitted")
+
+
+def test_of_two_tcp_routes_at_one_listener_the_older_has_the_connections(suite: Suite):
+    def of_day(name: str, day: int, to: str) -> Manifest:
+        return route(name, "tcp", rule(to=to), kind="TCPRoute", creationTimestamp=f"2024-01-0{day}T00:00:00Z")
+
+    listeners = [{"name": "tcp", "port": 9001, "protocol": "TCP"}]
+    suite.apply(
+        gateway("tcp", *listeners),
+        of_day("older", 1, "infra-backend-v1"),
+        of_day("younger", 2, "infra-backend-v2"),
+    )
+    for name in ("older", "younger"):
+        suite.route(name, *GOOD, kind="TCPRoute")
+    suite.listener("tcp", "tcp", attached=2)
+    assert {suite.ask("tcp", port=9001).who for _ in range(10)} == {"infra-backend-v1"}
 
 
 class TestMatching:

@@ -84,6 +84,14 @@ class TestRequests:
     def test_timeouts(self, suite: Suite, path: str, who: str | int):
         assert suite.ask(GW, path).who == who
 
+    def test_retries_within_timeouts(self, suite: Suite):
+        """An attempt that takes too long counts as one, and another is made."""
+        for pod in suite.pods_of("infra-backend-v1"):
+            pod.failed = suite.pods_of("infra-backend-v1")[0].failed  # counted together
+        assert suite.ask(GW, "/slow?fail=504x1").who == "infra-backend-v1"
+        assert suite.ask(GW, "/slow?delay=2").who == 504
+        assert len([each for each in suite.log if each["path"] == "/slow?delay=2"]) == 2
+
     @pytest.mark.parametrize(
         ("path", "who"),
         [

@@ -268,6 +268,36 @@ def test_of_an_entry_for_subjects_the_operator_hears_and_the_client_does_not():
     assert (nothing.reason, nothing.detail) == (Reason.NO_POLICY, refused.detail)
 
 
+def test_a_refusal_names_a_policy_that_has_a_list():
+    """And not the first of those that are in force, which may say nothing of destinations."""
+    sources = ("ns/identity", "ns/wide", "ns/empty", "ns/more", "ns/narrow")
+    groups = ((rule("*.test"),), (), (rule("a.test"),))
+    spec = DestinationsIR(groups, listed=(("ns/wide",), ("ns/empty", "ns/more"), ("ns/narrow",)))
+    policy = DestinationPolicy(spec, sources)
+    for host, named in ((b"a.other:443", "ns/wide"), (b"a.test:443", "ns/empty")):
+        refused = policy.decide(parse_authority(host, None))
+        assert refused is not None
+        assert refused.message.endswith(f"is not allowed by policy {named}")
+        assert (refused.policy, refused.rule) == (named, f"EgressPolicy {named}")
+        everyone = "ns/wide, ns/empty, ns/more, ns/narrow"
+        assert refused.detail == f"the policies with destinations.allow for this client are {everyone}"
+    alone = DestinationPolicy(DestinationsIR(((),), listed=(("ns/empty",),)), sources)
+    refused = alone.decide(parse_authority(b"a.test:443", None))
+    assert refused is not None
+    assert (refused.policy, refused.detail) == ("ns/empty", "")
+
+
+def test_where_no_policy_with_a_list_is_for_this_client_the_refusal_says_so():
+    spec = DestinationsIR(withheld=(replace(rule("a.test"), policy="ns/theirs"),))
+    refused = DestinationPolicy(spec, ("ns/identity",)).decide(parse_authority(b"a.test:443", None))
+    assert refused is not None
+    assert refused.message == "a.test is not allowed: no policy with destinations.allow is for this client"
+    assert (refused.reason, refused.rule, refused.policy) == (NO, "-", "-")
+    assert refused.remedy == 'add {hostnames: ["a.test"], ports: [443]} to destinations.allow'
+    theirs = '{hostnames: ["a.test"]} in destinations.allow of policy ns/theirs'
+    assert refused.detail == f"{theirs} is for its subjects alone"
+
+
 # --- what allows -----------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("named", "entry"),

@@ -56,3 +56,22 @@ def test_the_strictest_mode_lets_the_least_pass():
     assert strictest(Mode.OPEN, Mode.REPORT) is Mode.REPORT
     assert strictest(Mode.REPORT, Mode.ENFORCE, Mode.OPEN) is Mode.ENFORCE
     assert strictest(Mode.OPEN, Mode.OPEN) is Mode.OPEN
+
+
+def test_what_only_another_namespace_allows_is_not_served_by_a_route_that_does_not_name_it():
+    """The route's filters, and the credentials that they send, are for what its own side permits."""
+    spec = DestinationsIR(ALLOW_OK.allow, listed=(("tenant/p",),), is_delegated=True)
+    route = permission("named.test", spec=spec)
+    assert reason(route, b"named.test:443") is None
+    refused = route.decide(parse_authority(b"ok.test:443", None))
+    assert refused is not None
+    assert refused.reason is Reason.DESTINATION_NOT_ALLOWED
+    assert "only policies of another namespace have destinations.allow" in refused.detail
+    assert refused.remedy.startswith("add the host to hostnames of the route")
+    assert route.grounds(parse_authority(b"ok.test:443", None)) == ()
+    below = permission("*.test", spec=spec, ports=(443,))
+    no = Reason.DESTINATION_NOT_ALLOWED
+    assert [reason(below, host) for host in (b"ok.test:443", b"other.test:443", b"ok.test:80")] == [None, no, no]
+    assert reason(permission(spec=spec, mode=Mode.OPEN), b"other.test:443") is None
+    denying = DestinationsIR(spec.allow, (DestinationRule(("ok.test",), policy="ns/p"),), is_delegated=True)
+    assert reason(permission(spec=denying), b"ok.test:443") is Reason.DESTINATION_DENIED

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import cache
 from operator import attrgetter
 
 from egressproxy.config.compile.backends.backend_compiler import BackendCompiler
@@ -40,7 +41,7 @@ from egressproxy.config.compile.interface import (
 )
 from egressproxy.config.compile.policies.credential_exposure import CredentialDns
 from egressproxy.config.compile.policies.denials import DeniedBackends
-from egressproxy.config.compile.policies.layers import Layers, Level
+from egressproxy.config.compile.policies.layers import Layers, Level, narrowing
 from egressproxy.config.compile.policies.policy_attachment import PolicyAttachments
 from egressproxy.config.compile.policies.policy_filters import PolicyFilters
 from egressproxy.config.compile.policies.subjects import (
@@ -173,6 +174,7 @@ class _Run:
         self._statuses: dict[Key, Status] = {}
         self._route_statuses: dict[Key, ReferenceConditions] = {}
         self._subject_notes = SubjectNotes()
+        self._narrowing = cache(narrowing)
 
     def compile(self) -> tuple[ListenerIR, ...]:
         """Everything but status."""
@@ -305,6 +307,8 @@ class _Run:
     def _layers_of(self, listener: ListenerPlan) -> Layers:
         layers = self._policies.layer(Level.GATEWAY, listener.gateway.key)
         if listener.owner is not listener.gateway:
+            if listener.owner.namespace != listener.gateway.namespace:
+                layers = tuple(map(self._narrowing, layers))
             layers += self._policies.layer(Level.LISTENER, listener.owner.key)
         return layers + self._policies.layer(Level.LISTENER, listener.owner.key, listener.listener.name)
 
@@ -436,7 +440,7 @@ class _Run:
         own_domain = identity.trust_domain if identity is not None else ""
         while not is_complete:  # another parent, say, may have policies of its own
             policies, met = self._policies.with_subjects(served.met), len(served.met)
-            found = client_sets(policies, own_domain)
+            found = client_sets(policies, own_domain, self._policies.foreign_at(served.met))
             variants = tuple(
                 VariantIR(frozenset(f"{key[2]}/{key[3]}" for key in each), self._variant(gateway, plan, served, each))
                 for each in found.sets

@@ -237,12 +237,23 @@ class Subject(Model):
             raise RefusedValue("a subject says nobody", "write namespace, group or claim")
 
 
+class EgressPolicyTargetReference(PolicyTargetReference):
+    """What a policy applies to; `sectionName` narrows it to one listener, rule or port."""
+
+    name: Name
+    """Name of the object."""
+    namespace: Label | None = None
+    """Namespace of the object. Default: that of the policy. Another one needs a ReferenceGrant, and the policy then
+    holds for the clients of its own namespace, within what the owner allows.
+    """
+
+
 class EgressPolicySpec(Model):
     """Every section is optional: a policy says something about what stands in it, and nothing about the rest."""
 
-    target_refs: Annotated[tuple[PolicyTargetReference, ...], Field(max_length=64)]
-    """What the policy is for: Gateways, listeners, routes or Backends of its own namespace. `[]`: only rules of routes
-    whose ExtensionRef filter names it.
+    target_refs: Annotated[tuple[EgressPolicyTargetReference, ...], Field(max_length=64)]
+    """What the policy is for: Gateways, listeners, routes or Backends. `[]`: only rules of routes whose ExtensionRef
+    filter names it.
     """
     subjects: Annotated[tuple[Subject, ...], Field(max_length=256), _NOT_NULL] = ()
     """The clients that the policy is for. Left out: all. It says nothing about others."""

@@ -179,7 +179,9 @@ _LISTENERS: Final = (
     _wide("Listeners", _list("spec.listeners", "name", "port", separator=":"), "Names and ports of spec.listeners."),
     _wide("Routes", _attached, "Attached routes, summed over the listeners.", type="integer"),
 )
-_TARGETS: Final = Column("Targets", _list("spec.targetRefs", "kind", "name", "sectionName"), "spec.targetRefs.")
+_TARGETS: Final = Column(
+    "Targets", _list("spec.targetRefs", "kind", "namespace", "name", "sectionName"), "spec.targetRefs."
+)
 _BY_ANCESTORS: Final = Column(
     "Accepted", _condition("Accepted", "status.ancestors"), "The condition Accepted, at all ancestors."
 )

@@ -470,3 +470,49 @@ def test_requests_inside_of_tls_are_those_of_the_clients_certificate(converse: S
     tls = TlsClient(talk.client, PKI, "a.example", Workload(ROBOT.replace("team", "other"))).shakes_hands()
     tls >> get("")
     assert tls.reads().startswith(b"HTTP/1.1 403 ")
+
+
+# --- policies of another namespace -----------------------------------------------------------------------------------
+def of_tenant(namespace: str, *allow: str, **sections: Any) -> list[m.Manifest]:
+    """The policy of a team on the Gateway of another namespace, with its grant."""
+    theirs = m.policy(allow, name="own", namespace=namespace, **sections)
+    theirs["spec"]["targetRefs"][0]["namespace"] = "agents"
+    source = {"group": m.OURS, "kind": "EgressPolicy", "namespace": namespace}
+    spec = {"from": [source], "to": [{"group": m.GATEWAY_API, "kind": "Gateway", "name": "gw"}]}
+    return [theirs, m.manifest(f"{m.GATEWAY_API}/v1", "ReferenceGrant", f"of-{namespace}", "agents", spec=spec)]
+
+
+def test_two_teams_own_their_policies_for_one_gateway(converse: Start):
+    owned = m.policy(None, identity=TRUSTED, destinations={"deny": [{"hostnames": ["bad.example"]}]}, traffic=SHARED)
+    objects = [m.gateway(m.forward_listener(3128)), owned, SECRET]
+    talk = converse([*objects, *of_tenant("team", "a.example", "bad.example"), *of_tenant("crew", "b.example")])
+    talk.counts_octets = False
+    serve(talk, get("team/robot"))
+    refuse(talk, get("crew/robot"))
+    assert talk.record()["rule"] == "EgressPolicy crew/own"
+    refuse(talk, get(""))
+    assert "rule" not in talk.record()
+    refuse(talk, get("team/robot", "bad.example"), "destination_denied")
+    refuse(talk, get("team/robot", "b.example"))
+    serve(talk, get("crew/robot", "b.example"), "b.example")
+
+
+def test_where_no_list_is_for_a_client_it_reads_so_and_the_log_says_whose_there_is(converse: Start):
+    owned = m.policy(None, identity=TRUSTED)
+    talk = converse([m.gateway(m.forward_listener(3128)), owned, SECRET, *of_tenant("team", "a.example")])
+    talk.client >> get("crew/robot")
+    status, _, _, error = talk.client.answer()
+    assert (status, error["reason"]) == (403, "destination_not_allowed")
+    assert error["message"] == "a.example is not allowed: no policy with destinations.allow is for this client"
+    assert "in destinations.allow of policy team/own is for its subjects alone" in talk.record()["detail"]
+
+
+def test_a_route_of_the_owner_to_wherever_serves_nothing_that_a_team_alone_allows(converse: Start):
+    owned = m.policy(None, identity=TRUSTED, traffic=SHARED)
+    anywhere = m.http_route("all", m.prefix_rule("/", "any"))
+    talk = converse(
+        [m.gateway(m.forward_listener(3128)), owned, SECRET, m.dynamic(), anywhere, *of_tenant("team", "a.example")]
+    )
+    talk.counts_octets = False
+    refuse(talk, get("team/robot"))
+    assert "only policies of another namespace have destinations.allow" in talk.record()["detail"]

@@ -18,7 +18,7 @@ from egressproxy.config.compile.policies.policy_attachment import PolicyAttachme
 from egressproxy.config.compile.policies.policy_merge import ChosenParent
 from egressproxy.config.compile.policies.tls_floor import BackendUnusable
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination
-from egressproxy.ir.policy import DnsIR, ExtensionIR, PolicyIR
+from egressproxy.ir.policy import DnsIR, ExtensionIR, Mode, PolicyIR
 
 #: The setting of an injector that lets it send without TLS.
 _PLAIN: Final = "allow_plaintext"
@@ -90,6 +90,24 @@ def exposed_sender(resolved: ResolvedBackend, own: Iterable[RankedExtension]) ->
         if each.spec.type.startswith(INJECTOR) and (tls is not None or getattr(each.spec.settings, _PLAIN, False)):
             return each.spec
     return None
+
+
+def exposed_to_tenants(policy: PolicyIR, placed: Iterable[RankedExtension]) -> str:
+    """Why destinations that only policies of another namespace allow are not served; "" if nothing is against it.
+
+    `placed` are the filters that run for them. The credential that one of them sends is for what its owner allows.
+    """
+    if not policy.destinations.is_delegated or policy.mode is not Mode.ENFORCE:
+        return ""
+    sender = next((each.spec for each in placed if each.spec.type.startswith(INJECTOR)), None)
+    if sender is None:
+        return ""
+    named = ", ".join(dict.fromkeys(name for names in policy.destinations.listed for name in names))
+    return (
+        f"{sender.source} sends its credential ({sender.name}), and only policies of another namespace allow "
+        f"destinations here ({named}): put the credential on a route or Backend, or say in destinations.allow of a "
+        "policy of the Gateway's namespace where it may go"
+    )
 
 
 def requires_tls(spec: ExtensionIR) -> bool:

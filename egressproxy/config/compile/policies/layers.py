@@ -35,6 +35,8 @@ class Layer:
     `withheld` are policies that do not hold for these clients, since they have other `subjects`; for messages.
     `has_certificates`: a policy of one of its listeners has certificates say who clients are, and all listeners of a
     port share what clients show.
+    `is_foreign`: its policies are of another namespace than the target, and open nothing beyond what the owner opens.
+    `only_narrows`: what they allow does not count where the owner allows nothing, either.
     """
 
     level: Level
@@ -44,6 +46,8 @@ class Layer:
     resolver: Dns | None = None
     withheld: tuple[EgressPolicy, ...] = ()
     has_certificates: bool = False
+    is_foreign: bool = False
+    only_narrows: bool = False
 
     @property
     def scope(self) -> str:
@@ -126,6 +130,11 @@ def restrictions_of(layer: Layer) -> Layer:
 def denials_of(layer: Layer) -> Layer:
     """What the layer denies: for all that is reached through this parent."""
     return _narrowed(layer, _denials_alone)
+
+
+def narrowing(layer: Layer) -> Layer:
+    """The layer of a Gateway on listeners that another namespace adds: policies of a third one open nothing there."""
+    return replace(layer, only_narrows=True) if layer.is_foreign else layer
 
 
 def field_value(written: object, path: str) -> Any:

@@ -3,7 +3,8 @@
 A place is a listener, a rule of a route, or a rule's backend. The policies that hold there form layers, one for each
 target: Gateway, listener, Backend, route, rule. `policy_merge` combines them.
 
-A policy with `subjects` is in the layers for clients that fit them: see `for_clients`.
+A policy with `subjects` is in the layers for clients that fit them: see `for_clients`. So is a policy on a target of
+another namespace, for the clients of its own: see `foreign_policy`.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from egressproxy.config.compile.backends.backend_tls import BackendTlsPolicies
 from egressproxy.config.compile.certificates import outside_constraints
 from egressproxy.config.compile.extensions.extension_faults import ExtensionFaults
 from egressproxy.config.compile.interface import Status, age_of
+from egressproxy.config.compile.policies.foreign_policy import ForeignPolicies, state_foreign
 from egressproxy.config.compile.policies.identity import unusable_keys
 from egressproxy.config.compile.policies.layers import Layer, Layers, Level, Lost
 from egressproxy.config.compile.policies.policy_merge import Merged, Merger
@@ -33,13 +35,12 @@ from egressproxy.config.compile.policies.without_effect import (
     written,
 )
 from egressproxy.config.compile.references import References, UnresolvedRef
-from egressproxy.config.compile.status.conditions import ReferenceConditions
+from egressproxy.config.compile.status.conditions import Conditions, ReferenceConditions
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.backend import Backend
 from egressproxy.config.resources.core import Service
 from egressproxy.config.resources.gateway import Gateway
-from egressproxy.config.resources.object_references import PolicyTargetReference
-from egressproxy.config.resources.policy import Dns, EgressPolicy
+from egressproxy.config.resources.policy import Dns, EgressPolicy, EgressPolicyTargetReference
 from egressproxy.model.near_names import did_you_mean
 from egressproxy.model.published_object import Key
 
@@ -49,6 +50,8 @@ _TARGETS = (
     "XBackendDestination",
 )  # fmt: skip
 
+#: What helps where the target is in another namespace.
+_ELSEWHERE = "name its namespace in targetRefs, and add a ReferenceGrant for it there"
 #: What says nothing of a Backend that others are reached through, and nothing else.
 _OF_TARGETS = ("mode", "dns", "addresses.allow", "traffic")
 
@@ -63,11 +66,14 @@ class PolicyAttachments:
         self._merger = Merger(references)
         #: Every policy, oldest first.
         self.objects = sorted(resources.of(EgressPolicy), key=age_of)
+        self._foreign = ForeignPolicies(references)
         self._by_target: dict[tuple[Key, str], list[EgressPolicy]] = defaultdict(list)
         for policy in self.objects:
             for ref in policy.spec.target_refs:
-                key = object_key(resources, ref, policy.namespace)
-                self._by_target[key, ref.section_name or ""].append(policy)
+                key = object_key(resources, ref, references.namespace_of(policy, ref))
+                held = self._foreign.admit(policy, ref, key)
+                if held is not None:
+                    self._by_target[key, ref.section_name or ""].append(held)
         #: By target and section, for the places that exist: their layer for clients that fit no subjects, or none.
         self._layers: dict[tuple[Key, str], Layers] = {}
         #: By target and section: the policies with subjects, if there are any.
@@ -84,7 +90,9 @@ class PolicyAttachments:
         self._idle_at: dict[tuple[Key, Key], tuple[Idle, ...]] = {}
 
     def layer(self, level: Level, target: Key, section: str = "", resolver: Dns | None = None) -> Layers:
-        """The layer of one target: one, or none where nothing holds there. Marks the target as one that exists."""
+        """The layer of one target, none where nothing holds there, and that of policies of other namespaces. Marks the
+        target as one that exists.
+        """
         place = (target, section)
         if place not in self._layers:
             policies = self._by_target.get(place, ())
@@ -103,7 +111,7 @@ class PolicyAttachments:
         return self._layers[place]
 
     def _layer_of_clients(self, place: tuple[Key, str]) -> Layers:
-        """The layer for the clients of now: one object for all clients for whom the same policies hold there."""
+        """The layers for the clients of now: the same objects for all clients for whom the same policies hold there."""
         theirs = self._with_subjects[place]
         holding = tuple(sorted(key for key in self._holding if key in theirs))
         if not holding:
@@ -111,8 +119,13 @@ class PolicyAttachments:
         known = (*place, holding)
         if known not in self._of_clients:
             (layer,) = self._layers[place]
-            policies = sorted((*layer.policies, *(theirs[key] for key in holding)), key=age_of)
-            self._of_clients[known] = (replace(layer, policies=tuple(policies), withheld=()),)
+            own = [theirs[key] for key in holding if key[2] == layer.target[2]]
+            policies = tuple(sorted((*layer.policies, *own), key=age_of))
+            made: Layers = (replace(layer, policies=policies, withheld=()),)
+            foreign = sorted((theirs[key] for key in holding if key[2] != layer.target[2]), key=age_of)
+            if foreign:
+                made += (Layer(layer.level, layer.target, layer.section, tuple(foreign), is_foreign=True),)
+            self._of_clients[known] = made
         return self._of_clients[known]
 
     @contextmanager
@@ -150,9 +163,14 @@ class PolicyAttachments:
         found = {key: policy for place in met for key, policy in self._with_subjects[place].items()}
         return tuple(sorted(found.values(), key=age_of))
 
+    def foreign_at(self, met: Iterable[tuple[Key, str]]) -> frozenset[Key]:
+        """Those of the policies with subjects at these places that are of another namespace than their target."""
+        return frozenset(key for place in met for key in self._with_subjects[place] if key[2] != place[0][2])
+
     def layer_of_rule(self, route: Key, section: str, index: int, named: tuple[EgressPolicy, ...]) -> Layers:
         """The layer of a rule (`section` is its name or ""), of policies that it names, and that name it."""
-        own = [policy for layer in self.layer(Level.RULE, route, section) if section for policy in layer.policies]
+        layers = self.layer(Level.RULE, route, section) if section else ()
+        own = [policy for layer in layers if not layer.is_foreign for policy in layer.policies]
         name = section or f"rules[{index}]"
         for policy in named:
             self._named_by.setdefault(policy.key, {})[route, name] = None
@@ -165,7 +183,7 @@ class PolicyAttachments:
         place = (route, name, policies)
         if place not in self._of_rules:
             self._of_rules[place] = (Layer(Level.RULE, route, name, policies),) if policies else ()
-        return self._of_rules[place]
+        return self._of_rules[place] + tuple(layer for layer in layers if layer.is_foreign)
 
     def merge(self, layers: Layers, *, is_routed: bool) -> Merged:
         """What the layers say together, shared by all places with the same ones.
@@ -196,49 +214,68 @@ class PolicyAttachments:
     ) -> Status:
         ancestors = ReferenceConditions("ancestors", generation)
         targets = [
-            (ref, object_key(self._resources, ref, policy.namespace), ref.section_name or "")
+            (ref, object_key(self._resources, ref, self._references.namespace_of(policy, ref)), ref.section_name or "")
             for ref in policy.spec.target_refs
         ]
         for route, section in self._named_by.get(policy.key, ()):
-            by_filter = PolicyTargetReference.model_construct(group=route[0], kind=route[1], name=route[3])
+            by_filter = EgressPolicyTargetReference.model_construct(group=route[0], kind=route[1], name=route[3])
             targets.append((by_filter, route, section))
         for position, (ref, target, section) in enumerate(targets):
-            conditions = ancestors.add(ref, namespace=policy.namespace)
+            conditions = ancestors.add(ref, namespace=target[2])
             is_named = position >= len(policy.spec.target_refs)
-            if not is_named and (target, section) not in self._layers:
+            refused = self._foreign.refused.get((policy.key, target))
+            if refused is not None:
+                message = f"{refused.with_hint}; nothing that this policy allows, denies or limits holds there"
+                conditions.set("Accepted", False, refused.reason, message)
+            elif not is_named and (target, section) not in self._layers:
                 conditions.set("Accepted", False, "TargetNotFound", self._not_found(target, section))
-                continue
-            conditions.set("Accepted", True, "Accepted", "the policy is in force")
-            level = Level.LISTENER if ref.kind in ("Gateway", "ListenerSet") else Level.ROUTE
-            closed = self._merger.blockers(policy, level)
-            if closed:
-                own = "; ".join(each.replace(f" of {policy}: ", ": ") for each in closed)
-                conditions.set("Accepted", False, "NotEnforceable", f"requests here are refused: {own}.")
-            for note in self._noted.get(policy.key, ()):
-                conditions.add_note("Accepted", note)
-            idle = (each.sentence for each in self._idle(policy, target))
-            unread = unusable_keys(policy, self._references)
-            for note in chain(idle, notes(policy, ref.kind), self._notes_here(policy, target), unread):
-                conditions.add_note("Accepted", note)
-            every = self._merger.winners.lost.get((policy.key, target, section), ())
-            lost = [each for each in every if self._takes_effect(each, policy, target)]
-            for kind, is_conflict in (("Conflicted", True), ("Overridden", False)):
-                if sentences := [each.sentence for each in lost if each.is_conflict is is_conflict]:
-                    conditions.set(kind, True, kind, "; ".join(sentences))
-            faults[policy.key].set_conditions(conditions)
-            if policy.spec.intercept is not None:
-                ca = self._merger.signing_ca(policy)
-                if isinstance(ca, UnresolvedRef):
-                    message = f"spec.intercept.caCertificateRef: {ca.with_hint}; the names that it lists are denied"
-                    conditions.fail("ResolvedRefs", ca.reason, message)
-                elif outside := outside_constraints(ca, policy.spec.intercept.hostnames):
-                    shown = ", ".join(outside[:3]) + (f" and {len(outside) - 3} more" if len(outside) > 3 else "")
-                    note = f"intercept.hostnames: no client believes the CA for {shown}, by its name constraints"
-                    conditions.add_note("Accepted", f"{note}; take these names out, or make a CA that may sign them.")
-            if parent is not None:
-                message = f"spec.parent: {parent.with_hint}; what is to go through it is refused (500)"
-                conditions.fail("ResolvedRefs", parent.reason, message)
+            elif target[2] != policy.namespace:
+                self._state(conditions, self._foreign.form(policy), target, section)
+                state_foreign(conditions, policy, target)
+            else:
+                self._state(conditions, policy, target, section, faults[policy.key])
+                if parent is not None:
+                    message = f"spec.parent: {parent.with_hint}; what is to go through it is refused (500)"
+                    conditions.fail("ResolvedRefs", parent.reason, message)
         return ancestors.to_status()
+
+    def _state(
+        self,
+        conditions: Conditions,
+        policy: EgressPolicy,
+        target: Key,
+        section: str,
+        faults: ExtensionFaults | None = None,
+    ) -> None:
+        """State what becomes of a policy at a target where it holds; `faults` are those of its extensions."""
+        conditions.set("Accepted", True, "Accepted", "the policy is in force")
+        level = Level.LISTENER if target[1] in ("Gateway", "ListenerSet") else Level.ROUTE
+        closed = self._merger.blockers(policy, level)
+        if closed:
+            own = "; ".join(each.replace(f" of {policy}: ", ": ") for each in closed)
+            conditions.set("Accepted", False, "NotEnforceable", f"requests here are refused: {own}.")
+        for note in self._noted.get(policy.key, ()):
+            conditions.add_note("Accepted", note)
+        idle = (each.sentence for each in self._idle(policy, target))
+        unread = unusable_keys(policy, self._references)
+        for note in chain(idle, notes(policy, target[1]), self._notes_here(policy, target), unread):
+            conditions.add_note("Accepted", note)
+        every = self._merger.winners.lost.get((policy.key, target, section), ())
+        lost = [each for each in every if self._takes_effect(each, policy, target)]
+        for kind, is_conflict in (("Conflicted", True), ("Overridden", False)):
+            if sentences := [each.sentence for each in lost if each.is_conflict is is_conflict]:
+                conditions.set(kind, True, kind, "; ".join(sentences))
+        if faults is not None:
+            faults.set_conditions(conditions)
+        if policy.spec.intercept is not None:
+            ca = self._merger.signing_ca(policy)
+            if isinstance(ca, UnresolvedRef):
+                message = f"spec.intercept.caCertificateRef: {ca.with_hint}; the names that it lists are denied"
+                conditions.fail("ResolvedRefs", ca.reason, message)
+            elif outside := outside_constraints(ca, policy.spec.intercept.hostnames):
+                shown = ", ".join(outside[:3]) + (f" and {len(outside) - 3} more" if len(outside) > 3 else "")
+                note = f"intercept.hostnames: no client believes the CA for {shown}, by its name constraints"
+                conditions.add_note("Accepted", f"{note}; take these names out, or make a CA that may sign them.")
 
     def _takes_effect(self, lost: Lost, policy: EgressPolicy, target: Key) -> bool:
         """Whether the setting would do something at this target, and that of the winner does something at its own."""
@@ -317,7 +354,7 @@ class PolicyAttachments:
         sections = [known for seen, known in self._layers if seen == target and known]
         if self._resources.get(*target) is None:
             message = f"there is no {shown}" + ("" if group or kind == "Service" else " in the core group")
-            remedy = self._references.suggestions.remedy(*target, "a policy stands beside its target") or _known(kind)
+            remedy = self._references.suggestions.remedy(*target, _ELSEWHERE) or _known(kind)
         elif (target, "") in self._layers or sections:
             message = f"{shown} has no section {section}"
             remedy = did_you_mean(section, sections, f"it has {', '.join(sorted(sections)) or 'none'}")

@@ -54,7 +54,7 @@ class PolicyFilters:
         for ref in policy.spec.target_refs:
             level = 0 if ref.kind in ("Gateway", "ListenerSet") else 1 if ref.kind.endswith("Route") else 2
             section = f", section {ref.section_name}" if ref.section_name else ""
-            self._of_policy(policy, level, f"{ref.kind} {policy.namespace}/{ref.name}{section}")
+            self._of_policy(policy, level, f"{ref.kind} {ref.namespace or policy.namespace}/{ref.name}{section}")
         if not policy.spec.target_refs:
             self._of_policy(policy, 1, str(policy))
 

@@ -110,7 +110,7 @@ class Merger:
 
     def merge(self, layers: Iterable[Layer], is_routed: bool) -> Merged:
         """What the layers say together. `is_routed`: without the allow lists of Gateway and listener."""
-        ordered = sorted(layers, key=lambda layer: (layer.level, layer.section != ""), reverse=True)
+        ordered = sorted(layers, key=lambda each: (each.level, each.section != "", each.is_foreign), reverse=True)
         policies = list(dict.fromkeys(policy for layer in reversed(ordered) for policy in layer.policies))
         blockers = {blocker: None for policy in policies for blocker in _blockers(policy)}
         for layer in ordered:
@@ -124,10 +124,12 @@ class Merger:
         opened = self._intercepts(ordered)
         identity = self._identity(ordered, blockers)
         gateway_keys, gateway_trust_domain = self._gateways(ordered, blockers)
+        destinations = merge_destinations(ordered, is_routed, mode, reported, bound, opened)
+        is_public_alone = destinations.is_delegated and mode is Mode.ENFORCE
         spec = PolicyIR(
             mode=mode,
-            destinations=merge_destinations(ordered, is_routed, mode, reported, bound, opened),
-            addresses=merge_addresses(ordered, reported),
+            destinations=destinations,
+            addresses=merge_addresses(ordered, reported, is_public_alone=is_public_alone),
             dns=self._dns.merge(ordered, blockers),
             timeouts=self._timeouts(ordered),
             kept=self._connections(ordered),
@@ -142,7 +144,7 @@ class Merger:
             hedging=policy_hedging(self._traffic_winner(ordered, "hedging")),
             resilience=self._resilience(ordered),
             priority=self._traffic_winner(ordered, "priority") or Priority.NORMAL,
-            sources=tuple(policy.full_name for policy in policies),
+            sources=tuple(dict.fromkeys(policy.full_name for policy in policies)),
             mode_source=next((v.policy.full_name for v in _modes(ordered) if v.policy is not None), "-"),
         )
         crl_refs = ((policy, ref) for policy in policies if policy.spec.tls for ref in policy.spec.tls.crl_refs)

@@ -47,21 +47,26 @@ def merge_destinations(
 
     `reported` levels' denials are lifted by mode Report, `bound` levels' allow lists by none. Of policies that are not
     `opened`, at their layer, the names in `intercept` are denied.
+
+    The lists of policies of other namespaces are levels of their own. Where there are no others, they allow by
+    themselves, unless all of them only narrow.
     """
     allow: list[tuple[DestinationRule, ...]] = []
+    listed: list[tuple[str, ...]] = []
+    allowing: list[Layer] = []
     firm_allow = 0
     deny: dict[DestinationRule, None] = {}
     withheld: dict[DestinationRule, None] = {}
     for layer in reversed(ordered):
         group: dict[DestinationRule, None] = {}
-        says_something = False
+        lists: list[str] = []
         is_firm = mode is Mode.REPORT and layer.level not in reported
         for policy in layer.policies:
             section = policy.spec.destinations
             if section is not None:
                 deny.update(dict.fromkeys(_rule(entry, policy, is_firm=is_firm) for entry in section.deny))
                 if section.allow is not None:
-                    says_something = True
+                    lists.append(policy.full_name)
                     group.update(dict.fromkeys(_rule(entry, policy) for entry in section.allow))
             if policy.spec.intercept is not None and (layer, policy) not in opened:
                 names = policy.spec.intercept.hostnames
@@ -69,23 +74,34 @@ def merge_destinations(
         for policy in layer.withheld:
             allowed = policy.spec.destinations.allow if policy.spec.destinations is not None else None
             withheld.update(dict.fromkeys(_rule(entry, policy) for entry in allowed or ()))
-        if says_something and not (is_routed and layer.level <= Level.LISTENER):
+        if lists and not (is_routed and layer.level <= Level.LISTENER):
             allow.append(tuple(group))
+            listed.append(tuple(dict.fromkeys(lists)))
+            allowing.append(layer)
             firm_allow += layer.level in bound
-    return DestinationsIR(tuple(allow), tuple(deny), firm_allow, tuple(withheld))
+    is_delegated = bool(allowing) and all(layer.is_foreign for layer in allowing)
+    if is_delegated and all(layer.only_narrows for layer in allowing):
+        allow.append(())
+        listed.append(listed[-1])
+    return DestinationsIR(tuple(allow), tuple(deny), firm_allow, tuple(withheld), tuple(listed), is_delegated)
 
 
 def _rule(entry: DestinationEntry, policy: EgressPolicy, *, is_firm: bool = False) -> DestinationRule:
     return DestinationRule(entry.hostnames, entry.ports, entry.cidrs, entry.sni, policy.full_name, is_firm=is_firm)
 
 
-def merge_addresses(ordered: Sequence[Layer], reported: Container[Level]) -> AddressesIR:
-    """One group of allow per layer that says something; every deny and every `only`, of all policies alike."""
+def merge_addresses(
+    ordered: Sequence[Layer], reported: Container[Level], *, is_public_alone: bool = False
+) -> AddressesIR:
+    """One group of allow per layer that says something; every deny and every `only`, of all policies alike.
+
+    `is_public_alone`: what is not public is allowed by none. So it is where only policies of other namespaces allow it.
+    """
     groups: list[tuple[AddressAllowance, ...]] = []
     deny: dict[AddressDenial, None] = {}
     only: dict[AddressBound, None] = {}
     names: dict[NameDenial, None] = {}
-    name = "-"
+    name, has_owners = "-", False
     for layer in reversed(ordered):
         for policy in layer.policies:
             deny.update(dict.fromkeys(_denied_ranges(policy, reports=layer.level in reported)))
@@ -99,6 +115,9 @@ def merge_addresses(ordered: Sequence[Layer], reported: Container[Level]) -> Add
             entries = (entry for _, each in saying for entry in each.allow)
             groups.append(tuple(dict.fromkeys(AddressAllowance(entry.cidrs, entry.hostnames) for entry in entries)))
             name = saying[0][0].full_name if name == "-" else name
+            has_owners |= not layer.is_foreign
+    if is_public_alone or (groups and not has_owners):
+        groups.append(())
     return AddressesIR(tuple(groups), name, tuple(deny), tuple(only), tuple(names))
 
 

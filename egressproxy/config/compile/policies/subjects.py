@@ -1,14 +1,15 @@
 """Which policies with `subjects` may hold for one client at the same time. Each such set is a variant of a listener.
 
 A client has one namespace and one service account, so that subjects which name these exclude each other: as many sets
-as there are. Groups and claims do not exclude each other, and the sets double with each of them, so there is a bound.
+as there are. Groups and claims do not exclude each other, and the sets double with each of them, so there is a bound. A
+namespace that is known by `foreign_policy` alone has a bound of its own, so that no team takes room from others.
 `SubjectNotes` is what status says that is so only for the clients of such policies.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Final
@@ -24,6 +25,8 @@ MAX_COMBINED = 256
 #: For clients that fit no subjects.
 NOBODY: frozenset[Key] = frozenset()
 _Conditions = frozenset[tuple[str, ...]]
+#: A namespace and a service account; "" for any.
+_Place = tuple[str, str]
 #: Sets of policies, and subjects of one policy, that a sentence names.
 MAX_SHOWN: Final = 3
 
@@ -94,24 +97,39 @@ def has_conditions(subject: Subject) -> bool:
     return subject.group is not None or subject.claim is not None
 
 
-def client_sets(policies: Iterable[EgressPolicy], own_domain: str) -> ClientSets:
-    """Every set of these policies that may hold for one client, up to MAX_COMBINED. `own_domain`: the listener's."""
-    by_place: dict[tuple[str, str], list[tuple[Key, _Conditions]]] = defaultdict(list)
+def client_sets(policies: Iterable[EgressPolicy], own_domain: str, foreign: Container[Key] = NOBODY) -> ClientSets:
+    """Every set of these policies that may hold for one client, up to MAX_COMBINED. `own_domain`: the listener's.
+    `foreign` are those of them that are of another namespace than their target.
+    """
+    by_place: dict[_Place, list[tuple[Key, _Conditions]]] = defaultdict(list)
+    owned = {""}
     for policy in policies:
         for subject in policy.spec.subjects:
-            by_place[_place_of(subject, own_domain)].append((policy.key, _conditions(subject)))
+            place = _place_of(subject, own_domain)
+            by_place[place].append((policy.key, _conditions(subject)))
+            if policy.key not in foreign:
+                owned.add(place[0])
     places = dict.fromkeys((("", ""), *((namespace, "") for namespace, _ in by_place), *by_place))
     held = {place: tuple(_held_at(place, by_place)) for place in places}
     sets = dict.fromkeys(_set(entries, frozenset()) for entries in held.values())
-    at_most, unions = 0, {place: {_Conditions()} for place in places}
+    own = {place: entries for place, entries in held.items() if place[0] in owned}
+    bounds = [_combine(own, sets), *(_combine({place: held[place]}, sets) for place in held if place not in own)]
+    return ClientSets(tuple(filter(None, sets)), min((each for each in bounds if each is not None), default=None))
+
+
+def _combine(held: Mapping[_Place, Sequence[tuple[Key, _Conditions]]], sets: dict[frozenset[Key], None]) -> int | None:
+    """Add to `sets` what groups and claims combine to at these places, as much as there is room for. Returns `at_most`
+    of ClientSets.
+    """
+    at_most, unions = 0, {place: {_Conditions()} for place in held}
     while True:
-        more = {place: _one_more(unions[place], held[place]) for place in places}
+        more = {place: _one_more(unions[place], entries) for place, entries in held.items()}
         if more == unions:
-            return ClientSets(tuple(filter(None, sets)), None)
-        if sum(map(len, more.values())) - len(places) > MAX_COMBINED:
-            return ClientSets(tuple(filter(None, sets)), at_most)
+            return None
+        if sum(map(len, more.values())) - len(held) > MAX_COMBINED:
+            return at_most
         at_most, unions = at_most + 1, more
-        sets |= dict.fromkeys(_set(held[place], each) for place in places for each in unions[place])
+        sets |= dict.fromkeys(_set(entries, each) for place, entries in held.items() for each in unions[place])
 
 
 def _place_of(subject: Subject, own_domain: str) -> tuple[str, str]:
@@ -160,7 +178,7 @@ def _set(entries: Iterable[tuple[Key, _Conditions]], has: _Conditions) -> frozen
 
 
 def _policy_text(policy: EgressPolicy) -> str:
-    subjects = policy.spec.subjects
+    subjects = policy.spec.subjects or (Subject(namespace=policy.namespace),)  # on a target of another namespace
     more = f" and {len(subjects) - MAX_SHOWN} more" if len(subjects) > MAX_SHOWN else ""
     return f"{policy} ({'; '.join(map(_subject_text, subjects[:MAX_SHOWN]))}{more})"
 

@@ -21,6 +21,7 @@ from egressproxy.config.compile.extensions.ranked_extension import RankedExtensi
 from egressproxy.config.compile.extensions.route_filters import external_auth_place, route_filters
 from egressproxy.config.compile.gateways.attachment import Attachment
 from egressproxy.config.compile.gateways.listener_plan import ListenerPlan
+from egressproxy.config.compile.policies.credential_exposure import exposed_to_tenants
 from egressproxy.config.compile.policies.layers import Layers, Level
 from egressproxy.config.compile.policies.policy_attachment import PolicyAttachments
 from egressproxy.config.compile.policies.policy_filters import LimitScopes, PolicyFilters
@@ -115,6 +116,7 @@ class RouteCompiler:
         proxy and in streams of TLS that policies have opened; None on other listeners.
         """
         placed, error = self._requests(layers, default_scopes(listener))
+        error = error or exposed_to_tenants(self.policies.merge(layers, is_routed=False).policy, placed)
         default = None
         is_forward = listener.protocol is not None and listener.protocol.is_forward
         if is_forward or (listener.passes_tls and self.policies.merge(layers, is_routed=False).policy.intercepts):
@@ -180,8 +182,8 @@ class RouteCompiler:
     ) -> Layers:
         """The listener's layers, the route's, and its own: of the policies that name it, and that it names."""
         layers += self.policies.layer(Level.ROUTE, route.key)
-        held = {policy.key for layer in layers for policy in layer.policies}
-        named = tuple(policy for policy in named if policy.key not in held)
+        held = {policy for layer in layers for policy in layer.policies}  # one of another namespace in another form
+        named = tuple(policy for policy in named if policy not in held)
         if named:
             return layers + self.policies.layer_of_rule(route.key, rule.name or "", index, named)
         return layers + (self.policies.layer(Level.RULE, route.key, rule.name) if rule.name else ())

@@ -209,16 +209,19 @@ def _parts(resource: Resource, status: Mapping[str, Any]) -> Iterator[_WarnedPar
         ("parents", "parentRef", "parent", "parentRefs", "parent_refs"),
         ("ancestors", "ancestorRef", "target", "targetRefs", "target_refs"),
     ):
-        refs = [_identity(ref) for ref in getattr(getattr(resource, "spec", None), attribute, ())]
+        home = resource.namespace
+        refs = [_identity(ref, home) for ref in getattr(getattr(resource, "spec", None), attribute, ())]
         for part in status.get(section, ()):
             ref = part[key]
-            wanted = (ref.get("kind"), ref.get("name"), ref.get("sectionName"), ref.get("port"))
+            place = ref.get("namespace") or home
+            wanted = (ref.get("kind"), ref.get("name"), ref.get("sectionName"), ref.get("port"), place)
             path = f"spec.{field}[{refs.index(wanted)}]" if wanted in refs else ""
             yield _WarnedPart(f"{word} {ref.get('name', '?')}", path, _unwell(part))
 
 
-def _identity(ref: object) -> tuple[object, ...]:
-    return tuple(getattr(ref, name, None) for name in ("kind", "name", "section_name", "port"))
+def _identity(ref: object, home: str) -> tuple[object, ...]:
+    named = (getattr(ref, name, None) for name in ("kind", "name", "section_name", "port"))
+    return (*named, getattr(ref, "namespace", None) or home)
 
 
 def _unwell(part: Mapping[str, Any]) -> list[Mapping[str, Any]]:
