@@ -13,8 +13,12 @@ from click.testing import CliRunner
 from pydantic import ValidationError
 
 from egressproxy.cli.main import main
+from egressproxy.config.compile.compiler import compile_rest
+from egressproxy.config.compile.interface import Defaults
+from egressproxy.config.reading.load import load_text
 from egressproxy.config.resources.kinds import kind_class
 from egressproxy.config.resources.meta import Resource, without_nulls
+from egressproxy.filters.catalog import Catalog
 from egressproxy.kubeapi.crds import _PATHS, OUR_KINDS, crd
 from egressproxy.kubeapi.read.columns import columns
 from egressproxy.kubeapi.write.patches import shape_of
@@ -292,6 +296,21 @@ def manifests() -> list[dict[str, Any]]:
 def test_a_cluster_takes_what_files_may_say_and_reads_it_alike():
     found = manifests()
     assert sum(map(check, found)) > 100
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "config").glob("*.yaml")), ids=lambda path: path.name)
+def test_examples_compile_alike_with_the_defaults_that_a_cluster_fills_in(path: Path):
+    given = list(yaml.load_all(path.read_text(encoding="utf-8"), yaml.CSafeLoader))
+    ours = {kind.kind for kind in OUR_KINDS}
+    stored = [
+        admitted(each) if each["kind"] in ours and each["apiVersion"].startswith("egressproxy.io/") else each
+        for each in given
+    ]
+    before, after = (
+        compile_rest(load_text(yaml.safe_dump_all(each), str(path)), Catalog(), Defaults()) for each in (given, stored)
+    )
+    assert after.spec == before.spec
+    assert after.statuses == before.statuses
 
 
 #: Beside what a schema says itself: what people write, rightly or not.
