@@ -253,7 +253,7 @@ def _chosen(part: Mapping[str, Any], choice: str, base: str, wanted: list[str]) 
     if len(shapes) == 1:
         made = dict(_converted({**shapes[0], **rest}, base, wanted))
         if "nullable" in rest and "enum" in made and len(part[choice]) > 1:
-            made["enum"] = [*made["enum"], None]
+            made["pattern"] = f"^({'|'.join(made.pop('enum'))})$"  # an enumeration would have to have null, too
         return made
     types = {each.get("type") for each in shapes}
     if types <= {"integer", "string"}:

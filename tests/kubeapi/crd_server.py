@@ -29,8 +29,11 @@ def schema_of(kind: str) -> dict[str, Any]:
 
 
 @cache
-def _validator(kind: str) -> Draft202012Validator:
-    return Draft202012Validator(_as_json_schema(schema_of(kind)))
+def _validator(kind: str, section: str) -> Draft202012Validator:
+    schema = schema_of(kind)
+    return Draft202012Validator(
+        _as_json_schema(schema["properties"]["spec"]["properties"][section] if section else schema)
+    )
 
 
 def admitted(manifest: dict[str, Any]) -> dict[str, Any]:
@@ -40,10 +43,13 @@ def admitted(manifest: dict[str, Any]) -> dict[str, Any]:
     return {**made, "metadata": manifest["metadata"]}
 
 
-def faults(stored: dict[str, Any]) -> list[str]:
-    """Why what `admitted` made is refused: paths and messages."""
+def faults(stored: dict[str, Any], section: str = "") -> list[str]:
+    """Why what `admitted` made is refused: paths and messages. Of the schema, with `section` only that of the spec."""
     kind = stored["kind"]
-    found = [f"{error.json_path}: {error.message[:200]}" for error in _validator(kind).iter_errors(stored)]
+    looked_at = stored["spec"].get(section) if section else stored
+    found = [f"{error.json_path}: {error.message[:200]}" for error in _validator(kind, section).iter_errors(looked_at)]
+    if section and section not in stored["spec"]:
+        found = []  # a null that was taken away
     return found or list(broken_rules(stored, schema_of(kind), "$"))
 
 
