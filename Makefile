@@ -43,7 +43,7 @@ run: install ## install what is missing and start the gateway (options: ARGS="â€
 	@exec $(BIN)/egressproxy run $(ARGS)
 
 demo: install ## start the gateway with a provider on this machine, and send four requests through it
-	@$(BIN)/egressproxy run --config config/demo.yaml --admin 127.0.0.1:15000 --log-level error -- $(BIN)/python config/demo/provider.py
+	@$(BIN)/egressproxy run --config config/demo.yaml --admin 127.0.0.1:15900 --log-level error -- $(BIN)/python config/demo/provider.py
 
 # Tests start some hundred processes: without compiled files each of them would compile every module that it imports.
 test test-all nightly: export PYTHONDONTWRITEBYTECODE =

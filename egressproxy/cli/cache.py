@@ -34,7 +34,7 @@ def show(output: str, admin: tuple[str, int] | None) -> None:
     \b
     Examples:
       egressproxy cache show
-      egressproxy cache show -o json --admin 127.0.0.1:15001
+      egressproxy cache show -o json --admin 127.0.0.1:15910
 
     Exit status: 0, or 2 for wrong usage or no response.
     """

@@ -10,9 +10,10 @@ from typing import Any
 
 import click
 
-from egressproxy.cli.asking import ADMIN, answer_offline, ask
+from egressproxy.cli.asking import answer_offline, ask
 from egressproxy.cli.options import (
     ConfigByOption,
+    asked_admin,
     asked_admin_option,
     bind_option,
     client_options,
@@ -60,7 +61,7 @@ def command(
         raise click.UsageError("give --config or --admin, not both")
     pairs = [("name", name), ("port", str(port)), ("gateway", gateway), ("policy", policy), ("backend", backend)]
     pairs += client_pairs(identity, groups, claims)
-    found = _of_files(config, bind, pairs) if config else ask(admin or ADMIN, "/dns", pairs)
+    found = _of_files(config, bind, pairs) if config else ask(asked_admin(admin), "/dns", pairs)
     if output == "json":
         click.echo(json.dumps(found, indent=2))
     else:

@@ -9,10 +9,11 @@ from typing import Any
 
 import click
 
-from egressproxy.cli.asking import ADMIN, answer_offline, ask
+from egressproxy.cli.asking import answer_offline, ask
 from egressproxy.cli.explanation import show
 from egressproxy.cli.options import (
     ConfigByOption,
+    asked_admin,
     asked_admin_option,
     bind_option,
     client_options,
@@ -87,10 +88,10 @@ def command(
     pairs = [("method", method), ("url", url), ("gateway", gateway), ("listener", listener)]
     pairs += client_pairs(identity, groups, claims)
     pairs += [("header", header) for header in headers] + [("dns", "0" if no_dns else "1")]
-    found = _of_files((*config, *sources), bind, pairs) if config else ask(admin or ADMIN, "/explain", pairs)
+    found = _of_files((*config, *sources), bind, pairs) if config else ask(asked_admin(admin), "/explain", pairs)
     if found["approvals"] and not config:
         at = {(each["from"], each["filter"]) for each in found["approvals"]}
-        waiting = ask(admin or ADMIN, "/holds")["holds"]
+        waiting = ask(asked_admin(admin), "/holds")["holds"]
         found["waiting"] = [each for each in waiting if (each["from"], each["filter"]) in at]
     if output == "json":
         click.echo(json.dumps(found, indent=2))

@@ -34,7 +34,7 @@ def list_killed(output: str, admin: tuple[str, int] | None) -> None:
     \b
     Examples:
       egressproxy kill-switch list
-      egressproxy kill-switch list -o json --admin 127.0.0.1:15001
+      egressproxy kill-switch list -o json --admin 127.0.0.1:15910
 
     Exit status: 0, or 2 for wrong usage or no response.
     """

@@ -36,7 +36,7 @@ from egressproxy.telemetry.notices import InvolvedObject, Notice
     "message",
     [
         Asked(1, Begin(1, 2, None, "info", b"name", b"key")),
-        Asked(2, Build(Configuration(b"octets", {("127.0.0.1", 80): "a/b"}, 7, (("127.0.0.1", 15000),), True))),
+        Asked(2, Build(Configuration(b"octets", {("127.0.0.1", 80): "a/b"}, 7, (("127.0.0.1", 15900),), True))),
         Asked(3, Question("explain", ((("url", "http://a.example/"),),))),
         Asked(5, Question("caches", (CachePurge("agents/r", "/v1", "agents/me"),))),
         Asked(5, Question("holds", (HoldDecision("5e", approves=True, by="alice"), HoldPage(5, (7.25, "5e"), "me")))),
