@@ -66,7 +66,7 @@ def test_a_refusal_comes_back_as_it_was_raised(error: ConfigRefused | NotAnswere
 
 def test_counts_come_back():
     metrics = Metrics("1")
-    metrics.series("g", "r", "b").attempt("ok")
+    metrics.series("g", "r", "b").answered(0.1)
     metrics.count_dns("hit")
     metrics.add_peak("lag", "Lag.", lambda: 0.25)
     lags = Durations((0.1, 1.0))
