@@ -205,7 +205,7 @@ def test_a_tunnel_that_is_open_is_shown_before_it_is_counted():
 def test_only_what_has_happened_is_shown():
     metrics, other = Metrics("1"), Metrics("1")
     metrics.add_filter_source(lambda: [FilterStats("f", "t", "request-headers", "r", "x", runs=2, rejected=1)])
-    metrics.series("g", "r", "b").attempt("ok")
+    metrics.series("g", "r", "b").attempt("upstream_refused")
     metrics.series("g", "plain", "b").observe(exchange(bytes_in=5))
     tunnels = other.series("g", "tunnels", "b")
     tunnels.tunnel_opened()
