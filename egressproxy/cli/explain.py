@@ -22,6 +22,7 @@ from egressproxy.cli.options import (
     output_option,
 )
 from egressproxy.cli.secrets import secret_options
+from egressproxy.cli.suggestions import GATEWAYS
 from egressproxy.model.secret import ConfigSource, SecretSource
 
 METHODS = frozenset(("CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"))
@@ -45,13 +46,22 @@ class _MethodFirst(ConfigByOption):
 
 
 @click.command("explain", cls=_MethodFirst)
-@click.argument("method")
+@click.argument(
+    "method",
+    shell_complete=lambda _ctx, _param, begun: sorted(each for each in METHODS if each.startswith(begun.upper())),
+)
 @click.argument("url")
 @client_options
 @config_option("Explain with this configuration instead of a running process; may be given again.")
 @asked_admin_option
 @click.option("-H", "--header", "headers", multiple=True, metavar="'NAME: VALUE'", help="A header; may be given again.")
-@click.option("--gateway", metavar="NS/NAME", default="", help="The Gateway, if several could take the request.")
+@click.option(
+    "--gateway",
+    metavar="NS/NAME",
+    default="",
+    shell_complete=GATEWAYS,
+    help="The Gateway, if several could take the request.",
+)
 @click.option("--listener", metavar="NAME", default="", help="The listener, if several could take the request.")
 @click.option("--no-dns", is_flag=True, help="Do not resolve names: addresses are not checked.")
 @bind_option("As in `run`, with --config.")

@@ -36,9 +36,9 @@ _BESIDE_A_COMMAND: Final = {"admin": None, "access_log": "off", "log_level": "wa
 _COMMAND: Final = f"{__name__}.command"
 
 
-def _key_log(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Path | None:
+def _key_log(ctx: click.Context, _param: click.Parameter, path: Path | None) -> Path | None:
     """The file, which can be written, and which nobody else can read. Raises click.BadParameter."""
-    if path is not None:
+    if path is not None and not ctx.resilient_parsing:  # else a shell completes the line
         try:
             os.close(open_key_log(path))
         except (OSError, ValueError) as error:
