@@ -1,4 +1,4 @@
-"""What the service `demo` of docker/compose.yaml does: one request that the policy allows, four that it refuses, and one
+"""What the service `demo` of docker/compose.yaml does: one request that policy allows, four that it refuses, and one
 around the gateway, which its network does not let out. It needs no more than Python: `python3 docker/demo.py` asks the
 gateway at http://127.0.0.1:3128, or at $PROXY.
 """
