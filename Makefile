@@ -34,7 +34,7 @@ LOCK        := .cache/lock-venv/bin/uv pip compile --quiet --universal --python-
                --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-all nightly conformance-report test-compiled smoke check format lint types imports image-lint lock cases cases-venv sslyze go bench bench-compiled bench-micro bench-reload soak trouble install install-tests install-dev clean
+.PHONY: help run demo test test-all nightly conformance-report test-compiled smoke check format lint types imports image-lint lock cases cases-venv sslyze go bench bench-compiled bench-micro bench-reload soak trouble wheel man dist install install-tests install-dev clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,7 +43,7 @@ run: install ## install what is missing and start the gateway (options: ARGS="â€
 	@exec $(BIN)/egressproxy run $(ARGS)
 
 demo: install ## start the gateway with a provider on this machine, and send four requests through it
-	@$(BIN)/egressproxy run --config config/demo.yaml --admin 127.0.0.1:15000 --log-level error -- $(BIN)/python config/demo/provider.py
+	@$(BIN)/egressproxy run --config config/demo.yaml --admin 127.0.0.1:15900 --log-level error -- $(BIN)/python config/demo/provider.py
 
 # Tests start some hundred processes: without compiled files each of them would compile every module that it imports.
 test test-all nightly: export PYTHONDONTWRITEBYTECODE =
@@ -141,6 +141,12 @@ bench-reload: install-dev ## how soon a change of a file, and of kubectl, is in 
 
 wheel: ## a compiled wheel in dist/ for each Python that is here, or for one (PYTHON=â€¦); five minutes for each, needs GCC
 	@PYTHON='$(if $(filter-out file,$(origin PYTHON)),$(PYTHON))' .ci/wheels
+
+man: install ## the man page egressproxy(1) in dist/, from the help of every verb
+	@mkdir -p dist && $(BIN)/python .ci/man > dist/egressproxy.1 && echo "dist/egressproxy.1 is written: man -l dist/egressproxy.1"
+
+dist: ## the sdist, the pure wheel and the man page in dist/, made and tried in clean environments
+	@PYTHON='$(if $(filter-out file,$(origin PYTHON)),$(PYTHON))' .ci/dist
 
 install: $(VENV)/.installed
 

@@ -58,7 +58,7 @@ class RunOptions:
     config: tuple[Path, ...] = ()
     secrets: tuple[SecretSource, ...] = ()
     bind: tuple[str, ...] = ("127.0.0.1",)
-    admin: tuple[str, int] | None = ("127.0.0.1", 15000)
+    admin: tuple[str, int] | None = ("127.0.0.1", 15900)
     metrics: tuple[str, int] | None = None
     access_log: str | None = None  # None: stdout; "off": none; else a path
     log_level: str = "info"

@@ -227,6 +227,19 @@ def test_the_composed_gateway_shows_its_metrics_to_prometheus_and_its_admin_addr
     assert scraped["static_configs"] == [{"targets": [f"egressproxy:{given['--metrics'].rpartition(':')[2]}"]}]
 
 
+def test_the_composed_client_has_no_way_out_but_the_gateway_and_prometheus_has_the_alerts():
+    compose = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text(encoding="utf-8"))
+    (network,) = compose["services"]["demo"]["networks"]
+    assert compose["networks"][network] == {"internal": True}
+    assert network in compose["services"]["egressproxy"]["networks"]
+    for service in compose["services"].values():
+        for source in (each.split(":")[0] for each in service["volumes"]):
+            assert (ROOT / "docker" / source).exists(), source
+    targets = [each.split(":")[1] for each in compose["services"]["prometheus"]["volumes"]]
+    (rules,) = yaml.safe_load((ROOT / "docker" / "prometheus.yml").read_text(encoding="utf-8"))["rule_files"]
+    assert f"/etc/prometheus/{rules}" in targets
+
+
 def test_the_composed_gateway_reads_a_folder_whose_files_can_be_replaced(tmp_path: Path):
     compose = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text(encoding="utf-8"))
     service = compose["services"]["egressproxy"]

@@ -84,7 +84,7 @@ class Questions:
     async def _reload(self, request: web.BaseRequest) -> web.StreamResponse:
         """POST /reload: for this machine alone, and for no web page."""
         if not (self._address.is_loopback and is_local(request)):
-            raise ApiError(403, "Forbidden", "a reload is asked for on loopback: --admin 127.0.0.1:15000")
+            raise ApiError(403, "Forbidden", "a reload is asked for on loopback: --admin 127.0.0.1:15900")
         if came_by_proxy(request):
             raise ApiError(403, "Forbidden", "a reload is not asked for by way of a proxy")
         if MARK not in request.headers or "Origin" in request.headers:  # a page of any site can send a plain POST

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from egressproxy.model.secret import ConfigSource
 
 #: Where `run` listens without --admin.
-ADMIN: Final = ("127.0.0.1", 15000)
+ADMIN: Final = ("127.0.0.1", 15900)
+#: The environment variable with another default of --admin, as for the option.
+ADMIN_VARIABLE: Final = "EGRESSPROXY_ADMIN"
 #: Timeout of one request: longer than a DNS query, or the reload of a large configuration, may take.
 ASK_S: Final = 150.0
 
@@ -93,7 +95,7 @@ def _answer(
             sys.exit(exits.get(answer.status, 2))
         yield answer
     except (OSError, HTTPException, ValueError) as error:
-        hint = "is egressproxy running, and not with --admin off? --admin gives its address"
+        hint = f"is egressproxy running, and not with --admin off? --admin or ${ADMIN_VARIABLE} gives its address"
         if path in ("/explain", "/dns"):
             hint += "; --config PATH answers by manifests, without a process"
         click.echo(

@@ -12,6 +12,7 @@ import click
 from egressproxy.cli.asking import ADMIN, ask, token_of
 from egressproxy.cli.options import asking_options, deciding_options
 from egressproxy.cli.styled_lines import printable
+from egressproxy.cli.suggestions import ROUTES
 
 
 @click.group("cache")
@@ -34,7 +35,7 @@ def show(output: str, admin: tuple[str, int] | None) -> None:
     \b
     Examples:
       egressproxy cache show
-      egressproxy cache show -o json --admin 127.0.0.1:15001
+      egressproxy cache show -o json --admin 127.0.0.1:15910
 
     Exit status: 0, or 2 for wrong usage or no response.
     """
@@ -47,7 +48,9 @@ def show(output: str, admin: tuple[str, int] | None) -> None:
 
 
 @command.command("purge", short_help="Take answers out of the caches.")
-@click.option("--route", metavar="NS/NAME", default="", help="Answers to requests of this route.")
+@click.option(
+    "--route", metavar="NS/NAME", default="", shell_complete=ROUTES, help="Answers to requests of this route."
+)
 @click.option("--path", metavar="PREFIX", default="", help="Answers to paths that begin so, without their query.")
 @click.option(
     "--identity", metavar="NS/SA", default="",

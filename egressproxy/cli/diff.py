@@ -11,8 +11,15 @@ from typing import IO, TYPE_CHECKING, Any, Final
 
 import click
 
-from egressproxy.cli.asking import ADMIN, ask
-from egressproxy.cli.options import admin_option, bind_option, config_option, output_option
+from egressproxy.cli.asking import ask
+from egressproxy.cli.options import (
+    ADMIN_DEFAULT,
+    admin_option,
+    asked_admin,
+    bind_option,
+    config_option,
+    output_option,
+)
 from egressproxy.cli.problems import compiled_or_exit
 from egressproxy.cli.secrets import secret_options
 from egressproxy.cli.styled_lines import print_lines
@@ -35,7 +42,7 @@ MAX_DECISIONS = 100_000
 @config_option("The same as OLD and NEW, as in `run`.")
 @admin_option(
     "A running process: its recent decisions are made again, and without OLD its configuration is the old one."
-    f" Default without OLD: {ADMIN[0]}:{ADMIN[1]}.",
+    f" Default without OLD: {ADMIN_DEFAULT}.",
     default=None,
 )
 @click.option(
@@ -63,7 +70,7 @@ def command(
       egressproxy diff policies/                              # against the running process
       egressproxy diff policies/ new/
       egressproxy diff policies/ new/ --access-log /var/log/egress.jsonl
-      egressproxy diff new/ --admin 127.0.0.1:15000 -o json | jq '.flips[] | select(.after == "allow")'
+      egressproxy diff new/ --admin 127.0.0.1:15900 -o json | jq '.flips[] | select(.after == "allow")'
 
     Exit status: 0 no difference, 1 something differs, 2 wrong usage, or a configuration is refused.
     """
@@ -71,7 +78,7 @@ def command(
     if not 1 <= len(paths) <= 2:
         raise click.UsageError("give one configuration to compare with the running process, or two: OLD NEW")
     if len(paths) == 1 and admin is None:
-        admin = ADMIN
+        admin = asked_admin(admin)
     *old_path, new_path = paths
     from egressproxy.ir.outline import outline
 
@@ -80,7 +87,7 @@ def command(
         old = compiled_or_exit((old_path[0], *sources), bind)
         before = outline(old)
     else:
-        running = ask(admin or ADMIN, "/model")
+        running = ask(asked_admin(admin), "/model")
         old, before, bind = None, running["model"], bind or tuple(running["bind"])
     new = compiled_or_exit((new_path, *sources), bind)
     found: dict[str, Any] = compare(before, outline(new))
@@ -104,7 +111,7 @@ def _flips(
 
     async def replayed() -> tuple[list[DecisionChange], int]:
         before, after = offline(old) if old is not None else None, offline(new)
-        recent = list(_of_log(access_log, before or after)) if access_log is not None else _of_admin(admin or ADMIN)
+        recent = list(_of_log(access_log, before or after)) if access_log is not None else _of_admin(asked_admin(admin))
         return at_once(flips(before, after, recent)), len(recent)
 
     try:

@@ -10,9 +10,10 @@ from typing import Any
 
 import click
 
-from egressproxy.cli.asking import ADMIN, answer_offline, ask
+from egressproxy.cli.asking import answer_offline, ask
 from egressproxy.cli.options import (
     ConfigByOption,
+    asked_admin,
     asked_admin_option,
     bind_option,
     client_options,
@@ -21,6 +22,7 @@ from egressproxy.cli.options import (
     output_option,
 )
 from egressproxy.cli.styled_lines import print_lines
+from egressproxy.cli.suggestions import BACKENDS, GATEWAYS, POLICIES
 
 Line = tuple[str, str, str]
 _WIDTH = 12
@@ -29,9 +31,17 @@ _WIDTH = 12
 @click.command("dns", cls=ConfigByOption)
 @click.argument("name")
 @click.option("--port", type=click.IntRange(1, 65535), default=443, show_default=True, help="Rules may be for ports.")
-@click.option("--gateway", metavar="NS/NAME", default="", help="As the forward proxy of this Gateway resolves it.")
-@click.option("--policy", metavar="NS/NAME", default="", help="Where this EgressPolicy holds.")
-@click.option("--backend", metavar="NS/NAME", default="", help="As this Backend resolves its hostname.")
+@click.option(
+    "--gateway",
+    metavar="NS/NAME",
+    default="",
+    shell_complete=GATEWAYS,
+    help="As the forward proxy of this Gateway resolves it.",
+)
+@click.option("--policy", metavar="NS/NAME", default="", shell_complete=POLICIES, help="Where this EgressPolicy holds.")
+@click.option(
+    "--backend", metavar="NS/NAME", default="", shell_complete=BACKENDS, help="As this Backend resolves its hostname."
+)
 @client_options
 @config_option("Look up with this configuration instead of a running process; may be given again.")
 @asked_admin_option
@@ -60,7 +70,7 @@ def command(
         raise click.UsageError("give --config or --admin, not both")
     pairs = [("name", name), ("port", str(port)), ("gateway", gateway), ("policy", policy), ("backend", backend)]
     pairs += client_pairs(identity, groups, claims)
-    found = _of_files(config, bind, pairs) if config else ask(admin or ADMIN, "/dns", pairs)
+    found = _of_files(config, bind, pairs) if config else ask(asked_admin(admin), "/dns", pairs)
     if output == "json":
         click.echo(json.dumps(found, indent=2))
     else:

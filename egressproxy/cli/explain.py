@@ -9,10 +9,11 @@ from typing import Any
 
 import click
 
-from egressproxy.cli.asking import ADMIN, answer_offline, ask
+from egressproxy.cli.asking import answer_offline, ask
 from egressproxy.cli.explanation import show
 from egressproxy.cli.options import (
     ConfigByOption,
+    asked_admin,
     asked_admin_option,
     bind_option,
     client_options,
@@ -21,6 +22,7 @@ from egressproxy.cli.options import (
     output_option,
 )
 from egressproxy.cli.secrets import secret_options
+from egressproxy.cli.suggestions import GATEWAYS
 from egressproxy.model.secret import ConfigSource, SecretSource
 
 METHODS = frozenset(("CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "TRACE"))
@@ -44,13 +46,22 @@ class _MethodFirst(ConfigByOption):
 
 
 @click.command("explain", cls=_MethodFirst)
-@click.argument("method")
+@click.argument(
+    "method",
+    shell_complete=lambda _ctx, _param, begun: sorted(each for each in METHODS if each.startswith(begun.upper())),
+)
 @click.argument("url")
 @client_options
 @config_option("Explain with this configuration instead of a running process; may be given again.")
 @asked_admin_option
 @click.option("-H", "--header", "headers", multiple=True, metavar="'NAME: VALUE'", help="A header; may be given again.")
-@click.option("--gateway", metavar="NS/NAME", default="", help="The Gateway, if several could take the request.")
+@click.option(
+    "--gateway",
+    metavar="NS/NAME",
+    default="",
+    shell_complete=GATEWAYS,
+    help="The Gateway, if several could take the request.",
+)
 @click.option("--listener", metavar="NAME", default="", help="The listener, if several could take the request.")
 @click.option("--no-dns", is_flag=True, help="Do not resolve names: addresses are not checked.")
 @bind_option("As in `run`, with --config.")
@@ -87,10 +98,10 @@ def command(
     pairs = [("method", method), ("url", url), ("gateway", gateway), ("listener", listener)]
     pairs += client_pairs(identity, groups, claims)
     pairs += [("header", header) for header in headers] + [("dns", "0" if no_dns else "1")]
-    found = _of_files((*config, *sources), bind, pairs) if config else ask(admin or ADMIN, "/explain", pairs)
+    found = _of_files((*config, *sources), bind, pairs) if config else ask(asked_admin(admin), "/explain", pairs)
     if found["approvals"] and not config:
         at = {(each["from"], each["filter"]) for each in found["approvals"]}
-        waiting = ask(admin or ADMIN, "/holds")["holds"]
+        waiting = ask(asked_admin(admin), "/holds")["holds"]
         found["waiting"] = [each for each in waiting if (each["from"], each["filter"]) in at]
     if output == "json":
         click.echo(json.dumps(found, indent=2))

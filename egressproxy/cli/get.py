@@ -6,17 +6,20 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from egressproxy.cli.asking import ask, lines
 from egressproxy.cli.options import admin_option
 from egressproxy.cli.styled_lines import printable
+from egressproxy.cli.suggestions import TABLE, ask_briefly, offered, rows
 from egressproxy.model.near_names import did_you_mean
 
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
 _OUR_GROUP = "egressproxy.io"
-_TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io"
 _DISCOVERY = "application/json;g=apidiscovery.k8s.io;v=v2;as=APIGroupDiscoveryList"
 
 
@@ -43,10 +46,46 @@ class ListedKind:
         return f"{root}{place}/{self.plural}" + (f"/{name}" if name else "")
 
 
+def _suggest_kinds(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """Plurals, with the group where several groups have one and it is not ours."""
+    before, comma, begun = incomplete.rpartition(",")
+    known = _known(ctx)
+    ours = {kind.plural for kind in known if kind.group == _OUR_GROUP}
+    names = [kind.resource if kind.plural in ours and kind.group != _OUR_GROUP else kind.plural for kind in known]
+    return offered((before + comma + name for name in sorted(names) if name.startswith(begun)), incomplete)
+
+
+def _suggest_names(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    found = _listed(ctx, ctx.params.get("kind") or "", ctx.params.get("namespace") or "")
+    return offered((each["name"] for each in found), incomplete)
+
+
+def _suggest_namespaces(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem[str]]:
+    """Those that have anything; what else stands on the line is not known here, since the option has no value yet."""
+    found = _listed(ctx, "gateways,httproutes,egresspolicies", "")
+    return offered((each["namespace"] for each in found), incomplete)
+
+
+def _known(ctx: click.Context) -> list[ListedKind]:
+    return list(_kinds(lambda root: ask_briefly(ctx, root, _DISCOVERY) or {"items": ()}))
+
+
+def _listed(ctx: click.Context, kinds: str, namespace: str) -> list[dict[str, Any]]:
+    """The metadata of the objects of these kinds; none where one is unknown."""
+    try:
+        chosen = _chosen(kinds, _known(ctx))
+    except click.BadParameter:
+        return []
+    return [each for kind in chosen for each in rows(ctx, kind.path(namespace))]
+
+
 @click.command("get")
-@click.argument("kind")
-@click.argument("name", required=False, default="")
-@click.option("-n", "--namespace", default="default", show_default=True, metavar="NS", help="The namespace.")
+@click.argument("kind", shell_complete=_suggest_kinds)
+@click.argument("name", required=False, default="", shell_complete=_suggest_names)
+@click.option(
+    "-n", "--namespace", default="default", show_default=True, metavar="NS",
+    shell_complete=_suggest_namespaces, help="The namespace.",
+)  # fmt: skip
 @click.option("-A", "--all-namespaces", is_flag=True, help="All namespaces.")
 @click.option("-l", "--selector", default="", metavar="LABELS", help="Only objects with these labels: team=red,!old.")
 @click.option("-o", "--output", type=click.Choice(("wide", "yaml", "json", "name")), help="Instead of a short table.")
@@ -75,7 +114,7 @@ def command(
     assert admin is not None  # it has a default
     if name and all_namespaces:
         raise click.UsageError("give a name or --all-namespaces, not both: -n gives the namespace of one object")
-    kinds = _chosen(kind, list(_kinds(admin)))
+    kinds = _chosen(kind, list(_kinds(lambda root: ask(admin, root, accept=_DISCOVERY))))
     if name and len(kinds) > 1:
         raise click.UsageError("a name needs exactly one kind")
     if watch and len(kinds) > 1:
@@ -92,11 +131,11 @@ def command(
         query.show_tables()
 
 
-def _kinds(admin: tuple[str, int]) -> Iterator[ListedKind]:
-    """The kinds that the API serves, each in its preferred version."""
+def _kinds(ask_root: Callable[[str], Any]) -> Iterator[ListedKind]:
+    """The kinds that the API serves, each in its preferred version; `ask_root` gets what discovery says of a root."""
     seen = set()
     for root in ("/api", "/apis"):
-        for group in ask(admin, root, accept=_DISCOVERY)["items"]:
+        for group in ask_root(root)["items"]:
             of = group["metadata"].get("name", "")
             for version in group["versions"]:
                 for found in version["resources"]:
@@ -134,7 +173,7 @@ class _Query:
     output: str | None
 
     def show_tables(self) -> None:
-        found = [(kind, ask(self.admin, kind.path(self.namespace), self.pairs, accept=_TABLE)) for kind in self.kinds]
+        found = [(kind, ask(self.admin, kind.path(self.namespace), self.pairs, accept=TABLE)) for kind in self.kinds]
         found = [(kind, table) for kind, table in found if table["rows"]]
         if not found:
             self._say_nothing_found()
@@ -154,7 +193,7 @@ class _Query:
     def watch(self) -> None:
         """Show changes until the command is interrupted (status 130), or the gateway stops."""
         kind = self.kinds[0]
-        accept = "application/json" if self.output in ("yaml", "json") else _TABLE
+        accept = "application/json" if self.output in ("yaml", "json") else TABLE
         path = kind.path(self.namespace)
         try:
             while True:

@@ -12,7 +12,10 @@ import click
 from egressproxy.cli.asking import ADMIN, ask, token_of
 from egressproxy.cli.options import deciding_options
 from egressproxy.cli.styled_lines import near_lines, printable
+from egressproxy.cli.suggestions import listed
 from egressproxy.model.admin_requests import MAX_PAGE
+
+_waiting = listed("/holds", "holds", "id", "method", "authority")
 
 
 @click.group("holds")
@@ -92,7 +95,7 @@ def _content(hold: dict[str, Any]) -> Iterator[str]:
 
 
 @command.command("approve", short_help="Let a request go on.")
-@click.argument("key", metavar="ID")
+@click.argument("key", metavar="ID", shell_complete=_waiting)
 @click.option("--by", metavar="NAME", default="", help="Who approves, for the access log and Events.")
 @click.option("--why", metavar="TEXT", default="", help="Why, for the access log and Events.")
 @deciding_options
@@ -109,7 +112,7 @@ def approve(key: str, by: str, why: str, token: Path | None, output: str, admin:
 
 
 @command.command("deny", short_help="Refuse a request.")
-@click.argument("key", metavar="ID")
+@click.argument("key", metavar="ID", shell_complete=_waiting)
 @click.option("--by", metavar="NAME", default="", help="Who denies, for the access log and Events.")
 @click.option("--why", metavar="TEXT", default="", help="Why, for the access log, Events and the client.")
 @deciding_options

@@ -12,6 +12,7 @@ import click
 from egressproxy.cli.asking import ADMIN, ask, token_of
 from egressproxy.cli.options import asking_options, deciding_options
 from egressproxy.cli.styled_lines import near_lines, printable
+from egressproxy.cli.suggestions import listed
 
 
 @click.group("kill-switch")
@@ -34,7 +35,7 @@ def list_killed(output: str, admin: tuple[str, int] | None) -> None:
     \b
     Examples:
       egressproxy kill-switch list
-      egressproxy kill-switch list -o json --admin 127.0.0.1:15001
+      egressproxy kill-switch list -o json --admin 127.0.0.1:15910
 
     Exit status: 0, or 2 for wrong usage or no response.
     """
@@ -63,7 +64,7 @@ def kill(identity: str, why: str, token: Path | None, output: str, admin: tuple[
 
 
 @command.command("restore", short_help="Put an identity back into service.")
-@click.argument("identity")
+@click.argument("identity", shell_complete=listed("/kill-switch", "killed", "identity", "why"))
 @deciding_options
 def restore(identity: str, token: Path | None, output: str, admin: tuple[str, int] | None) -> None:
     """Let IDENTITY do again what policies allow. A service account may be written in each form that names it.

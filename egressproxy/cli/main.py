@@ -8,12 +8,15 @@ import gc
 import os
 import sys
 from importlib import import_module
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from egressproxy import __version__
 from egressproxy.cli import PROGRAM
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 #: The verbs and their one-line help, so that listing them imports none of their modules.
 _VERBS: Final = {
@@ -36,6 +39,7 @@ _VERBS: Final = {
     "rbac": "Print the RBAC that a gateway needs in a cluster.",
     "filters": "Print the filter types and their settings.",
     "placeholder": "Make up a placeholder for a credential.",
+    "completion": "Print what a shell needs to complete verbs, options and names.",
     "version": "Print the version.",
 }
 #: Verbs that compute something, print it and exit.
@@ -54,6 +58,7 @@ _SHORT_LIVED: Final = frozenset(
         "audit",
         "ca",
         "env",
+        "completion",
     }
 )
 
@@ -89,7 +94,7 @@ class _Verbs(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Raises click.UsageError for an unknown verb, with the nearest one."""
-        if args[0] not in _VERBS and not args[0].startswith("-"):
+        if args[0] not in _VERBS and not args[0].startswith("-") and not ctx.resilient_parsing:
             from egressproxy.model.near_names import did_you_mean
 
             hint = did_you_mean(args[0], _VERBS, f"the commands are {', '.join(_VERBS)}")
@@ -100,6 +105,13 @@ class _Verbs(click.Group):
         """The list of verbs; click's own would import every one of them."""
         with formatter.section("Commands"):
             formatter.write_dl(tuple(_VERBS.items()))
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem[str]]:
+        """The verbs that begin so; click's own would import every one of them."""
+        from click.shell_completion import CompletionItem
+
+        verbs = [CompletionItem(name, help=text) for name, text in _VERBS.items() if name.startswith(incomplete)]
+        return verbs + click.Command.shell_complete(self, ctx, incomplete)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """The whole program, as the console script calls it. A short-lived verb runs without the garbage collector and

@@ -45,7 +45,7 @@ def address_and_port(value: str) -> tuple[str, int] | None:
         return None
     host, colon, port = value.rpartition(":")
     if not colon or (":" in host and not (host.startswith("[") and host.endswith("]"))):
-        raise click.BadParameter(f"{value!r} is not HOST:PORT; give one such as 127.0.0.1:15000 or [::1]:15000, or off")
+        raise click.BadParameter(f"{value!r} is not HOST:PORT; give one such as 127.0.0.1:15900 or [::1]:15900, or off")
     if not (port.isascii() and port.isdigit() and int(port) <= 65535):
         raise click.BadParameter(f"{port!r} is not a port; give a number from 0 to 65535 (0 lets the system choose)")
     return address(host), int(port)

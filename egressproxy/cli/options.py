@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from egressproxy.cli.asking import ADMIN
+from egressproxy.cli.asking import ADMIN, ADMIN_VARIABLE
 from egressproxy.cli.option_values import address_and_port, address_or_network
 
 #: What `click.option` returns.
@@ -72,30 +73,52 @@ def bind_option(help_text: str, default: tuple[str, ...] | None = ("127.0.0.1",)
 def admin_option(
     help_text: str, default: str | None = f"{ADMIN[0]}:{ADMIN[1]}", *, may_be_off: bool = False
 ) -> Decorator:
-    """`--admin HOST:PORT`: the command gets an address and port, or None where there is no default, and for `off` where
-    it `may_be_off`. Elsewhere `off` raises click.UsageError: who is asked must not be another process than was meant.
+    """`--admin HOST:PORT`: the command gets an address and port, or None where there is no default (see `asked_admin`),
+    and for `off` where it `may_be_off`. Elsewhere `off` raises click.UsageError: who is asked must not be another
+    process than was meant. $EGRESSPROXY_ADMIN is used in place of a default.
     """
     return click.option(
         "--admin", type=address_and_port, default=default, show_default=True, metavar="HOST:PORT", help=help_text,
+        envvar=ADMIN_VARIABLE if default is not None else None, show_envvar=True,
         callback=None if may_be_off else _demanded,
     )  # fmt: skip
 
 
 def _demanded(ctx: click.Context, param: click.Parameter, given: tuple[str, int] | None) -> tuple[str, int] | None:
-    if given is None and ctx.get_parameter_source(param.name or "") is not ParameterSource.DEFAULT:
-        raise click.UsageError(
-            "--admin off leaves no address to ask: start the gateway with --admin HOST:PORT, and name the same address"
-            " here"
-        )
+    source = ctx.get_parameter_source(param.name or "")
+    if given is None and source is not ParameterSource.DEFAULT:
+        raise _is_off(f"{ADMIN_VARIABLE}=off" if source is ParameterSource.ENVIRONMENT else "--admin off")
     return given
+
+
+def _is_off(said: str) -> click.UsageError:
+    return click.UsageError(
+        f"{said} leaves no address to ask: start the gateway with --admin HOST:PORT, and name the same address here"
+    )
+
+
+def asked_admin(admin: tuple[str, int] | None) -> tuple[str, int]:
+    """The address to ask: that of --admin, else of $EGRESSPROXY_ADMIN, else ADMIN. Raises click.UsageError."""
+    named = os.environ.get(ADMIN_VARIABLE, "")
+    if admin is not None or not named:
+        return admin or ADMIN
+    try:
+        admin = address_and_port(named)
+    except click.BadParameter as error:
+        raise click.UsageError(f"${ADMIN_VARIABLE}: {error.message}") from None
+    if admin is None:
+        raise _is_off(f"{ADMIN_VARIABLE}=off")
+    return admin
 
 
 #: For verbs that ask a process, or change something in it.
 asking_options: Decorator = together(output_option, admin_option("The admin address of the process."))
 deciding_options: Decorator = together(api_token_option, asking_options)
-#: For verbs that ask a process, or with --config what one would answer.
+#: What `asked_admin` takes where --admin is not given, for help texts.
+ADMIN_DEFAULT = f"${ADMIN_VARIABLE}, or {ADMIN[0]}:{ADMIN[1]}"
+#: For verbs that ask a process, or with --config what one would answer: `asked_admin` gives the address.
 asked_admin_option: Decorator = admin_option(
-    f"Ask the process with this admin address. Default without --config: {ADMIN[0]}:{ADMIN[1]}.", default=None
+    f"Ask the process with this admin address. Default without --config: {ADMIN_DEFAULT}.", default=None
 )
 
 

@@ -37,9 +37,9 @@ _BESIDE_A_COMMAND: Final = {"admin": None, "access_log": "off", "log_level": "wa
 _COMMAND: Final = f"{__name__}.command"
 
 
-def _key_log(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Path | None:
+def _key_log(ctx: click.Context, _param: click.Parameter, path: Path | None) -> Path | None:
     """The file, which can be written, and which nobody else can read. Raises click.BadParameter."""
-    if path is not None:
+    if path is not None and not ctx.resilient_parsing:  # else a shell completes the line
         try:
             os.close(open_key_log(path))
         except (OSError, ValueError) as error:
@@ -192,9 +192,9 @@ def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], listener: 
     wrapped: list[str] = ctx.meta.get(_COMMAND, [])
     clients = {name: given.pop(name) for name in CLIENT_OPTIONS}
     if wrapped:
-        beside = {name: each for name, each in _BESIDE_A_COMMAND.items() if _is_default(ctx, name)}
+        beside = {name: each for name, each in _BESIDE_A_COMMAND.items() if not _is_given(ctx, name)}
         given |= beside
-    elif said := [name for name in ("listener", *CLIENT_OPTIONS) if not _is_default(ctx, name)]:
+    elif said := [name for name in ("listener", *CLIENT_OPTIONS) if _is_given(ctx, name)]:
         option = next(each.opts[0] for each in ctx.command.params if each.name == said[0])
         raise click.UsageError(f"{option} is for a command: write it behind --")
     login = login_of(clients["token"], clients["user"], clients["password"])
@@ -204,7 +204,7 @@ def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], listener: 
     if sources and not options.is_configured:
         raise click.UsageError("Secrets need a configuration: give --config, too")
     _check_writes(options)
-    if not options.is_configured and not _is_default(ctx, "bind"):
+    if not options.is_configured and _is_given(ctx, "bind"):
         raise click.UsageError(
             "--bind is for the Gateways of a configuration; without one the open proxy listens on 127.0.0.1 only:"
             " give --config, or leave --bind out"
@@ -219,8 +219,11 @@ def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], listener: 
     sys.exit(run_wrapped(options, wrapped, settings, login, clients["ca"], listener))
 
 
-def _is_default(ctx: click.Context, name: str) -> bool:
-    return ctx.get_parameter_source(name) is ParameterSource.DEFAULT
+def _is_given(ctx: click.Context, name: str) -> bool:
+    """Whether the command line has the option. A variable of the environment is meant for other gateways, too: a
+    gateway for one command does not take its admin address from there.
+    """
+    return ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE
 
 
 def _check_state(options: RunOptions) -> None:

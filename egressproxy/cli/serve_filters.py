@@ -93,7 +93,7 @@ def command(
     \b
     Examples:
       egressproxy serve-filters --config policies/ --listen unix:/run/egressproxy/filters.sock
-      egressproxy serve-filters --config policies/ --listen 127.0.0.1:9000 --admin 127.0.0.1:15000
+      egressproxy serve-filters --config policies/ --listen 127.0.0.1:9000 --admin 127.0.0.1:15900
 
     Exit status: 0 after a drain, 1 if the configuration or the socket fails at the start, 2 for wrong usage.
     """

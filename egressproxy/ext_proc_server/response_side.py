@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from time import monotonic
 
 from egressproxy.errors import ClientGone, GatewayError
 from egressproxy.ext_proc_server.conversation import EnvoyConversation, begun
@@ -67,7 +68,7 @@ class ResponseSide:
         mode = conversation.override(response_body=flowing, response_trailers=trailers)
         self.is_over = not needs_body and not wants_trailers
         conversation.send(MessagePart.RESPONSE_HEADERS, self._head_changes(changes), mode=mode)
-        x.status = response.status
+        x.status, x.first_byte_at = response.status, monotonic()
 
     def _head_changes(self, changes: tuple[FieldChange, ...] = ()) -> tuple[FieldChange, ...]:
         return changes + changes_of(self._block, self._conversation.x.response.fields)

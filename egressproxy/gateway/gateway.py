@@ -41,6 +41,7 @@ from egressproxy.net.tls_contexts import make_ready
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.telemetry.notices import FilterStats
+from egressproxy.telemetry.series import Labels
 from egressproxy.upstream.endpoint_health import HealthState
 from egressproxy.upstream.own_sockets import OwnSockets
 
@@ -100,6 +101,7 @@ class GatewayServer:
         )
         metrics.add_upstream_source(self._upstream_counts)
         metrics.add_downstream_source(self._downstream_counts)
+        metrics.add_request_source(self._requests)
         metrics.add_filter_source(self._filter_counts)
         metrics.add_endpoint_source(self._endpoint_states, self._open_circuits)
         metrics.add_parent_source(self._parents_aside)
@@ -267,6 +269,9 @@ class GatewayServer:
         for port in self._bound.values():
             first = port.state.port.first
             yield first.gateway, first.name, port.open_connections
+
+    def _requests(self) -> Iterator[Labels]:
+        return (x.series.labels for port in self._ports() for state in port.states for x in state.requests())
 
     def _endpoint_states(self) -> Iterator[tuple[str, str, str]]:
         """By backend and endpoint. One that several routes reach under different policies has its worst state."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from math import inf
 from typing import Final, Protocol
@@ -13,7 +13,7 @@ from weakref import WeakValueDictionary
 from egressproxy.errors import GatewayFault, Reason
 from egressproxy.gateway.overload.request_gate import Tenant
 from egressproxy.gateway.snapshot import Port
-from egressproxy.model.exchange import CallerIdentity
+from egressproxy.model.exchange import CallerIdentity, Exchange
 from egressproxy.model.kill_switch import KilledIdentities
 from egressproxy.model.shares import Shares, origin_of
 from egressproxy.net.held_bytes import HeldBytes, Hold
@@ -48,6 +48,8 @@ OF_PROCESS: Final = Refusal(
 )
 #: A listener: its Gateway, and its name.
 ListenerKey = tuple[str, str]
+#: The status of an upgrade: from then on the exchange is a tunnel (RFC 9110 section 15.2.2).
+SWITCHED: Final = 101
 #: How many connections are looked at, when one has to make way.
 LOOKED_AT: Final = 16
 
@@ -56,6 +58,7 @@ class Holder(Protocol):
     """What an exchange in progress holds (`exchange/held_resources`)."""
 
     tenant: Tenant | None
+    exchange: Exchange | None
 
     @property
     def identity(self) -> CallerIdentity:
@@ -229,6 +232,14 @@ class OpenConnections:
                 connection.abort()
                 count += len(held)
         return count
+
+    def requests(self) -> Iterator[Exchange]:
+        """The requests in progress, and the tunnels that are not open yet. It looks at every connection."""
+        for connection in list(self.connections):
+            for held in connection.serving():
+                x = held.exchange
+                if x is not None and not (x.status == SWITCHED or (x.is_tunnel and x.status)):
+                    yield x
 
     def close_idle(self) -> None:
         """Ask connections without an exchange to go."""

@@ -174,13 +174,14 @@ class Exchange:
 
     __slots__ = (
         "addresses", "attempts", "authority", "backend", "backend_is_secure", "backend_origin", "bytes_in", "bytes_out",
-        "client", "denied", "detail", "ended_at", "gateway", "grpc_status", "identity", "is_tunnel", "kind", "listener",
-        "max_body_bytes", "method", "notes", "path", "path_prefix", "reason", "request", "request_id", "response",
-        "route", "rule", "scheme", "series", "started_at", "started_wall", "status", "upstream", "upstream_host",
-        "would_deny",
+        "client", "denied", "detail", "ended_at", "first_byte_at", "gateway", "grpc_status", "identity", "is_tunnel",
+        "kind", "listener", "max_body_bytes", "method", "notes", "path", "path_prefix", "reason", "request",
+        "request_id", "response", "route", "rule", "scheme", "series", "started_at", "started_wall", "status",
+        "upstream", "upstream_host", "would_deny",
     )  # fmt: skip
     __deletable__ = ("request", "response")
 
+    ended_at: float  # set by accounting, at the end
     request: RequestHead
     response: ResponseHead
 
@@ -221,7 +222,7 @@ class Exchange:
         self.request_id = request_id
         self.max_body_bytes = -1  # a limit filter lowers it; -1 is no limit
         self.started_wall = started_wall
-        self.ended_at = 0.0
+        self.first_byte_at = 0.0  # when the response, or the tunnel, has begun; 0.0: with its end
         self.status = 0  # as sent to the client; 0: nothing was sent
         self.grpc_status = -1  # how a call of gRPC has ended, as the client was told (GrpcStatus); -1: it is none
         self.reason: Reason = _OK
@@ -290,7 +291,7 @@ class Exchange:
         made.addresses = self.addresses
         made.notes = self.notes
         made.max_body_bytes = self.max_body_bytes
-        made.ended_at = self.ended_at
+        made.first_byte_at = self.first_byte_at
         made.status = self.status
         made.grpc_status = self.grpc_status
         made.reason = self.reason

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
+from operator import add
 from typing import Final
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
@@ -14,8 +15,9 @@ from prometheus_client.registry import Collector
 from egressproxy.build import name as build_name
 from egressproxy.model.certificate import Validity
 from egressproxy.net.loop import loop_name
+from egressproxy.telemetry.counters import Durations
 from egressproxy.telemetry.counts import Counts, MetricKind, ProcessFigures
-from egressproxy.telemetry.series import BUCKETS_S, LABELS
+from egressproxy.telemetry.series import BUCKETS_S, LABELS, Labels
 
 
 def _bound_texts(bounds: Iterable[float]) -> tuple[str, ...]:
@@ -78,13 +80,23 @@ def _traffic(counts: Counts) -> Iterator[Metric]:
     for series in every:
         labels = series.labels
         if series.requests:
-            durations.add_metric(labels, _cumulative(_DURATION_TEXTS, tuple(series.buckets)), series.duration_sum_s)
+            durations.add_metric(labels, _cumulative(_DURATION_TEXTS, tuple(series.durations)), series.duration_sum_s)
         for direction, size in (("in", series.bytes_in), ("out", series.bytes_out)):
             if size:
                 traffic.add_metric((*labels, direction), size)
         if series.has_tunnels:
             tunnels.add_metric(labels, series.tunnels_active)
     yield from (durations, traffic, tunnels)
+    yield _by_backend(
+        "egress_response_first_byte_seconds",
+        "From the first byte of the request's head to that of the response; for a tunnel, until it was open.",
+        ((series.labels, series.first_bytes, series.first_byte_sum_s) for series in every if series.requests),
+    )
+    yield _by_backend(
+        "egress_upstream_response_seconds",
+        "From the beginning of an attempt to the head of the backend's response; for a tunnel, until it was connected.",
+        ((series.labels, series.answers, series.answer_sum_s) for series in every if series.answers),
+    )
     for name, description, attribute, label in (
         ("egress_requests", "Exchanges and tunnels that ended, by the status sent.", "requests", "code"),
         ("egress_grpc_calls", "Calls of gRPC that ended, by the status sent.", "calls", "grpc_status"),
@@ -102,6 +114,20 @@ def _traffic(counts: Counts) -> Iterator[Metric]:
             for key, count in sorted(dict(getattr(series, attribute)).items()):
                 family.add_metric((*series.labels, str(key)), count)
         yield family
+
+
+def _by_backend(name: str, description: str, counted: Iterable[tuple[Labels, list[int], float]]) -> Metric:
+    """A histogram of all clients and policies together, by gateway, route and backend alone."""
+    found: dict[tuple[str, ...], Durations] = {}
+    for labels, buckets, sum_s in counted:
+        total = found.setdefault(labels[:3], Durations(BUCKETS_S))
+        total.buckets = list(map(add, total.buckets, buckets))
+        total.sum_s += sum_s
+    family = HistogramMetricFamily(name, description, labels=LABELS[:3])
+    for key, total in found.items():
+        if any(total.buckets):
+            family.add_metric(key, _cumulative(_DURATION_TEXTS, tuple(total.buckets)), total.sum_s)
+    return family
 
 
 def _families(counts: Counts) -> Iterator[Metric]:

@@ -59,6 +59,8 @@ _Values = Mapping[Any, float]
 UpstreamSource = Callable[[], Iterable[tuple[str, int, int, int]]]
 #: Yields (gateway, listener, open connections).
 DownstreamSource = Callable[[], Iterable[tuple[str, str, int]]]
+#: Yields the labels of the series of each request in progress.
+RequestSource = Callable[[], Iterable[Labels]]
 #: Yields (backend, endpoint, state).
 EndpointSource = Callable[[], Iterable[tuple[str, str, str]]]
 #: Yields (backend, limit), for each endpoint whose limit is reached.
@@ -123,6 +125,8 @@ class Metrics:
         self._denied_series = _Room()
         self._upstream_sources: list[UpstreamSource] = []
         self._downstream_sources: list[DownstreamSource] = []
+        self._request_sources: list[RequestSource] = []
+        self._requests_active: dict[tuple[str, ...], int] = {}  # by gateway, route and backend: 0 of those seen before
         self._filter_sources: list[FilterSource] = []
         self._endpoint_sources: list[EndpointSource] = []
         self._circuit_sources: list[CircuitSource] = []
@@ -217,6 +221,9 @@ class Metrics:
     def add_downstream_source(self, source: DownstreamSource) -> None:
         self._downstream_sources.append(source)
 
+    def add_request_source(self, source: RequestSource) -> None:
+        self._request_sources.append(source)
+
     def add_endpoint_source(self, endpoints: EndpointSource, circuits: CircuitSource) -> None:
         """Register a source of the state of endpoints, and one of the limits of circuit breakers that are reached."""
         self._endpoint_sources.append(endpoints)
@@ -274,6 +281,12 @@ class Metrics:
         yield _gauge(
             "egress_downstream_connections", "Open connections from clients.", ("gateway", "listener"), downstream
         )
+        requests: Counter[tuple[str, ...]] = Counter(labels[:3] for labels in _read_all(self._request_sources))
+        self._requests_active = {**dict.fromkeys(self._requests_active, 0), **requests}
+        yield _gauge(
+            "egress_requests_active", "Requests in progress, and tunnels that are not open yet.", LABELS[:3],
+            self._requests_active,
+        )  # fmt: skip
         endpoints = Counter(_read_all(self._endpoint_sources))
         for backend, endpoint, _ in list(endpoints):
             endpoints[backend, endpoint, "healthy"] += 0

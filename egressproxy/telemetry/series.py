@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from operator import add
 from typing import Any, Final, TypeVar
 
 from egressproxy.errors import Reason
@@ -23,6 +24,8 @@ MAX_STATUSES: Final = 64
 CLIENT_CLOSED: Final = 499
 
 _OK: Final = Reason.OK
+#: When the response of an exchange began that had none.
+NEVER: Final = float("inf")
 
 #: Policy and entry are those that allowed or denied.
 LABELS: Final = ("gateway", "route", "backend", "namespace", "service_account", "policy", "entry")
@@ -31,7 +34,9 @@ Labels = tuple[str, str, str, str, str, str, str]
 #: What every series holds before anything was counted. It is shared, so never write to it.
 _NO_STATUS: Final[dict[int, int]] = {}
 _NO_WORD: Final[dict[str, int]] = {}
-_NO_BUCKETS: Final = [0] * (len(BUCKETS_S) + 1)
+#: As a histogram before its first time: writing to it is an IndexError.
+_NO_BUCKETS: Final[list[int]] = []
+_ZEROS: Final = (0,) * (len(BUCKETS_S) + 1)
 #: The attributes of a series that count by status, reason or result.
 _BY_KEY: Final = (
     "requests",
@@ -39,14 +44,16 @@ _BY_KEY: Final = (
     "denied",
     "would_deny",
     "failures",
-    "attempts",
+    "failed_attempts",
     "failovers",
     "hedges",
     "mirrored",
 )
-
+#: Those that are histograms, and those that are sums.
+_BY_TIME: Final = ("at_once", "streamed", "begun", "answers")
+_SUMS: Final = ("duration_sum_s", "body_sum_s", "answer_sum_s", "bytes_in", "bytes_out", "tunnels_active")
 #: All of its attributes but the labels.
-_COUNTED: Final = (*_BY_KEY, "buckets", "duration_sum_s", "bytes_in", "bytes_out", "tunnels_active", "has_tunnels")
+_COUNTED: Final = (*_BY_KEY, *_BY_TIME, *_SUMS, "has_tunnels")
 
 _K = TypeVar("_K")
 
@@ -62,19 +69,26 @@ def decided_by(series: Series | None) -> tuple[str, str]:
 
 
 class Series:
-    """The counters of one label set; dictionaries are made when there is something to count. The conductor calls
-    `observe` exactly once per exchange or tunnel, at its end; `attempt` counts `attempts`. `has_tunnels`: one was open,
-    now or earlier.
+    """The counters of one label set; dictionaries and lists are made when there is something to count. The conductor
+    calls `observe` exactly once per exchange or tunnel, at its end. `has_tunnels`: one was open, now or earlier.
+
+    Most responses begin and end in one turn: their duration, in `at_once`, is the time to their first byte, too. Only
+    of the others both are counted: in `streamed`, and in `begun` unless nothing was sent. `body_sum_s` is the time that
+    these took behind their first byte.
     """
 
     __slots__ = (
-        "attempts",
-        "buckets",
+        "answer_sum_s",
+        "answers",
+        "at_once",
+        "begun",
+        "body_sum_s",
         "bytes_in",
         "bytes_out",
         "calls",
         "denied",
         "duration_sum_s",
+        "failed_attempts",
         "failovers",
         "failures",
         "has_tunnels",
@@ -82,6 +96,7 @@ class Series:
         "labels",
         "mirrored",
         "requests",
+        "streamed",
         "tunnels_active",
         "would_deny",
     )
@@ -89,30 +104,42 @@ class Series:
     def __init__(self, labels: Labels) -> None:
         self.labels = labels
         self.requests = _NO_STATUS
-        self.buckets = _NO_BUCKETS
-        self.duration_sum_s = 0.0
+        self.at_once = self.streamed = self.begun = self.answers = _NO_BUCKETS
+        self.duration_sum_s = self.body_sum_s = self.answer_sum_s = 0.0
         self.bytes_in = 0
         self.bytes_out = 0
         self.calls = _NO_WORD
-        self.denied = self.would_deny = self.failures = self.attempts = _NO_WORD
+        self.denied = self.would_deny = self.failures = self.failed_attempts = _NO_WORD
         self.failovers = self.hedges = self.mirrored = _NO_WORD
         self.tunnels_active = 0
         self.has_tunnels = False
 
     def observe(self, x: Exchange) -> None:
         """Count a finished exchange: its status, duration, bytes and denial."""
-        status = x.status or logged_status(x)
+        status = x.status
+        if not status:
+            status = logged_status(x)
+            x.first_byte_at = NEVER
         try:
             self.requests[status] += 1
         except KeyError:
             if len(self.requests) >= MAX_STATUSES:
                 status -= status % 100
             self.requests = {**self.requests, status: self.requests.get(status, 0) + 1}
-            if self.buckets is _NO_BUCKETS:
-                self.buckets = [0] * len(_NO_BUCKETS)
         duration = x.ended_at - x.started_at
-        self.buckets[bisect_left(BUCKETS_S, duration)] += 1
         self.duration_sum_s += duration
+        try:
+            if not x.first_byte_at:
+                self.at_once[bisect_left(BUCKETS_S, duration)] += 1
+            else:
+                self.streamed[bisect_left(BUCKETS_S, duration)] += 1
+                if x.status:
+                    self.begun[bisect_left(BUCKETS_S, x.first_byte_at - x.started_at)] += 1
+                    self.body_sum_s += x.ended_at - x.first_byte_at
+                else:
+                    self.body_sum_s += duration
+        except IndexError:
+            self._count_first(x, duration)
         self.bytes_in += x.bytes_in
         self.bytes_out += x.bytes_out
         if x.grpc_status >= 0:
@@ -135,12 +162,51 @@ class Series:
         """A tunnel is over; `observe` counts it."""
         self.tunnels_active -= 1
 
+    def _count_first(self, x: Exchange, duration_s: float) -> None:
+        """The first time of its kind."""
+        counted = [*_ZEROS]
+        counted[bisect_left(BUCKETS_S, duration_s)] = 1
+        if not x.first_byte_at:
+            self.at_once = counted
+            return
+        self.streamed, self.begun = counted, [*_ZEROS]
+        first_byte_s = duration_s
+        if x.status:
+            first_byte_s = x.first_byte_at - x.started_at
+            self.begun[bisect_left(BUCKETS_S, first_byte_s)] = 1
+            duration_s -= first_byte_s
+        self.body_sum_s += duration_s
+
+    @property
+    def durations(self) -> list[int]:
+        """How many exchanges took how long: one more entry than BUCKETS_S."""
+        return _together(self.at_once, self.streamed)
+
+    @property
+    def first_bytes(self) -> list[int]:
+        """How long it took until responses, and tunnels, began. Their sum is `first_byte_sum_s`."""
+        return _together(self.at_once, self.begun)
+
+    @property
+    def first_byte_sum_s(self) -> float:
+        return max(0.0, self.duration_sum_s - self.body_sum_s)
+
+    def answered(self, seconds: float) -> None:
+        """The backend answered an attempt, or was connected to for a tunnel, `seconds` after its beginning."""
+        if not self.answers:
+            self.answers = [*_ZEROS]
+        self.answers[bisect_left(BUCKETS_S, seconds)] += 1
+        self.answer_sum_s += seconds
+
     def attempt(self, result: str) -> None:
-        """One attempt to reach the backend ended: "ok" or the Reason's value."""
-        try:
-            self.attempts[result] += 1
-        except KeyError:
-            self.attempts = {**self.attempts, result: 1}
+        """One attempt to reach the backend ended without an answer: "cancelled", or the Reason's value."""
+        self.failed_attempts = _with_one(self.failed_attempts, result)
+
+    @property
+    def attempts(self) -> dict[str, int]:
+        """Attempts to reach the backend by how they ended: "ok" for an answer."""
+        answers = sum(self.answers)
+        return {"ok": answers, **self.failed_attempts} if answers else self.failed_attempts
 
     def failover(self, outcome: str) -> None:
         """A request has left the backend for another one, after this status or Reason."""
@@ -158,11 +224,11 @@ class Series:
         """Add the numbers of the same labels from another process."""
         for name in _BY_KEY:
             setattr(self, name, added(getattr(self, name), getattr(other, name)))
-        self.buckets = [mine + others for mine, others in zip(self.buckets, other.buckets, strict=True)]
-        self.duration_sum_s += other.duration_sum_s
-        self.bytes_in += other.bytes_in
-        self.bytes_out += other.bytes_out
-        self.tunnels_active += other.tunnels_active
+        for name in _BY_TIME:
+            if counted := getattr(other, name):
+                setattr(self, name, _together(getattr(self, name), counted))
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
         self.has_tunnels = self.has_tunnels or other.has_tunnels
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -175,7 +241,7 @@ class Series:
 
     @property
     def is_used(self) -> bool:
-        return bool(self.requests or self.attempts or self.has_tunnels or self.mirrored)
+        return bool(self.requests or self.answers or self.failed_attempts or self.has_tunnels or self.mirrored)
 
 
 def added(mine: Mapping[_K, int], others: Mapping[_K, int]) -> dict[_K, int]:
@@ -183,6 +249,11 @@ def added(mine: Mapping[_K, int], others: Mapping[_K, int]) -> dict[_K, int]:
     both = Counter(mine)
     both.update(others)
     return dict(both)
+
+
+def _together(one: Sequence[int], other: Sequence[int]) -> list[int]:
+    """Two histograms as one."""
+    return list(map(add, one or _ZEROS, other or _ZEROS))
 
 
 def _with_one(counts: dict[str, int], key: str) -> dict[str, int]:

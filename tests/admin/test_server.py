@@ -137,13 +137,13 @@ async def test_head_has_no_body(admin: AdminServer):
 @pytest.mark.parametrize(
     ("host", "status"),
     [
-        ("localhost:15000", 200),
+        ("localhost:15900", 200),
         ("LOCALHOST", 200),
         ("127.0.0.1", 200),
         ("127.0.0.1:1", 200),
-        ("[::1]:15000", 200),
+        ("[::1]:15900", 200),
         ("evil.example", 403),
-        ("evil.example:15000", 403),
+        ("evil.example:15900", 403),
         ("localhost.evil.example", 403),
         ("127.0.0.1.evil.example", 403),
         ("169.254.169.254", 403),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import yaml
+from click.shell_completion import ShellComplete
 from click.testing import CliRunner, Result
 
 from egressproxy.admin.server import AdminServer
@@ -145,3 +146,20 @@ def test_nobody_who_answers_is_told_as_that():
     result = CliRunner().invoke(main, ["get", "gw", "--admin", f"127.0.0.1:{free_port()}"])
     assert result.exit_code == 2
     assert "does not answer" in result.output
+
+
+def test_a_shell_is_offered_kinds_names_and_namespaces(admin: AdminServer, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("EGRESSPROXY_ADMIN", f"127.0.0.1:{admin.port}")
+    complete = ShellComplete(main, {}, "egressproxy", "_EGRESSPROXY_COMPLETE").get_completions
+
+    def values(*words: str) -> list[str]:
+        return [each.value for each in complete(["get", *words[:-1]], words[-1])]
+
+    assert values("gatew") == ["gatewayclasses", "gateways"]
+    assert {"backends", "backends.gateway.networking.k8s.io", "backendtlspolicies"} < {*values("backend")}
+    assert values("secrets,httpr") == ["secrets,httproutes"]
+    assert values("gw", "") == []
+    assert values("gw", "-n", "agents", "") == ["egress"]
+    assert values("gw", "-n", "") == ["agents"]
+    assert values("backends", "") == ["ours"]
+    assert values("nonsense", "") == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from http.client import HTTPConnection
 from pathlib import Path
 
 import pytest
@@ -90,3 +91,45 @@ def test_a_verb_that_asks_a_process_asks_nobody_where_the_admin_address_is_off(
     assert result.exit_code == 2
     assert "--admin off leaves no address to ask" in result.output
     assert not asked
+
+
+VERBS = ["get gateways", "kill-switch list", "explain GET http://a.example/", "dns a.example", "diff {}"]
+
+
+@pytest.mark.parametrize("given", VERBS)
+def test_the_environment_says_whom_to_ask_unless_the_option_does(
+    given: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    asked: list[tuple[str, int]] = []
+
+    def request(connection: HTTPConnection, *_: object, **__: object) -> None:
+        asked.append((connection.host, connection.port))
+        raise ConnectionRefusedError
+
+    monkeypatch.setattr(HTTPConnection, "request", request)
+    words = given.format(tmp_path).split()
+    for value, more in (("[::1]:7", []), ("", []), ("off", ["--admin", "127.0.0.1:8"])):
+        monkeypatch.setenv("EGRESSPROXY_ADMIN", value)
+        assert CliRunner().invoke(main, [*words, *more]).exit_code == 2
+    assert asked == [("::1", 7), ("127.0.0.1", 15900), ("127.0.0.1", 8)]
+
+
+@pytest.mark.parametrize(
+    ("value", "told"), [("off", "EGRESSPROXY_ADMIN=off leaves no address to ask"), ("nowhere", "is not HOST:PORT")]
+)
+@pytest.mark.parametrize("given", VERBS)
+def test_an_environment_that_names_nobody_is_wrong_usage(
+    given: str, value: str, told: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setenv("EGRESSPROXY_ADMIN", value)
+    result = CliRunner().invoke(main, given.format(tmp_path).split())
+    assert result.exit_code == 2
+    assert told in result.output
+    assert "EGRESSPROXY_ADMIN" in result.output
+
+
+def test_a_configuration_in_files_asks_nobody_whatever_the_environment_says(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("EGRESSPROXY_ADMIN", "off")
+    minimal = str(Path(__file__).resolve().parents[2] / "config" / "minimal.yaml")
+    for given in (["explain", "CONNECT", "api.github.com:443", "--no-dns", "-c", minimal], ["diff", minimal, minimal]):
+        assert CliRunner().invoke(main, given).exit_code == 0

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from egressproxy import app
+from egressproxy.cli import wrapped_command
 from egressproxy.cli.main import main
 from egressproxy.config.reading.problems import ConfigError, Problem
 from egressproxy.model.secret import SecretBytes
@@ -92,11 +93,30 @@ def test_off_and_dash_are_understood(asked: list[RunOptions]):
     assert asked[1].access_log == "off"
 
 
+def test_the_environment_has_another_default_of_the_admin_address(
+    asked: list[RunOptions], monkeypatch: pytest.MonkeyPatch
+):
+    for value, given in (("127.0.0.1:7", ()), ("off", ()), ("", ()), ("off", ("--admin", "127.0.0.1:8"))):
+        monkeypatch.setenv("EGRESSPROXY_ADMIN", value)
+        assert invoke(*given).exit_code == 0
+    assert [each.admin for each in asked] == [("127.0.0.1", 7), None, RunOptions().admin, ("127.0.0.1", 8)]
+
+
+def test_a_gateway_for_one_command_does_not_take_the_admin_address_of_another_from_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    asked: list[RunOptions] = []
+    monkeypatch.setattr(wrapped_command, "run_wrapped", lambda options, *_: asked.append(options) or 0)
+    monkeypatch.setenv("EGRESSPROXY_ADMIN", "127.0.0.1:7")
+    assert invoke("--", "true").exit_code == invoke("--admin", "127.0.0.1:8", "--", "true").exit_code == 0
+    assert [each.admin for each in asked] == [None, ("127.0.0.1", 8)]
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
         ["--bind", "localhost"],
-        ["--admin", "15000"],
+        ["--admin", "15900"],
         ["--metrics", "x:1"],
         ["--log-level", "loud"],
         ["--nope"],

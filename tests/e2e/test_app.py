@@ -99,7 +99,7 @@ async def test_an_open_proxy_says_so_and_how_to_try_it_once_it_listens(
 @pytest.mark.parametrize(
     ("what", "place", "why"),
     [
-        ("admin", ("192.0.2.1", 15000), r"--admin: cannot bind 192.0.2.1 port 15000: .* \(this machine has no such"),
+        ("admin", ("192.0.2.1", 15900), r"--admin: cannot bind 192.0.2.1 port 15900: .* \(this machine has no such"),
         ("metrics", ("127.0.0.1", 0), r"--metrics: cannot bind 127.0.0.1 port \d+: .* \(`ss -ltnp` shows who has it"),
     ],
 )

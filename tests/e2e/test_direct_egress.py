@@ -111,10 +111,10 @@ def outside() -> Iterator[Neighbour]:
 
 @pytest.fixture
 def gateway(outside: Neighbour, outside_at: str, tmp_path: Path) -> Iterator[GatewayProcess]:
-    """A forward proxy on 3128, and a transparent listener on 15001, which allow HOST, `outside_at`."""
+    """A forward proxy on 3128, and a transparent listener on 15901, which allow HOST, `outside_at`."""
     with NameServer({HOST: [outside_at]}) as dns:
         objects = m.gateway(
-            m.forward_listener(3128), {"name": "redirected", "port": 15001, "protocol": "egressproxy.io/transparent"}
+            m.forward_listener(3128), {"name": "redirected", "port": 15901, "protocol": "egressproxy.io/transparent"}
         )
         objects["spec"]["addresses"] = [{"type": "IPAddress", "value": each} for each in ("0.0.0.0", "::")]
         policy = m.policy([HOST], dns=dns.address, cidrs=[outside_at])

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(not can_have_own_network(), reason="needs root a
 ORIGIN, DENIED = "origin.egress.test", "denied.egress.test"
 #: Where clients are going: nobody is there. And an address where somebody is.
 NOWHERE, NOWHERE_6, OPAQUE = "10.9.0.1", "fd09::1:1", "10.9.0.9"
-LISTENER = 15001
+LISTENER = 15901
 RULES = f"""
 table inet egress {{
   chain output {{

@@ -14,7 +14,7 @@ RULES = """
 table inet egress {
   chain output {
     type nat hook output priority -100; policy accept;
-    tcp dport 443 redirect to :15001
+    tcp dport 443 redirect to :15901
   }
 }
 """
@@ -36,7 +36,7 @@ def test_a_connection_that_was_not_redirected_has_no_other_destination(host: str
 @pytest.mark.parametrize(("bound", "dialled"), [("0.0.0.0", "10.9.0.1"), ("::", "fd09::9")])
 def test_the_kernel_tells_where_a_redirected_one_was_going(bound: str, dialled: str):
     family = socket.AF_INET6 if ":" in bound else socket.AF_INET
-    with own_network("10.9.0.9/24", "fd09::9/64"), socket.create_server((bound, 15001), family=family) as listening:
+    with own_network("10.9.0.9/24", "fd09::9/64"), socket.create_server((bound, 15901), family=family) as listening:
         load_rules(RULES)
         with socket.create_connection((dialled, 443)) as client:
             accepted, _ = listening.accept()

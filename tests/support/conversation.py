@@ -794,6 +794,9 @@ class Conversation:
         assert not [dial for dial in self.dialer.dials if self.is_memory and not dial.future.done()], "a dial goes on"
         assert self.series("tunnels_active") == 0
         assert self.series("requests") == len(self.records)
+        begun = [number for series in self.metrics._series.values() for number in series.first_bytes]
+        assert min(begun, default=0) >= 0
+        assert sum(begun) == sum(record["status"] not in (0, 499) for record in self.records), self.records
         assert self.series("bytes_in") == sum(record["bytes_in"] for record in self.records)
         assert self.series("bytes_out") == sum(record["bytes_out"] for record in self.records)
         if self.counts_octets:

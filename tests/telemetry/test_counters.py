@@ -49,8 +49,8 @@ def test_series_of_routes_have_a_bound(monkeypatch: pytest.MonkeyPatch):
     counted = Metrics("0")
     first = counted.series("gw", "r0", "-")
     for number in range(1000):
-        counted.series("gw", f"r{number}", "b").attempt("ok")
-        counted.series(f"gw{number}", "r", "b", "ns", "sa").attempt("ok")
+        counted.series("gw", f"r{number}", "b").answered(0.1)
+        counted.series(f"gw{number}", "r", "b", "ns", "sa").answered(0.1)
     assert counted.series("gw", "r0", "-") is first
     assert counted.series("gw", "new", "b").labels[:3] == ("gw", "_other", "_other")
     assert counted.series("new", "new", "b").labels[:3] == ("_other", "_other", "_other")

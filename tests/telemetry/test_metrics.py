@@ -179,7 +179,7 @@ def test_a_series_that_saw_nothing_is_small_and_shares_nothing_that_counts():
     x = exchange(503, Reason.UPSTREAM_RESET, would_deny=[Reason.ADDRESS_DENIED])
     made[0].observe(x)
     made[1].observe(exchange(403, Reason.DESTINATION_DENIED, denied=True))
-    made[2].attempt("ok")
+    made[2].answered(0.1)
     made[3].add(made[0])
     made[4].tunnel_opened()
     made[4].add(made[2])
@@ -190,8 +190,8 @@ def test_a_series_that_saw_nothing_is_small_and_shares_nothing_that_counts():
         unused.requests, unused.attempts, unused.denied, unused.would_deny, unused.failures, unused.mirrored,
     )  # fmt: skip
     assert not any(counted)
-    assert not any(unused.buckets)
-    assert [sum(series.buckets) for series in made[:5]] == [1, 1, 0, 1, 1]
+    assert not any(unused.durations)
+    assert [sum(series.durations) for series in made[:5]] == [1, 1, 0, 1, 1]
     assert made[4].attempts == {"ok": 1}
     assert made[3].failures == {"upstream_reset": 1}
 
@@ -205,7 +205,7 @@ def test_a_tunnel_that_is_open_is_shown_before_it_is_counted():
 def test_only_what_has_happened_is_shown():
     metrics, other = Metrics("1"), Metrics("1")
     metrics.add_filter_source(lambda: [FilterStats("f", "t", "request-headers", "r", "x", runs=2, rejected=1)])
-    metrics.series("g", "r", "b").attempt("ok")
+    metrics.series("g", "r", "b").attempt("upstream_refused")
     metrics.series("g", "plain", "b").observe(exchange(bytes_in=5))
     tunnels = other.series("g", "tunnels", "b")
     tunnels.tunnel_opened()
@@ -226,6 +226,8 @@ def test_only_what_has_happened_is_shown():
         "bytes_total": {"plain", "tunnels"},
         "request_duration_seconds_count": {"plain", "tunnels"},
         "request_duration_seconds_sum": {"plain", "tunnels"},
+        "response_first_byte_seconds_count": {"plain", "tunnels"},
+        "response_first_byte_seconds_sum": {"plain", "tunnels"},
         "tunnels_active": {"tunnels"},  # at 0: it has been more
     }
     runs = {labels["result"]: number for name, labels, number in samples(total) if name == "egress_filter_total"}
@@ -235,10 +237,46 @@ def test_only_what_has_happened_is_shown():
 def test_attempts_are_counted_by_result():
     metrics = Metrics("1")
     series = metrics.series("g", "r", "b")
-    for result in ("ok", "ok", Reason.CONNECT_REFUSED.value):
-        series.attempt(result)
+    for seconds in (0.002, 7.0):
+        series.answered(seconds)
+    series.attempt(Reason.CONNECT_REFUSED.value)
     assert value(metrics, "egress_upstream_attempts_total", result="ok") == 2
     assert value(metrics, "egress_upstream_attempts_total", result="upstream_refused") == 1
+    times = "egress_upstream_response_seconds"
+    assert value(metrics, f"{times}_count", gateway="g", route="r", backend="b") == 2
+    assert value(metrics, f"{times}_bucket", le="0.005") == 1
+    assert value(metrics, f"{times}_sum") == pytest.approx(7.002)
+
+
+def test_a_response_begins_with_its_end_unless_it_said_earlier_that_it_begins():
+    metrics, other = Metrics("1"), Metrics("1")
+    whole, streamed, tunnel, gone = exchange(), exchange(), exchange(), exchange(0, Reason.CLIENT_GONE)
+    for x, first_byte_s in ((whole, None), (streamed, 0.2), (tunnel, 0.002), (gone, None)):
+        x.ended_at = x.started_at + 30.0
+        if first_byte_s is not None:
+            x.first_byte_at = x.started_at + first_byte_s
+        metrics.series("g", "r", "b", policy="p").observe(x)
+    other.series("g", "r", "b", "ns", "sa").observe(streamed)
+    total = Counts()
+    for each in (metrics, other):
+        total.add(each.gather())
+    name = "egress_response_first_byte_seconds"
+    buckets = {labels["le"]: number for what, labels, number in samples(total) if what == f"{name}_bucket"}
+    assert (buckets["0.001"], buckets["0.005"], buckets["0.1"], buckets["0.25"], buckets["10.0"]) == (0, 1, 1, 3, 3)
+    assert (buckets["60.0"], buckets["+Inf"]) == (4, 4), "what nothing was sent of is not counted"
+    assert shown(total)[f"{name}_sum"] == pytest.approx(30.402)
+    assert shown(total)["egress_request_duration_seconds_count"] == 5
+
+
+def test_requests_in_progress_are_counted_when_somebody_looks_and_are_then_0():
+    metrics = Metrics("1")
+    series = [metrics.series("g", route, "b", policy=policy).labels for route in "rs" for policy in "pq"]
+    active = list(series)
+    metrics.add_request_source(lambda: active)
+    assert value(metrics, "egress_requests_active", gateway="g", route="r", backend="b") == 2
+    active[:] = series[:1]
+    assert value(metrics, "egress_requests_active", route="r") == 1
+    assert value(metrics, "egress_requests_active", route="s") == 0
 
 
 def test_copies_for_mirrors_are_counted_by_result_and_added_up():
@@ -370,7 +408,7 @@ def counted(lag_s: float, dropped: int, tunnels: int) -> Counts:
     metrics = Metrics("1")
     series = metrics.series("g", "r", "b")
     series.observe(exchange(bytes_in=10))
-    series.attempt("ok")
+    series.answered(0.1)
     for _ in range(tunnels):
         series.tunnel_opened()
     metrics.count_dns("hit")
@@ -423,7 +461,7 @@ def test_adding_changes_nothing_of_what_is_added():
     total.add(first)
     total.add(first)
     assert first.series["g", "r", "b", "-", "-", "-", "-"].requests == {200: 1}
-    assert sum(first.series["g", "r", "b", "-", "-", "-", "-"].buckets) == 1
+    assert sum(first.series["g", "r", "b", "-", "-", "-", "-"].durations) == 1
 
 
 def test_of_a_process_that_has_ended_the_counters_stay():

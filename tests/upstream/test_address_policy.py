@@ -397,15 +397,15 @@ def test_an_address_that_the_machine_gets_later_is_seen():
 )
 def test_nothing_opens_the_admin_address(bound: str, address: str):
     exactly = [f"{each}/{each.max_prefixlen}" for each in aliases(ip_address(address))]
-    made = policy((allow(*exactly, *ANYWHERE),), admin=((bound, 15000),))
-    assert not may(made, "me.test", address, 15000)
-    assert not may(made, address, address, 15000)
-    assert not made.verdict("me.test", ip_address(address), 15000)[0]
+    made = policy((allow(*exactly, *ANYWHERE),), admin=((bound, 15900),))
+    assert not may(made, "me.test", address, 15900)
+    assert not may(made, address, address, 15900)
+    assert not made.verdict("me.test", ip_address(address), 15900)[0]
     with pytest.raises(Denied) as caught:
-        made.check_operator(ip_address(address), 15000)
+        made.check_operator(ip_address(address), 15900)
     assert caught.value.remedy == "point the client at the destination itself, not at this gateway"
-    assert may(made, "me.test", address, 15001)
-    made.check_operator(ip_address(address), 15001)
+    assert may(made, "me.test", address, 15901)
+    made.check_operator(ip_address(address), 15901)
 
 
 def test_an_own_listener_opens_where_it_is_named_exactly():

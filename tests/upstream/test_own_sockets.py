@@ -10,11 +10,11 @@ from egressproxy.upstream.own_sockets import OwnSockets
 MACHINE = {ip_address("10.0.0.5"), ip_address("2001:db8::5")}
 
 
-def own(address: str, port: int = 15000) -> OwnSockets:
+def own(address: str, port: int = 15900) -> OwnSockets:
     return OwnSockets(admin=[(ip_address(address), port)], is_local=MACHINE.__contains__)
 
 
-def arrives(at: str, dialled: str, port: int = 15000) -> bool:
+def arrives(at: str, dialled: str, port: int = 15900) -> bool:
     return own(at).has_admin(ip_address(dialled), port)
 
 
@@ -24,7 +24,7 @@ def arrives(at: str, dialled: str, port: int = 15000) -> bool:
 )
 def test_loopback_is_found_in_every_spelling(spelling: str):
     assert arrives("127.0.0.1", spelling)
-    assert not arrives("127.0.0.1", spelling, 15001)
+    assert not arrives("127.0.0.1", spelling, 15901)
 
 
 @pytest.mark.parametrize("spelling", ["::1", "::"])
@@ -52,7 +52,7 @@ def test_a_socket_may_itself_be_spelled_otherwise():
 )
 def test_a_socket_on_every_address_is_at_those_of_the_machine(everywhere: str, dialled: str):
     assert arrives(everywhere, dialled)
-    assert not arrives(everywhere, dialled, 15001)
+    assert not arrives(everywhere, dialled, 15901)
     assert not arrives(everywhere, "10.0.0.6")
 
 
@@ -63,9 +63,9 @@ def test_the_machine_is_asked_each_time_and_only_for_a_port_that_is_open_everywh
         asked.append(address)
         return len(asked) > 1
 
-    made = OwnSockets([(ip_address("0.0.0.0"), 3128)], [(ip_address("127.0.0.1"), 15000)], is_local)
+    made = OwnSockets([(ip_address("0.0.0.0"), 3128)], [(ip_address("127.0.0.1"), 15900)], is_local)
     there = ip_address("10.0.0.9")
-    assert not made.has_admin(there, 15000)
+    assert not made.has_admin(there, 15900)
     assert not made.has_admin(there, 3128)
     assert not asked
     assert not made.has_listener(there, 3128)
@@ -74,7 +74,7 @@ def test_the_machine_is_asked_each_time_and_only_for_a_port_that_is_open_everywh
 
 
 def test_listeners_and_the_admin_address_are_told_apart():
-    made = OwnSockets([(ip_address("10.0.0.5"), 3128)], [(ip_address("10.0.0.5"), 15000)])
+    made = OwnSockets([(ip_address("10.0.0.5"), 3128)], [(ip_address("10.0.0.5"), 15900)])
     there = ip_address("10.0.0.5")
     assert (made.has_listener(there, 3128), made.has_admin(there, 3128)) == (True, False)
-    assert (made.has_listener(there, 15000), made.has_admin(there, 15000)) == (False, True)
+    assert (made.has_listener(there, 15900), made.has_admin(there, 15900)) == (False, True)

@@ -5,6 +5,7 @@ request may go again. For requests of clients, their mirrored copies, and questi
 from __future__ import annotations
 
 from enum import Enum
+from time import monotonic
 from typing import ClassVar, Final, Protocol
 
 from egressproxy.errors import GatewayError, GatewayFault, Reason, RetrySafety, UpstreamFault
@@ -123,7 +124,11 @@ class UpstreamCaller(Protocol):
         return
 
     def count_attempt(self, result: str) -> None:
-        """Called when an attempt has ended; `result` is "ok" or the reason of its failure."""
+        """Called when an attempt has ended without an answer; `result` is the reason of its failure."""
+        return
+
+    def count_answer(self, x: Exchange, seconds: float) -> None:
+        """Called when an attempt has its answer, the final head, so many seconds after it began."""
         return
 
     def send_request(
@@ -160,6 +165,7 @@ async def call_upstream(
     block, path, host = head.fields.block, head.path, x.upstream_host
     while True:
         x.attempts += 1
+        began = monotonic()
         caller.start_attempt()
         x.backend_is_secure = target.tls is not None
         if not host:
@@ -233,7 +239,7 @@ async def call_upstream(
             if repeat is _ALWAYS:
                 target = connector.another_target(x, (target,))
             continue
-        caller.count_attempt("ok")
+        caller.count_answer(x, monotonic() - began)
         if connector.watched is not None:
             status = response.status
             if status == 200 and response.body == 0:  # trailers alone, maybe

@@ -7,6 +7,7 @@ exchange in progress holds and sends. How long it may take is in `clock`.
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_left
 from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
@@ -35,6 +36,7 @@ from egressproxy.protocols.grpc.statuses import grpc_trailers
 from egressproxy.protocols.http1.downstream import RequestHandler
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.upstream import Upstream
+from egressproxy.telemetry.series import BUCKETS_S, Series
 
 
 class Client(ExchangeClock, Protocol):
@@ -198,8 +200,17 @@ class Client(ExchangeClock, Protocol):
 
     # --- the request, to a backend ------------------------------------------------------------------------------
     def count_attempt(self, result: str) -> None:
-        """An attempt has ended; `result` is "ok" or the reason of its failure."""
+        """An attempt has ended without an answer; `result` is the reason of its failure."""
         self.resources.backend.series.attempt(result)  # type: ignore[union-attr]  # it is chosen before
+
+    def count_answer(self, x: Exchange, seconds: float) -> None:
+        """The head of an answer is here, so many seconds after its attempt began."""
+        series: Series = x.series
+        try:  # as `answered` does: a call would cost every request more than all that is counted here
+            series.answers[bisect_left(BUCKETS_S, seconds)] += 1
+            series.answer_sum_s += seconds
+        except IndexError:
+            series.answered(seconds)
 
     def send_request(
         self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes

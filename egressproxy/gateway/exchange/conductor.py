@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import replace
+from time import monotonic
 from typing import Final
 
 from egressproxy.errors import ClientGone, GatewayError, GatewayFault, Reason, UpstreamFault
@@ -193,6 +194,7 @@ class Conductor:
             elif not self.begin_response(x, client, None, found):
                 await self.relay_response(x, client, None, found)
             if resources.held_bytes is not None and client.is_write_blocked:
+                x.first_byte_at = x.first_byte_at or monotonic()
                 await answer_taken(client)
         except FilterAnswered as answered:
             await self.answer_instead(x, client, answered)
@@ -240,6 +242,7 @@ class Conductor:
         client.send_response(x.response, request, self.pseudonym, body, close=close)
         x.status = x.response.status  # not before: what cannot be written is answered 500
         if body is None:
+            x.first_byte_at = monotonic()
             return False
         resources.release(reusable=upstream.is_reusable)
         return True

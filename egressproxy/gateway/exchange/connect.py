@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import suppress
+from time import monotonic
 from typing import Final
 
 from egressproxy.errors import Denied, GatewayError, Reason, UpstreamFault
@@ -96,7 +97,7 @@ async def serve_http_port(
     if accounting.gate is not None:
         client.resources.tenant = accounting.gate.admit(x, listener.spec.policy.priority)
     client.accept_tunnel()
-    x.status = 200
+    x.status, x.first_byte_at = 200, monotonic()
     listener = await first_bytes(client)
     first = client.first_byte
     if not first or not may_start_tls(first):
@@ -172,7 +173,7 @@ async def open_tunnel(
     upstream = await dial(x, backend, resources)
     if not x.status:
         client.accept_tunnel()
-        x.status = 200
+        x.status, x.first_byte_at = 200, monotonic()
     rest, idle_s, through_parent = client.detach(), route.tunnel_idle_s, backend.goes_through_parent(x)
     if not hand_over(accounting, x, client, upstream, rest, guard, idle_s, through_parent=through_parent):
         relaying = relay(accounting, x, client, upstream, rest, b"", guard, idle_s, through_parent=through_parent)
@@ -194,6 +195,7 @@ async def dial(
     connector = backend.connector
     assert connector is not None
     x.attempts += 1
+    began = monotonic()
     target: DialTarget | None = None
     try:
         if connector.fixed is not None and connector.fixed.watch is not None:
@@ -212,7 +214,7 @@ async def dial(
         if target is not None and target.watch is not None:
             target.watch.failed(target, error, x, None)
         raise
-    backend.series.attempt("ok")
+    backend.series.answered(monotonic() - began)
     if target.watch is not None:
         target.watch.answered(target, x.upstream, 0)
     return parked
@@ -240,7 +242,7 @@ async def switch_protocols(accounting: Accounting, x: Exchange, client: Client) 
             listener = client.state.port.listener_for(x.authority.host, client.server_name)
         take_tunnel_slot(x, client.state, resources, listener)
     client.send_interim(x.response, accounting.pseudonym)
-    x.status = 101
+    x.status, x.first_byte_at = 101, monotonic()
     upstream = resources.give_away()
     upstream_rest = upstream.detach()
     parked = PendingProtocol()

@@ -177,6 +177,9 @@ class HedgedAttempt(UpstreamCaller):
     def count_attempt(self, result: str) -> None:
         self.backend.series.attempt(CANCELLED if self.is_cancelled else result)
 
+    def count_answer(self, x: Exchange, seconds: float) -> None:
+        x.series.answered(seconds)
+
     def send_request(
         self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
     ) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import ssl
 from collections.abc import Callable
 from functools import partial
+from time import monotonic
 from typing import Final
 
 from egressproxy.errors import BadRequest, ClientGone, Denied, GatewayError, GatewayFault, Reason
@@ -77,7 +78,7 @@ async def intercept(
     client.state.check_open()
     if not x.status:
         client.accept_tunnel()
-        x.status = 200
+        x.status, x.first_byte_at = 200, monotonic()
     tunnel = OpenedTunnel(authority, b"https", fault)
     results = accounting.metrics.interceptions.results
     try:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import ssl
 from math import inf
+from time import monotonic
 
 from egressproxy.errors import ClientGone, Denied, GatewayError, GatewayFault, Reason
 from egressproxy.gateway.exchange.accounting import Accounting
@@ -263,7 +264,7 @@ async def tunnel_stream(accounting: Accounting, x: Exchange, client: StreamConne
     if inner is None:
         # TLS that a client has begun is its own to the end; bytes of a TCP listener are plain, as far as we know.
         upstream = await dial(x, backend, resources, terminated=client.reader is None and backend.originates_tls)
-        x.status = 200
+        x.status, x.first_byte_at = 200, monotonic()
         held, guard = client.take_held(), None
         if client.hello is not None and x.authority is not None:
             guard = SniGuard(
@@ -279,7 +280,7 @@ async def tunnel_stream(accounting: Accounting, x: Exchange, client: StreamConne
         await relaying
         return
     upstream = await dial(x, backend, resources, terminated=True)
-    x.status = 200
+    x.status, x.first_byte_at = 200, monotonic()
     await relay(accounting, x, inner, upstream, inner.take_held(), b"", None, route.tunnel_idle_s)
     client.tunnel_ended()
 

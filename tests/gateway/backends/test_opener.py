@@ -193,15 +193,15 @@ def test_a_copy_for_a_mirror_asks_a_parent_for_the_mirror_alone(converse: Start)
 @pytest.mark.parametrize("scheme", ["http", "https", "CONNECT"])
 @pytest.mark.parametrize(
     ("address", "port", "is_asked"),
-    [("127.0.0.1", 15000, False), ("::ffff:127.0.0.1", 15000, False), ("10.0.0.5", 15000, False), ("", 15000, False),
-     ("10.0.0.6", 15000, True), ("127.0.0.1", 15001, True)],
+    [("127.0.0.1", 15900, False), ("::ffff:127.0.0.1", 15900, False), ("10.0.0.5", 15900, False), ("", 15900, False),
+     ("10.0.0.6", 15900, True), ("127.0.0.1", 15901, True)],
 )  # fmt: skip
 def test_a_parent_on_this_machine_is_not_asked_for_a_name_on_the_port_of_the_admin_address(
     converse: Start, address: str, port: int, is_asked: bool, scheme: str
 ):
     """It resolves the name, perhaps to 127.0.0.1. One whose address is not known yet may be here."""
     talk = converse(everywhere_through_parent(cidrs=["0.0.0.0/0"]))
-    admin, machine = [(ip_address("127.0.0.1"), 15000)], {ip_address("10.0.0.5")}
+    admin, machine = [(ip_address("127.0.0.1"), 15900)], {ip_address("10.0.0.5")}
     talk.network.own = OwnSockets((), admin, machine.__contains__)
     if address:
         talk.names.zone["parent.example"] = (ip_address(address),)

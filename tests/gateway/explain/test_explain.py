@@ -594,7 +594,7 @@ def test_a_forward_proxy_is_meant_before_other_ways_in_and_these_can_be_asked():
         assert (found["listener"]["name"], found["error"]["reason"]) == (name, "destination_not_allowed")
 
 
-WAYS_IN = {"socks5": 1080, "transparent": 15001}
+WAYS_IN = {"socks5": 1080, "transparent": 15901}
 
 
 def test_several_listeners_have_to_be_told_apart():

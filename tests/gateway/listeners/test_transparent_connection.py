@@ -41,7 +41,7 @@ def dialled(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def transparent(*more: m.Manifest, allow: tuple[str, ...] = ("a.example",), **sections: Any) -> list[m.Manifest]:
-    listener = {"name": "redirected", "port": 15001, "protocol": "egressproxy.io/transparent"}
+    listener = {"name": "redirected", "port": 15901, "protocol": "egressproxy.io/transparent"}
     return [m.gateway(listener), m.policy(allow, **sections), *more]
 
 

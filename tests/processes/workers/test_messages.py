@@ -36,7 +36,7 @@ from egressproxy.telemetry.notices import InvolvedObject, Notice
     "message",
     [
         Asked(1, Begin(1, 2, None, "info", b"name", b"key")),
-        Asked(2, Build(Configuration(b"octets", {("127.0.0.1", 80): "a/b"}, 7, (("127.0.0.1", 15000),), True))),
+        Asked(2, Build(Configuration(b"octets", {("127.0.0.1", 80): "a/b"}, 7, (("127.0.0.1", 15900),), True))),
         Asked(3, Question("explain", ((("url", "http://a.example/"),),))),
         Asked(5, Question("caches", (CachePurge("agents/r", "/v1", "agents/me"),))),
         Asked(5, Question("holds", (HoldDecision("5e", approves=True, by="alice"), HoldPage(5, (7.25, "5e"), "me")))),
@@ -66,7 +66,7 @@ def test_a_refusal_comes_back_as_it_was_raised(error: ConfigRefused | NotAnswere
 
 def test_counts_come_back():
     metrics = Metrics("1")
-    metrics.series("g", "r", "b").attempt("ok")
+    metrics.series("g", "r", "b").answered(0.1)
     metrics.count_dns("hit")
     metrics.add_peak("lag", "Lag.", lambda: 0.25)
     lags = Durations((0.1, 1.0))

@@ -354,7 +354,7 @@ def test_one_of_several_certificates_covers_the_hostname(pki: Pki):
 
 def test_nothing_is_redirected_to_a_unix_socket():
     address = 'addresses: [{type: egressproxy.io/UnixSocket, value: "unix:///run/a.sock"}]'
-    made = compiled(gateway("{name: l, port: 15001, protocol: egressproxy.io/transparent}", more=address))
+    made = compiled(gateway("{name: l, port: 15901, protocol: egressproxy.io/transparent}", more=address))
     status_, reason, message = of_listener(made, "Accepted")
     assert (status_, reason) == ("False", "UnsupportedValue")
     assert "nothing can be redirected to a Unix socket" in message
