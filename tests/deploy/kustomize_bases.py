@@ -45,15 +45,12 @@ def sidecar_patch(example: Object) -> Object:
 
 
 def _plain(value: Any) -> Any:
-    """Without the labels of helm, and without the namespace of an object, which kustomize gives."""
+    """Without the labels of helm. Namespaces stay: by them kustomize finds the service account of a binding."""
     if isinstance(value, list):
         return [_plain(each) for each in value]
-    if not isinstance(value, dict):
-        return value
-    plain = {name: _plain(each) for name, each in value.items() if name not in _OF_HELM}
-    if "metadata" in plain and "kind" in plain:
-        plain["metadata"].pop("namespace", None)
-    return plain
+    if isinstance(value, dict):
+        return {name: _plain(each) for name, each in value.items() if name not in _OF_HELM}
+    return value
 
 
 class _Dumper(yaml.SafeDumper):

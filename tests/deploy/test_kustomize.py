@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from tests.deploy.kustomize_bases import bases
-from tests.deploy.tools import KUSTOMIZE, Object, gateway_container, json_of, kustomize, of_kind, one, template
+from tests.deploy.tools import KUSTOMIZE, ROOT, Object, gateway_container, json_of, kustomize, of_kind, one, template
 
 ADDED_BY_HELM = {"helm.sh/chart", "app.kubernetes.io/managed-by"}
 
@@ -58,9 +58,9 @@ def test_an_overlay_gives_a_base_another_namespace_and_image(tmp_path: Path):
     deployment = one("Deployment", objects)
     container = gateway_container(deployment["spec"]["template"])
     assert (deployment["spec"]["replicas"], container["image"]) == (5, "registry.example/egressproxy:1")
-    assert {subject["namespace"] for each in of_kind("ClusterRoleBinding", objects) for subject in each["subjects"]} == {
-        "egress-eu"
-    }
+    assert {
+        subject["namespace"] for each in of_kind("ClusterRoleBinding", objects) for subject in each["subjects"]
+    } == {"egress-eu"}
     assert not [each for each in container["args"] if "egress-system" in each]  # $(POD_NAMESPACE) follows
 
 
@@ -87,7 +87,6 @@ def workload(kind: str, *, labelled: bool) -> str:
 
 
 def test_the_component_gives_labelled_workloads_a_sidecar_and_others_none(tmp_path: Path):
-    policy = "apiVersion: egressproxy.io/v1alpha1\nkind: EgressPolicy\n"
     objects = overlay(
         tmp_path,
         {
@@ -98,9 +97,10 @@ def test_the_component_gives_labelled_workloads_a_sidecar_and_others_none(tmp_pa
         deployment=workload("Deployment", labelled=True),
         job=workload("Job", labelled=True),
         other=workload("Deployment", labelled=False),
-        policy=policy,
     )
-    pods = {each["metadata"]["name"]: each["spec"]["template"] for each in objects if "template" in each.get("spec", {})}
+    pods = {
+        each["metadata"]["name"]: each["spec"]["template"] for each in objects if "template" in each.get("spec", {})
+    }
     for name in ("agent-deployment-true", "agent-job-true"):
         spec = pods[name]["spec"]
         assert [each["name"] for each in spec["initContainers"]] == ["egressproxy", "migrate"]  # it starts first
@@ -113,39 +113,18 @@ def test_the_component_gives_labelled_workloads_a_sidecar_and_others_none(tmp_pa
 
 
 def test_a_policy_is_merged_into_the_configuration_of_the_sidecar(tmp_path: Path):
-    objects = overlay(
-        tmp_path,
-        {
-            "resources": ["deployment.yaml"],
-            "components": [os.path.relpath(KUSTOMIZE / "components" / "sidecar", tmp_path), "policy"],
-        },
-        deployment=workload("Deployment", labelled=True),
-    ) if (tmp_path / "policy").exists() else _with_policy(tmp_path)
-    configuration = next(each for each in of_kind("ConfigMap", objects) if "gateway.yaml" in each["data"])
-    assert configuration["data"].keys() == {"gateway.yaml", "policy.yaml"}
-    assert configuration["metadata"]["name"] == "egressproxy"  # without a hash: a change is applied, and restarts nothing
-
-
-def _with_policy(folder: Path) -> list[Object]:
-    component = folder / "policy"
+    """As the page on Kubernetes says: a component, so that it is built when the ConfigMap is there."""
+    component = tmp_path / "policy"
     component.mkdir()
     (component / "policy.yaml").write_text("kind: EgressPolicy\n", encoding="utf-8")
-    (component / "kustomization.yaml").write_text(
-        yaml.safe_dump(
-            {
-                "apiVersion": "kustomize.config.k8s.io/v1alpha1",
-                "kind": "Component",
-                "generatorOptions": {"disableNameSuffixHash": True},
-                "configMapGenerator": [{"name": "egressproxy", "behavior": "merge", "files": ["policy.yaml"]}],
-            }
-        ),
-        encoding="utf-8",
-    )
-    return overlay(
-        folder,
-        {
-            "resources": ["deployment.yaml"],
-            "components": [os.path.relpath(KUSTOMIZE / "components" / "sidecar", folder), "policy"],
-        },
+    text = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8").partition("# policy/kustomization.yaml\n")[2]
+    (component / "kustomization.yaml").write_text(text.partition("```")[0], encoding="utf-8")
+    sidecar = os.path.relpath(KUSTOMIZE / "components" / "sidecar", tmp_path)
+    objects = overlay(
+        tmp_path,
+        {"resources": ["deployment.yaml"], "components": [sidecar, "policy"]},
         deployment=workload("Deployment", labelled=True),
     )
+    configuration = next(each for each in of_kind("ConfigMap", objects) if "gateway.yaml" in each["data"])
+    assert configuration["data"].keys() == {"gateway.yaml", "policy.yaml"}
+    assert configuration["metadata"]["name"] == "egressproxy"  # without a hash

@@ -10,7 +10,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import pytest
+import referencing
 import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -18,7 +20,8 @@ CHART = ROOT / "deploy" / "helm" / "egressproxy"
 KUSTOMIZE = ROOT / "deploy" / "kustomize"
 #: Every example of values; None: the chart's own.
 EXAMPLES: tuple[Path | None, ...] = (None, *sorted((CHART / "ci").glob("*.yaml")))
-_HERE = f"{ROOT / '.cache' / 'helm-venv' / 'bin'}:{os.environ.get('PATH', '')}"
+VENV = ROOT / ".cache" / "helm-venv"
+_HERE = f"{VENV / 'bin'}:{os.environ.get('PATH', '')}"
 
 Object = dict[str, Any]
 
@@ -60,6 +63,28 @@ def template(
 def rendered(example: Path | None) -> list[Object]:
     """The same for an example of values, once. Whoever changes an object copies it first."""
     return template(values=example)
+
+
+def schema_of(of: Object, version: str) -> jsonschema.Draft202012Validator:
+    """What Kubernetes of a version asks of the kind of an object, and that it has no field beside those."""
+    folders = sorted(VENV.glob("lib/*/site-packages/kubernetes_validate/kubernetes-json-schema"))
+    if not folders:
+        find("kubernetes-validate")
+    group, _, of_group = of["apiVersion"].rpartition("/")
+    name = "-".join(filter(None, (of["kind"].lower(), group.partition(".")[0], of_group)))
+    return _schema(folders[-1] / f"v{version}.0-local-strict" / f"{name}.json")
+
+
+@cache
+def _schema(path: Path) -> jsonschema.Draft202012Validator:
+    schema = json.loads(path.read_text(encoding="utf-8"))
+    return jsonschema.Draft202012Validator(schema, registry=_definitions(path.with_name("_definitions.json")))
+
+
+@cache
+def _definitions(path: Path) -> referencing.Registry[Any]:
+    definitions = referencing.Resource[Any].from_contents(json.loads(path.read_text(encoding="utf-8")))
+    return definitions @ referencing.Registry[Any]()
 
 
 def kustomize(folder: Path) -> list[Object]:
