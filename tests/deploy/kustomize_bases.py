@@ -21,6 +21,8 @@ def bases() -> dict[Path, str]:
     standalone = [_plain(each) for each in template()]
     daemonset = [_plain(each) for each in template("--set", "mode=daemonset")]
     sidecar = [_plain(each) for each in template(*_SIDECAR, namespace="default")]
+    for each in sidecar:
+        del each["metadata"]["namespace"]  # a component is for whatever namespace uses it
     return {
         KUSTOMIZE / "base" / "standalone" / "egressproxy.yaml": _text(standalone),
         KUSTOMIZE / "base" / "daemonset" / "egressproxy.yaml": _text(daemonset),
@@ -45,7 +47,7 @@ def sidecar_patch(example: Object) -> Object:
 
 
 def _plain(value: Any) -> Any:
-    """Without the labels of helm. Namespaces stay: by them kustomize finds the service account of a binding."""
+    """Without the labels of helm. In a base namespaces stay: by them kustomize finds the service account of a binding."""
     if isinstance(value, list):
         return [_plain(each) for each in value]
     if isinstance(value, dict):

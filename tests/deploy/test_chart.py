@@ -43,6 +43,8 @@ GROUPS_OF_OTHERS = {
 }  # fmt: skip
 SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
 OPTIONS = {name for option in run_command.params for name in option.opts}
+#: Of what the chart passes on as it is.
+PASSED_ON = {"requests", "limits"}
 #: What the chart gives, and `run` has to learn.
 NOT_YET = {"--drain-delay", "--publish-service", "--secret-selector", "--source", "--watch-namespace"}
 every_example = pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
@@ -173,6 +175,18 @@ def test_the_gateway_takes_the_configuration_that_the_chart_writes(example: Path
     ports = {int(port) for port in re.findall(r"^listener .* on \S+:(\d+)", done.output, re.MULTILINE)}
     container = gateway_container(pod_templates(objects)[0])
     assert ports == {each["containerPort"] for each in container["ports"] if each.get("name") != "metrics"}
+
+
+def test_the_first_three_lines_of_the_page_allow_what_they_say(tmp_path: Path):
+    """The Gateway of the chart's own values with the policy of the second line."""
+    (tmp_path / "gateway.yaml").write_text(one("ConfigMap", rendered(None))["data"]["gateway.yaml"], encoding="utf-8")
+    shutil.copy(ROOT / "deploy" / "example-policy.yaml", tmp_path)
+    page = (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+    assert "kubectl apply -f deploy/example-policy.yaml" in page
+    assert CliRunner().invoke(main, ["check", "--strict", str(tmp_path)]).exit_code == 0
+    for host, is_allowed in (("pypi.org", True), ("example.com", False)):
+        done = CliRunner().invoke(main, ["explain", "CONNECT", f"{host}:443", "--no-dns", "--config", str(tmp_path)])
+        assert done.output.startswith("allowed " if is_allowed else "denied "), done.output
 
 
 @every_example
@@ -389,7 +403,7 @@ def test_a_chart_that_depends_on_this_one_puts_the_sidecar_into_its_own_pods(tmp
         encoding="utf-8",
     )
     (tmp_path / "values.yaml").write_text("egressproxy: {mode: sidecar}", encoding="utf-8")
-    (tmp_path / "templates" / "job.yaml").write_text(_block("kubernetes.md", "kind: Job"), encoding="utf-8")
+    (tmp_path / "templates" / "job.yaml").write_text(_block("kind: Job"), encoding="utf-8")
     objects = template(chart=tmp_path)
     (pod,) = pod_templates(objects)
     sidecar = gateway_container(pod)
@@ -417,11 +431,35 @@ def test_a_sidecar_listens_on_loopback_alone():
 # ---- documents
 
 
-def _block(page: str, having: str) -> str:
-    """The one block of a page that has these words."""
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
-    (found,) = [each for each in re.findall(r"^```\w*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL) if having in each]
+def _page() -> str:
+    return (ROOT / "docs" / "kubernetes.md").read_text(encoding="utf-8")
+
+
+def _block(having: str) -> str:
+    """The one block of the page on Kubernetes that has these words."""
+    blocks = re.findall(r"^```\w*\n(.*?)^```$", _page(), re.MULTILINE | re.DOTALL)
+    (found,) = [each for each in blocks if having in each]
     return found
+
+
+def test_the_values_in_the_documentation_are_values_of_the_chart():
+    blocks = re.findall(r"^```yaml\n# values.yaml\n(.*?)^```$", _page(), re.MULTILINE | re.DOTALL)
+    assert len(blocks) >= 3
+    for block in blocks:
+        jsonschema.Draft7Validator(SCHEMA).validate(yaml.safe_load(block))
+
+
+def test_every_value_that_a_page_names_is_there():
+    """`networkPolicy.clients`, `rbac.secrets.names`: where the first word is a value, so are the others."""
+    text = _page() + (CHART / "README.md").read_text(encoding="utf-8")
+    values = yaml.safe_load((CHART / "values.yaml").read_text(encoding="utf-8"))
+    for name in set(re.findall(r"`([a-z]\w+(?:\.\w+)+)(?:: [^`]*)?`", text)):
+        first, *others = name.split(".")
+        place = values.get(first)
+        for each in others if place is not None and "md" not in others else ():
+            assert isinstance(place, dict), name
+            assert each in place or not place or each in PASSED_ON, name
+            place = place.get(each, {})
 
 
 def test_the_readme_names_every_value():

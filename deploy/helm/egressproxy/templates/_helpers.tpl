@@ -118,9 +118,9 @@ limits:
 
 {{/* What does not fit together, told before anything is installed. */}}
 {{- define "egressproxy.validate" -}}
-{{- $several := or (gt (int .Values.replicas) 1) .Values.autoscaling.enabled -}}
-{{- if and (eq .Values.mode "deployment") $several (hasKey .Values.state.volume "persistentVolumeClaim") -}}
-{{- fail "state.volume: a claim is for one Pod, since only one process can use --state-dir: set replicas: 1, autoscaling.enabled: false and updateStrategy: {type: Recreate}, or leave the volume out" -}}
+{{- $several := or (eq .Values.mode "daemonset") (gt (int .Values.replicas) 1) .Values.autoscaling.enabled -}}
+{{- if and (ne .Values.mode "sidecar") $several (hasKey .Values.state.volume "persistentVolumeClaim") -}}
+{{- fail "state.volume: a claim is for one Pod, since only one process can use --state-dir: set mode: deployment, replicas: 1, autoscaling.enabled: false and updateStrategy: {type: Recreate}, or leave the volume out" -}}
 {{- end -}}
 {{- if and (eq .Values.gateway.kind "Object") .Values.gateway.create (eq (include "egressproxy.source" .) "files") -}}
 {{- fail "gateway.kind: Object is for a gateway that watches the API server: set source: kubernetes, or gateway.kind: File" -}}
