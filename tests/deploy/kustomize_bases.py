@@ -47,7 +47,7 @@ def sidecar_patch(example: Object) -> Object:
 
 
 def _plain(value: Any) -> Any:
-    """Without the labels of helm. In a base namespaces stay: by them kustomize finds the service account of a binding."""
+    """Without the labels of helm. Namespaces stay: by them kustomize finds the service account of a binding."""
     if isinstance(value, list):
         return [_plain(each) for each in value]
     if isinstance(value, dict):
