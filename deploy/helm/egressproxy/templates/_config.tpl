@@ -4,7 +4,7 @@ apiVersion: gateway.networking.k8s.io/v1
 kind: Gateway
 metadata:
   name: {{ include "egressproxy.gatewayName" . }}
-  namespace: {{ .Release.Namespace }}
+  namespace: {{ .Release.Namespace | quote }}
   {{- if eq .Values.gateway.kind "Object" }}
   labels:
     {{- include "egressproxy.labels" . | nindent 4 }}

@@ -17,7 +17,7 @@
 
 {{- define "egressproxy.selectorLabels" -}}
 app.kubernetes.io/name: {{ include "egressproxy.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end -}}
 
 {{- define "egressproxy.labels" -}}
