@@ -46,7 +46,7 @@ OPTIONS = {name for option in run_command.params for name in option.opts}
 #: Of what the chart passes on as it is.
 PASSED_ON = {"requests", "limits"}
 #: What the chart gives, and `run` has to learn.
-NOT_YET = {"--drain-delay", "--publish-service", "--secret-selector", "--source", "--watch-namespace"}
+NOT_YET = {"--drain-delay", "--publish-service", "--secret-selector", "--source", "--state-key", "--watch-namespace"}
 every_example = pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
 
 
@@ -205,13 +205,15 @@ def test_the_command_line_is_one_that_the_gateway_takes(example: Path | None, tm
 
 
 def _on_this_machine(option: str, mounted: set[str], folder: Path) -> str:
-    """The option with a folder that is here in place of one that a volume has in the Pod."""
+    """The option with a file or folder that is here in place of one that a volume has in the Pod."""
     for path in re.findall(r"=(/[\w./-]+)$", option):
-        assert path in mounted, option
+        assert {path, path.rpartition("/")[0]} & mounted, option
         here = folder / path.lstrip("/")
-        here.mkdir(parents=True, exist_ok=True)
+        (here if path in mounted else here.parent).mkdir(parents=True, exist_ok=True)
+        if path not in mounted:
+            here.write_text("0123456789abcdef" * 4, encoding="utf-8")
         return option.replace(f"={path}", f"={here}")
-    return option
+    return option.replace("$(POD_NAMESPACE)", "egressproxy-system")  # as the kubelet does
 
 
 @every_example
@@ -300,8 +302,8 @@ def test_every_kind_of_a_configuration_may_be_watched_and_no_secret_of_the_whole
     read = {name for name, verbs in of_cluster.items() if {"get", "list", "watch"} <= verbs}
     assert read == kinds - by_reference
     assert by_reference <= of_namespaces.keys()
-    assert {role["metadata"]["namespace"] for role in of_kind("Role", objects)} == {"egress-system"}
-    written = {name for name, verbs in of_cluster.items() if verbs & {"create", "patch", "update", "delete", "*"}}
+    assert {role["metadata"]["namespace"] for role in of_kind("Role", objects)} == {"egressproxy-system"}
+    written = {name for name, verbs in of_cluster.items() if verbs - {"get", "list", "watch"}}
     assert {name for name in written if not name[1].endswith("/status")} == {("events.k8s.io", "events")}
     assert {(group, resource.removesuffix("/status")) for group, resource in written} <= kinds | {
         ("events.k8s.io", "events")
@@ -313,10 +315,14 @@ def test_rights_for_some_namespaces_reach_no_other():
     whole = {kind.plural for kind in CONFIGURED if not kind.is_namespaced}
     assert {resource.removesuffix("/status") for _, resource in rights(objects, "ClusterRole")} == whole
     roles = {(role["metadata"]["namespace"], role["metadata"]["name"]) for role in of_kind("Role", objects)}
-    assert {namespace for namespace, name in roles if name == "egress"} == {"agents", "builds", "egress-system"}
+    assert {namespace for namespace, name in roles if name == "egress"} == {"agents", "builds", "egressproxy-system"}
     assert {namespace for namespace, name in roles if name == "egress-references"} == {
-        "agents", "builds", "certificates", "egress-system",
+        "agents", "builds", "certificates", "egressproxy-system",
     }  # fmt: skip
+    assert {(namespace, name) for namespace, name in roles if name in ("egress-own", "egress-events")} == {
+        ("egressproxy-system", "egress-own"),
+        ("default", "egress-events"),  # about objects without a namespace
+    }
     (secrets,) = {
         tuple(rule["resourceNames"])
         for role in of_kind("Role", objects)
@@ -325,7 +331,7 @@ def test_rights_for_some_namespaces_reach_no_other():
     }
     assert secrets == ("openai-api-key",)
     watched = [each for each in gateway_container(pod_templates(objects)[0])["args"] if "--watch-namespace" in each]
-    assert watched == [f"--watch-namespace={name}" for name in ("agents", "builds", "egress-system")]
+    assert watched == [f"--watch-namespace={name}" for name in ("agents", "builds", "egressproxy-system")]
 
 
 def test_every_role_is_bound_to_the_gateway_alone():
@@ -374,7 +380,7 @@ def test_the_only_way_out_leads_to_the_gateways_pods():
         gateway, dns, own = policy["spec"]["egress"]
         selected = gateway["to"][0]["podSelector"]["matchLabels"]
         assert selected.items() <= pod["metadata"]["labels"].items()
-        assert gateway["to"][0]["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "egress-system"}
+        assert gateway["to"][0]["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "egressproxy-system"}
         assert [each["port"] for each in gateway["ports"]] == [3128]
         assert {each["port"] for each in dns["ports"]} == {53}
         assert own == {"to": [{"podSelector": {}}]}

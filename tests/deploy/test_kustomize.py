@@ -61,7 +61,7 @@ def test_an_overlay_gives_a_base_another_namespace_and_image(tmp_path: Path):
     assert {
         subject["namespace"] for each in of_kind("ClusterRoleBinding", objects) for subject in each["subjects"]
     } == {"egress-eu"}
-    assert not [each for each in container["args"] if "egress-system" in each]  # $(POD_NAMESPACE) follows
+    assert not [each for each in container["args"] if "egressproxy-system" in each]  # $(POD_NAMESPACE) follows
 
 
 def workload(kind: str, *, labelled: bool) -> str:

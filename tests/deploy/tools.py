@@ -50,7 +50,7 @@ def helm(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def template(
-    *words: str, values: Path | None = None, namespace: str = "egress-system", chart: Path = CHART
+    *words: str, values: Path | None = None, namespace: str = "egressproxy-system", chart: Path = CHART
 ) -> list[Object]:
     """The objects that `helm template` renders for a release called egressproxy; AssertionError where it refuses."""
     given = ["--values", str(values)] if values is not None else []

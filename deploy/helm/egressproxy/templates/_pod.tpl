@@ -21,6 +21,9 @@
 {{- end }}
 {{- if .Values.state.enabled }}
 - --state-dir=/var/lib/egressproxy
+{{- if include "egressproxy.hasStateKey" . }}
+- --state-key=/var/run/secrets/egressproxy-state/key
+{{- end }}
 {{- end }}
 {{- range .Values.secrets }}
 - "--secret={{ .as | default (printf "%s/%s" $.Release.Namespace .secretName) }}=/var/run/secrets/egressproxy/{{ .secretName }}"
@@ -37,6 +40,12 @@
 {{- range .Values.extraArgs }}
 - {{ . | quote }}
 {{- end }}
+{{- end -}}
+
+{{- define "egressproxy.hasStateKey" -}}
+{{- if and .Values.state.keySecret (eq (include "egressproxy.source" .) "kubernetes") -}}
+true
+{{- end -}}
 {{- end -}}
 
 {{- define "egressproxy.probe" -}}
@@ -129,6 +138,11 @@ volumeMounts:
 {{- if .Values.state.enabled }}
 - name: egressproxy-state
   mountPath: /var/lib/egressproxy
+{{- if include "egressproxy.hasStateKey" . }}
+- name: egressproxy-state-key
+  mountPath: /var/run/secrets/egressproxy-state
+  readOnly: true
+{{- end }}
 {{- end }}
 {{- range .Values.secrets }}
 - name: egressproxy-secret-{{ .secretName | replace "." "-" | trunc 43 | trimSuffix "-" }}
@@ -162,6 +176,15 @@ volumeMounts:
   emptyDir:
     sizeLimit: {{ .Values.state.sizeLimit }}
   {{- end }}
+{{- if include "egressproxy.hasStateKey" . }}
+- name: egressproxy-state-key
+  secret:
+    secretName: {{ .Values.state.keySecret }}
+    defaultMode: 0440
+    items:
+    - key: key
+      path: key
+{{- end }}
 {{- end }}
 {{- range .Values.secrets }}
 - name: egressproxy-secret-{{ .secretName | replace "." "-" | trunc 43 | trimSuffix "-" }}
