@@ -310,6 +310,40 @@ def test_every_kind_of_a_configuration_may_be_watched_and_no_secret_of_the_whole
     }
 
 
+def granted(objects: list[Object]) -> set[tuple[str, str, str, str, str]]:
+    """Namespace, group, resource, name and verb of each right; "" for the whole cluster, and for every name."""
+    return {
+        (role["metadata"].get("namespace", ""), group, resource, name, verb)
+        for role in [*of_kind("ClusterRole", objects), *of_kind("Role", objects)]
+        if not role["metadata"]["name"].endswith("-references")  # which Secrets: the values say
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for name in rule.get("resourceNames", [""])
+        for verb in rule["verbs"]
+    }
+
+
+@pytest.mark.parametrize("namespaces", [[], ["agents", "builds"]])
+def test_rights_are_those_that_the_gateway_says_it_needs(namespaces: list[str]):
+    access = pytest.importorskip("egressproxy.kubernetes.access")
+    home = "egressproxy-system"
+    words = ["--set", "rbac.pods=true"]
+    if namespaces:
+        words += ["--set", f"watchNamespaces={{{','.join(namespaces)}}}"]
+        namespaces = [*namespaces, home]
+    needs = access.needed(access.Needs(namespaces=tuple(namespaces), home=home, published=(home, "egressproxy")))
+    wanted = {
+        (namespace, rule.group, resource, name, verb)
+        for namespace, rules in needs.items()
+        for rule in rules
+        for resource in rule.resources
+        for name in rule.names or [""]
+        for verb in rule.verbs
+    }
+    assert granted(template(*words)) == wanted
+
+
 def test_rights_for_some_namespaces_reach_no_other():
     objects = rendered(CHART / "ci" / "namespaces.yaml")
     whole = {kind.plural for kind in CONFIGURED if not kind.is_namespaced}
