@@ -414,7 +414,9 @@ def test_the_only_way_out_leads_to_the_gateways_pods():
         gateway, dns, own = policy["spec"]["egress"]
         selected = gateway["to"][0]["podSelector"]["matchLabels"]
         assert selected.items() <= pod["metadata"]["labels"].items()
-        assert gateway["to"][0]["namespaceSelector"]["matchLabels"] == {"kubernetes.io/metadata.name": "egressproxy-system"}
+        assert gateway["to"][0]["namespaceSelector"]["matchLabels"] == {
+            "kubernetes.io/metadata.name": "egressproxy-system"
+        }
         assert [each["port"] for each in gateway["ports"]] == [3128]
         assert {each["port"] for each in dns["ports"]} == {53}
         assert own == {"to": [{"podSelector": {}}]}
