@@ -11,7 +11,7 @@ import resource
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -21,7 +21,7 @@ from egressproxy.config.reading.problems import ConfigError
 from egressproxy.config.reading.watch import changes
 from egressproxy.model.authority import Authority
 from egressproxy.model.forward_listener import ForwardListener
-from egressproxy.model.kill_switch import KillChange, KilledIdentities
+from egressproxy.model.kill_switch import KilledIdentities
 from egressproxy.model.unix_socket import is_unix
 from egressproxy.net.file_lock import FileLock, memory_file
 from egressproxy.net.listening_sockets import ListeningSockets, Place
@@ -346,33 +346,19 @@ class App:
         from egressproxy.processes.takeover.predecessor import Predecessor
         from egressproxy.processes.takeover.succession import Succession
 
-        self._succession = Succession(path, self._sockets, self)
+        self._succession = Succession(
+            path, self._sockets, self._live.taking, self._kill_switch,
+            lambda: self._writer.lock if self._writer is not None else None, self._has_successor,
+        )  # fmt: skip
         self._predecessor = await Predecessor.find(path)
         return self._predecessor
 
-    @asynccontextmanager
-    async def frozen(self) -> AsyncIterator[None]:
-        """As of succession.Owner."""
-        async with self._live.taking, self._kill_switch.turn:
-            yield
-
-    def state_lock(self) -> int | None:
-        return self._writer.lock if self._writer is not None else None
-
-    def killed(self) -> KilledIdentities:
-        return self._kill_switch.killed
-
-    def succeeded(self, pid: int, taken: frozenset[Place]) -> None:
+    def _has_successor(self, pid: int, taken: frozenset[Place]) -> None:
         self._successor, self._taken = pid, taken
         self._live.is_draining = True
-        self._kill_switch.leave(pid)
         if self._writer is not None:
             self._writer.close()
-        self._manager.follow(pid)
         self._stop.set()
-
-    async def kill(self, change: KillChange) -> None:
-        await self._kill_switch.follow(change)
 
     # --- the admin address ------------------------------------------------------------------------------------------
     def _bind_own(self) -> None:

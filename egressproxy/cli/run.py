@@ -188,7 +188,8 @@ def _key(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Sec
 @client_options
 @click.pass_context
 def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], listener: str, **given: Any) -> None:
-    """Serve until SIGTERM or SIGINT, then drain. SIGHUP reads the configuration again.
+    """Serve until SIGTERM or SIGINT, then drain. SIGHUP reads the configuration again, or says that the terminal has
+    closed, and drains then. Listening sockets of systemd are used.
 
     With a command behind `--` it serves as long as the command runs, which finds the gateway by its environment
     (`egressproxy env`), and ends with its exit status. The options from --listener on are for this alone.
@@ -203,6 +204,7 @@ def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], listener: 
       egressproxy run --config gateway.yaml --config secrets/ --bind 0.0.0.0
       egressproxy run --config policies/ --secret openai=/var/run/secrets/openai --secret-env front:token=FRONT_TOKEN
       egressproxy run --state-dir /var/lib/egressproxy --api-writes
+      egressproxy run --config policies/ --takeover /run/egressproxy/takeover.sock
       egressproxy run --config policies/ --secret agents/ca=egressproxy-ca -- npm ci
       egressproxy run --config policies/ --workers 4 --access-log /var/log/egress.jsonl --metrics 0.0.0.0:9090
 

@@ -65,10 +65,6 @@ class ServiceManager:
         """The end has begun, and takes so long at most."""
         self._tell("STOPPING=1", f"EXTEND_TIMEOUT_USEC={int(within_s * 1e6)}", f"STATUS={status}")
 
-    def follow(self, pid: int) -> None:
-        """Another process is the service from now on."""
-        self._tell(f"MAINPID={pid}")
-
     def alive(self) -> None:
         self._tell("WATCHDOG=1")
 

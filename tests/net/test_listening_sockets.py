@@ -89,17 +89,18 @@ def test_a_socket_for_another_address_is_named_where_its_port_is_asked_for(kept:
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
 def test_a_socket_that_takes_ipv4_as_ipv6_is_refused():
     """Who a client is goes by its address, which ::ffff:192.0.2.1 is not."""
-    with socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True) as both:
-        with pytest.raises(OSError, match="BindIPv6Only=ipv6-only"):
-            given(both).bind("::", port_of(both))
+    both = socket.create_server(("::", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    with both, pytest.raises(OSError, match="BindIPv6Only=ipv6-only"):
+        given(both).bind("::", port_of(both))
     with bind("::", 0) as one, given(one).bind("0:0::0", port_of(one)) as sock:
         assert place_of(sock) == ("::", port_of(one))
 
 
 def test_what_does_not_listen_is_not_taken():
-    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
-        with pytest.raises(ValueError, match="Accept=no"):
-            given(client)
+    server = socket.create_server(("127.0.0.1", 0))
+    client = socket.create_connection(server.getsockname())
+    with server, client, pytest.raises(ValueError, match="Accept=no"):
+        given(client)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as datagrams, pytest.raises(ValueError, match="none of TCP"):
         given(datagrams)
 

@@ -10,16 +10,17 @@ import asyncio
 import logging
 import os
 import socket
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from egressproxy import __version__
-from egressproxy.model.kill_switch import KillChange, KilledIdentities
+from egressproxy.model.kill_switch import KillChange
 from egressproxy.model.unix_socket import SCHEME
 from egressproxy.net.listening_sockets import ListeningSockets, Place
 from egressproxy.processes.takeover.messages import VERSIONS, Conversation, close_all
 from egressproxy.processes.workers.fleet import ConfigRefused
+from egressproxy.processes.workers.kill_switch import KillSwitch
 
 log = logging.getLogger("egressproxy")
 
@@ -29,27 +30,24 @@ START_S: Final = 120.0
 SWITCH_S: Final = 120.0
 
 
-class Owner(Protocol):
-    """The application, as far as a successor goes."""
-
-    def frozen(self) -> AbstractAsyncContextManager[None]:
-        """While nothing of the configuration changes, nor of who is out of service."""
-
-    def state_lock(self) -> int | None: ...  # the descriptor of the state folder's lock
-    def killed(self) -> KilledIdentities: ...
-    def succeeded(self, pid: int, taken: frozenset[Place]) -> None:
-        """This process accepts connections at these places, and has the state folder: drain, and write nothing."""
-
-    async def kill(self, change: KillChange) -> None: ...  # as the successor's operator says; nothing is written
-
-
 class Succession:
-    """Serves the path once `start` has been called. Belongs to the event loop."""
+    """Serves the path once `start` has been called. Belongs to the event loop.
 
-    def __init__(self, path: Path, sockets: ListeningSockets, owner: Owner) -> None:
+    `taking` is held while a configuration is put into service; `state_lock` gives the descriptor that holds the state
+    folder. `succeeded` is told which process serves now, and on which of our places: this one drains then, and writes
+    nothing more to the state folder.
+    """
+
+    def __init__(
+        self, path: Path, sockets: ListeningSockets, taking: asyncio.Lock, kill_switch: KillSwitch,
+        state_lock: Callable[[], int | None], succeeded: Callable[[int, frozenset[Place]], None],
+    ) -> None:  # fmt: skip
         self._path = path
         self._sockets = sockets
-        self._owner = owner
+        self._taking = taking
+        self._kill_switch = kill_switch
+        self._state_lock = state_lock
+        self._succeeded = succeeded
         self._listening: socket.socket | None = None
         self._asking: asyncio.Task[None] | None = None  # the successor that has the turn
         self._others: set[asyncio.Task[None]] = set()
@@ -119,7 +117,7 @@ class Succession:
                 close_all(descriptors)
                 if kind == "kill":
                     change = KillChange(str(fields.get("name")), fields.get("kills") is True, str(fields.get("why")))
-                    await self._owner.kill(change)
+                    await self._kill_switch.follow(change)
         except (EOFError, TimeoutError):
             pass
         finally:
@@ -149,12 +147,13 @@ class Succession:
         """Whether it serves. Where it does not, nothing has changed here."""
         try:
             await _said(successor, "switch", START_S)
-            async with self._owner.frozen():
+            async with self._taking, self._kill_switch.turn:
                 self._give(successor)
                 serving = await _said(successor, "serving", SWITCH_S)
                 taken = frozenset((str(address), int(port)) for address, port in serving["places"])
                 self._sockets.leave_paths(taken)
-                self._owner.succeeded(successor.peer, taken)
+                self._kill_switch.leave(successor.peer)
+                self._succeeded(successor.peer, taken)
         except EOFError:
             log.warning("process %d has ended before it served: this one goes on", successor.peer)
             return False
@@ -173,10 +172,12 @@ class Succession:
     def _give(self, successor: Conversation) -> None:
         for given in self._sockets.to_give():
             successor.say("socket", [given.descriptor], giver=given.giver, kept=given.is_kept)
-        lock = self._owner.state_lock()
+        lock = self._state_lock()
         if lock is not None:
             successor.say("lock", [lock])
-        killed = [{"identity": each.name, "why": each.why, "since": each.since} for each in self._owner.killed().every]
+        killed = [
+            {"identity": each.name, "why": each.why, "since": each.since} for each in self._kill_switch.killed.every
+        ]
         successor.say("killed", identities=killed)
 
 

@@ -7,12 +7,12 @@ import os
 import socket
 import struct
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from egressproxy.errors import NotAnswered
 from egressproxy.model.kill_switch import KillChange, KilledIdentities, KilledIdentity
 from egressproxy.net.file_lock import memory_file
 from egressproxy.net.listening_sockets import ListeningSockets, Place
@@ -20,38 +20,48 @@ from egressproxy.processes.takeover import messages, succession
 from egressproxy.processes.takeover.messages import Conversation
 from egressproxy.processes.takeover.predecessor import Predecessor
 from egressproxy.processes.takeover.succession import Succession
-from egressproxy.processes.workers.fleet import ConfigRefused
+from egressproxy.processes.workers.fleet import ConfigRefused, Fleet
+from egressproxy.processes.workers.kill_switch import KillSwitch
+from egressproxy.telemetry.metrics import Metrics
 from tests.support.net import free_port
 from tests.support.waiting import WAIT_S, until
+
+KILLED = KilledIdentities((KilledIdentity("agents/a", "leaks keys", 5.0),))
+
+
+class Cutting:
+    """A fleet that is told whom to cut."""
+
+    def __init__(self) -> None:
+        self.killed = KilledIdentities()
+        self.changes: list[KillChange | None] = []
+
+    async def kill(self, killed: KilledIdentities, change: KillChange | None = None) -> int:
+        self.killed = killed
+        self.changes.append(change)
+        return 0
 
 
 class Owner:
     """The application: what it has, and what it was told."""
 
     def __init__(self) -> None:
-        self.lock: int | None = memory_file("lock")
-        self.out = KilledIdentities((KilledIdentity("agents/a", "leaks keys", 5.0),))
-        self.turn = asyncio.Lock()
+        self.lock = memory_file("lock")
+        self.taking = asyncio.Lock()
+        self.fleet = Cutting()
+        self.kill_switch = KillSwitch(cast(Fleet, self.fleet), Metrics("0"))
         self.successors: list[tuple[int, frozenset[Place]]] = []
-        self.kills: list[KillChange] = []
 
-    @asynccontextmanager
-    async def frozen(self) -> AsyncIterator[None]:
-        async with self.turn:
-            yield
-
-    def state_lock(self) -> int | None:
-        return self.lock
-
-    def killed(self) -> KilledIdentities:
-        return self.out
+    @property
+    def is_frozen(self) -> bool:
+        return self.taking.locked() and self.kill_switch.turn.locked()
 
     def succeeded(self, pid: int, taken: frozenset[Place]) -> None:
-        assert self.turn.locked()
+        assert self.is_frozen
         self.successors.append((pid, taken))
 
-    async def kill(self, change: KillChange) -> None:
-        self.kills.append(change)
+    def succession(self, path: Path, sockets: ListeningSockets) -> Succession:
+        return Succession(path, sockets, self.taking, self.kill_switch, lambda: self.lock, self.succeeded)
 
 
 class World:
@@ -63,7 +73,7 @@ class World:
         self.sockets = ListeningSockets()
         self.place = "127.0.0.1", free_port()
         self.serving = self.sockets.bind(*self.place)
-        self.succession = Succession(path, self.sockets, self.owner)
+        self.succession = self.owner.succession(path, self.sockets)
         self.succession.bind()
         self.succession.start()
 
@@ -86,6 +96,7 @@ class World:
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
     made = World(tmp_path / "takeover.sock")
+    await made.owner.kill_switch.start(KILLED)
     yield made
     made.close()
 
@@ -102,25 +113,30 @@ async def test_a_successor_gets_everything_and_the_old_one_drains_when_it_serves
     before = await world.find()
     sockets = ListeningSockets()
     await before.switch(sockets)
-    assert world.owner.turn.locked(), "nothing changes meanwhile"
-    assert before.killed.every == world.owner.out.every
+    assert world.owner.is_frozen, "nothing changes meanwhile"
+    assert before.killed.every == KILLED.every
     assert before.lock is not None
-    assert os.fstat(before.lock).st_ino == os.fstat(world.owner.lock or -1).st_ino
-    own = Succession(world.path, sockets, Owner())
+    assert os.fstat(before.lock).st_ino == os.fstat(world.owner.lock).st_ino
+    own = Owner().succession(world.path, sockets)
     own.bind()
     with sockets.bind(*world.place) as sock, socket.create_connection(world.place):
         sock.accept()[0].close()
     assert world.owner.successors == []
     await before.serving(sockets.taken)
     assert world.owner.successors == [(os.getpid(), frozenset({world.place, (own.address, 0)}))]
-    assert not world.owner.turn.locked()
+    assert not world.owner.is_frozen
     assert world.path.exists()
     own.start()
     assert await Predecessor.find(world.path) is not None, "it is the one to ask now"
 
     before.kill(KillChange("agents/b", kills=True, why="w"))
-    await until(lambda: world.owner.kills)
-    assert world.owner.kills == [KillChange("agents/b", kills=True, why="w")]
+    await until(lambda: len(world.owner.fleet.killed) == 2)
+    assert world.owner.fleet.changes[-1] == KillChange("agents/b", kills=True, why="w")
+    before.kill(KillChange("agents/unknown", kills=False))
+    before.kill(KillChange("agents/a", kills=False))
+    await until(lambda: len(world.owner.fleet.killed) == 1)
+    with pytest.raises(NotAnswered, match=f"process {os.getpid()} serves in this one's place"):
+        await world.owner.kill_switch.answer(KillChange("agents/c", kills=True))
     before.close()
     own.close()
 
@@ -131,7 +147,7 @@ async def test_a_successor_that_ends_before_it_serves_has_changed_nothing(world:
     await before.switch(sockets)
     sockets.bind(f"unix://{world.path}", 0).close()
     before.close()
-    await until(lambda: not world.owner.turn.locked())
+    await until(lambda: not world.owner.is_frozen)
     assert world.owner.successors == []
     again = await world.find()
     await again.switch(ListeningSockets())
@@ -154,7 +170,7 @@ async def test_a_successor_that_takes_too_long_is_told_and_the_old_one_goes_on(
     before = await world.find()
     monkeypatch.setattr(succession, "SWITCH_S", 0.01)
     await before.switch(ListeningSockets())
-    await until(lambda: not world.owner.turn.locked())
+    await until(lambda: not world.owner.is_frozen)
     with pytest.raises(ConfigRefused, match=r"keeps its place: it took longer than 0\.01 s"):
         await before.serving([])
     assert world.owner.successors == []
@@ -178,7 +194,7 @@ async def test_a_path_that_nobody_serves_has_no_predecessor(tmp_path: Path):
     with socket.socket(socket.AF_UNIX) as sock:
         sock.bind(str(stale))
     assert await Predecessor.find(stale) is None
-    made = Succession(stale, ListeningSockets(), Owner())
+    made = Owner().succession(stale, ListeningSockets())
     made.bind()
     made.close()
 
@@ -256,3 +272,13 @@ async def test_who_is_out_of_service_has_to_be_known(world: World, monkeypatch: 
     with pytest.raises(ConfigRefused, match="so nobody is served"):
         await before.switch(ListeningSockets())
     before.close()
+
+
+async def test_those_out_of_service_are_kept_in_the_file_of_the_successor(tmp_path: Path):
+    fleet = Cutting()
+    switch = KillSwitch(cast(Fleet, fleet), Metrics("0"), tmp_path)
+    await switch.start(KILLED)
+    assert fleet.killed.every == KILLED.every
+    again = KillSwitch(cast(Fleet, Cutting()), Metrics("0"), tmp_path)
+    await again.start(KILLED)
+    assert again.killed.every == KILLED.every
