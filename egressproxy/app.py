@@ -218,6 +218,11 @@ class App:
             if before is None:
                 await self._start_own()  # it tells that the rest is not there yet
             await self._live.take()
+            if before is not None and self._stop.is_set():  # asked to end meanwhile: the one before goes on
+                before.close()
+                self._taken = self._sockets.taken
+                await self._drain()
+                return 0
             if before is not None:
                 await before.serving(self._sockets.taken)
                 self._kill_switch.told = before.kill
@@ -250,11 +255,12 @@ class App:
             task.cancel()
         if self._successor:
             log.info("process %d serves: in-flight requests have %g s to finish here", self._successor, timeout_s)
-            for server in self._servers:  # its addresses are that process's
-                await server.stop()
+            leaving = [asyncio.create_task(server.stop()) for server in self._servers]  # the addresses are that one's
         else:
             log.info("draining: in-flight requests have %g s to finish; send the signal again to stop now", timeout_s)
+            leaving = []
         cut = await self._drain()
+        await asyncio.gather(*leaving)
         self._events.take()
         log.info("stopped%s", cut)
         return 0

@@ -58,15 +58,16 @@ def release() -> str:
     """
     import egressproxy
 
-    found = []
-    top = os.path.dirname(os.path.abspath(__file__))
-    for folder, _, files in os.walk(top):
-        within = os.path.relpath(folder, top)
-        found += [
-            f"{within}/{file} {os.stat(os.path.join(folder, file)).st_size}"
-            for file in files
-            if file.endswith((".py", ".so"))
-        ]
+    found: list[str] = []
+    folders = [os.path.dirname(os.path.abspath(__file__))]
+    start = len(folders[0])
+    for folder in folders:
+        with os.scandir(folder) as entries:
+            for each in entries:
+                if each.name.endswith((".py", ".so")):
+                    found.append(f"{each.path[start:]} {each.stat().st_size}")
+                elif each.is_dir() and each.name != "__pycache__":
+                    folders.append(each.path)
     return f"{egressproxy.__version__}+{zlib.crc32(chr(10).join(sorted(found)).encode()):08x}"
 
 

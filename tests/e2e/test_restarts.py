@@ -114,7 +114,7 @@ def generation(tmp_path: Path, dns: NameServer) -> Iterator[Generation]:
     made.stop()
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.nightly), 2])
 def test_a_process_takes_another_ones_place_while_a_tunnel_ends_in_the_old_one(
     generation: Generation, dns: NameServer, workers: int
 ):
@@ -157,15 +157,6 @@ def test_a_successor_that_cannot_start_leaves_everything_as_it_was(generation: G
     generation.gateway.replace(forward(port, dns))
     with Origin() as origin:
         first = generation.ready(generation.start("--takeover", str(generation.takeover)))
-        good = (generation.gateway.config / "manifests.yaml").read_text()
-        generation.gateway.replace_text("kind: Gateway\nspec: [this is not")
-        generation.gateway.wait_for_metric("egress_config_last_reload_success", 0)
-        assert generation.start("--takeover", str(generation.takeover)).wait(WAIT_S) == 1
-        generation.gateway.replace_text(good)
-        generation.gateway.wait_for_metric("egress_config_last_reload_success", 1)
-        generation.gateway.wait_for_diagnostics("has ended before it served: this one goes on")
-        with client(port) as sock:
-            assert ask(sock, get(HOST, origin.port)) == (200, b"ok")
         with socket.create_server(("127.0.0.1", 0)) as busy:
             listeners = (m.forward_listener(port), m.forward_listener(busy.getsockname()[1], "second"))
             taken = [m.gateway(*listeners), *forward(port, dns)[1:]]
@@ -174,11 +165,13 @@ def test_a_successor_that_cannot_start_leaves_everything_as_it_was(generation: G
             m.write(other / "all.yaml", taken)
             failed = generation.start("--takeover", str(generation.takeover), "--config", str(other))
             assert failed.wait(WAIT_S) == 1
+            assert f"port {busy.getsockname()[1]}" in generation.gateway.stderr
+        generation.gateway.wait_for_diagnostics("has ended before it served: this one goes on")
         assert generation.takeover.exists()
         with client(port) as sock:
             assert ask(sock, get(HOST, origin.port)) == (200, b"ok")
-        generation.succeed()
-        assert first.wait(WAIT_S) == 0
+        generation.gateway.reload(forward(port, dns))  # nothing is held up
+        assert first.poll() is None
 
 
 def test_sockets_of_the_service_manager_wait_while_nobody_serves(generation: Generation, dns: NameServer):
@@ -350,7 +343,7 @@ def load() -> Iterator[Load]:
     made.stop()
 
 
-SHORT = {"requests": 500, "connections": 2, "stream_s": 2, "changes": 2}
+SHORT = {"requests": 200, "connections": 2, "stream_s": 1, "changes": 1}
 LONG = {"requests": 500_000, "connections": 4, "stream_s": 30, "changes": 20}
 
 
@@ -376,8 +369,9 @@ def test_no_request_is_lost_between_two_releases(
             m.http_route("all", m.prefix_rule("/", "origin"), section="http"),
         ]
         patience = str(2 * size["stream_s"] + 10)
+        workers = "2" if size is SHORT and how == "takeover" else "1"
         generation = Generation(
-            tmp_path / "gw", objects, "--drain-timeout", patience, "--access-log", "off", "--log-level", "info"
+            tmp_path / "gw", objects, "--drain-timeout", patience, "--access-log", "off", "--workers", workers
         )
         builds = ROOT, next_release(tmp_path / "next")
         try:

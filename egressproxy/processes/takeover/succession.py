@@ -17,6 +17,7 @@ from typing import Any, Final
 from egressproxy import __version__
 from egressproxy.model.kill_switch import KillChange
 from egressproxy.model.unix_socket import SCHEME
+from egressproxy.net.listening import UNIX_REMEDIES
 from egressproxy.net.listening_sockets import ListeningSockets, Place
 from egressproxy.processes.takeover.messages import VERSIONS, Conversation, close_all
 from egressproxy.processes.workers.fleet import ConfigRefused
@@ -28,6 +29,8 @@ log = logging.getLogger("egressproxy")
 #: in which it reads and builds its configuration. No reload and no write is served here in the second of the two.
 START_S: Final = 120.0
 SWITCH_S: Final = 120.0
+#: Without descriptors: how long nobody is let in.
+PAUSE_S: Final = 1.0
 
 
 class Succession:
@@ -61,11 +64,13 @@ class Succession:
         try:
             self._listening = self._sockets.bind(self.address, 0)
         except OSError as error:
-            raise ConfigRefused(f"--takeover {self._path}: {error.strerror or error}") from None
+            remedy = UNIX_REMEDIES.get(error.errno or 0, "")
+            raise ConfigRefused(f"--takeover {self._path}: {error.strerror or error}{remedy}") from None
 
     def start(self) -> None:
         assert self._listening is not None, "bind comes first"
-        asyncio.get_running_loop().add_reader(self._listening.fileno(), self._accept)
+        if self._listening.fileno() >= 0:
+            asyncio.get_running_loop().add_reader(self._listening.fileno(), self._accept)
 
     def stop(self) -> None:
         """Serve the path no more. A successor that was given sockets goes on with them."""
@@ -83,7 +88,12 @@ class Succession:
         try:
             sock, _ = self._listening.accept()
             conversation = Conversation(sock)
-        except OSError:
+        except BlockingIOError:
+            return
+        except OSError:  # no descriptor is left: it waits
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._listening.fileno())
+            loop.call_later(PAUSE_S, self.start)
             return
         if not conversation.is_trusted:
             log.warning(
