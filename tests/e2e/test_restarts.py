@@ -158,11 +158,9 @@ def test_a_successor_that_cannot_start_leaves_everything_as_it_was(generation: G
     with Origin() as origin:
         first = generation.ready(generation.start("--takeover", str(generation.takeover)))
         with socket.create_server(("127.0.0.1", 0)) as busy:
-            listeners = (m.forward_listener(port), m.forward_listener(busy.getsockname()[1], "second"))
-            taken = [m.gateway(*listeners), *forward(port, dns)[1:]]
             other = generation.gateway.config.parent / "other"
             other.mkdir()
-            m.write(other / "all.yaml", taken)
+            m.write(other / "all.yaml", [m.gateway(m.forward_listener(busy.getsockname()[1]), name="busy")])
             failed = generation.start("--takeover", str(generation.takeover), "--config", str(other))
             assert failed.wait(WAIT_S) == 1
             assert f"port {busy.getsockname()[1]}" in generation.gateway.stderr
