@@ -6,10 +6,12 @@ import asyncio
 import errno
 import faulthandler
 import logging
+import os
 import resource
 import signal
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
@@ -19,11 +21,15 @@ from egressproxy.config.reading.problems import ConfigError
 from egressproxy.config.reading.watch import changes
 from egressproxy.model.authority import Authority
 from egressproxy.model.forward_listener import ForwardListener
+from egressproxy.model.kill_switch import KilledIdentities
 from egressproxy.model.unix_socket import is_unix
 from egressproxy.net.file_lock import FileLock, memory_file
+from egressproxy.net.listening_sockets import ListeningSockets, Place
 from egressproxy.net.loop import loop_name, new_loop, why_not_uvloop
 from egressproxy.net.process import close_memory
+from egressproxy.net.service_manager import ServiceManager, given_descriptors
 from egressproxy.net.system_roots import watched
+from egressproxy.net.terminal import LOOK_S, ControllingTerminal
 from egressproxy.processes.loader.loader import Loader
 from egressproxy.processes.loader.process import LoaderProcess
 from egressproxy.processes.workers.fleet import ConfigRefused, Fleet, settle_heap
@@ -40,6 +46,8 @@ if TYPE_CHECKING:
     from egressproxy.admin.server import AdminApi, AdminServer
     from egressproxy.kubeapi.write.writer import Writer
     from egressproxy.kubernetes.cluster import Cluster
+    from egressproxy.processes.takeover.predecessor import Predecessor
+    from egressproxy.processes.takeover.succession import Succession
     from egressproxy.telemetry.exposition import Exposition
 
 #: Called once all is bound.
@@ -56,6 +64,10 @@ SWITCH_S = 0.0005
 STDERR = 2
 #: How long cutting everything may take; who needs longer does not answer any more.
 CUT_S = 2.0
+#: How long an idle connection may ask once more when a drain begins: where the process after this one serves already,
+#: and where new connections wait for it. The old configuration answers, so that it is not for long.
+SUCCEEDED_S = 5.0
+KEPT_S = 1.0
 
 OPEN_PROXY = """\
 No --config: an OPEN forward proxy on {place}, without any policy, for this machine alone.
@@ -81,6 +93,7 @@ def run(options: RunOptions, first: LoaderProcess | None = None, started: Starte
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # two descriptors an exchange: 1,024 are soon gone
     close_memory()
+    manager, given = ServiceManager(os.environ), given_descriptors()
     if not faulthandler.is_enabled():
         faulthandler.enable(STDERR, all_threads=False)  # a crash of compiled code would end the process without a word
     sys.setswitchinterval(SWITCH_S)
@@ -92,7 +105,7 @@ def run(options: RunOptions, first: LoaderProcess | None = None, started: Starte
     diagnostics.start()
     try:
         with asyncio.Runner(loop_factory=new_loop) as runner:
-            return runner.run(App(options, first, errors, started).serve())
+            return runner.run(App(options, first, errors, started, manager, given).serve())
     except ConfigError as error:
         if options.log_format == "text":
             raise  # it is for a person, and may be coloured
@@ -104,21 +117,30 @@ def run(options: RunOptions, first: LoaderProcess | None = None, started: Starte
 
 class App:
     """What was started. Implements AdminState. `errors`: the descriptor of the FileLock of standard error, where there
-    are workers.
+    are workers. `given`: the descriptors of sockets that `manager` has opened, each with the name of its unit.
     """
 
     def __init__(
         self, options: RunOptions, first: LoaderProcess | None = None, errors: int | None = None,
-        started: Started | None = None,
+        started: Started | None = None, manager: ServiceManager | None = None, given: Sequence[tuple[int, str]] = (),
     ) -> None:  # fmt: skip
         self.options = options
+        self._manager = manager or ServiceManager()
+        self._given = given
+        self._sockets = ListeningSockets()
+        self._terminal = ControllingTerminal()
+        self._predecessor: Predecessor | None = None
+        self._succession: Succession | None = None
+        self._successor = 0  # the process that serves in this one's place
+        self._taken: frozenset[Place] = frozenset()  # the places of its sockets
+        self._is_leaving = False
         self._started = started
         self._loader = Loader(first)
         self.metrics = Metrics(__version__)
         self._exposition: Exposition | None = None
         wait_s = NOTICES_S if options.workers == 1 else 0.0  # those of workers have been collected by them
         self._events = Events(self.metrics, self._objects_changed, wait_s)
-        self._fleet = _fleet(options, self.metrics, errors)
+        self._fleet = _fleet(options, self.metrics, errors, self._sockets)
         self._servers: list[AdminServer] = []
         self._own: dict[str, tuple[str, int]] = {}  # where they listen, by option
         self._cluster: Cluster | None = None
@@ -131,9 +153,10 @@ class App:
             )  # fmt: skip
         self._live = LiveConfiguration(
             options, self._loader, self._fleet, self.metrics, self._events, self._objects_changed, self._own,
-            self._cluster,
+            self._cluster, self._manager,
         )  # fmt: skip
         self._stop = asyncio.Event()
+        self._hurry = asyncio.Event()  # it was said again
         self._signals = 0
         self._writer: Writer | None = None
         # The rest of AdminState.
@@ -145,7 +168,7 @@ class App:
     # --- AdminState ------------------------------------------------------------------------------------------------
     def why_not_ready(self) -> str:
         """ "" while every listener is bound and traffic is welcome; else a sentence for people."""
-        if why_not := self._live.why_not_writable():
+        if why_not := "draining" if self._is_leaving else self._live.why_not_writable():
             return (self._cluster.problem if self._cluster is not None else "") or why_not
         return self._fleet.why_not_ready() if self._live.places else "no listener is served"
 
@@ -169,9 +192,18 @@ class App:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._asked_to_stop)
         loop.add_signal_handler(signal.SIGHUP, self._asked_to_reload)
+        if self._terminal.is_there:
+            loop.call_later(LOOK_S, self._look_at_terminal)
+        alive = asyncio.create_task(self._stay_alive()) if self._manager.watchdog_s else None
         try:
             return await self._serve()
         finally:
+            if alive is not None:
+                alive.cancel()
+            if self._succession is not None:
+                self._succession.close()
+            if self._predecessor is not None:
+                self._predecessor.close()
             for server in self._servers:
                 await server.stop()
             self._loader.close()
@@ -184,18 +216,39 @@ class App:
     async def _serve(self) -> int:
         changed = changes(self.options.sources, self._stop, watched())  # what changes from here on is seen
         try:
-            self._open_state()
+            self._take_given()
+            before = await self._find_predecessor()
+            if before is None:
+                self._open_state(None)
             if self._cluster is not None:
                 self._cluster.start()
             await self._fleet.start()
-            await self._kill_switch.start()
-            await self._start_admin()  # it tells that the rest is not there yet
-            if not await self._first_taken():
+            if before is not None:
+                await before.switch(self._sockets)  # from here on it changes nothing
+                self._open_state(before.lock)
+            await self._kill_switch.start(KilledIdentities() if before is None else before.killed)
+            self._bind_own()
+            if before is None:
+                await self._start_own()  # it tells that the rest is not there yet
+            if not await self._first_taken() and before is None:
                 return 0
+            if before is not None and self._stop.is_set():  # asked to end meanwhile: the one before goes on
+                before.close()
+                self._taken = self._sockets.taken
+                await self._drain()
+                return 0
+            if before is not None:
+                await before.serving(self._sockets.taken)
+                self._kill_switch.told = before.kill
+                await self._start_own()
         except FAILURES as error:
             return self._start_failed(str(error))
+        self._sockets.own_paths()
         settle_heap()
         self._announce()
+        if self._succession is not None:
+            self._succession.start()
+        self._manager.ready(self._live.status())
         if self._started is not None:
             self._started(await self._live.forward_listeners())
         tasks = [
@@ -208,16 +261,25 @@ class App:
             )
         ]
         await self._stop.wait()
+        delay_s, timeout_s = self.options.drain_delay_s, self.options.drain_timeout_s
+        self._manager.stopping(delay_s + timeout_s + 2 * CUT_S, "draining")
+        if delay_s and not self._successor:
+            await self._wait_before_drain(delay_s)
         self._live.is_draining = True
+        if self._succession is not None:
+            self._succession.stop()
         for server in self._servers:
             server.end_watches()
         for task in tasks:
             task.cancel()
-        log.info(
-            "draining: in-flight requests have %g s to finish; send the signal again to stop now",
-            self.options.drain_timeout_s,
-        )
+        if self._successor:
+            log.info("process %d serves: in-flight requests have %g s to finish here", self._successor, timeout_s)
+            leaving = [asyncio.create_task(server.stop()) for server in self._servers]  # the addresses are that one's
+        else:
+            log.info("draining: in-flight requests have %g s to finish; send the signal again to stop now", timeout_s)
+            leaving = []
         cut = await self._drain()
+        await asyncio.gather(*leaving)
         self._events.take()
         log.info("stopped%s", cut)
         return 0
@@ -246,7 +308,9 @@ class App:
     async def _drain(self) -> str:
         """What was cut, for the log."""
         when = "at the deadline"
-        draining = asyncio.create_task(self._fleet.drain(self.options.drain_timeout_s))
+        elsewhere = self._sockets.served_elsewhere(self._taken)
+        idle_s = SUCCEEDED_S if self._successor else KEPT_S if elsewhere else 0.0
+        draining = asyncio.create_task(self._fleet.drain(self.options.drain_timeout_s, elsewhere, idle_s))
         while not draining.done():
             await asyncio.wait((draining,), timeout=0.1)
             if self._signals > 1:  # asked again: at once
@@ -260,26 +324,86 @@ class App:
         cut = draining.result()
         return f"; {counted(cut, 'connection')} cut {when}" if cut else ""
 
+    async def _wait_before_drain(self, delay_s: float) -> None:
+        """/readyz says 503, and everything else goes on: reloads, too, since a denial may be among them."""
+        self._is_leaving = True
+        self._fleet.end_connections()
+        log.info("not ready any more; connections are accepted for %g s; send the signal again to stop now", delay_s)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._hurry.wait(), delay_s)
+
+    async def _stay_alive(self) -> None:
+        while True:
+            self._manager.alive()
+            await asyncio.sleep(self._manager.watchdog_s)
+
     def _asked_to_stop(self) -> None:
         self._signals += 1
         self._stop.set()
+        if self._signals > 1:
+            self._hurry.set()
+
+    def _look_at_terminal(self) -> None:
+        self._terminal.look()
+        if self._terminal.is_there:
+            asyncio.get_running_loop().call_later(LOOK_S, self._look_at_terminal)
 
     def _asked_to_reload(self) -> None:
+        if self._terminal.has_just_gone():
+            if not self._stop.is_set():  # a shell may send it besides
+                log.info("SIGHUP: the terminal has gone, and so does the gateway")
+                self._asked_to_stop()
+            return
         log.info("SIGHUP: the configuration is read again, the access log opened again")
         self._live.ask_for_reload()
 
-    def _open_state(self) -> None:
-        """Raises OSError, or ConfigRefused where this installation has no Kubernetes-shaped API."""
+    def _open_state(self, held: int | None) -> None:
+        """`held`: see `staging.lock`. Raises OSError, or ConfigRefused where this installation has no Kubernetes-shaped
+        API.
+        """
         if self.options.state_dir is not None:
             if not HAS_KUBEAPI:
                 raise ConfigRefused("--state-dir: this installation has no package egressproxy.kubeapi to write with")
             from egressproxy.kubeapi.write.writer import Writer
 
             self._writer = Writer(self._loader, self.options.sources, self.options.bind, self.options.state_dir)
-            self._writer.open()
+            self._writer.open(held)
 
-    async def _start_admin(self) -> None:
+    # --- sockets that are there already, and the process after this one -----------------------------------------------
+    def _take_given(self) -> None:
+        for descriptor, name in self._given:
+            try:
+                self._sockets.give(descriptor, f"of systemd's unit {name}", is_kept=True)
+            except (OSError, ValueError) as error:
+                log.warning("the socket of systemd's unit %s is not used: %s", name, error)
+
+    async def _find_predecessor(self) -> Predecessor | None:
         """Raises ConfigRefused."""
+        path = self.options.takeover
+        if path is None:
+            return None
+        from egressproxy.processes.takeover.predecessor import Predecessor
+        from egressproxy.processes.takeover.succession import Succession
+
+        self._succession = Succession(
+            path, self._sockets, self._live.taking, self._kill_switch,
+            lambda: self._writer.lock if self._writer is not None else None, self._has_successor,
+        )  # fmt: skip
+        self._predecessor = await Predecessor.find(path)
+        return self._predecessor
+
+    def _has_successor(self, pid: int, taken: frozenset[Place]) -> None:
+        self._successor, self._taken = pid, taken
+        self._live.is_draining = True
+        if self._writer is not None:
+            self._writer.close()
+        self._stop.set()
+
+    # --- the admin address ------------------------------------------------------------------------------------------
+    def _bind_own(self) -> None:
+        """Raises ConfigRefused."""
+        if self._succession is not None:
+            self._succession.bind()
         if self.options.admin is None and self.options.metrics is None:
             return
         # A third of all that this process would import.
@@ -293,14 +417,18 @@ class App:
             if place is not None:
                 api = self._kubernetes_api if HAS_KUBEAPI else None
                 access = WriteAccess(self.options.api_token_file)
-                server = AdminServer(self, place[0], place[1], surface, api, access)
+                server = AdminServer(self, place[0], place[1], surface, api, access, self._sockets.bind)
                 try:
-                    await server.start()
+                    server.bind()
                 except OSError as error:
                     why = f"cannot bind {place[0]} port {place[1]}: {error.strerror or error}"
                     raise ConfigRefused(f"--{what}: {why}{ADDRESS_REMEDIES.get(error.errno or 0, '')}") from None
                 self._servers.append(server)
                 self._own[what] = (server.host, server.port)
+
+    async def _start_own(self) -> None:
+        for server in self._servers:
+            await server.start()
 
     async def _kubernetes_api(self, server: AdminServer) -> AdminApi:
         # In a thread, beside the traffic. Most gateways are never asked, and do without its two megabytes.
@@ -333,6 +461,15 @@ class App:
             if not self.options.is_configured and is_for_people:
                 # Only now the port is ours. In one piece, beside other lines.
                 print(OPEN_PROXY.format(place=place), end="", file=sys.stderr)
+        for unused in self._sockets.close_unused():
+            if unused.is_kept:
+                log.warning(
+                    "no listener is for the socket %s, which is closed here, so that what connects there waits until"
+                    " it gives up: take it out of the unit, or add a listener with this address and port",
+                    unused,
+                )
+            else:
+                log.info("no listener is for the socket %s any more, which is closed", unused)
         for what, (address, port) in self._own.items():
             log.info("%s on http://%s/", what, Authority(address, port))
         error = why_not_uvloop()
@@ -356,7 +493,7 @@ class App:
             self._live.tell_generation()
 
 
-def _fleet(options: RunOptions, metrics: Metrics, errors: int | None) -> Fleet:
+def _fleet(options: RunOptions, metrics: Metrics, errors: int | None, sockets: ListeningSockets) -> Fleet:
     """Imports what it takes: a supervisor serves nobody, and has no data plane."""
     if options.filters is not None and options.workers == 1:
         from egressproxy.processes.workers.filter_worker import FilterFleet
@@ -365,7 +502,7 @@ def _fleet(options: RunOptions, metrics: Metrics, errors: int | None) -> Fleet:
     if options.workers == 1:
         from egressproxy.processes.workers.worker import InProcess
 
-        return InProcess(options, metrics)
+        return InProcess(options, metrics, sockets)
     from egressproxy.processes.workers.supervisor import Supervisor
 
-    return Supervisor(options, metrics, errors)
+    return Supervisor(options, metrics, errors, sockets)

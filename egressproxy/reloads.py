@@ -21,6 +21,7 @@ from egressproxy.model.published_object import Key
 from egressproxy.model.unix_socket import is_unix, parse_unix_socket
 from egressproxy.model.work import at_once
 from egressproxy.net.listening import BindError, is_inside
+from egressproxy.net.service_manager import ServiceManager
 from egressproxy.processes.loader.loader import Loader
 from egressproxy.processes.loader.notices import accepted, broken, rejected
 from egressproxy.processes.loader.process import LoadingFailed
@@ -76,10 +77,14 @@ class LiveConfiguration:
     def __init__(
         self, options: RunOptions, loader: Loader, fleet: Fleet, metrics: Metrics, events: Events,
         on_change: Callable[[], None], own: Mapping[str, tuple[str, int]], cluster: ObjectSource | None = None,
+        manager: ServiceManager | None = None,
     ) -> None:  # fmt: skip
-        """`on_change` is called when what `published` shows has changed. `cluster` is a source beside files."""
+        """`on_change` is called when what `published` shows has changed. `cluster` is a source beside files. `manager`
+        is told of reloads.
+        """
         self._cluster = cluster
         self._wanted: frozenset[Key] = frozenset()
+        self._manager = manager or ServiceManager()
         self._options = options
         self._loader = loader
         self._fleet = fleet
@@ -280,6 +285,7 @@ class LiveConfiguration:
             await self._reload.wait()
             self._reload.clear()
             asked, self._asked = self._asked, []
+            self._manager.reloading()
             self._fleet.reopen_access_log()
             why = ""
             try:
@@ -293,6 +299,7 @@ class LiveConfiguration:
                 self._rejected(ConfigRefused(why))
             else:
                 self.tell_generation()
+            self._manager.ready(self.status(is_rejected=bool(why)))
             for _, done in asked:
                 if not done.done():  # who asked may have left
                     done.set_result(why)
@@ -313,7 +320,12 @@ class LiveConfiguration:
 
     def tell_generation(self) -> None:
         """Log which configuration is in service."""
-        log.info("configuration %d is in service: %s", self._generation, counted(self._loaded.objects, "object"))
+        log.info("%s", self.status())
+
+    def status(self, *, is_rejected: bool = False) -> str:
+        """Which configuration is in service, for people; `is_rejected`: although another one should be."""
+        stays = "; the latest one is rejected, as the log says" if is_rejected else ""
+        return f"configuration {self._generation} is in service: {counted(self._loaded.objects, 'object')}{stays}"
 
     def _tell_shortcomings(self, findings: Iterable[Problem]) -> None:
         """What is not served as written; after a reload only what is new."""

@@ -64,6 +64,8 @@ class RunOptions:
     log_level: str = "info"
     log_format: str = "text"  # of the diagnostics: text or json
     drain_timeout_s: float = 10.0
+    drain_delay_s: float = 0.0  # for so long connections are accepted before the drain, while /readyz says 503
+    takeover: Path | None = None  # a Unix socket: who serves it gives its sockets to this process, which serves it then
     workers: int = 1
     state_dir: Path | None = None  # what was written through the API
     api_writes: bool = False

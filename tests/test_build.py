@@ -89,3 +89,27 @@ def test_what_compiles_has_the_stubs_that_the_check_of_types_has():
     check, compiler = ({each for each in extras[name] if each.startswith("types-")} for name in ("dev", "compile"))
     assert check == compiler
     assert check
+
+
+def test_a_release_is_its_version_and_the_names_and_sizes_of_its_files(installed: Path):
+    def release() -> str:
+        ask = "from egressproxy import build; print(build.release(), build.is_release(build.release()))"
+        done = subprocess.run(
+            [sys.executable, "-c", ask], env={**os.environ, "PYTHONPATH": str(installed)},
+            capture_output=True, text=True, check=True, timeout=60, cwd=installed,
+        )  # fmt: skip
+        found, is_same = done.stdout.split()
+        assert is_same == "True"
+        return found
+
+    first = release()
+    package = installed / "egressproxy"
+    assert release() == first, "its files in __pycache__ are none of it"
+    file = package / "model" / "fields.py"
+    file.write_text(file.read_text() + "#")
+    assert release() != first
+    file.write_text(file.read_text()[:-1])
+    assert release() == first
+    init = package / "__init__.py"
+    init.write_text(init.read_text().replace('__version__ = "0.', '__version__ = "9.'))
+    assert release() != first

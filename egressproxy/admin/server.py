@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import socket
 from collections.abc import Awaitable, Callable
 from enum import Enum
 from typing import Final, Protocol
@@ -97,8 +98,13 @@ class AdminServer:
         surface: Surface = Surface.FULL,
         api: Callable[[AdminServer], Awaitable[AdminApi]] | None = None,
         access: WriteAccess | None = None,
+        bind: Callable[..., socket.socket] = bind,
     ) -> None:
-        """`api` makes the rest of a FULL surface at first use. `access`: who may purge caches; None: this machine."""
+        """`api` makes the rest of a FULL surface at first use. `access`: who may purge caches; None: this machine.
+        `bind` is that of ListeningSockets.
+        """
+        self._bind = bind
+        self._socket: socket.socket | None = None
         self._state = state
         self._address = ipaddress.ip_address(host)
         self._surface = surface
@@ -123,10 +129,16 @@ class AdminServer:
             **(self._questions.handlers() if full else {}),
         }
 
+    def bind(self) -> None:
+        """Raises OSError. What comes waits until `start`."""
+        self._socket = self._bind(str(self._address), self.port, unread_ms=UNREAD_MS)
+        self.port = self._socket.getsockname()[1]
+
     async def start(self) -> None:
-        loop = asyncio.get_running_loop()
-        listening = bind(str(self._address), self.port, unread_ms=UNREAD_MS)
-        self.port = listening.getsockname()[1]
+        if self._socket is None:
+            self.bind()
+        listening, loop = self._socket, asyncio.get_running_loop()
+        assert listening is not None
         self._web = web.Server(self._handle, handler_cancellation=True)  # a watcher that went away is watched no more
         # asyncio accepts as many in one turn as it is told may wait.
         self._listening = await loop.create_server(self._connection, sock=listening, backlog=ACCEPTED_AT_ONCE)
@@ -149,6 +161,8 @@ class AdminServer:
         """Stop listening and close what is open, after at most a second for answers that are being sent."""
         if self._listening is not None:
             self._listening.close()
+        elif self._socket is not None:
+            self._socket.close()
         if self._web is not None:
             await self._web.shutdown(STOP_TIMEOUT_S)
         self._connections.stop()

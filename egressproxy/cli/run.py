@@ -17,12 +17,13 @@ from click.core import ParameterSource
 from egressproxy.cli.client_options import CLIENT_OPTIONS, client_options, login_of
 from egressproxy.cli.client_settings import ClientSettings
 from egressproxy.cli.cluster_options import cluster_of, cluster_options
-from egressproxy.cli.option_values import whole_number
+from egressproxy.cli.option_values import seconds, whole_number
 from egressproxy.cli.options import ConfigByOption, admin_option, bind_option, config_option
 from egressproxy.cli.secrets import secret_options
 from egressproxy.cli.serving import begin
-from egressproxy.cli.serving_options import serving_options
+from egressproxy.cli.serving_options import MAX_DRAIN_S, serving_options
 from egressproxy.model.secret import SecretBytes, SecretSource
+from egressproxy.model.unix_socket import SCHEME, parse_unix_socket
 from egressproxy.net.tls_key_log import open_key_log
 from egressproxy.run_options import RunOptions
 
@@ -45,6 +46,18 @@ def _key_log(ctx: click.Context, _param: click.Parameter, path: Path | None) -> 
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise click.BadParameter(f"{path}: {why}", param_hint="--tls-key-log") from None
+    return path
+
+
+def _takeover(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Path | None:
+    """The absolute path. Raises click.BadParameter."""
+    if path is None:
+        return None
+    path = path.absolute()
+    try:
+        parse_unix_socket(f"{SCHEME}{path}")
+    except ValueError as error:
+        raise click.BadParameter(f"{path}: {error}", param_hint="--takeover") from None
     return path
 
 
@@ -119,6 +132,16 @@ def _key(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Sec
     " with --api-token-file. Needs --state-dir.",
 )  # fmt: skip
 @click.option(
+    "--drain-delay", "drain_delay_s", type=seconds(MAX_DRAIN_S), default=0.0, show_default=True, metavar="SECONDS",
+    help="How long connections are accepted and served after SIGTERM, while /readyz answers 503, before the drain: for"
+    " load balancers that take time to send new connections elsewhere.",
+)  # fmt: skip
+@click.option(
+    "--takeover", type=click.Path(path_type=Path), default=None, metavar="PATH", callback=_takeover,
+    help="A Unix socket. The gateway that serves it gives its listening sockets to this one, and drains when this one"
+    " serves. Then this one serves it, for the next.",
+)  # fmt: skip
+@click.option(
     "--socket-dir", "socket_dirs", type=click.Path(exists=True, file_okay=False, path_type=Path), multiple=True,
     metavar="DIR",
     help="A folder in which, or below which, Gateways may have Unix sockets; may be given again. A configuration with"
@@ -167,7 +190,8 @@ def _key(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Sec
 @client_options
 @click.pass_context
 def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], listener: str, **given: Any) -> None:
-    """Serve until SIGTERM or SIGINT, then drain. SIGHUP reads the configuration again.
+    """Serve until SIGTERM or SIGINT, then drain. SIGHUP reads the configuration again, or says that the terminal has
+    closed, and drains then. Listening sockets of systemd are used.
 
     With a command behind `--` it serves as long as the command runs, which finds the gateway by its environment
     (`egressproxy env`), and ends with its exit status. The options from --listener on are for this alone.
@@ -182,6 +206,7 @@ def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], listener: 
       egressproxy run --config gateway.yaml --config secrets/ --bind 0.0.0.0
       egressproxy run --config policies/ --secret openai=/var/run/secrets/openai --secret-env front:token=FRONT_TOKEN
       egressproxy run --state-dir /var/lib/egressproxy --api-writes
+      egressproxy run --config policies/ --takeover /run/egressproxy/takeover.sock
       egressproxy run --config policies/ --secret agents/ca=egressproxy-ca -- npm ci
       egressproxy run --source kubernetes --state-dir /var/lib/egressproxy
       egressproxy run --config policies/ --workers 4 --access-log /var/log/egress.jsonl --metrics 0.0.0.0:9090

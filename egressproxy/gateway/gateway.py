@@ -10,7 +10,7 @@ import asyncio
 import ipaddress
 import logging
 import socket
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.instances import FilterInstances
@@ -201,20 +201,32 @@ class GatewayServer:
         return self.snapshot is None or replace_endpoints(self.snapshot.connectors, updates)
 
     # --- the end ---------------------------------------------------------------------------------------------------
-    async def drain(self, timeout_s: float) -> int:
-        """Stop accepting, let exchanges and tunnels end, then cut what is left. Returns how many connections it cut."""
+    def end_connections(self) -> None:
+        """From now on each connection ends with its exchange; new ones are accepted, and served."""
         self.conductor.is_draining = self.conductor.ends_connections = True
+
+    async def drain(self, timeout_s: float, elsewhere: Collection[tuple[str, int]] = (), idle_s: float = 0.0) -> int:
+        """Stop accepting, let exchanges and tunnels end, then cut what is left. Returns how many connections it cut.
+
+        `elsewhere` are the addresses and ports on which another process accepts what waits. A connection that is idle
+        may ask once more within `idle_s`.
+        """
+        self.end_connections()
         ports = {*self._bound.values(), *self._closing}
-        for port in ports:
-            port.take_waiting()
-            port.stop_accepting()
+        for place, port in self._bound.items():
+            port.begin_drain(takes_waiting=place not in elsewhere)
         if self.snapshot is not None:
             self.snapshot.filters.drain()
-        waited = min(ARRIVE_S, timeout_s)
+        waited, asks_s = min(ARRIVE_S, timeout_s), min(max(ARRIVE_S, idle_s), timeout_s)
         await asyncio.sleep(waited)
-        for port in ports:
-            port.close_idle()
-        while waited < timeout_s and not self._is_hurried and any(port.open_connections for port in ports):
+        has_closed_idle = False
+        while True:
+            if not has_closed_idle and (waited >= asks_s or self._is_hurried):
+                has_closed_idle = True
+                for port in ports:
+                    port.close_idle()
+            if waited >= timeout_s or self._is_hurried or not any(port.open_connections for port in ports):
+                break
             await asyncio.sleep(DRAIN_POLL_S)
             waited += DRAIN_POLL_S
         cut = sum(port.open_connections for port in ports)

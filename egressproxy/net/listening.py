@@ -89,16 +89,20 @@ def bind_error(listeners: str, address: str, port: int, error: OSError) -> BindE
 
 
 class UnixListeningSocket(socket.socket):
-    """To close it removes its path. Copies of it in other processes do not."""
+    """To close it removes its path. Copies of it in other processes do not. `descriptor`: of one that is there."""
 
-    def __init__(self) -> None:
-        super().__init__(socket.AF_UNIX, socket.SOCK_STREAM)
+    def __init__(self, descriptor: int | None = None) -> None:
+        super().__init__(socket.AF_UNIX, socket.SOCK_STREAM, 0, descriptor)
         self._made: tuple[str, int, int] | None = None  # path, device and inode
 
     def made(self, path: str) -> None:
         """It has this path, which is its own to remove."""
         found = os.lstat(path)
         self._made = path, found.st_dev, found.st_ino
+
+    def leave_path(self) -> None:
+        """The path is another process's from now on."""
+        self._made = None
 
     def close(self) -> None:
         """The path goes unless another socket has taken it."""
@@ -122,8 +126,7 @@ def bind_unix(at: UnixSocket) -> socket.socket:
     """A listening socket that does not block, in place of one that nobody serves. Nobody may connect before its owner
     and its mode are set. Raises OSError.
     """
-    owner = _number(at.owner, lambda name: pwd.getpwnam(name).pw_uid)
-    group = _number(at.group, lambda name: grp.getgrnam(name).gr_gid)
+    owner, group = number_of_user(at.owner), number_of_group(at.group)
     _remove_stale(at.path)
     sock = UnixListeningSocket()
     try:
@@ -185,6 +188,16 @@ def _give(path: str, owner: int, group: int, mode: int) -> None:
         os.chmod(at, mode)
     finally:
         os.close(found)
+
+
+def number_of_user(name: str) -> int:
+    """-1 for "". Raises OSError."""
+    return _number(name, lambda name: pwd.getpwnam(name).pw_uid)
+
+
+def number_of_group(name: str) -> int:
+    """-1 for "". Raises OSError."""
+    return _number(name, lambda name: grp.getgrnam(name).gr_gid)
 
 
 def _number(name: str, find: Callable[[str], int]) -> int:

@@ -13,6 +13,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
+from egressproxy.build import release
+
 _PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
 #: What the other processes of a gateway have of the memory of its cgroup: a quarter, and no more than this. They read
 #: and compile the configuration, and serve the admin address.
@@ -182,19 +184,32 @@ def descriptors_for_traffic() -> int:
 _ROOT: Final = str(Path(__file__).resolve().parents[2])
 
 
+#: How a new program ends whose files are not those of its parent. Python and signals have no such status.
+OTHER_RELEASE: Final = 79
+
+
 def child_command(statements: str) -> list[str]:
     """A new program rather than a fork: nothing of this process's memory is in it, secrets included, and it can be
     started at any time, beside threads.
 
     It is this interpreter, which finds modules where this process does. The environment, the working directory and the
     user's own folders change nothing of that (-I, -S). Tracebacks name lines and no columns, which saves a megabyte.
+
+    Processes say things to each other that another release may read otherwise. Where the files of the package were
+    replaced since this process began, the new program ends with OTHER_RELEASE before it does anything.
     """
-    program = f"import sys; sys.path[:] = {[*sys.path, _ROOT]!r}; {statements}"
+    same = f"from egressproxy.build import is_release; is_release({release()!r}) or sys.exit({OTHER_RELEASE})"
+    program = f"import sys; sys.path[:] = {[*sys.path, _ROOT]!r}; {same}; {statements}"
     return [sys.executable, "-I", "-S", "-X", "no_debug_ranges", "-c", program]
 
 
 def ending(status: int) -> str:
     """What became of a process, as a predicate: `status` as in `subprocess.Popen.returncode`."""
+    if status == OTHER_RELEASE:
+        return (
+            "would be of another release than this process, whose files were replaced while it runs, and has ended: "
+            "restart the gateway"
+        )
     if status >= 0:
         return f"ended with status {status}"
     if -status == signal.SIGKILL:

@@ -12,6 +12,7 @@ import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -215,9 +216,9 @@ async def test_a_configuration_that_is_taken_while_the_drain_begins_does_not_end
         await goes_on.wait()
         await apply(configuration)
 
-    async def slow_drain(timeout_s: float) -> int:
+    async def slow_drain(*asked: Any) -> int:
         await ends.wait()
-        return await drain(timeout_s)
+        return await drain(*asked)
 
     monkeypatch.setattr(app._fleet, "apply", slow_apply)
     monkeypatch.setattr(app._fleet, "drain", slow_drain)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -116,6 +117,48 @@ async def test_a_request_that_is_on_its_way_on_an_idle_connection_when_the_drain
         answer = all_of(client)
         assert answer.startswith(b"HTTP/1.1 403 ")
         assert b"\r\nConnection: close\r\n" in answer
+
+
+async def test_what_waits_is_left_to_another_process_that_accepts_there():
+    made = GatewayServer(Catalog(), Metrics("0"), AccessLog("off"))
+    port = free_port()
+    await made.apply(listening_on(port))
+    bound = made._bound["127.0.0.1", port]
+    with socket.socket(fileno=os.dup(bound._sock.fileno())) as other:
+        bound.pause_accepting()
+        with socket.create_connection(("127.0.0.1", port)):
+            bound.resume_accepting()
+            assert await made.drain(WAIT_S, elsewhere={("127.0.0.1", port)}) == 0
+            other.accept()[0].close()
+
+
+async def test_an_idle_connection_may_ask_once_more_for_as_long_as_it_is_told(monkeypatch: pytest.MonkeyPatch):
+    """Also for a tunnel: its listener is still configured."""
+    made = GatewayServer(Catalog(), Metrics("0"), AccessLog("off"))
+    port = free_port()
+    await made.apply(listening_on(port))
+    loop = asyncio.get_running_loop()
+    slept: list[float] = []
+    sleep = asyncio.sleep
+    with socket.create_connection(("127.0.0.1", port)) as client, socket.create_connection(("127.0.0.1", port)) as idle:
+        client.setblocking(False)
+        client.sendall(DENIED)
+        async with asyncio.timeout(WAIT_S):
+            await loop.sock_recv(client, 65536)
+
+        async def count(seconds: float) -> None:
+            slept.append(seconds)
+            if sum(slept) >= 0.5 and len(slept) < 100:
+                slept.extend([0.0] * 100)
+                client.sendall(b"CONNECT b.test:443 HTTP/1.1\r\nHost: b.test:443\r\n\r\n")
+            await sleep(0.001)
+
+        monkeypatch.setattr("egressproxy.gateway.gateway.asyncio.sleep", count)
+        assert await made.drain(WAIT_S, idle_s=1.0) == 0
+        answer = all_of(client)
+        assert answer.startswith(b"HTTP/1.1 403 ")
+        assert all_of(idle) == b""
+    assert 1.0 <= sum(slept) < 2.0, "then it is closed"
 
 
 @dataclass(frozen=True, slots=True)

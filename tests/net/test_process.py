@@ -12,6 +12,7 @@ import pytest
 
 import egressproxy
 from egressproxy.net.process import (
+    OTHER_RELEASE,
     ResidentMemory,
     cgroup_limit,
     child_command,
@@ -91,6 +92,13 @@ def test_workers_share_what_the_others_leave_and_each_has_what_it_needs(
     write(tmp_path, "proc/self/cgroup", "0::/\n")
     write(tmp_path, "sys/fs/cgroup/memory.max", str(limit * MIB))
     assert memory_for_each(workers, tmp_path) == each * MIB
+
+
+def test_a_process_whose_files_are_another_release_does_nothing_and_ends(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("egressproxy.net.process.release", lambda: "0.0+1")
+    done = subprocess.run(child_command("print('here')"), capture_output=True, text=True, check=False, timeout=WAIT_S)
+    assert (done.returncode, done.stdout, done.stderr) == (OTHER_RELEASE, "", "")
+    assert "another release than this process, whose files were replaced" in ending(done.returncode)
 
 
 def test_it_finds_modules_where_this_process_does_and_the_environment_changes_nothing(tmp_path: Path):

@@ -309,12 +309,12 @@ class ClientHttp2(DownstreamHttp2):
     def close_if_idle(self) -> bool:
         """True if it closes: no exchange is under way. Where its listener has gone, no other begins."""
         if not self.streams:
-            self.leave(gently=False)
+            self.leave(gently=self.may_leave_gently)
             return True
         for stream in list(self.streams.values()):
             assert isinstance(stream, ClientStream)
             stream.close_if_idle()
-        if self.state.is_closed:
+        if self.state.is_closed or self.may_leave_gently:
             self.leave(gently=self.may_leave_gently)
         return False
 

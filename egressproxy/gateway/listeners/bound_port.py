@@ -90,11 +90,15 @@ class BoundPort:
         self.state = OpenConnections(port, self._conductor.clients, before.tunnels_of)
         before.close_idle()
 
-    def take_waiting(self) -> None:
-        """Take every connection that waits: the kernel has accepted them, and resets them when the socket is closed."""
-        if self._watch is not None:
+    def begin_drain(self, *, takes_waiting: bool) -> None:
+        """Accept no more; what is open, and what it asks for, is served. `takes_waiting`: not before every connection
+        is taken that the kernel has accepted, since it resets them when the last copy of the socket is closed.
+        """
+        if takes_waiting and self._watch is not None:
             self._at_once = BACKLOG + 1
             self._poller.serve_one(self._sock.fileno(), select.EPOLLIN, self)
+        self._stop_watching()
+        self._sock.close()
 
     @property
     def states(self) -> tuple[OpenConnections, ...]:

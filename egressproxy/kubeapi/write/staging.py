@@ -22,13 +22,17 @@ _STAGED: Final = ".staged-"
 MAX_NAME: Final = 230
 
 
-def lock(folder: Path) -> int:
+def lock(folder: Path, held: int | None = None) -> int:
     """Make the folder where there is none, take it for this process, and drop what an earlier one left half done.
+    `held` is a descriptor that holds a folder, which the process before has given: it serves if that is this folder.
 
     Returns a descriptor that holds it. Raises OSError, BlockingIOError where another process has it.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    if held is not None and os.path.samestat(os.fstat(held), os.fstat(descriptor)):
+        os.close(descriptor)
+        descriptor = os.dup(held)  # an flock belongs to the opening, of which both are descriptors
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         (folder / MARK).touch(0o600)

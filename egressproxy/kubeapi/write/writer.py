@@ -35,10 +35,15 @@ class Writer:
         self._folder = folder
         self._lock: int | None = None
 
-    def open(self) -> None:
-        """Take the folder. Raises OSError with a sentence."""
+    @property
+    def lock(self) -> int | None:
+        """The descriptor that holds the folder."""
+        return self._lock
+
+    def open(self, held: int | None = None) -> None:
+        """Take the folder; `held` as of `staging.lock`. Raises OSError with a sentence."""
         try:
-            self._lock = staging.lock(self._folder)
+            self._lock = staging.lock(self._folder, held)
         except BlockingIOError:
             raise OSError(f"--state-dir {self._folder}: another process has it; give each its own") from None
         except OSError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from time import monotonic
 from typing import Any
 
@@ -62,13 +62,13 @@ class FilterWorker(Worker):
             self._has_begun = True
             self._server.start(sock)
 
-    async def drain(self, timeout_s: float) -> int:
+    async def drain(self, timeout_s: float, elsewhere: Collection[tuple[str, int]] = (), idle_s: float = 0.0) -> int:
         ends_at = monotonic() + timeout_s
         if self.gateway.snapshot is not None:
             self.gateway.snapshot.filters.drain()
         cut = await self._server.drain(timeout_s)
         await asyncio.sleep(0)
-        return cut + await super().drain(max(0.0, ends_at - monotonic()))
+        return cut + await super().drain(max(0.0, ends_at - monotonic()), elsewhere, idle_s)
 
     def hurry(self) -> None:
         self._server.hurry()

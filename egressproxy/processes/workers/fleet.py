@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import gc
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -96,8 +96,13 @@ class Fleet(Protocol):
 
     async def counts(self) -> Counts: ...  # of all, since the start; not to be changed
     def figures(self) -> list[ProcessFigures]: ...  # what each worker costs
-    async def drain(self, timeout_s: float) -> int:
-        """Stop accepting, let exchanges and tunnels end, cut what is left then; returns how many were cut."""
+    def end_connections(self) -> None: ...  # each with its exchange; new ones are accepted, and served
+    async def drain(self, timeout_s: float, elsewhere: Collection[tuple[str, int]] = (), idle_s: float = 0.0) -> int:
+        """Stop accepting, let exchanges and tunnels end, cut what is left then; returns how many were cut.
+
+        `elsewhere` are the addresses and ports on which another process accepts what waits. A connection that is idle
+        may ask once more within `idle_s`.
+        """
 
     def hurry(self) -> None: ...  # while it drains: cut what is left without waiting any longer
     async def stop(self) -> None: ...  # end everything, and write what is to be logged

@@ -138,9 +138,9 @@ class Handle:
         await self._direct(messages.Order.SWAP, SWAP_S, sockets=sockets)
         self.configuration = configuration
 
-    async def drain(self, timeout_s: float) -> int:
+    async def drain(self, asked: messages.Drain) -> int:
         """Returns how many connections were cut. Raises WorkerEnded."""
-        cut: int = await self._direct(messages.Drain(timeout_s), timeout_s + SWAP_S)
+        cut: int = await self._direct(asked, asked.timeout_s + SWAP_S)
         return cut
 
     async def collect(self) -> None:

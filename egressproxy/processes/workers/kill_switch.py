@@ -8,6 +8,8 @@ import asyncio
 import json
 import logging
 import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -32,25 +34,35 @@ class KillSwitch:
         self._fleet = fleet
         self._file = folder / NAME if folder is not None else None
         self._killed = KilledIdentities()
-        self._turn = asyncio.Lock()
+        self.turn = asyncio.Lock()  # held while something changes
+        self.told: Callable[[KillChange], None] | None = None  # who is told of a change that holds
+        self._successor = 0  # the process that has this one's place
         self._changes: set[asyncio.Task[int]] = set()
         metrics.add_gauge(
             "egress_identities_killed", "Identities that an operator has put out of service.",
             lambda: len(self._killed),
         )  # fmt: skip
 
-    async def start(self) -> None:
-        """Those in the file are out of service, before anybody is served. Raises ConfigRefused."""
-        if self._file is None:
-            return
+    @property
+    def killed(self) -> KilledIdentities:
+        """Who is out of service."""
+        return self._killed
+
+    async def start(self, killed: KilledIdentities = KilledIdentities()) -> None:  # noqa: B008 (nobody changes it)
+        """Those in the file are out of service before anybody is served, and those that the process before says are
+        `killed`. Raises ConfigRefused.
+        """
         try:
-            self._killed = await asyncio.to_thread(read_killed, self._file)
+            self._killed = await self._kept()
         except (OSError, ValueError) as error:
             why = error.strerror if isinstance(error, OSError) else error
             raise ConfigRefused(
                 f"--state-dir: {self._file} does not say who is out of service ({why}), so nobody is served: put a copy"
                 " of it back, or delete it, and nobody is out of service then"
             ) from None
+        if new := [each for each in killed.every if each not in self._killed.every]:
+            self._killed = KilledIdentities((*self._killed.every, *new), revision=1)
+            await self._keep(self._killed, "they are out of service until the process ends, and were not written")
         if not self._killed:
             return
         try:
@@ -59,7 +71,23 @@ class KillSwitch:
             raise ConfigRefused(str(error)) from None
         names = ", ".join(repr(each.name) for each in self._killed.every[:_NAMED])
         more = f" and {len(self._killed) - _NAMED} more" if len(self._killed) > _NAMED else ""
-        log.warning("kill switch: out of service, as %s says: %s%s", self._file, names, more)
+        who = "the process before" if self._file is None else self._file
+        log.warning("kill switch: out of service, as %s says: %s%s", who, names, more)
+
+    async def _kept(self) -> KilledIdentities:
+        """Raises OSError, ValueError."""
+        return KilledIdentities() if self._file is None else await asyncio.to_thread(read_killed, self._file)
+
+    def leave(self, successor: int) -> None:
+        """That process has the file, and is asked from now on."""
+        self._successor, self._file = successor, None
+
+    async def follow(self, change: KillChange) -> None:
+        """What that process says is carried out here, too, as long as something is under way here."""
+        async with self.turn:
+            with suppress(LookupError, ValueError, NotAnswered):  # NotKilled: it was never killed here
+                self._killed = self._killed.changed(change, time.time())
+                await self._fleet.kill(self._killed, change)
 
     async def answer(self, change: KillChange | None) -> bytes:
         """What holds behind this change, if it is not None, as JSON: `killed`, how many exchanges were `cut`, and
@@ -79,7 +107,9 @@ class KillSwitch:
 
     async def _change(self, change: KillChange) -> int:
         """How many exchanges were cut."""
-        async with self._turn:
+        async with self.turn:
+            if self._successor:
+                raise NotAnswered(f"process {self._successor} serves in this one's place: ask again, which asks it")
             after = self._killed.changed(change, time.time())
             cut = 0
             if change.kills:
@@ -96,6 +126,8 @@ class KillSwitch:
                 log.warning("kill switch: the identity %r is out of service; exchanges cut: %d", change.name, cut)
             else:
                 log.warning("kill switch: the identity %r is in service again", change.name)
+            if self.told is not None:
+                self.told(change)
             return cut
 
     async def _keep(self, killed: KilledIdentities, otherwise: str) -> None:

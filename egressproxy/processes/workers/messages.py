@@ -1,6 +1,7 @@
 """What a supervisor and its workers say to each other: plain values; `encode` and `decode` are their form in a channel.
 
-Both ends are processes of ours with the same code; all the same, reading makes nothing but messages and what they hold.
+Both ends are processes of ours with the same code, since `net.process` starts no other; all the same, reading makes
+nothing but messages and what they hold.
 """
 
 from __future__ import annotations
@@ -61,6 +62,7 @@ class Order(Enum):
     COLLECT = "collect"  # tell what was counted: answered by one Counted or more, and by no Answered
     FORGET = "forget"  # what was built last is not wanted
     REOPEN_ACCESS_LOG = "reopen"  # SIGHUP has come
+    END_CONNECTIONS = "end connections"  # each with its exchange; new ones are accepted, and served
     HURRY = "hurry"  # while it drains: cut what is left without waiting any longer
 
 
@@ -74,9 +76,11 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Drain:
-    """Stop accepting, drain, answer with the number of connections that were cut, and end."""
+    """Stop accepting, drain, answer with the number of connections that were cut, and end: as of Fleet."""
 
     timeout_s: float
+    elsewhere: tuple[tuple[str, int], ...] = ()
+    idle_s: float = 0.0
 
 
 Request = Begin | Build | Order | Question | Drain

@@ -120,6 +120,8 @@ class WorkerProcess:
                 self._sockets[address, port] = socket.socket(fileno=descriptors[0])
             case messages.Order.REOPEN_ACCESS_LOG:
                 self.worker.access_log.reopen()
+            case messages.Order.END_CONNECTIONS:
+                self.worker.gateway.end_connections()
             case messages.Order.HURRY:
                 self.worker.hurry()
             case messages.Answered(number, values):
@@ -196,8 +198,8 @@ class WorkerProcess:
                     await self._swap()
                 case messages.Question(name, arguments):
                     value = await self.worker.answer(name, arguments)
-                case messages.Drain(timeout_s):
-                    value = await self.worker.drain(timeout_s)
+                case messages.Drain(timeout_s, elsewhere, idle_s):
+                    value = await self.worker.drain(timeout_s, elsewhere, idle_s)
                     self._tell_notices()
         except (ConfigRefused, NotAnswered) as error:
             value = error

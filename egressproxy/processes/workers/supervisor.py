@@ -13,7 +13,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Awaitable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Final
@@ -25,7 +25,8 @@ from egressproxy.model.kill_switch import KillChange, KilledIdentities
 from egressproxy.model.own_names import new_pseudonym
 from egressproxy.model.secret import SecretBytes
 from egressproxy.net.file_lock import memory_file
-from egressproxy.net.listening import BindError, bind, bind_error
+from egressproxy.net.listening import BindError, bind_error
+from egressproxy.net.listening_sockets import ListeningSockets
 from egressproxy.processes.workers.fleet import (
     ConfigRefused,
     Configuration,
@@ -35,7 +36,7 @@ from egressproxy.processes.workers.fleet import (
     process_limits,
 )
 from egressproxy.processes.workers.handle import Handle, WorkerEnded, WorkerSilent
-from egressproxy.processes.workers.messages import Answered, Begin, Order, Question
+from egressproxy.processes.workers.messages import Answered, Begin, Drain, Order, Question
 from egressproxy.run_options import RunOptions
 from egressproxy.telemetry.counts import Counts, ProcessFigures
 from egressproxy.telemetry.metrics import Metrics
@@ -57,10 +58,15 @@ LONGEST_PAUSE_ALONE_S: Final = 1.0
 
 
 class Supervisor(Fleet):
-    """See `fleet.Fleet`. `errors`: the descriptor of standard error's FileLock, if there is one; it is closed here."""
+    """See `fleet.Fleet`. `errors`: the descriptor of standard error's FileLock, if there is one; it is closed here.
+    `sockets`: those of this process; None: all are bound here.
+    """
 
-    def __init__(self, options: RunOptions, metrics: Metrics, errors: int | None = None) -> None:
+    def __init__(
+        self, options: RunOptions, metrics: Metrics, errors: int | None = None, sockets: ListeningSockets | None = None
+    ) -> None:
         self._options = options
+        self._given = sockets or ListeningSockets()
         self._errors = errors
         self._limits = process_limits(options)
         self._metrics = metrics
@@ -113,13 +119,18 @@ class Supervisor(Fleet):
         for handle in self._handles.values():
             handle.tell(Order.REOPEN_ACCESS_LOG)
 
-    async def drain(self, timeout_s: float) -> int:
+    def end_connections(self) -> None:
+        for handle in self._serving():
+            handle.tell(Order.END_CONNECTIONS)
+
+    async def drain(self, timeout_s: float, elsewhere: Collection[tuple[str, int]] = (), idle_s: float = 0.0) -> int:
+        asked = Drain(timeout_s, tuple(elsewhere), idle_s)
         self._cancel_tasks()
         self._close_sockets(list(self._sockets))
         for handle in self._handles.values():
             if not handle.is_serving:
                 handle.end()
-        cut = await asyncio.gather(*(self._drain(handle, timeout_s) for handle in self._serving()))
+        cut = await asyncio.gather(*(self._drain(handle, asked) for handle in self._serving()))
         return sum(cut)
 
     def hurry(self) -> None:
@@ -137,9 +148,9 @@ class Supervisor(Fleet):
             os.close(descriptor)
         self._shared.clear()
 
-    async def _drain(self, handle: Handle, timeout_s: float) -> int:
+    async def _drain(self, handle: Handle, asked: Drain) -> int:
         try:
-            return await handle.drain(timeout_s)
+            return await handle.drain(asked)
         except WorkerEnded as error:
             log.error("%s", error)
             return 0
@@ -286,7 +297,7 @@ class Supervisor(Fleet):
                 continue
             try:
                 filters = self._options.filters
-                new[address, port] = bind(address, port) if filters is None else bind_filters(filters)
+                new[address, port] = self._given.bind(address, port) if filters is None else bind_filters(filters)
             except OSError as error:
                 for sock in new.values():
                     sock.close()

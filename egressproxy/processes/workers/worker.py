@@ -10,7 +10,7 @@ import json
 import os
 import socket
 import ssl
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from importlib import import_module
@@ -31,6 +31,7 @@ from egressproxy.model.process_limits import NO_LIMITS, ProcessLimits
 from egressproxy.model.work import Work
 from egressproxy.net.cooperative import in_turns
 from egressproxy.net.listening import bind as bind_socket
+from egressproxy.net.listening_sockets import ListeningSockets
 from egressproxy.net.timers import TICK_S
 from egressproxy.net.tls_key_log import start_key_log
 from egressproxy.processes.workers.fleet import (
@@ -142,9 +143,9 @@ class Worker:
         """Serve what was prepared. `own`: sockets of ours, which nobody may reach through us."""
         await self.gateway.put_into_service(snapshot, own)
 
-    async def drain(self, timeout_s: float) -> int:
-        """Accept nothing more; what is in progress has this time. Returns how many connections were cut."""
-        return await self.gateway.drain(timeout_s)
+    async def drain(self, timeout_s: float, elsewhere: Collection[tuple[str, int]] = (), idle_s: float = 0.0) -> int:
+        """As of Fleet."""
+        return await self.gateway.drain(timeout_s, elsewhere, idle_s)
 
     def hurry(self) -> None:
         self.gateway.hurry()
@@ -282,9 +283,11 @@ def _written(found: dict[str, Any]) -> Work[bytes]:
 class InProcess(Fleet):
     """The fleet of one: a worker in this process."""
 
-    def __init__(self, options: RunOptions, metrics: Metrics) -> None:
+    def __init__(self, options: RunOptions, metrics: Metrics, sockets: ListeningSockets | None = None) -> None:
+        """`sockets`: those of this process; None: all are bound here."""
         self._options = options
         self._metrics = metrics
+        self._sockets = sockets or ListeningSockets()
         metrics.add_gauge("egress_workers", "Worker processes that serve.", lambda: 1)
         metrics.add_counter("egress_worker_restarts", "Workers that had to be replaced.", lambda: 0)
         self._worker: Worker | None = None
@@ -304,8 +307,9 @@ class InProcess(Fleet):
         options = self._options
         key = options.session_key.reveal()
         return Worker(
-            options.access_log, self._metrics, session_key=key, zone=options.zone, limits=process_limits(options)
-        )
+            options.access_log, self._metrics, bind=self._sockets.bind, session_key=key, zone=options.zone,
+            limits=process_limits(options),
+        )  # fmt: skip
 
     async def apply(self, configuration: Configuration) -> None:
         snapshot = await self.worker.prepare(configuration)
@@ -333,8 +337,11 @@ class InProcess(Fleet):
     def figures(self) -> list[ProcessFigures]:
         return [process_figures(1, os.getpid())]
 
-    async def drain(self, timeout_s: float) -> int:
-        return await self.worker.drain(timeout_s)
+    def end_connections(self) -> None:
+        self.worker.gateway.end_connections()
+
+    async def drain(self, timeout_s: float, elsewhere: Collection[tuple[str, int]] = (), idle_s: float = 0.0) -> int:
+        return await self.worker.drain(timeout_s, elsewhere, idle_s)
 
     def hurry(self) -> None:
         self.worker.hurry()

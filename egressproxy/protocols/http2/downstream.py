@@ -174,15 +174,15 @@ class DownstreamHttp2(Http2Connection):
         if self.is_lost or self._last_served != LAST_STREAM:
             return
         if gently and self._final_goaway is None:
+            self.ping()  # first: to some clients (Python's h2) everything behind a GOAWAY is an error
             self.go_away(LAST_STREAM)
-            self.ping()
             self._final_goaway = Deadline(self.wheel, self._leave_now)
             self._final_goaway.after(GRACE_S)
         elif not gently:
             self._leave_now()
 
     def ping_answered(self) -> None:
-        """The client has heard that we leave: what it began before is here."""
+        """The client has heard that we leave, by what came right behind: what it began before is here."""
         if self._final_goaway is not None:
             self._leave_now()
 

@@ -193,7 +193,7 @@ class SendingSide(FlowControl):
         return True
 
     def ping(self) -> None:
-        """Ask the peer to answer: it has then read all that was said before."""
+        """Ask the peer to answer: it has then read all that was said before, and what went out with it."""
         self._h2.ping(bytes(8))
         self._touch()
 

@@ -602,6 +602,16 @@ def test_a_drain_announces_itself_and_finishes_what_runs(start: Start):
     talk.client.is_closed()
 
 
+def test_a_client_that_hears_nothing_behind_a_goaway_hears_all_before_it(start: Start):
+    """To Python's h2, and so to httpx, a frame behind a GOAWAY is an error, and what came with it is lost."""
+    talk = start()
+    client, _ = in_flight(talk)
+    talk.conductor.is_draining = talk.conductor.ends_connections = True
+    talk.origin >> OK
+    events = {type(event).__name__ for event in client.h2.receive_data(client._heard())}
+    assert {"StreamEnded", "PingReceived", "ConnectionTerminated"} <= events
+
+
 def test_new_terms_send_goaway_and_serve_nothing_more_on_the_old_ones(start: Start):
     talk = start()
     client, first = in_flight(talk)

@@ -43,6 +43,8 @@ from egressproxy.telemetry.notices import InvolvedObject, Notice
         Asked(5, Question("kill", (KillChange("alice", kills=True, why="leaks keys"), 7))),
         Asked(6, Question("set_killed", (("alice", "bob"), 7))),
         Asked(4, Drain(0.5)),
+        Asked(4, Drain(0.5, (("127.0.0.1", 80),), 1.0)),
+        Order.END_CONNECTIONS,
         Listen("::1", 80),
         Noticed(
             (Notice("Warning", "NoPolicy", "Deny", InvolvedObject("Gateway", "a", "b"), None, "no", True, 2, 1.0, 2.0),)

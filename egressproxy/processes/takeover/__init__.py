@@ -1,0 +1,1 @@
+"""One process in another's place, without a moment in which nobody listens."""

@@ -1,0 +1,101 @@
+"""What a process and its successor say to each other: JSON objects in the frames of a FrameChannel, with descriptors.
+
+They may be of two releases. So the frames stay as they are (a length of four bytes, a number of descriptors of one, all
+in network order, and the JSON), a reader ignores fields and types that it does not know, and both name the versions
+that they speak. A version is one set of meanings; a field that may be missing takes no new one.
+
+    successor                                    predecessor
+    hello {versions, release, pid}          ->
+                                            <-   hello {version, release, pid}, or refused {why}
+    switch                                  ->                       (from here on the predecessor changes nothing)
+                                            <-   socket {giver, kept} with the descriptor, for each
+                                            <-   lock with the descriptor of the state folder's lock, if it has one
+                                            <-   killed {identities}: the last of these
+    serving {places}                        ->                       (from here on the predecessor drains)
+                                            <-   done
+    kill {name, kills, why}                 ->   as often as need be, until the predecessor has ended
+
+A predecessor that will not wait any longer says `withdrawn {why}`, and goes on as before. Where the channel of a
+successor ends before `serving`, it goes on as well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import struct
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any, Final
+
+from egressproxy.processes.workers.channel import FrameChannel
+
+VERSIONS: Final = (1,)
+_CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
+
+
+class Conversation:
+    """One end of the channel. `next` gives what the other end says, in its order."""
+
+    def __init__(self, sock: socket.socket, on_end: Callable[[], None] = lambda: None) -> None:
+        self.peer, self.peer_user = peer_of(sock)
+        self._heard: asyncio.Queue[tuple[dict[str, Any], list[int]] | None] = asyncio.Queue()
+        self._on_end = on_end
+        self._channel = FrameChannel(sock, self._on_frame, self._ended)
+
+    @property
+    def is_trusted(self) -> bool:
+        """Whether the other end is a process of the same user, or root's."""
+        return self.peer_user in (os.geteuid(), 0)
+
+    def say(self, kind: str, descriptors: Sequence[int] = (), **fields: Any) -> None:
+        self._channel.send(json.dumps({"type": kind, **fields}).encode(), descriptors)
+
+    async def next(self, within_s: float | None = None) -> tuple[str, dict[str, Any], list[int]]:
+        """Its type, its fields and descriptors, which are the caller's. Raises EOFError where the other end is gone or
+        says what is none, and TimeoutError.
+        """
+        said = await asyncio.wait_for(self._heard.get(), within_s)
+        if said is None:
+            self._heard.put_nowait(None)
+            raise EOFError
+        fields, descriptors = said
+        return fields["type"], fields, descriptors
+
+    def close(self) -> None:
+        self._channel.close()
+        while not self._heard.empty():
+            if (said := self._heard.get_nowait()) is not None:
+                close_all(said[1])
+        self._heard.put_nowait(None)
+
+    def _on_frame(self, frame: bytes, descriptors: list[int]) -> None:
+        try:
+            said = json.loads(frame)
+            if not isinstance(said, dict) or not isinstance(said.get("type"), str):
+                raise ValueError("no message")
+        except ValueError:
+            close_all(descriptors)
+            self._channel.close()
+            self._ended()
+            return
+        self._heard.put_nowait((said, descriptors))
+
+    def _ended(self) -> None:
+        self._heard.put_nowait(None)
+        self._on_end()
+
+
+def peer_of(sock: socket.socket) -> tuple[int, int]:
+    """The process and the user at the other end. Raises OSError."""
+    pid, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return pid, user
+
+
+def close_all(descriptors: Sequence[int]) -> None:
+    """Close what was sent and is not wanted."""
+    for descriptor in descriptors:
+        with suppress(OSError):
+            os.close(descriptor)

@@ -1,0 +1,143 @@
+"""Predecessor: the process that serves, as the one sees it that is to take its place (`run --takeover`)."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, Final
+
+from egressproxy import __version__
+from egressproxy.model.kill_switch import KillChange, KilledIdentities, KilledIdentity
+from egressproxy.net.listening_sockets import ListeningSockets, Place
+from egressproxy.processes.takeover.messages import VERSIONS, Conversation, close_all
+from egressproxy.processes.workers.fleet import ConfigRefused
+
+log = logging.getLogger("egressproxy")
+
+#: How long it may take to answer. It may be in the midst of a reload, which comes first.
+ANSWER_S: Final = 150.0
+
+
+class Predecessor:
+    """`find`, `switch` and `serving` come in this order; then `kill` at any time."""
+
+    def __init__(self, conversation: Conversation, path: Path) -> None:
+        self._conversation = conversation
+        self._path = path
+        #: Descriptor of the lock of its state folder; whoever takes it sets it to None.
+        self.lock: int | None = None
+        self.killed = KilledIdentities()
+
+    @property
+    def pid(self) -> int:
+        return self._conversation.peer
+
+    @classmethod
+    async def find(cls, path: Path) -> Predecessor | None:
+        """The process that serves this path; None where nobody does. Raises ConfigRefused where it does not give up its
+        place, or nobody should take it from it.
+        """
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        sock.settimeout(ANSWER_S)
+        try:
+            sock.connect(str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            sock.close()
+            return None
+        except OSError as error:
+            sock.close()
+            raise ConfigRefused(f"--takeover {path}: {error.strerror or error}") from None
+        conversation = Conversation(sock)
+        found = cls(conversation, path)
+        if not conversation.is_trusted:
+            conversation.close()
+            raise ConfigRefused(
+                f"--takeover {path}: process {found.pid} of user {conversation.peer_user} serves it, who is neither"
+                " this user nor root: what it gives cannot be trusted"
+            )
+        conversation.say("hello", versions=VERSIONS, release=__version__, pid=os.getpid())
+        try:
+            said = await found._next("hello")
+        except EOFError:
+            return None  # it has just ended
+        log.info("process %d of release %s serves; this one takes its place", found.pid, said.get("release", "?"))
+        return found
+
+    async def switch(self, sockets: ListeningSockets) -> None:
+        """Get what it has. It changes nothing of that until `serving`, or the end of this process. Where it ends
+        meanwhile, this process goes on with what has come. Raises ConfigRefused.
+        """
+        self._conversation.say("switch")
+        try:
+            while True:
+                kind, fields, descriptors = await self._said()
+                if kind == "socket" and len(descriptors) == 1:
+                    try:
+                        sockets.give(
+                            descriptors.pop(), str(fields.get("giver") or f"of process {self.pid}"),
+                            is_kept=fields.get("kept") is True,
+                        )  # fmt: skip
+                    except (OSError, ValueError) as error:
+                        raise ConfigRefused(f"--takeover {self._path}: {error}") from None
+                elif kind == "lock" and len(descriptors) == 1:
+                    self.lock = descriptors.pop()
+                elif kind == "killed":
+                    self.killed = _killed(fields.get("identities"))
+                    return
+                close_all(descriptors)
+        except EOFError:
+            log.warning("process %d has ended while this one took its place", self.pid)
+
+    async def serving(self, places: Iterable[Place]) -> None:
+        """This process accepts connections at these places that it was given. Raises ConfigRefused where the other one
+        has withdrawn.
+        """
+        self._conversation.say("serving", places=list(places))
+        try:
+            await self._next("done")
+        except EOFError:
+            log.warning("process %d has ended while this one took its place", self.pid)
+
+    def kill(self, change: KillChange) -> None:
+        """What is under way there for this client is cut, too. Once it has ended: nothing."""
+        self._conversation.say("kill", name=change.name, kills=change.kills, why=change.why)
+
+    def close(self) -> None:
+        self._conversation.close()
+        if self.lock is not None:
+            os.close(self.lock)
+            self.lock = None
+
+    async def _next(self, wanted: str) -> dict[str, Any]:
+        """Raises ConfigRefused, EOFError."""
+        while True:
+            kind, fields, descriptors = await self._said()
+            close_all(descriptors)
+            if kind == wanted:
+                return fields
+
+    async def _said(self) -> tuple[str, dict[str, Any], list[int]]:
+        """Raises ConfigRefused, EOFError."""
+        try:
+            kind, fields, descriptors = await self._conversation.next(ANSWER_S)
+        except TimeoutError:
+            raise ConfigRefused(
+                f"--takeover {self._path}: process {self.pid} has not answered within {ANSWER_S:g} s"
+            ) from None
+        if kind in ("refused", "withdrawn"):
+            close_all(descriptors)
+            raise ConfigRefused(f"--takeover {self._path}: process {self.pid} keeps its place: {fields.get('why')}")
+        return kind, fields, descriptors
+
+
+def _killed(told: Any) -> KilledIdentities:
+    """Raises ConfigRefused: nobody is served where it is not known who must not be."""
+    try:
+        every = [KilledIdentity(each["identity"], each["why"], float(each["since"])) for each in told]
+    except (KeyError, TypeError, ValueError) as error:
+        why = f"the process before does not say who is out of service ({type(error).__name__}), so nobody is served"
+        raise ConfigRefused(f"--takeover: {why}: restart the gateway without a takeover") from None
+    return KilledIdentities(every, revision=1)

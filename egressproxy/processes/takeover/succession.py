@@ -1,0 +1,201 @@
+"""Succession: the socket at which the process that takes this one's place asks for what it needs (`run --takeover`).
+
+One successor at a time. Whatever becomes of it before it serves, this process goes on as if it had never asked: it
+only drains once the other one has said that it accepts connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from egressproxy import __version__
+from egressproxy.model.kill_switch import KillChange
+from egressproxy.model.unix_socket import SCHEME
+from egressproxy.net.listening import UNIX_REMEDIES
+from egressproxy.net.listening_sockets import ListeningSockets, Place
+from egressproxy.processes.takeover.messages import VERSIONS, Conversation, close_all
+from egressproxy.processes.workers.fleet import ConfigRefused
+from egressproxy.processes.workers.kill_switch import KillSwitch
+
+log = logging.getLogger("egressproxy")
+
+#: From the first word of a successor to its request, in which it starts its processes, and from there to its service,
+#: in which it reads and builds its configuration. No reload and no write is served here in the second of the two.
+START_S: Final = 120.0
+SWITCH_S: Final = 120.0
+#: Without descriptors: how long nobody is let in.
+PAUSE_S: Final = 1.0
+
+
+class Succession:
+    """Serves the path once `start` has been called. Belongs to the event loop.
+
+    `taking` is held while a configuration is put into service; `state_lock` gives the descriptor that holds the state
+    folder. `succeeded` is told which process serves now, and on which of our places: this one drains then, and writes
+    nothing more to the state folder.
+    """
+
+    def __init__(
+        self, path: Path, sockets: ListeningSockets, taking: asyncio.Lock, kill_switch: KillSwitch,
+        state_lock: Callable[[], int | None], succeeded: Callable[[int, frozenset[Place]], None],
+    ) -> None:  # fmt: skip
+        self._path = path
+        self._sockets = sockets
+        self._taking = taking
+        self._kill_switch = kill_switch
+        self._state_lock = state_lock
+        self._succeeded = succeeded
+        self._listening: socket.socket | None = None
+        self._asking: asyncio.Task[None] | None = None  # the successor that has the turn
+        self._others: set[asyncio.Task[None]] = set()
+
+    @property
+    def address(self) -> str:
+        return f"{SCHEME}{self._path}"
+
+    def bind(self) -> None:
+        """Take the path: from the predecessor, or in place of a socket that nobody serves. Raises ConfigRefused."""
+        try:
+            self._listening = self._sockets.bind(self.address, 0)
+        except OSError as error:
+            remedy = UNIX_REMEDIES.get(error.errno or 0, "")
+            raise ConfigRefused(f"--takeover {self._path}: {error.strerror or error}{remedy}") from None
+
+    def start(self) -> None:
+        assert self._listening is not None, "bind comes first"
+        if self._listening.fileno() >= 0:
+            asyncio.get_running_loop().add_reader(self._listening.fileno(), self._accept)
+
+    def stop(self) -> None:
+        """Serve the path no more. A successor that was given sockets goes on with them."""
+        if self._listening is not None and self._listening.fileno() >= 0:
+            asyncio.get_running_loop().remove_reader(self._listening.fileno())
+            self._listening.close()
+
+    def close(self) -> None:
+        self.stop()
+        for task in (*self._others, *([self._asking] if self._asking else [])):
+            task.cancel()
+
+    def _accept(self) -> None:
+        assert self._listening is not None
+        try:
+            sock, _ = self._listening.accept()
+            conversation = Conversation(sock)
+        except BlockingIOError:
+            return
+        except OSError:  # no descriptor is left: it waits
+            loop = asyncio.get_running_loop()
+            loop.remove_reader(self._listening.fileno())
+            loop.call_later(PAUSE_S, self.start)
+            return
+        if not conversation.is_trusted:
+            log.warning(
+                "--takeover: process %d of user %d asks for the sockets and gets nothing: it is neither of this user"
+                " nor of root",
+                conversation.peer,
+                conversation.peer_user,
+            )
+            conversation.close()
+            return
+        task = asyncio.create_task(self._serve(conversation))
+        self._others.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._others.discard(task)
+        if task is self._asking:
+            self._asking = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("internal error in a takeover; this process goes on", exc_info=error)
+
+    async def _serve(self, successor: Conversation) -> None:
+        try:
+            if not await self._greet(successor):
+                return
+            self._asking = asyncio.current_task()
+            if not await self._hand_over(successor):
+                return
+            while True:  # until the process that serves now, or this one, has ended
+                kind, fields, descriptors = await successor.next()
+                close_all(descriptors)
+                if kind == "kill":
+                    change = KillChange(str(fields.get("name")), fields.get("kills") is True, str(fields.get("why")))
+                    await self._kill_switch.follow(change)
+        except (EOFError, TimeoutError):
+            pass
+        finally:
+            successor.close()
+
+    async def _greet(self, successor: Conversation) -> bool:
+        """Whether it may ask further."""
+        kind, hello, descriptors = await successor.next(START_S)
+        close_all(descriptors)
+        theirs = hello.get("versions")
+        common = [each for each in VERSIONS if isinstance(theirs, list) and each in theirs]
+        why = ""
+        if kind != "hello" or not common:
+            release = hello.get("release", "?")
+            why = f"it is of release {__version__} and this one of {release}, which have no way to do that: restart it"
+        elif self._asking is not None:
+            why = "another process takes it already"
+        if why:
+            log.warning("process %d asks for this one's place and gets nothing: %s", successor.peer, why)
+            successor.say("refused", why=why)
+            return False
+        successor.say("hello", version=max(common), release=__version__, pid=os.getpid())
+        log.info("process %d of release %s is to take this one's place", successor.peer, hello.get("release", "?"))
+        return True
+
+    async def _hand_over(self, successor: Conversation) -> bool:
+        """Whether it serves. Where it does not, nothing has changed here."""
+        try:
+            await _said(successor, "switch", START_S)
+            async with self._taking, self._kill_switch.turn:
+                self._give(successor)
+                serving = await _said(successor, "serving", SWITCH_S)
+                taken = frozenset((str(address), int(port)) for address, port in serving["places"])
+                self._sockets.leave_paths(taken)
+                self._kill_switch.leave(successor.peer)
+                self._succeeded(successor.peer, taken)
+        except EOFError:
+            log.warning("process %d has ended before it served: this one goes on", successor.peer)
+            return False
+        except TimeoutError:
+            log.warning("process %d has not come to serve within %g s: this one goes on", successor.peer, SWITCH_S)
+            successor.say("withdrawn", why=f"it took longer than {SWITCH_S:g} s")
+            return False
+        except (KeyError, TypeError, ValueError):
+            log.warning("process %d does not say what it serves: this one goes on", successor.peer)
+            successor.say("withdrawn", why="it has not said what it serves")
+            return False
+        self.stop()
+        successor.say("done")
+        return True
+
+    def _give(self, successor: Conversation) -> None:
+        for given in self._sockets.to_give():
+            successor.say("socket", [given.descriptor], giver=given.giver, kept=given.is_kept)
+        lock = self._state_lock()
+        if lock is not None:
+            successor.say("lock", [lock])
+        killed = [
+            {"identity": each.name, "why": each.why, "since": each.since} for each in self._kill_switch.killed.every
+        ]
+        successor.say("killed", identities=killed)
+
+
+async def _said(successor: Conversation, wanted: str, within_s: float) -> dict[str, Any]:
+    """Raises EOFError, TimeoutError."""
+    async with asyncio.timeout(within_s):
+        while True:
+            kind, fields, descriptors = await successor.next()
+            close_all(descriptors)
+            if kind == wanted:
+                return fields
