@@ -17,7 +17,7 @@ from egressproxy.ai_apis.message import SCANNED_AT_ONCE, CalledTool, JsonMessage
 from egressproxy.ai_apis.request import AiRequest, names_of_tool
 from egressproxy.ai_apis.shared import answer_view, operation, request_view, status_of_unseen, view_ahead
 from egressproxy.ai_apis.streams import SLICE, framing_of
-from egressproxy.ai_apis.strict_json import OtherSpelling, Unreadable, dumps
+from egressproxy.ai_apis.strict_json import OtherSpelling, Unreadable
 from egressproxy.errors import Reason
 from egressproxy.filters.ai.tool_rules import NameRules, Names, ToolRules, Tools
 from egressproxy.filters.ai.tool_streams import ToolStream
@@ -179,14 +179,14 @@ class ToolPolicy(Filter):
         if not any(denials):
             return None
         x.reason, x.rule, x.denied = Reason.FILTER_REJECTED, self._source, True
-        answers = [
-            self._rpc_error(message, denial or "the batch has another message that is not allowed")
-            for message, denial in zip(messages, denials, strict=True)
-            if type(message) is dict and "id" in message
-        ]
+        answers: list[dict[str, Any]] = []
+        for message, why in zip(messages, denials, strict=True):
+            if type(message) is dict and "id" in message:
+                answers.append(self._rpc_error(message, why or "the batch has another message that is not allowed"))
+                yield
         if not answers:  # notifications are not answered
             raise self._refusal(next(denial for denial in denials if denial))
-        body = dumps(answers if is_batch else answers[0])
+        body = yield from dumping(answers if is_batch else answers[0])
         return LocalResponse(200, ((b"Content-Type", b"application/json"),), body)
 
     def _rpc_error(self, message: dict[str, Any], denial: str) -> dict[str, Any]:
