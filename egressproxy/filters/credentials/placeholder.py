@@ -52,7 +52,8 @@ class PlaceholderInjector(CredentialInjector):
         if self._requires:
             raise Denied(
                 Reason.PLACEHOLDER_REQUIRED,
-                f"requests to {x.backend} need the placeholder of filter {self._name} in {self._where}, and no other key",
+                f"requests to {x.backend} need the placeholder of filter {self._name} in {self._where}, and no other"
+                " key",
                 rule=self._source,
                 remedy="configure the client with the placeholder instead of a key",
             )
