@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
@@ -87,6 +87,8 @@ _LISTED: Final = ("tools", "functions", "models", "fallbacks", "mcp_servers")
 MAX_LISTED: Final = 4000
 #: Lists of functions in a tool of Gemini.
 _DECLARATIONS: Final = ("functionDeclarations", "function_declarations")
+#: With this member models of OpenAI's chat API always search.
+WEB_SEARCH: Final = "web_search_options"
 #: Types of tools that have no name in the API of OpenAI: one that is written there as well says nothing.
 _NAMELESS: Final = frozenset(
     (
@@ -119,7 +121,9 @@ class ImagePart(NamedTuple):
 
 
 class OfferedTool(NamedTuple):
-    """A tool that the model may call; a provider's own has its type for a name. `path`: its element of an array."""
+    """A tool that the model may call; a provider's own has its type for a name. `path`: its element of an array, or its
+    member of an object.
+    """
 
     name: str
     path: Path
@@ -283,13 +287,15 @@ class AiRequest(JsonMessage):
         """The tools that the model may call."""
         found: list[OfferedTool] = []
         for root in _OFFERS:
-            for index, tool in enumerate(_array(in_object(self.value, *root))):
-                _find_offers(tool, (*root, index), found)
-        for at, item in enumerate(_array(self.value.get("input"))):  # OpenAI: those that are added on the way
-            for index, tool in enumerate(_array(item.get("tools"))):
-                _find_offers(tool, ("input", at, "tools", index), found)
-        for index, _ in enumerate(_array(self.value.get("mcp_servers"))):  # Anthropic: all the tools of a server
-            found.append(OfferedTool("mcp_servers", ("mcp_servers", index)))
+            for path, tool in _objects(in_object(self.value, *root), root):
+                _find_offers(tool, path, found)
+        for at, item in _objects(self.value.get("input"), ("input",)):  # OpenAI: those that are added on the way
+            for path, tool in _objects(item.get("tools"), (*at, "tools")):
+                _find_offers(tool, path, found)
+        for path, _ in _objects(self.value.get("mcp_servers"), ("mcp_servers",)):  # Anthropic: all tools of a server
+            found.append(OfferedTool("mcp_servers", path))
+        if self.value.get(WEB_SEARCH) is not None:
+            found.append(OfferedTool("web_search", (WEB_SEARCH,)))
         return found
 
     def withhold_tools(self, tools: Iterable[OfferedTool]) -> None:
@@ -297,10 +303,15 @@ class AiRequest(JsonMessage):
         gone = {tool.path for tool in tools}
         members = {path for path in gone if type(path[-1]) is str}
         for root in {path[:-1] for path in members}:  # tools of Gemini that are members of one object
+            if not root:
+                continue
             kept = {key: each for key, each in self.at(root).items() if (*root, key) not in members}
-            self.put(root, kept)
-            if not kept:
+            self.put(root, kept if kept or root[-1] != "tools" else [])
+            if not kept and type(root[-1]) is int:
                 gone.add(root)
+        for path in members:
+            if len(path) == 1:
+                self.put(path, [])  # one alone
         levels: dict[int, dict[Path, set[str | int]]] = {}  # by their length: arrays, and what of each goes
         for path in gone - members:
             levels.setdefault(len(path), {}).setdefault(path[:-1], set()).add(path[-1])
@@ -411,20 +422,27 @@ def _is_number(value: object) -> bool:
     return type(value) is int or type(value) is float
 
 
-def _array(value: object) -> list[dict[str, Any]]:
-    return [each if type(each) is dict else {} for each in value] if type(value) is list else []
+def _objects(value: object, path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Each object of an array with its path, a string as one of this name. An object alone is an array of one, as the
+    JSON of protobuf has it for Gemini.
+    """
+    if type(value) is dict:
+        yield path, value
+    elif type(value) is list:
+        for index, each in enumerate(value):
+            yield (*path, index), each if type(each) is dict else {"name": each} if type(each) is str else {}
 
 
 def _find_offers(tool: dict[str, Any], path: Path, found: list[OfferedTool]) -> None:
     """The tools that one element of an array offers: of Gemini every member is one, or a list of functions. A namespace
     of OpenAI is one, and so is each tool in it.
     """
-    lists = [key for key in _DECLARATIONS if type(tool.get(key)) is list]
+    lists = [key for key in _DECLARATIONS if type(tool.get(key)) is list or type(tool.get(key)) is dict]
     for key in lists:
-        for at, each in enumerate(_array(tool[key])):
-            found += [OfferedTool(name, (*path, key, at)) for name in names_of_tool(each)]
-    for at, each in enumerate(_array(tool.get("tools"))):
-        _find_offers(each, (*path, "tools", at), found)
+        for at, each in _objects(tool[key], (*path, key)):
+            found += [OfferedTool(name, at) for name in names_of_tool(each)]
+    for at, each in _objects(tool.get("tools"), (*path, "tools")):
+        _find_offers(each, at, found)
     names = _said_names(tool)
     if names or not (lists or tool) or type(tool.get("type")) is str:
         found += [OfferedTool(name, path) for name in names or names_of_tool(tool)]

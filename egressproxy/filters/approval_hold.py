@@ -130,7 +130,7 @@ class ApprovalHold(Filter):
         self._hosts = frozenset(each for each in config.hostnames if not each.startswith("*."))
         self._suffixes = tuple(each[1:] for each in config.hostnames if each.startswith("*."))
         self._methods = frozenset(each.upper().encode() for each in config.methods)
-        self._tools = frozenset(config.tools)
+        self._tools = frozenset(map(str.casefold, config.tools))
         self._timeout_s = seconds(config.timeout)
         self._most = config.max_waiting
         row = context.row or Row()
@@ -183,7 +183,7 @@ class ApprovalHold(Filter):
 
     def _called(self, data: bytes) -> str:
         """The first tool of ours that these messages of JSON-RPC call; "" for none; "?" where they cannot be read."""
-        found = (name for name, _ in called_tools(data) if name == UNREADABLE or name in self._tools)
+        found = (name for name, _ in called_tools(data) if name == UNREADABLE or name.casefold() in self._tools)
         return next(found, "")
 
     # --- waiting -----------------------------------------------------------------------------------------------------

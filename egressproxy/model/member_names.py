@@ -173,11 +173,14 @@ _TOOL_CONFIG: Final = Members(
     }
 )
 _OTHER_MODEL: Final = Members("model")
+_BATCH: Final = Members(inner={"requests": Members(inner={"requests": Members("request")})})
 AI_REQUEST: Final = Members(
     "model", "stream", "messages", "contents", "prompt", "system", "instructions", "mcp_servers",
     "temperature", "max_tokens", "max_completion_tokens", "max_output_tokens", "max_gen_len", "max_tokens_to_sample",
-    "n", "best_of", "background",
+    "n", "best_of", "background", "web_search_options",
     inner={
+        "requests": Members("params"),
+        "batch": Members(inner={"inputConfig": _BATCH, "input_config": _BATCH}),
         "input": _ITEM,
         "models": _OTHER_MODEL,
         "fallbacks": _OTHER_MODEL,

@@ -288,6 +288,7 @@ def test_a_reload_that_takes_the_filter_away_denies(converse: Start):
     ("body", "tool"),
     [
         (b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"pay"}}', "pay"),
+        (b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"Pay"}}', "Pay"),
         (
             b'[{"jsonrpc":"2.0","id":1,"method":"ping"},'
             b'{"jsonrpc":"2.0","id":2,"method":"tools/call","params":{"name":"pay"}}]', "pay",

@@ -86,6 +86,22 @@ REQUESTS: dict[str, tuple[str, str, bytes]] = {
         OTHER,
         json.dumps([{"jsonrpc": "2.0", "method": "tools/call", "params": {"name": "f"}}] * 8_000).encode(),
     ),
+    "denied calls": (
+        JSON,
+        OTHER,
+        json.dumps(
+            [{"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": {"name": "shell"}}] * 16_000
+        ).encode(),
+    ),
+    "an image": (
+        JSON,
+        CHAT,
+        chat(
+            messages=[
+                {"role": "user", "content": [{"image_url": {"url": "data:image/png;base64," + "iVBO" * 2_000_000}}]}
+            ]
+        ),
+    ),
     "a form": (FORM, OTHER, b"a=b&" * 500_000),
     "a long form": (FORM, OTHER, b"a=" + b"%61" * 600_000),
     "long texts with values": (

@@ -14,10 +14,10 @@ from typing import Annotated, Any, Final, Literal
 
 from egressproxy.ai_apis.long_json import dumping
 from egressproxy.ai_apis.message import SCANNED_AT_ONCE, CalledTool, JsonMessage, in_object
-from egressproxy.ai_apis.request import AiRequest, names_of_tool
+from egressproxy.ai_apis.request import WEB_SEARCH, AiRequest, names_of_tool
 from egressproxy.ai_apis.shared import answer_view, operation, request_view, status_of_unseen, view_ahead
 from egressproxy.ai_apis.streams import SLICE, framing_of
-from egressproxy.ai_apis.strict_json import OtherSpelling, Unreadable, dumps
+from egressproxy.ai_apis.strict_json import OtherSpelling, Unreadable
 from egressproxy.errors import Reason
 from egressproxy.filters.ai.tool_rules import NameRules, Names, ToolRules, Tools
 from egressproxy.filters.ai.tool_streams import ToolStream
@@ -61,6 +61,12 @@ _CHOICES: Final = (
         ("functionCallingConfig", "function_calling_config"),
         ("allowedFunctionNames", "allowed_function_names"),
     ),
+)
+#: Where batches have their requests, and the member of each that is one.
+_BATCHES: Final = (
+    (("requests",), "params"),
+    (("batch", "inputConfig", "requests", "requests"), "request"),
+    (("batch", "input_config", "requests", "requests"), "request"),
 )
 #: Types of a choice that are no tool.
 _CHOICE_TYPES: Final = frozenset(("allowed_tools", "any", "auto", "custom", "function", "none", "required", "tool"))
@@ -156,6 +162,8 @@ class ToolPolicy(Filter):
             fault = yield from finding_rpc_fault(value)
             if fault:
                 raise OtherSpelling(fault)
+            if type(value) is dict:
+                yield from self._batch(value)
         except Unreadable as error:
             if self._denies_unreadable or isinstance(error, OtherSpelling):
                 raise self._refusal(f"the request cannot be read: {error}", 400) from None
@@ -166,6 +174,19 @@ class ToolPolicy(Filter):
             if answer is not None:
                 return answer
         return (yield from self._chat(x, data)) if type(value) is dict else data  # a request may look like both
+
+    def _batch(self, value: dict[str, Any]) -> Work[None]:
+        """Look at the requests in a batch of Anthropic or Gemini. Raises Rejected, Unreadable."""
+        for path, member in _BATCHES:
+            listed = in_object(value, *path)
+            for each in listed if type(listed) is list else (listed,):
+                yield
+                asked = in_object(each, member)
+                if type(asked) is dict:
+                    for tool in AiRequest.of(b"", asked).tools:
+                        if not self._tools.may_be_offered(tool.name):
+                            self._denied.add(1, "tool", "denied")
+                            raise self._refusal(f"the batch offers tool {_shown(tool.name)}, which is not allowed")
 
     def _rpc(self, x: Exchange, messages: list[Any], *, is_batch: bool) -> Work[LocalResponse | None]:
         denials: list[str] = []
@@ -179,14 +200,14 @@ class ToolPolicy(Filter):
         if not any(denials):
             return None
         x.reason, x.rule, x.denied = Reason.FILTER_REJECTED, self._source, True
-        answers = [
-            self._rpc_error(message, denial or "the batch has another message that is not allowed")
-            for message, denial in zip(messages, denials, strict=True)
-            if type(message) is dict and "id" in message
-        ]
+        answers: list[dict[str, Any]] = []
+        for message, why in zip(messages, denials, strict=True):
+            if type(message) is dict and "id" in message:
+                answers.append(self._rpc_error(message, why or "the batch has another message that is not allowed"))
+                yield
         if not answers:  # notifications are not answered
             raise self._refusal(next(denial for denial in denials if denial))
-        body = dumps(answers if is_batch else answers[0])
+        body = yield from dumping(answers if is_batch else answers[0])
         return LocalResponse(200, ((b"Content-Type", b"application/json"),), body)
 
     def _rpc_error(self, message: dict[str, Any], denial: str) -> dict[str, Any]:
@@ -368,7 +389,8 @@ def _forced_tools(request: AiRequest) -> list[str]:
         ("tool_choice", "type"),  # of a tool that the provider runs
     )  # fmt: skip
     found = (in_object(request.value, *path) for path in paths)
-    return [name for name in found if type(name) is str and name not in _CHOICE_TYPES]
+    named = [name for name in found if type(name) is str and name not in _CHOICE_TYPES]
+    return named if request.value.get(WEB_SEARCH) is None else [*named, "web_search"]
 
 
 def _shown(name: object) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, TypeAlias
@@ -155,9 +155,13 @@ _BINARY: Final = frozenset(
         "thought_signature",
     )
 )
-#: In the alphabets of RFC 4648 sections 4 and 5, and without blanks or long numbers: words and cards are not base64.
-_BASE64 = re.compile(r"(?:[0-9A-Za-z+/\r\n]+|[0-9A-Za-z_\r\n-]+)={0,2}[\r\n]*")
+#: The alphabets of RFC 4648 sections 4 and 5. What has blanks or long numbers is text: words and cards are not base64.
+_ALPHABETS: Final = (re.compile(r"[0-9A-Za-z+/\r\n]*"), re.compile(r"[0-9A-Za-z_\r\n-]*"))
 _LONG_NUMBER = re.compile(r"[0-9-]{13}")
+_OVERLAP: Final = 12
+#: Characters of base64 that are looked at in one go, and those before which `;base64,` of a data URL ends.
+_LOOKED_AT: Final = 32 * 1024
+_DATA_HEAD: Final = 107
 _MIN_BINARY: Final = 64
 
 
@@ -226,8 +230,11 @@ class JsonDocument:
         if type(value) is dict:
             for key, each in list(value.items()):
                 yield _String(self.message, path, key, is_name=True)
-                if type(each) is not str or not (self.is_ai and is_binary(key, each)):
-                    yield from self._strings(each, (*path, key), told)
+                if self.is_ai and type(each) is str and may_be_binary(key, each):
+                    is_binary = yield from self._meanwhile(finding_binary(key, each), path)
+                    if is_binary:
+                        continue
+                yield from self._strings(each, (*path, key), told)
         elif type(value) is list:
             for index, each in enumerate(value):
                 yield from self._strings(each, (*path, index), told)
@@ -243,6 +250,15 @@ class JsonDocument:
             yield _String(self.message, path, digits, is_name=False)
         self._passed += 1
         if self._passed % _PASSED == 0:
+            yield _String(self.message, path, "", is_name=True)
+
+    def _meanwhile(self, work: Work[bool], path: Path) -> Generator[BodyText, None, bool]:
+        """The result of this work; an empty text stands for each of its parts."""
+        while True:
+            try:
+                next(work)
+            except StopIteration as end:
+                return bool(end.value)
             yield _String(self.message, path, "", is_name=True)
 
     def writing(self) -> Work[bytes]:
@@ -274,22 +290,30 @@ def _names_and_numbers(value: Any, path: Path) -> Iterator[tuple[Path, str, bool
 
 
 def may_be_binary(key: str, text: str) -> bool:
-    """Whether `is_binary` has to look at more of a string than its beginning."""
+    """Whether `finding_binary` has to look at more of a string than its beginning."""
     return key in _BINARY or text.startswith("data:")
 
 
-def is_binary(key: str, text: str) -> bool:
-    """Whether a string of a conversation, the member of this name, is base64 and no text."""
-    if key not in _BINARY:
-        if not text.startswith("data:"):
+def finding_binary(key: str, text: str) -> Work[bool]:
+    """Whether a string of a conversation, the member of this name, is base64 and no text: images are long."""
+    begin = 0
+    if key in _BINARY:
+        if len(text) < _MIN_BINARY:
             return False
-        head, mark, text = text.partition(";base64,")
-        return bool(mark) and len(head) < 100 and " " not in head and _is_base64(text)
-    return len(text) >= _MIN_BINARY and _is_base64(text)
-
-
-def _is_base64(text: str) -> bool:
-    return _BASE64.fullmatch(text) is not None and _LONG_NUMBER.search(text) is None
+    else:
+        mark = text.find(";base64,", 0, _DATA_HEAD) if text.startswith("data:") else -1
+        if mark < 0 or " " in text[:mark]:
+            return False
+        begin = mark + len(";base64,")
+    end = len(text.rstrip("\r\n="))
+    alphabets: tuple[re.Pattern[str], ...] = _ALPHABETS
+    for start in range(begin, end, _LOOKED_AT):
+        yield
+        piece = text[max(begin, start - _OVERLAP) : min(start + _LOOKED_AT, end)]
+        alphabets = tuple(each for each in alphabets if each.fullmatch(piece) is not None)
+        if not alphabets or _LONG_NUMBER.search(piece) is not None:
+            return False
+    return begin < end
 
 
 def _looks_like_json(text: str) -> bool:

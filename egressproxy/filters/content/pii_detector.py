@@ -209,12 +209,12 @@ class PIIDetector(ContentFilter):
             return self._analyzed(x, data, scanner, self._presidio)
         return run(self._edited_request(x, data, scanner), is_long=len(data) > SCANNED_AT_ONCE)
 
-    def _replacing(self, x: Exchange, data: bytes) -> Replace:
+    def _replacing(self, x: Exchange, data: bytes) -> Work[Replace]:
         """What replaces what is found in a request."""
         if not self._replaced:
             return self.replace
         state = self._state(x)
-        state.placeholders.avoid(data, self._replaced)
+        yield from state.placeholders.avoiding(data, self._replaced)
         return state.replace
 
     def replace(self, entity: str, value: str) -> str:
@@ -231,7 +231,7 @@ class PIIDetector(ContentFilter):
         """The request with what was found replaced, also by the analyzer."""
         try:
             document = await in_turns(reading_document(x, data, type_and_kind_of(x.request.fields)[1], is_request=True))
-            replace = self._replacing(x, data)
+            replace = await in_turns(self._replacing(x, data))
             time_slice = TimeSlice()
             for part in document.texts():
                 text = part.text
@@ -254,10 +254,10 @@ class PIIDetector(ContentFilter):
             if written is not None:
                 many = yield from self._spans_in(scanner, written.text)
                 if many is not None:
-                    made = written.replaced(many, self._replacing(x, data)) if many else data
+                    made = written.replaced(many, (yield from self._replacing(x, data))) if many else data
                     if made is not None:
                         return made
-            replace = self._replacing(x, data)
+            replace = yield from self._replacing(x, data)
             for part in document.texts():
                 yield
                 found = yield from self._spans_of(scanner, part.text, 403)

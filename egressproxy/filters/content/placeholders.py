@@ -11,6 +11,8 @@ import re
 from collections.abc import Iterable
 from typing import Final
 
+from egressproxy.model.work import Work
+
 #: Characters of a name: an entity of at most 32, and a number.
 _MAX_NAME: Final = 48
 _NAME: Final = rf"[A-Z][A-Z0-9_]{{0,{_MAX_NAME}}}"
@@ -25,6 +27,9 @@ _OPEN_ESCAPED = re.compile(
 #: Placeholders of an entity, or escapes of ASCII, that are read of a client. If it writes more, ours begin at _FAR.
 _MAX_WRITTEN: Final = 10_000
 _FAR: Final = 1_000_000_000
+#: Bytes that are looked at in one go, and those of the longest placeholder: it has escapes alone.
+_LOOKED_AT: Final = 64 * 1024
+_LONGEST: Final = 6 * _MAX_NAME
 _ESCAPED_ASCII = re.compile(rb"\\u00([2-7][0-9A-Fa-f])")
 
 
@@ -38,23 +43,30 @@ class Placeholders:
         self._names: dict[tuple[str, str], str] = {}
         self._numbers: dict[str, int] = {}  # the last one of each entity
 
-    def avoid(self, written: bytes, entities: Iterable[str]) -> None:
+    def avoiding(self, written: bytes, entities: Iterable[str]) -> Work[None]:
         """Begin with these entities behind the numbers that the client has written here, be it escaped as JSON."""
-        if written.count(b"\\u00") > _MAX_WRITTEN:
-            self._numbers.update(dict.fromkeys(entities, _FAR))
-            return
-        if b"\\u00" in written:
-            written = _ESCAPED_ASCII.sub(lambda match: bytes((int(match[1], 16),)), written)
-        for entity in entities:
-            name = entity.encode() + b"_"
-            if name not in written:
-                continue
-            last = self._numbers.get(entity, 0)
-            for count, match in enumerate(re.finditer(name + rb"([0-9]{1,9})", written)):
-                last = max(last, int(match[1]) if count < _MAX_WRITTEN else _FAR)
-                if last == _FAR:
-                    break
-            self._numbers[entity] = last
+        escapes, read = 0, dict.fromkeys(entities, 0)
+        for begin in range(0, len(written), _LOOKED_AT):
+            yield
+            piece = written[begin : begin + _LOOKED_AT + _LONGEST]
+            if b"\\u00" in piece:
+                escapes += piece.count(b"\\u00")
+                if escapes > _MAX_WRITTEN:
+                    self._numbers.update(dict.fromkeys(entities, _FAR))
+                    return
+                piece = _ESCAPED_ASCII.sub(lambda match: bytes((int(match[1], 16),)), piece)
+            for entity in entities:
+                name = entity.encode() + b"_"
+                if name not in piece or read[entity] > _MAX_WRITTEN:
+                    continue
+                last = self._numbers.get(entity, 0)
+                for match in re.finditer(name + rb"([0-9]{1,9})", piece):
+                    read[entity] += 1
+                    if read[entity] > _MAX_WRITTEN:
+                        last = _FAR
+                        break
+                    last = max(last, int(match[1]))
+                self._numbers[entity] = last
 
     def name(self, entity: str, value: str) -> str:
         """The placeholder of this value, with brackets."""

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
-from egressproxy.filters.content.bodies import BodyTexts, JsonDocument, is_binary, may_be_binary
+from egressproxy.filters.content.bodies import BodyTexts, JsonDocument, finding_binary, may_be_binary
 from egressproxy.filters.content.spans import Replace, Scanner, Span, replaced
-from egressproxy.model.work import Work
+from egressproxy.model.work import Work, at_once
 
 #: Escapes of which each stands for one character, none of which is in anything that is looked for. That of the
 #: backslash is the first: what follows it is no escape.
@@ -141,7 +141,7 @@ def _without_binary(text: str) -> str:
         piece = pieces[at]
         if at % 2 and at > 1:
             name = pieces[at - 2] if pieces[at - 1].strip(" \t\r\n") == ":" else ""
-            if may_be_binary(name, piece) and is_binary(name, piece.replace("\1\1", "\n")):
+            if may_be_binary(name, piece) and at_once(finding_binary(name, piece.replace("\1\1", "\n"))):
                 pieces[at] = "\1" * len(piece)
     return "\0".join(pieces)
 

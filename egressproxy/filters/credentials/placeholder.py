@@ -41,23 +41,23 @@ class PlaceholderInjector(CredentialInjector):
 
     def backend_request(self, x: Exchange) -> object:  # type: ignore[override]
         """As CredentialInjector. Raises Denied(403): PLACEHOLDER_MISPLACED, PLACEHOLDER_REQUIRED."""
-        rest = self._rest(x.request)
-        if rest is None or self._anywhere.search(rest):
-            if rest is None:
-                block, path = x.request.fields.block, x.request.path
-                rest = block + unquote_to_bytes(path) + path
-            if self._anywhere.search(rest):
-                raise misplaced(x, self._source, f"outside of {self._where}")
-            if self._requires:
-                raise Denied(
-                    Reason.PLACEHOLDER_REQUIRED,
-                    f"requests to {x.backend} need the placeholder of filter {self._name} in {self._where}, and no"
-                    " other key",
-                    rule=self._source,
-                    remedy="configure the client with the placeholder instead of a key",
-                )
-            return None
-        return super().backend_request(x)
+        head, search = x.request, self._anywhere.search
+        rest = self._rest(head)
+        others = b"\n".join((head.fields.block, head.path)) if rest is None else rest
+        said = b"\n".join((others, x.upstream_host, head.via, head.upgrade))
+        if search(said) or (b"%" in said and search(unquote_to_bytes(said))):
+            raise misplaced(x, self._source, f"outside of {self._where}")
+        if rest is not None:
+            return super().backend_request(x)
+        if self._requires:
+            raise Denied(
+                Reason.PLACEHOLDER_REQUIRED,
+                f"requests to {x.backend} need the placeholder of filter {self._name} in {self._where}, and no other"
+                " key",
+                rule=self._source,
+                remedy="configure the client with the placeholder instead of a key",
+            )
+        return None
 
     def _rest(self, request: RequestHead) -> bytes | None:
         """What the head says besides the placeholder in its place, to be searched; None if it is not there."""
@@ -71,12 +71,12 @@ class PlaceholderInjector(CredentialInjector):
                 if unquote_to_bytes(name) == self._query and unquote_to_bytes(value) == self._placeholder:
                     found += 1
                 else:
-                    others.append(unquote_to_bytes(pair))
-            return b"\n".join((block, unquote_to_bytes(before), *others)) if found == 1 else None
+                    others.append(pair)
+            return b"\n".join((block, before, *others)) if found == 1 else None
         lines = self._field.findall(block)
         if len(lines) != 1 or not self._stands_in(lines[0].partition(b":")[2].strip(b" \t")):
             return None
-        return block.replace(lines[0], b"", 1) + unquote_to_bytes(path)
+        return b"\n".join((block.replace(lines[0], b"", 1), path))
 
     def _stands_in(self, value: bytes) -> bool:
         if self._is_basic:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -270,6 +271,12 @@ def test_lists_of_resources_and_prompts_are_shortened():
 
 
 # --- chat: what is offered --------------------------------------------------------------------------------------------
+def refused(said: FilterResult, status: int) -> str:
+    assert said.error is not None
+    assert said.error.status == status
+    return str(said.error)
+
+
 def offering(*names: str, **more: Any) -> dict[str, Any]:
     tools = [{"type": "function", "function": {"name": name}} for name in names]
     return {"model": "m", "messages": [{"role": "user", "content": "hi"}], "tools": tools, **more}
@@ -337,6 +344,64 @@ def test_every_member_of_a_tool_of_gemini_is_one(tools: list[Any], left: list[An
     body = {"contents": [], "tools": tools}
     sent = json.loads(ask(ALLOWED, body, path="/v1beta/models/g:generateContent").request_body)
     assert sent.get("tools") == left
+
+
+#: `delete` is not allowed, and `search` is.
+ALONE: list[tuple[Any, Any]] = [
+    ({"googleSearch": {}}, None),
+    ({"functionDeclarations": [{"name": "delete"}]}, None),
+    ({"functionDeclarations": {"name": "delete"}, "search": {}}, {"search": {}}),
+    ({"googleSearch": {}, "functionDeclarations": {"name": "search"}}, {"functionDeclarations": {"name": "search"}}),
+    ({"type": "function", "function": {"name": "delete"}}, None),
+    ([{"functionDeclarations": {"name": "delete"}}, {"name": "search"}], [{"name": "search"}]),
+    (["delete", "search"], ["search"]),
+    ({"functionDeclarations": {"name": "search"}}, {"functionDeclarations": {"name": "search"}}),
+]
+
+
+@pytest.mark.parametrize(("tools", "left"), ALONE)
+def test_a_tool_without_an_array_around_it_is_offered_too(tools: Any, left: Any):
+    body = {"contents": [{"role": "user", "parts": [{"text": "hi"}]}], "tools": tools}
+    said = ask(ALLOWED, body, path="/v1beta/models/g:generateContent")
+    assert said.error is None
+    sent = json.loads(said.request_body)
+    assert sent == {key: each for key, each in body.items() if key != "tools" or left is not None} | (
+        {} if left is None else {"tools": left}
+    )
+
+
+def test_items_of_the_input_without_an_array_around_them_add_tools_too():
+    added = {"type": "additional_tools", "tools": {"type": "web_search"}}
+    sent = json.loads(ask(ALLOWED, {"model": "m", "input": added}, path="/v1/responses").request_body)
+    assert sent == {"model": "m", "input": {"type": "additional_tools"}}
+
+
+def test_a_search_that_is_asked_for_by_options_is_a_tool_that_is_forced():
+    body = {"model": "m", "messages": [], "web_search_options": {}}
+    assert "tool 'web_search'" in refused(ask(ALLOWED, body, path="/v1/chat/completions"), 403)
+    allowed = {"tools": {"allow": [{"names": ["web_search"]}]}}
+    assert json.loads(ask(allowed, body, path="/v1/chat/completions").request_body) == body
+
+
+IN_BATCHES: dict[str, Callable[[Any], Any]] = {
+    "/v1/messages/batches": lambda tools: {"requests": [{}, {"custom_id": "a", "params": {"tools": tools}}]},
+    "/v1beta/models/g:batchGenerateContent": lambda tools: {
+        "batch": {"input_config": {"requests": {"requests": [{"request": {"contents": [], "tools": tools}}]}}}
+    },
+    "/v1beta/models/h:batchGenerateContent": lambda tools: {
+        "batch": {"inputConfig": {"requests": {"requests": {"request": {"contents": [], "tools": tools}}}}}
+    },
+}
+
+
+@pytest.mark.parametrize("path", IN_BATCHES)
+def test_what_the_requests_of_a_batch_offer_has_to_be_allowed(path: str):
+    search = IN_BATCHES[path]([{"name": "search"}])
+    assert json.loads(ask(ALLOWED, search, path=path).request_body) == search
+    for tools in ([{"name": "search"}, {"name": "delete"}], {"googleSearch": {}}):
+        assert "batch offers tool" in refused(ask(ALLOWED, IN_BATCHES[path](tools), path=path), 403)
+    other = json.dumps(IN_BATCHES[path]([{"name": "search"}])).replace("requests", "Requests").encode()
+    refused(ask(ALLOWED, other, path=path), 400)
 
 
 FORCED: list[tuple[dict[str, Any], dict[str, Any] | None]] = [

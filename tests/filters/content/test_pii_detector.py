@@ -346,6 +346,13 @@ def test_numbers_that_the_client_writes_are_passed_over_however_many_they_are():
     assert sent == f"{said} <EMAIL_1000000001>"
 
 
+@pytest.mark.parametrize("at", range(65_440, 65_540, 7))
+def test_numbers_that_the_client_writes_are_passed_over_wherever_they_stand(at: int):
+    said = "x " * (at // 2) + "EMAIL_71 " + "x " * 40_000
+    sent = json.loads(run(detector(), ask(f"{said} {ALICE}")).request_body)["messages"][0]["content"]
+    assert sent == f"{said} <EMAIL_72>"
+
+
 # --- answers
 
 

@@ -80,11 +80,27 @@ def test_as_the_password_of_basic():
         ([(b"authorization", f"Bearer {MINE}".encode())], f"/x?key={MINE}".encode()),
         ([(b"authorization", f"Bearer {MINE}".encode())], f"/x?key={MINE}".replace("-", "%2d").encode()),
         ([(b"x-authorization", f"Bearer {MINE}".encode())], b"/"),
+        ([(b"cookie", f"k={MINE}".replace("k-e", "k%2De").encode())], b"/"),
+        ([(b"authorization", f"Bearer {MINE}".encode()), (b"x-a", MINE.replace("s", "%73").encode())], b"/x"),
     ],
 )
 @pytest.mark.parametrize("more", [{}, {"require": "placeholder"}])
 def test_anywhere_else_it_ends_the_request(lines, target, more):
     assert refused(made(**more), *lines, target=target) is Reason.PLACEHOLDER_MISPLACED
+
+
+@pytest.mark.parametrize("lines", [[], [(b"authorization", f"Bearer {MINE}".encode())]], ids=["alone", "in its place"])
+@pytest.mark.parametrize("written", [MINE, MINE.replace("-", "%2d"), b64encode(f"a{MINE}".encode()).decode()])
+def test_in_what_is_written_anew_for_the_backend_it_ends_the_request(written, lines):
+    for name in ("via", "upgrade", "host"):
+        x = exchange(*lines)
+        if name == "host":
+            x.upstream_host = f"{written}.example".encode()
+        else:
+            setattr(x.request, name, f"1.1 {written}".encode())
+        with pytest.raises(Denied) as caught:
+            made().backend_request(x)
+        assert caught.value.reason is Reason.PLACEHOLDER_MISPLACED
 
 
 def test_in_the_field_of_another_place_it_ends_the_request():
