@@ -59,7 +59,8 @@ class EventWriter:
 
     async def _write(self, number: int, notice: Notice, found: Mapping[Any, Mapping[str, str]]) -> None:
         made = next(each for each in published(number, notice, found) if each.group == _GROUP)
-        value = json.loads(made.manifest)
+        # A server refuses an Event of this group that is new and has fields of the other one.
+        value = {name: each for name, each in json.loads(made.manifest).items() if not name.startswith("deprecated")}
         value["metadata"] = {"name": made.name, "namespace": made.namespace}
         path = f"/apis/{_GROUP}/v1/namespaces/{made.namespace}/events"
         try:

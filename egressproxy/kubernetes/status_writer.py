@@ -31,6 +31,7 @@ WRITE_S: Final = 5.0
 _SHARED: Final = ("parents", "ancestors", "controllers")
 _IDENTITY: Final = ("parentRef", "ancestorRef", "name", "type")
 _CONFLICT: Final = 409
+_OF_SERVER: Final = 500
 #: The server has no such subresource, or we have no right to it: told once.
 _NEVER: Final = frozenset({403, 404, 405})
 
@@ -135,17 +136,23 @@ class StatusWriter:
                 self._settled[key] = (json.dumps(made.get("status") or {}).encode(), ours)
                 return True
             except ApiError as error:
-                if error.status == _CONFLICT or error.status not in _NEVER:
-                    if error.status != _CONFLICT:
-                        log.warning("status of %s %s/%s cannot be written: %s", kind.kind, key[2], key[3], error)
-                    return False
-                if self._store.find(key) is held:  # and not deleted meanwhile
-                    self._told[key[:2]] = f"status of {kind.resource} cannot be written: {error}"
-                    log.warning("%s", self._told[key[:2]])
-                return True
-            except (CredentialsError, *UNREACHABLE) as error:
-                log.warning("status cannot be written: %s", error or type(error).__name__)
-                return False
+                return self._failed(key, held, ours, error)
+            except (CredentialsError, *UNREACHABLE):
+                return False  # told by those who read
+
+
+    def _failed(self, key: Key, held: StoredObject, ours: bytes | None, error: ApiError) -> bool:
+        """Whether trying again helps nothing, before the object or its status is another one."""
+        if error.status == _CONFLICT or error.status >= _OF_SERVER:
+            return False
+        resource = _KINDS[key[:2]].resource
+        if error.status in _NEVER and self._store.find(key) is held:  # and not deleted meanwhile
+            self._told[key[:2]] = f"status of {resource} cannot be written: {error}"
+            log.warning("%s", self._told[key[:2]])
+        else:
+            self._settled[key] = (held.status, ours)
+            log.warning("status of %s %s cannot be written: %s", resource, "/".join(filter(None, key[2:])), error)
+        return True
 
 
 def merged(now: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -38,6 +38,7 @@ async def test_an_event_is_written_once_and_then_counted(tmp_path):
         await until(lambda: server.objects)
         (made,) = server.objects.values()
         assert made["regarding"]["uid"] == "the-uid"
+        assert not any(name.startswith("deprecated") for name in made)
         assert (made["reason"], made["type"], made["note"]) == (NOTICE.reason, "Warning", NOTICE.message)
         writer.show([(1, NOTICE)])
         writer.show([(1, replace(NOTICE, count=7))])

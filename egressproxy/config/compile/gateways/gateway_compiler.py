@@ -42,7 +42,7 @@ def class_statuses(
             conditions.set("Accepted", True, "Accepted", "the class is served")
         else:
             conditions.set("Accepted", False, "InvalidParameters", "parametersRef is not supported: remove it")
-        conditions.set("SupportedVersion", True, "SupportedVersion", "")
+        conditions.set("SupportedVersion", True, "SupportedVersion", "the versions of its kinds are served")
         conditions.set(_FILTER_CATALOG, True, "Published", catalogue())
         features = [{"name": name} for name in sorted(supported_features.ROUTE_FEATURES)]
         statuses[gateway_class.key] = {"conditions": conditions.to_list(), "supportedFeatures": features}

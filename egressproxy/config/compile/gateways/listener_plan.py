@@ -32,6 +32,8 @@ _KINDS = {
     ListenerProtocol.SOCKS5: ("HTTPRoute", "TLSRoute"),
     ListenerProtocol.TRANSPARENT: ("HTTPRoute", "TLSRoute"),
 }
+#: Gateway API's CRD has no hyphen behind the slash.
+_SPELLINGS = {"egressproxy.io/forwardproxy": "egressproxy.io/forward-proxy"}
 #: Why some have no `tls`.
 _WITHOUT_TLS = {
     ListenerProtocol.SOCKS5: "SOCKS5 over TLS is not served",
@@ -119,7 +121,7 @@ def plan_listener(
     plan.conditions.set("Conflicted", False, "NoConflicts", "no other listener is in its way")
     plan.conditions.set("ResolvedRefs", True, "ResolvedRefs", "every reference is resolved")
     try:
-        plan.protocol = ListenerProtocol(listener.protocol)
+        plan.protocol = ListenerProtocol(_SPELLINGS.get(listener.protocol, listener.protocol))
     except ValueError:
         message = f"protocol {listener.protocol} is not supported; {_nearest_protocol(listener.protocol)}"
         plan.refuse("Accepted", "UnsupportedProtocol", message)
