@@ -38,8 +38,7 @@ _SAY_BY_BEING_THERE: Final[Mapping[str, frozenset[str]]] = {
 _PATHS: Final[Mapping[str, Mapping[str, str]]] = {
     "Backend": {
         "Type": ".spec.destination.type",
-        "Destination": ".spec.destination['fqdn.hostname','ip.address','service.name','kubernetesService.name',"
-        "'failover.endpoints[0].backendRef.name']",
+        "Destination": ".spec.destination['fqdn.hostname','ip.address','service.name','kubernetesService.name']",
         "Accepted": '.status.conditions[?(@.type=="Accepted")].status',
         "Ports": ".spec.destination.ports[*].number",
         "ResolvedRefs": '.status.conditions[?(@.type=="ResolvedRefs")].status',
@@ -100,8 +99,9 @@ def _columns(kind: ServedKind) -> list[dict[str, Any]]:
     for column in columns(kind.group, kind.kind):
         path = ".metadata.creationTimestamp" if column.is_age else paths.get(column.name)
         if path is not None:
+            words = f"{column.description} The first of them." if "[*]" in path else column.description
             shown = {"name": column.name, "type": "date" if column.is_age else column.type, "jsonPath": path}
-            made.append({**shown, "description": column.description, **({"priority": 1} if column.is_wide else {})})
+            made.append({**shown, "description": words, **({"priority": 1} if column.is_wide else {})})
     return made
 
 

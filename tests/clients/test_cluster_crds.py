@@ -1,6 +1,7 @@
 """Our CustomResourceDefinitions on a real API server, as an operator sees them with kubectl.
 
-The server may be older than CEL: rules between fields are tried in tests/kubeapi/test_crds.py.
+The server may be older than CEL: rules between fields are tried in tests/kubeapi/test_crds.py. One of Kubernetes 1.20
+that a Go newer than 1.17 has compiled takes empty text for null; objects that have some are left out here.
 """
 
 from __future__ import annotations
@@ -39,6 +40,12 @@ def path_of(manifest: dict[str, Any]) -> str:
     return f"{GROUP}/{'namespaces/default/' if kind.is_namespaced else ''}{kind.plural}"
 
 
+def has_empty(value: Any) -> bool:
+    """Whether empty text stands anywhere."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return value == "" or any(map(has_empty, inner))
+
+
 def test_the_schemas_are_structural(server: RealApiServer):
     for kind in OUR_KINDS:
         _, found = server.request("GET", f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{kind.resource}")
@@ -49,7 +56,7 @@ def test_the_schemas_are_structural(server: RealApiServer):
 def test_what_files_may_say_is_taken_and_stored_as_it_is_meant(server: RealApiServer):
     """Created, and applied by server-side apply; the answer is what `admitted` makes of it, so that it can stand in."""
     tried = 0
-    for number, given in enumerate(each for each in manifests() if read(each) is not None):
+    for number, given in enumerate(each for each in manifests() if read(each) is not None and not has_empty(each)):
         manifest = {**given, "metadata": {"name": f"x-{number}"}}
         path = path_of(manifest)
         status, stored = server.request("POST", path, manifest)
@@ -124,9 +131,9 @@ def test_kubectl_prints_the_columns_and_explains_the_fields(server: RealApiServe
     assert heads.split() == ["NAME", "TYPE", "DESTINATION", "ACCEPTED", "AGE", "PORTS", "RESOLVEDREFS"]
     assert row.split()[:3] == ["shown", "Fqdn", "api.example.com"]
     assert "backend.egressproxy.io/shown" in server.kubectl("get", "egressproxy", "-o", "name")
-    explained = " ".join(server.kubectl("explain", "egresspolicies.egressproxy.io.spec.destinations.deny").split())
-    assert "Deny beats allow." in explained
-    assert "hostnames" in explained
+    explained = " ".join(server.kubectl("explain", "backends.egressproxy.io.spec.destination.ports").split())
+    assert "Ports that a reference may name, each once." in explained
+    assert "How TLS is spoken at this port." in explained
 
 
 def test_status_is_a_subresource_with_conditions_by_type(server: RealApiServer):
@@ -135,7 +142,7 @@ def test_status_is_a_subresource_with_conditions_by_type(server: RealApiServer):
 
     def condition(kind: str, status: str) -> dict[str, Any]:
         time = "2026-01-01T00:00:00Z"
-        return {"type": kind, "status": status, "reason": "Because", "message": "", "lastTransitionTime": time}
+        return {"type": kind, "status": status, "reason": "Because", "message": "Why.", "lastTransitionTime": time}
 
     def write(manager: str, *conditions: dict[str, Any]) -> tuple[int, Any]:
         body = {
