@@ -233,3 +233,31 @@ async def test_a_configuration_that_is_taken_while_the_drain_begins_does_not_end
     assert await asyncio.wait_for(app.reload(""), WAIT_S) == "draining"
     ends.set()
     assert await serving == 0
+
+
+async def test_a_successor_that_is_asked_to_stop_while_it_starts_leaves_the_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    asked = replace(options(tmp_path, m.gateway(m.forward_listener(free_port()))), takeover=tmp_path / "takeover.sock")
+    first = App(asked)
+    serving = asyncio.create_task(first.serve())
+    while first.why_not_ready():  # noqa: ASYNC110 (nothing tells)
+        await asyncio.sleep(0.01)
+    second = App(asked)
+    take = second._live.take
+
+    async def take_and_stop() -> None:
+        await take()
+        second._asked_to_stop()
+
+    monkeypatch.setattr(second._live, "take", take_and_stop)
+    assert await second.serve() == 0
+    assert first.why_not_ready() == ""
+    assert await asyncio.wait_for(first.reload(""), WAIT_S) == ""
+    third = App(asked)
+    succeeding = asyncio.create_task(third.serve())
+    assert await asyncio.wait_for(serving, WAIT_S) == 0
+    assert third.why_not_ready() == ""
+    third._asked_to_stop()
+    assert await succeeding == 0
+    assert not (tmp_path / "takeover.sock").exists()

@@ -45,6 +45,24 @@ def test_what_is_discarded_leaves_nothing(tmp_path: Path):
     assert os.listdir(tmp_path) == []
 
 
+def test_the_lock_goes_over_to_a_process_that_is_given_it(tmp_path: Path):
+    folder = tmp_path / "state"
+    held = lock(folder)
+    given = os.dup(held)
+    mine = lock(folder, given)
+    os.close(held)
+    os.close(given)
+    with pytest.raises(BlockingIOError):
+        lock(folder)
+    os.close(mine)
+    again = lock(folder)
+    other = lock(tmp_path / "other", again)
+    with pytest.raises(BlockingIOError):  # what was given holds another folder
+        lock(tmp_path / "other")
+    os.close(again)
+    os.close(other)
+
+
 def test_a_folder_belongs_to_one_process_and_is_swept_when_taken(tmp_path: Path):
     folder = tmp_path / "new" / "state"
     held = lock(folder)
