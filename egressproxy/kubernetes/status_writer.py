@@ -140,7 +140,6 @@ class StatusWriter:
             except (CredentialsError, *UNREACHABLE):
                 return False  # told by those who read
 
-
     def _failed(self, key: Key, held: StoredObject, ours: bytes | None, error: ApiError) -> bool:
         """Whether trying again helps nothing, before the object or its status is another one."""
         if error.status == _CONFLICT or error.status >= _OF_SERVER:

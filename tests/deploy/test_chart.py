@@ -42,11 +42,8 @@ GROUPS_OF_OTHERS = {
     "cilium.io", "egressproxy.io", "gateway.networking.k8s.io", "monitoring.coreos.com", "policy.networking.k8s.io",
 }  # fmt: skip
 SCHEMA = json.loads((CHART / "values.schema.json").read_text(encoding="utf-8"))
-OPTIONS = {name for option in run_command.params for name in option.opts}
 #: Of what the chart passes on as it is.
 PASSED_ON = {"requests", "limits"}
-#: What the chart gives, and `run` has to learn.
-NOT_YET = {"--drain-delay", "--publish-service", "--secret-selector", "--source", "--state-key", "--watch-namespace"}
 every_example = pytest.mark.parametrize("example", EXAMPLES, ids=name_of)
 
 

@@ -94,6 +94,7 @@ class SessionPlaces:
                 self._names[backend, host, port] = place
 
     def find(self, place: bytes) -> tuple[RouteBackend, EndpointAddress | None] | None:
+        """The backend and endpoint of this digest, None where there is none (any more)."""
         self._learn()
         return self._places.get(place)
 
