@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 #: How often discovery looks for kinds that were not there, in seconds.
 DISCOVER_S: Final = 30.0
+#: How long a kind has to be away before its objects are.
+GONE_S: Final = 600.0
 #: A change has settled when nothing more comes for so long; what changes without end is given on after the second.
 QUIET_S: Final = 0.05
 PATIENCE_S: Final = 0.3
@@ -75,6 +77,11 @@ class ClusterSource:
         self._versions: dict[tuple[str, str], str] = {}
         self._reflectors: dict[Scope, tuple[Reflector, asyncio.Task[None]]] = {}
         self._leaving: list[Scope] = []
+        self._gone_since: dict[tuple[str, str], float] = {}  # kinds that were there, by group and kind
+        self._has_lost_kinds = False  # since what was given last
+        self._kinds_before = {
+            (kind.group, kind.kind) for kind in CONFIGURED if any(place.split()[0] == kind.resource for place in places)
+        }
         self._is_discovered = False
         self._problem = "the API server has not answered yet"
         self._changed = asyncio.Event()
@@ -90,13 +97,14 @@ class ClusterSource:
                 try:
                     if self.client is None:
                         self.client = ApiClient(await Credentials.load(self._options))
-                    self._versions = await discovered(self.client)
+                    found = await discovered(self.client)
                 except (CredentialsError, ApiError, *UNREACHABLE) as error:
                     self._problem = f"the API server cannot be reached: {error or type(error).__name__}"
                     self._changed.set()
                     await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 (no secret)
                     pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
                     continue
+                self._learn(found)
                 if not self._is_discovered:
                     self._tell_missing()
                 self._is_discovered, self._problem = True, ""
@@ -110,6 +118,21 @@ class ClusterSource:
                 task.cancel()
             if self.client is not None:
                 await self.client.close()
+
+    def _learn(self, found: Mapping[tuple[str, str], str]) -> None:
+        """Take over which kinds there are. One that was there stays for a while: an API server that starts does not
+        have its CustomResourceDefinitions yet, and would take every object with it. Where a definition is deleted, its
+        objects are deleted before, one by one.
+        """
+        now = asyncio.get_running_loop().time()
+        was_there = self._versions.keys() | self._kinds_before
+        self._gone_since = {name: self._gone_since.get(name, now) for name in was_there - found.keys()}
+        given_up = {name for name, since in self._gone_since.items() if now - since > GONE_S}
+        self._gone_since = {name: since for name, since in self._gone_since.items() if name not in given_up}
+        self._kinds_before -= given_up
+        self._has_lost_kinds |= bool(given_up)
+        kept = {name: version for name, version in self._versions.items() if name in self._gone_since}
+        self._versions = {**kept, **found}
 
     def _tell_missing(self) -> None:
         missing = [kind.resource for kind in CONFIGURED if (kind.group, kind.kind) not in self._versions]
@@ -178,6 +201,8 @@ class ClusterSource:
         """ "" once everything that is watched was read, or cannot be read before a person does something."""
         if self._problem:
             return self._problem
+        for group, kind in self._gone_since.keys() - self._versions.keys():
+            return f"the cluster has no {kind} of {group or 'the core group'} any more, or not yet"
         for reflector, _ in self._reflectors.values():
             kind = reflector.scope.kind
             if not reflector.is_settled or (not reflector.is_synced and (kind.group, kind.kind) in _RESTRICT):
@@ -267,7 +292,7 @@ class ClusterSource:
             self._tell_problems()
             if self._given is _Given.NOTHING or (self._given is _Given.FROM_DISK and self.why_not_ready()):
                 continue
-            if not self.store.changed and not self.store.services:
+            if not self.store.changed and not self.store.services and not self._has_lost_kinds:
                 continue
             deadline = asyncio.get_running_loop().time() + PATIENCE_S
             revision = -1
@@ -275,6 +300,8 @@ class ClusterSource:
                 revision = self.store.revision
                 await asyncio.sleep(QUIET_S)
             is_other = any(key[:2] not in _BY_LOOKUP or key in self._wanted for key in self.store.changed)
+            is_other |= self._has_lost_kinds
+            self._has_lost_kinds = False
             self.store.changed.clear()
             if is_other:
                 self._on_change()

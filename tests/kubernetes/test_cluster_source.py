@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import zlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from ipaddress import ip_address
 from typing import Any
@@ -19,6 +19,7 @@ from egressproxy.model.kinds import CONFIGURED
 from egressproxy.processes.workers.fleet import EndpointUpdates
 from egressproxy.run_options import ClusterOptions
 from tests.support.api_server import LEASE, ApiServer
+from tests.support.waiting import until
 
 
 @pytest.fixture(autouse=True)
@@ -40,11 +41,11 @@ def endpoints(service: str, namespace: str = "team") -> dict[str, Any]:
 
 
 class Sourced:
-    def __init__(self, server: ApiServer, options: ClusterOptions) -> None:
+    def __init__(self, server: ApiServer, options: ClusterOptions, places: Mapping[str, str]) -> None:
         self.server = server
         self.changes = 0
         self.endpoints: EndpointUpdates = {}
-        self.source = ClusterSource(options, {}, self._count, self._take_endpoints)
+        self.source = ClusterSource(options, places, self._count, self._take_endpoints)
 
     def _count(self) -> None:
         self.changes += 1
@@ -63,11 +64,13 @@ class Sourced:
 
 
 @asynccontextmanager
-async def sourced(tmp_path: Any, server: ApiServer, **options: Any) -> AsyncIterator[Sourced]:
+async def sourced(
+    tmp_path: Any, server: ApiServer, places: Mapping[str, str] | None = None, **options: Any
+) -> AsyncIterator[Sourced]:
     async with server.running():
         file = tmp_path / "kubeconfig"
         file.write_text(server.kubeconfig())
-        made = Sourced(server, ClusterOptions(kubeconfig=file, **options))
+        made = Sourced(server, ClusterOptions(kubeconfig=file, **options), places or {})
         task = asyncio.create_task(made.source.run())
         try:
             yield made
@@ -202,3 +205,34 @@ async def test_other_addresses_of_a_service_need_no_reload(tmp_path):
                 await it.source.wait()
                 await asyncio.sleep(0.1)
         assert it.changes == 0
+
+
+POLICY = {"apiVersion": "egressproxy.io/v1alpha1", "kind": "EgressPolicy", "metadata": {"name": "p"}, "spec": {}}
+WITHOUT_OURS = tuple(each for each in CONFIGURED if each.group != "egressproxy.io")
+
+
+async def test_an_api_server_that_starts_without_our_kinds_takes_nothing_away(tmp_path, monkeypatch):
+    server = ApiServer()
+    server.put(POLICY)
+    async with sourced(tmp_path, server) as it:
+        assert await it.take() == ["EgressPolicy/p"]
+        server.kinds = WITHOUT_OURS
+        server.forget_history()
+        before = len(server.asked("/apis"))
+        await until(lambda: len(server.asked("/apis")) > before + 20)
+        assert [key[3] for key, _ in it.source.relevant()] == ["p"]
+        monkeypatch.setattr(cluster_source, "GONE_S", 0.0)
+        async with asyncio.timeout(20):
+            while not it.changes:
+                await it.source.wait()
+        assert await it.take() == []
+
+
+async def test_kinds_that_were_there_before_a_restart_are_waited_for(tmp_path, monkeypatch):
+    server = ApiServer(WITHOUT_OURS)
+    async with sourced(tmp_path, server, {"egresspolicies.egressproxy.io": "1"}) as it:
+        async with asyncio.timeout(20):
+            while "EgressPolicy" not in it.source.why_not_ready():
+                await it.source.wait()
+        monkeypatch.setattr(cluster_source, "GONE_S", 0.0)
+        assert await it.take() == []
