@@ -201,8 +201,8 @@ class ClusterSource:
         """ "" once everything that is watched was read, or cannot be read before a person does something."""
         if self._problem:
             return self._problem
-        for group, kind in self._gone_since.keys() - self._versions.keys():
-            return f"the cluster has no {kind} of {group or 'the core group'} any more, or not yet"
+        for group, name in self._gone_since.keys() - self._versions.keys():
+            return f"the cluster has no {name} of {group or 'the core group'} any more, or not yet"
         for reflector, _ in self._reflectors.values():
             kind = reflector.scope.kind
             if not reflector.is_settled or (not reflector.is_synced and (kind.group, kind.kind) in _RESTRICT):

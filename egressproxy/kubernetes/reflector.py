@@ -30,7 +30,7 @@ WATCH_S: Final = (240.0, 480.0)
 GRACE_S: Final = 30.0
 #: The pauses after failures. What needs a person (a right, a kind) is tried again less often.
 FIRST_PAUSE_S: Final = 0.5
-LONGEST_PAUSE_S: Final = 30.0
+LONGEST_PAUSE_S: Final = 5.0
 FORBIDDEN_PAUSE_S: Final = 15.0
 _FORBIDDEN, _NOT_FOUND, _GONE = 403, 404, 410
 _ENDED_AT_ONCE: Final = 1.0
