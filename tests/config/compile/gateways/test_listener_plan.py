@@ -11,6 +11,7 @@ from egressproxy.config.reading.load import load_text
 from egressproxy.ir.gateway import ListenerProtocol, TlsMode
 from egressproxy.model.certificate import CertificateUse
 from tests.config.compile.kit import (
+    FORWARD,
     compiled,
     listener,
     of_listener,
@@ -360,3 +361,9 @@ def test_nothing_is_redirected_to_a_unix_socket():
     assert "nothing can be redirected to a Unix socket" in message
     made = compiled(gateway("{name: l, port: 1080, protocol: egressproxy.io/socks5}", more=address))
     assert of_listener(made, "Accepted")[0] == "True"
+
+
+def test_a_forward_proxy_of_a_cluster_is_written_without_a_hyphen():
+    """Gateway API's CRD admits letters and digits behind the slash of a protocol."""
+    (listener,) = compiled(FORWARD.replace("forward-proxy", "forwardproxy")).spec.listeners
+    assert listener.protocol is ListenerProtocol.FORWARD_PROXY
