@@ -34,7 +34,7 @@ LOCK        := .cache/lock-venv/bin/uv pip compile --quiet --universal --python-
                --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help run demo test test-all nightly conformance-report test-compiled smoke check format lint types imports image-lint lock cases cases-venv sslyze go helm kustomize bench bench-compiled bench-micro bench-reload soak trouble wheel man dist install install-tests install-dev clean
+.PHONY: help run demo test test-all nightly conformance-report test-kubernetes test-compiled smoke check format lint types imports image-lint lock cases cases-venv sslyze go helm kustomize bench bench-compiled bench-micro bench-reload soak trouble wheel man dist install install-tests install-dev clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-22s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -67,6 +67,10 @@ nightly: install-dev ## what takes hours: the long forms of tests, the compiled 
 
 smoke: install-tests ## a start, some answers, an end, and the codec's tests: another Python in a minute (PYTHON=…)
 	@$(BIN)/python -m pytest --quiet $(ARGS) $(SMOKE)
+
+test-kubernetes: install-dev ## tests on a real API server: KUBE_APISERVER=…/kube-apiserver, with etcd on PATH
+	@EGRESSPROXY_KUBE_APISERVER=$(KUBE_APISERVER) $(BIN)/python -m pytest $(or $(ARGS),tests/clients/test_cluster_crds.py \
+	  tests/clients/test_cluster_rbac.py tests/clients/test_cluster_source.py)
 
 test-compiled: install-dev ## compile a copy of the checkout and test there what serves (a part: ARGS="tests/gateway -k reload")
 	@PYTHON=$(BIN)/python .ci/compiled pytest -p no:cacheprovider -o timeout=120 $(or $(ARGS),--quiet --numprocesses 2 --dist worksteal $(SERVING))

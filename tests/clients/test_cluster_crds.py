@@ -32,6 +32,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealApiServer]:
         told = made.kubectl("create", "--validate=false", "-f", "-", text=definitions)
         assert told.count(" created") == len(OUR_KINDS), told
         wait_until(lambda: made.kubectl("get", "--raw", GROUP).count('"shortNames"') == len(OUR_KINDS))
+        paths = [f"{GROUP}/{kind.plural}" for kind in OUR_KINDS]  # a definition is told before it is served
+        wait_until(lambda: all(made.request("GET", path)[0] == 200 for path in paths))
         yield made
 
 

@@ -12,7 +12,7 @@ import ssl
 import subprocess
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,9 +28,12 @@ _ADMIN = "admin-token"
 
 
 class RealApiServer:
-    """Made by `real_api_server`. `request` and `kubectl` act as cluster-admin."""
+    """Made by `real_api_server`. `request` and `kubectl` act as cluster-admin. `restart` kills it, and starts it again
+    with what its etcd holds.
+    """
 
-    def __init__(self, folder: Path, port: int) -> None:
+    def __init__(self, folder: Path, port: int, restart: Callable[[], None]) -> None:
+        self._restart = restart
         self.url = f"https://127.0.0.1:{port}"
         self.kubeconfig = folder / "kubeconfig"
         self._tls = ssl.create_default_context(cafile=folder / "certs/apiserver.crt")
@@ -58,7 +61,13 @@ class RealApiServer:
             with urllib.request.urlopen(asked, context=self._tls) as answer:
                 return answer.status, json.load(answer)
         except urllib.error.HTTPError as error:
-            return error.code, json.loads(error.read())
+            text = error.read()
+            return error.code, json.loads(text) if text.startswith(b"{") else text  # it has not begun to serve the kind
+
+    def restart(self) -> None:
+        """Returns when it answers again."""
+        self._restart()
+        wait_until(lambda: _is_ready(self), "the API server is not ready again")
 
     def kubectl(self, *arguments: str, text: str = "") -> str:
         """What it prints, on both outputs; whether it succeeded does not matter."""
@@ -91,11 +100,21 @@ def real_api_server(folder: Path) -> Iterator[RealApiServer]:
         ],
     )  # fmt: skip
     running: list[subprocess.Popen[bytes]] = []
+
+    def start(command: list[str]) -> None:
+        with (folder / "server.log").open("ab") as log:
+            running.append(subprocess.Popen(command, cwd=folder, stdout=log, stderr=log))
+
+    def restart() -> None:
+        running[-1].kill()
+        running.pop().wait()
+        start(commands[1])
+
     try:
-        with (folder / "server.log").open("wb") as log:
-            running += [subprocess.Popen(each, cwd=folder, stdout=log, stderr=log) for each in commands]
+        for command in commands:
+            start(command)
         wait_until((folder / "certs/apiserver.crt").exists, "the API server has made no certificate")
-        server = RealApiServer(folder, port)
+        server = RealApiServer(folder, port, restart)
         wait_until(lambda: _is_ready(server), f"the API server is not ready: {folder}/server.log")
         yield server
     finally:
