@@ -414,7 +414,9 @@ def lines(asked: Played) -> Seen:
         x.note_denials(Reason.NO_ROUTE)
     written = Lines()
     log = AccessLog(written)
-    for each in (x, x.copy()):
+    copy = x.copy()
+    copy.ended_at = x.ended_at  # as accounting does
+    for each in (x, copy):
         tried(seen, lambda each=each: log.record(each))
         log.flush()
     return [*seen, *written.all, written.written, repr(x)]
