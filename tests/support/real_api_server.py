@@ -126,6 +126,7 @@ def real_api_server(folder: Path) -> Iterator[RealApiServer]:
 
 def _is_ready(server: RealApiServer) -> bool:
     try:
-        return server.request("GET", "/api/v1/namespaces/kube-system")[0] == 200
+        names = ("kube-system", "default")  # it makes them after it has begun to answer
+        return all(server.request("GET", f"/api/v1/namespaces/{name}")[0] == 200 for name in names)
     except (OSError, ValueError):
         return False
