@@ -224,7 +224,7 @@ class _ManifestReader:
         def tell(problem: Problem) -> None:
             (self.problems if problem.severity is Severity.ERROR else self.warnings).append(problem)
 
-        for made in cluster_objects(packed, tell):
+        for made in cluster_objects(packed, tell, tuple(self.objects.values())):
             first = self.objects.setdefault(made.key, made)
             if first is not made:
                 message = f"the object of this name in {first.origin} stands in its place"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 
-from egressproxy.config.compile.interface import Compiled, scope_of
+from egressproxy.config.compile.interface import CATALOG, Compiled, scope_of
 from egressproxy.config.compile.status.conditions import broken_references
 from egressproxy.config.compile.status.status_warnings import all_warnings
 from egressproxy.config.reading.load import ResourceSet
@@ -38,6 +38,7 @@ def handed_over(resources: ResourceSet, compiled: Compiled, previous: Compiled |
     objects = (
         (key, each.to_manifest(), generations.get(key, 1), statuses.get(key), created.get(key, ""))
         for key, each in resources.by_key.items()
+        if key[2:] != CATALOG  # as the gateway has written it into the cluster: it is shown as it is now
     )
     return Loaded(
         spec=pack(spec),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import json
 import zlib
+from copy import deepcopy
 from typing import Any
+
+import pytest
 
 from egressproxy.config.reading.load import ResourceSet, read_all
 from egressproxy.config.reading.problems import Severity
@@ -66,11 +69,55 @@ def test_a_policy_that_cannot_be_read_denies_everything_at_its_targets():
     )
 
 
-def test_a_policy_whose_targets_cannot_be_read_refuses_the_whole():
+def test_a_policy_whose_targets_cannot_be_read_closes_what_it_may_target():
     wrong = policy("wrong", destinations={"deny": [{"hostnames": ["b.example"]}]})
     wrong["spec"]["targetRefs"] = [{"kind": 7}]
-    assert any("what it restricts cannot be read" in each for each in told(read(GATEWAY, wrong)))
-    assert read(GATEWAY, wrong).problems
+    far = deepcopy(GATEWAY)
+    far["metadata"] = {"name": "far", "namespace": "far"}
+    far["spec"]["listeners"][0]["port"] = 3129
+    resources = read(GATEWAY, far, wrong, ALLOW)
+    assert any("what it restricts cannot be read" in each for each in told(resources))
+    assert not resources.problems
+    made = compiled(resources, ("127.0.0.1",))
+    closed = {each.gateway: each.default_backend for each in made.spec.listeners}
+    assert "cannot-be-read" in closed["default/gw"].error
+    assert closed["far/far"] is None or "cannot-be-read" not in closed["far/far"].error
+
+
+def test_targets_that_can_be_read_stay_closed_beside_one_that_cannot():
+    wrong = policy("wrong", destinations={"deny": [{"hostnames": ["b.example"], "colour": "red"}]})
+    wrong["spec"]["targetRefs"].append({"kind": 7})
+    wrong["metadata"]["namespace"] = "team"
+    wrong["spec"]["targetRefs"][0]["namespace"] = "default"
+    resources = read(GATEWAY, wrong)
+    assert not resources.problems
+    (found,) = [each for each in resources.objects if each.KIND == "EgressPolicy"]
+    assert [(each.kind, each.name) for each in found.spec.target_refs] == [("Gateway", "gw")]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"type": "egressproxy.io/BodyLimit:v1", "config": {"colour": "red"}},
+        {"type": "egressproxy.io/BodyLimit:v1", "config": {"colour": "red"}, "failOpen": True},
+        {"type": "BodyLimit", "phase": "connect", "config": {"maxBytes": 1}},
+        {"type": "egressproxy.io/Audit:v1", "config": {"folder": "/tmp/audit"}},
+    ],
+)
+def test_an_extension_that_cannot_be_configured_closes_its_place_and_refuses_nothing(entry):
+    wrong = policy("wrong", extensions=[{"name": "x", "phase": "request-headers", **entry}])
+    made = compiled(read(GATEWAY, ALLOW, wrong), ("127.0.0.1",))
+    (listener,) = made.spec.listeners
+    assert listener.default_backend.backend is None
+    assert "extension x" in listener.default_backend.unknown_extension
+    (status,) = [value for key, value in made.statuses.items() if key[3] == "wrong"]
+    assert "UnsupportedExtensionType" in json.dumps(status)
+
+
+def test_the_catalogue_that_the_gateway_writes_is_no_error():
+    name, namespace = "egressproxy-filter-catalog", "egressproxy-system"
+    ours = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": namespace}}
+    assert not compiled(read(GATEWAY, {**ours, "data": {"x": "y"}}), ("127.0.0.1",)).problems
 
 
 def test_a_policy_of_trust_that_cannot_be_read_trusts_nobody():
