@@ -128,7 +128,7 @@ async def test_a_missing_right_is_told_by_name_and_tried_again(tmp_path):
         it.server.forbidden.add("httproutes")
         it.server.cut()
         it.server.forgotten = 10**6
-        await it.until(lambda: it.reflector.is_forbidden)
+        await it.until(lambda: it.reflector.is_refused)
         assert it.reflector.problem.startswith(
             "cannot list httproutes.gateway.networking.k8s.io: add to the ClusterRole"
         )
@@ -167,3 +167,15 @@ async def test_a_server_that_was_away_is_watched_again(tmp_path):
         it.server.put(route("r2"))
         await it.server.start()
         await it.until(lambda: set(it.hostnames()) == {"r1", "r2"})
+
+
+@pytest.mark.parametrize("code", [500, 400, 0])
+async def test_a_watch_that_ends_with_an_error_is_listed_again(tmp_path, code):
+    async with watched(tmp_path, "r1") as it:
+        it.server.complains = code
+        await it.until(lambda: it.reflector.is_synced)
+        it.server.put(route("r2"))
+        await it.until(lambda: "r2" in it.hostnames())
+        it.server.complains = None
+        await it.until(lambda: not it.reflector.problem)
+
