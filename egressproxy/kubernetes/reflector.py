@@ -9,7 +9,6 @@ Source: Kubernetes API concepts, "Efficient detection of changes".
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import random
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any, Final
 from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError
 from egressproxy.kubernetes.credentials import CredentialsError
 from egressproxy.kubernetes.object_store import ObjectStore, Scope, StoredObject, is_older, stored
+from egressproxy.model import deep_json
 from egressproxy.model.published_object import Key
 
 log = logging.getLogger(__name__)
@@ -168,7 +168,7 @@ class Reflector:
         )
         async for line in self._client.lines(self.path, params, longest_s + GRACE_S):
             try:
-                event = json.loads(line)
+                event = deep_json.loads(line)
                 self._take(event["type"], event["object"])
             except (ValueError, KeyError, TypeError, AttributeError):
                 self._can_watch = False  # what else it has said may be missing

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
+from egressproxy.kubernetes import api_client
 from egressproxy.kubernetes import reflector as reflecting
 from egressproxy.kubernetes.api_client import ApiClient
 from egressproxy.kubernetes.object_store import ObjectStore, Scope
 from egressproxy.kubernetes.reflector import Reflector
+from egressproxy.model.deep_json import is_too_deep
 from egressproxy.model.kinds import CONFIGURED
 from tests.kubernetes.kit import client_of
 from tests.support.api_server import ApiServer
@@ -179,3 +181,18 @@ async def test_a_watch_that_ends_with_an_error_is_listed_again(tmp_path, code):
         it.server.complains = None
         await it.until(lambda: not it.reflector.problem)
 
+
+@pytest.mark.parametrize("levels", [900, 5000])
+async def test_an_object_that_is_nested_too_deeply_takes_no_other_with_it(tmp_path, monkeypatch, levels):
+    """The fake cannot write it, either: its text stands for it."""
+    deep = ('{"a":' * levels + "1" + "}" * levels).encode()
+    real = api_client.deep_json.loads
+    monkeypatch.setattr(api_client.deep_json, "loads", lambda data: real(data.replace(b'"DEEP"', deep)))
+    async with watched(tmp_path, "r1") as it:
+        it.server.put(route("first", "DEEP"))
+        await it.until(lambda: it.reflector.is_synced)
+        it.server.put(route("second", "DEEP"))
+        it.server.put(route("r2"))
+        await it.until(lambda: "r2" in {key[3] for key, _ in it.store.objects()})
+        assert not it.reflector.problem
+        assert {key[3] for key, each in it.store.objects() if is_too_deep(each.manifest)} == {"first", "second"}

@@ -8,7 +8,6 @@ Where the targets cannot be read either, they are all that it may name in its na
 
 from __future__ import annotations
 
-import json
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, NamedTuple
@@ -26,6 +25,7 @@ from egressproxy.config.resources.meta import OUR_GROUP, Origin, Resource, witho
 from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.resources.routes import GrpcRoute, HttpRoute, TcpRoute, TlsRoute
 from egressproxy.config.resources.x_backend import XBackend
+from egressproxy.model import deep_json
 
 #: Written by somebody who is trusted with less than a file of the operator's.
 _ORIGIN: Final = Origin(is_from_api=True, is_from_cluster=True)
@@ -65,8 +65,8 @@ def cluster_objects(
     everything, unknown = list(others), []
     for line in zlib.decompress(packed).split(b"\n"):
         if line:
-            value: dict[str, Any] = json.loads(line)
-            made = _read(value, tell)
+            value: dict[str, Any] = deep_json.loads(line)
+            made = _read(value, tell, is_too_deep=deep_json.is_too_deep(line))
             if isinstance(made, Resource):
                 everything.append(made)
                 yield made
@@ -76,10 +76,14 @@ def cluster_objects(
         yield from each.closed(everything, tell)
 
 
-def _read(value: dict[str, Any], tell: Callable[[Problem], None]) -> Resource | _Unknown | None:
+def _read(value: dict[str, Any], tell: Callable[[Problem], None], *, is_too_deep: bool) -> Resource | _Unknown | None:
     kind = kind_class(value["apiVersion"], value["kind"], value.get("spec"))
     if kind is None:
         return None
+    if is_too_deep:
+        message = f"it has more than {deep_json.MAX_DEPTH} levels of objects and lists"
+        tell(_problem(value, "", message, "nest it less", Severity.UNSERVED))
+        return _closed(kind, value, tell)
     value = without_nulls(value) if kind.NULLS_ARE_ABSENT else value
     try:
         made = kind.model_validate(value, context={PUBLISHED: kind.GROUP != OUR_GROUP})
@@ -106,7 +110,8 @@ def _closed(kind: type[Resource], value: dict[str, Any], tell: Callable[[Problem
 
 def _stand_in(kind: type[Resource], value: dict[str, Any], targets: object) -> Resource | None:
     """What closes these targets; None where it cannot be made."""
-    closed = {**value, "spec": {"targetRefs": targets, **_CLOSED[kind]}}
+    head = {name: value[name] for name in ("apiVersion", "kind", "metadata")}
+    closed = {**head, "spec": {"targetRefs": targets, **_CLOSED[kind]}}
     try:
         made = kind.model_validate(closed)
     except ValidationError:
@@ -139,7 +144,7 @@ class _Unknown(NamedTuple):
             together = tuple(dict.fromkeys(ref for part in parts if part is not None for ref in part.spec.target_refs))
             whole = made.model_copy(update={"spec": made.spec.model_copy(update={"target_refs": together})})
             spec = {"targetRefs": refs, **_CLOSED[self.kind]}
-            whole.written({**self.value, "spec": spec}, _ORIGIN)
+            whole.written({**made.to_manifest(), "spec": spec}, _ORIGIN)
             yield whole
         message = "what it restricts cannot be read: everything in its namespace that it may be for is closed"
         tell(_problem(self.value, "spec.targetRefs", message, "mend it, or remove it", Severity.UNSERVED))

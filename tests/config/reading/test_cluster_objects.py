@@ -11,6 +11,7 @@ import pytest
 
 from egressproxy.config.reading.load import ResourceSet, read_all
 from egressproxy.config.reading.problems import Severity
+from egressproxy.processes.loader.answer import handed_over
 from egressproxy.processes.loader.compilation import compiled
 
 GATEWAY = {
@@ -57,6 +58,7 @@ def test_an_object_that_cannot_be_read_takes_no_other_with_it():
 
 def test_a_policy_that_cannot_be_read_denies_everything_at_its_targets():
     wrong = policy("wrong", destinations={"deny": [{"hostnames": ["b.example"], "colour": "red"}]})
+    wrong["more"] = "of a later version"
     resources = read(GATEWAY, ALLOW, wrong)
     assert not resources.problems
     made = compiled(resources, ("127.0.0.1",))
@@ -142,3 +144,16 @@ def test_an_object_of_a_file_stands_in_place_of_one_of_the_cluster(tmp_path):
 
 def test_nothing_in_the_cluster_is_no_error():
     assert not read().problems
+
+
+@pytest.mark.parametrize("levels", [150, 900, 9000])
+def test_an_object_that_is_nested_too_deeply_takes_no_other_with_it(levels):
+    wrong = policy("wrong", extensions=[{"name": "x", "type": "vendor.example/X:v1", "config": "CONFIG"}])
+    deep = '{"a":' * levels + "1" + "}" * levels
+    line = json.dumps(wrong).replace('"CONFIG"', deep).encode()
+    others = [json.dumps(each).encode() for each in (GATEWAY, ALLOW)]
+    resources = read_all((), None, zlib.compress(b"\n".join([*others, line])))
+    assert any("EgressPolicy default/wrong: it has more than 100 levels" in each for each in told(resources))
+    made = compiled(resources, ("127.0.0.1",))
+    assert handed_over(resources, made, None).shown
+    assert made.spec.listeners[0].default_backend.backend is None
