@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from egressproxy.net.listening import bind
 from tests.support.api_server import ApiServer
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
@@ -127,3 +128,32 @@ async def test_of_two_gateways_one_writes_status(tmp_path):
                 server.put(policy("a.invalid", "b.invalid"))
                 await until(lambda: len(server.asked("PATCH")) > writes)
         assert server.objects[lease]["spec"]["holderIdentity"] == ""  # it was given back
+
+
+async def test_ports_and_sockets_that_a_gateway_cannot_have_hold_up_no_other(tmp_path):
+    port, wanted = free_port(), free_port()
+    with bind("127.0.0.1", 0) as taken, bind("127.0.0.1", 0) as also_taken:
+        greedy = gateway(taken.getsockname()[1])
+        greedy["metadata"] = {"name": "greedy", "namespace": "team"}
+        greedy["spec"]["listeners"] += [
+            {"name": "also", "port": also_taken.getsockname()[1], "protocol": "egressproxy.io/forward-proxy"},
+            {"name": "free", "port": wanted, "protocol": "egressproxy.io/forward-proxy"},
+        ]
+        sly = gateway(3128)
+        sly["metadata"] = {"name": "sly", "namespace": "team"}
+        path = tmp_path / "sly.sock"
+        sly["spec"]["addresses"] = [{"type": "egressproxy.io/UnixSocket", "value": f"unix://{path}"}]
+        async with AsyncExitStack() as stack:
+            server = await stack.enter_async_context(served(port, greedy, sly, policy("*.invalid")))
+            await stack.enter_async_context(Sourced(tmp_path / "gw", server))
+            assert await reason(port, "a.invalid") != "destination_not_allowed"
+            assert await reason(wanted, "a.invalid")
+            server.put(policy("b.invalid"))
+            await refused(port, "a.invalid")
+            assert not path.exists()
+            await until(lambda: "status" in server.objects["gateways", "team", "greedy"])
+            found = server.objects["gateways", "team", "greedy"]["status"]["listeners"]
+            said = {each["name"]: each["conditions"] for each in found}
+            assert "PortUnavailable" in {each["reason"] for each in said["forward"]}
+            assert "PortUnavailable" in {each["reason"] for each in said["also"]}
+            assert "PortUnavailable" not in {each["reason"] for each in said["free"]}

@@ -47,5 +47,5 @@ def test_what_can_be_read_and_not_written_is_cut():
 
 
 def test_text_that_is_no_json_is_refused():
-    with pytest.raises(ValueError, match="Extra data|Expecting|JSON"):
+    with pytest.raises(ValueError, match="Expecting"):
         deep_json.loads(b"[" * 50_000)

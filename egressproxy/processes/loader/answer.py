@@ -22,10 +22,17 @@ from egressproxy.processes.loader.result import Loaded, pack_shown, places, writ
 
 def answer(request: bytes) -> bytes:
     """Load and compile what a `LoadRequest` names: a `Loaded`, or a ConfigError with every problem."""
-    paths, bind, memory, state, cluster = read_request(request)
+    paths, bind, memory, state, cluster, unbound = read_request(request)
     previous = previous_of(memory)
     try:
-        resources, compiled = loaded(paths, bind, previous, Machine(why_unusable, mark()), state, cluster)
+        resources, compiled = loaded(
+            paths,
+            bind,
+            previous,
+            Machine(why_unusable, mark(), {(address, port): why for address, port, why in unbound}),
+            state,
+            cluster,
+        )
     except ConfigError as error:
         return write_answer(error)
     return write_answer(handed_over(resources, compiled, previous))
