@@ -173,6 +173,9 @@ class _SourceProcess:
                 lease = Lease(self._source.client, _own_namespace(), f"egressproxy-{name}"[:253], self._holder)
                 self._leases[name] = lease
                 self._start(lease.run(), _LEASE)
+        ordered = [self._leases[name] for name in sorted(self._leases)]
+        for lease, before in zip(ordered, (None, *ordered), strict=False):
+            lease.after = before
         if self._writer is None:
             self._writer = StatusWriter(self._source.client, self._source.store, self._left_s, self._completed)
             self._start(self._writer.run())
