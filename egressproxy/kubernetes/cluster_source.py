@@ -12,7 +12,7 @@ import logging
 import random
 import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import Enum, auto
 from typing import Any, Final
 
@@ -339,8 +339,15 @@ class ClusterSource:
     def _endpoints(self) -> EndpointUpdates:
         """The addresses of the Services whose slices have changed, where a configuration refers to them."""
         services = set(self.store.services)
-        found: dict[tuple[str, int], tuple[EndpointAddress, ...]] = {}
         self.store.services.clear()
+        return self._endpoints_of(services)
+
+    def every_endpoint(self) -> EndpointUpdates:
+        """The addresses of all Services that a configuration refers to."""
+        return self._endpoints_of({key[2:] for key in self._wanted if key[:2] == ("", "Service")})
+
+    def _endpoints_of(self, services: Collection[tuple[str, str]]) -> EndpointUpdates:
+        found: dict[tuple[str, int], tuple[EndpointAddress, ...]] = {}
         slices: dict[tuple[str, str], list[dict[str, Any]]] = {}
         for key, each in self.store.objects():
             if key[:2] == SLICES and (key[2], each.service) in services:

@@ -31,6 +31,7 @@ from egressproxy.net.loop import new_loop
 from egressproxy.net.process import close_memory, give_back_memory
 from egressproxy.processes.loader.published import MAX_MESSAGE, PublishedConfiguration
 from egressproxy.processes.workers.channel import FrameChannel
+from egressproxy.processes.workers.fleet import EndpointUpdates
 from egressproxy.telemetry.diagnostics import Diagnostics
 from egressproxy.telemetry.notices import Notice
 
@@ -78,6 +79,7 @@ class _SourceProcess:
         self._saved: SavedObjects | None = None
         self._given: list[tuple[Key, StoredObject]] | None = None  # what was given last, if not from disk
         self._places: dict[str, str] = {}  # of what was given last
+        self._told_endpoints: EndpointUpdates = {}  # after a rejection
         self._is_saving = asyncio.Lock()
         self._leases: dict[str, Lease] = {}  # by GatewayClass
         self._writer: StatusWriter | None = None
@@ -103,7 +105,10 @@ class _SourceProcess:
             case messages.Ask() as asked:
                 self._start(self._answer(asked))
             case messages.InService() as told:
-                if not told.rejection:
+                if told.rejection:
+                    self._tell_endpoints()
+                else:
+                    self._told_endpoints = {}
                     self._start(self._keep())
                 self._start(self._write_status(told))
             case messages.Seen(events):
@@ -158,6 +163,14 @@ class _SourceProcess:
         packed = source.take()
         self._given, self._places = list(source.relevant()), source.places()
         self._send(messages.Objects(asked.number, packed, tuple(source.problems())))
+
+    def _tell_endpoints(self) -> None:
+        """Objects were rejected, and the addresses of Services among them: a Pod's may be another one's by now."""
+        assert self._source is not None
+        found = self._source.every_endpoint() if self._given is not None else {}
+        if found and found != self._told_endpoints:
+            self._told_endpoints = found
+            self._send(messages.Endpoints(found))
 
     async def _write_status(self, told: messages.InService) -> None:
         """Have the status of these objects written, by whoever has the Leases of their GatewayClasses."""

@@ -33,7 +33,7 @@ _SHARED: Final = ("parents", "ancestors", "controllers")
 _IDENTITY: Final = ("parentRef", "ancestorRef", "name", "type")
 _CONFLICT: Final = 409
 _OF_SERVER: Final = 500
-#: The server has no such subresource, or we have no right to it there: told once, and tried again after so many seconds.
+#: The server has no such subresource, or we have no right to it: told once, and tried again after so many seconds.
 AGAIN_S: Final = 300.0
 _NEVER: Final = frozenset({403, 404, 405})
 

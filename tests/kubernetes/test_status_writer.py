@@ -122,7 +122,8 @@ async def test_a_missing_right_is_told_once(tmp_path):
         await writer.write()
         assert len(server.asked("PATCH")) == 1
         assert writer.problems == [
-            "status of gateways.gateway.networking.k8s.io in namespace default cannot be written: 403 Forbidden: forbidden here"
+            "status of gateways.gateway.networking.k8s.io in namespace default cannot be written: "
+            "403 Forbidden: forbidden here"
         ]
         await client.close()
 
