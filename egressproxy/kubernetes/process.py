@@ -61,8 +61,11 @@ def main() -> None:
         Path("/proc/self/comm").write_text(_NAME)
     close_memory()
     gc.freeze()
+    sock = socket.socket(fileno=os.dup(0))
+    with open(os.devnull) as nothing:  # a plugin for credentials inherits it, and is not to read what is said here
+        os.dup2(nothing.fileno(), 0)
     with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(_serve(socket.socket(fileno=0)))
+        runner.run(_serve(sock))
 
 
 async def _serve(sock: socket.socket) -> None:

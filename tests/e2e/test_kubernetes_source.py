@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -157,3 +158,19 @@ async def test_ports_and_sockets_that_a_gateway_cannot_have_hold_up_no_other(tmp
             assert "PortUnavailable" in {each["reason"] for each in said["forward"]}
             assert "PortUnavailable" in {each["reason"] for each in said["also"]}
             assert "PortUnavailable" not in {each["reason"] for each in said["free"]}
+
+
+async def test_a_plugin_for_credentials_has_nothing_to_read(tmp_path):
+    """It would take what the gateway says to the process that starts it."""
+    port = free_port()
+    credential = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "t"}}
+    script = f"cat > /dev/null; printf '%s' '{json.dumps(credential)}'"
+    plugin = {"apiVersion": credential["apiVersion"], "command": "sh", "args": ["-c", script]}
+    async with served(port, policy("a.invalid")) as server:
+        sourced = Sourced(tmp_path / "gw", server)
+        file = tmp_path / "gw" / "kubeconfig"
+        made = json.loads(file.read_text())
+        made["users"][0]["user"] = {"exec": plugin}
+        file.write_text(json.dumps(made))
+        async with sourced:
+            assert await reason(port, "b.invalid") == "destination_not_allowed"
