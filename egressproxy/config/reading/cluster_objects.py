@@ -2,8 +2,8 @@
 
 An API server has checked them against the schemas that it has, which may be older than ours, and other people write
 them. So one that cannot be read takes no other with it: it is left out and told. What it would have restricted stays
-closed: an EgressPolicy that cannot be read denies everything at its targets, and a BackendTLSPolicy trusts nobody.
-Where the targets cannot be read either, they are all that it may name in its namespace.
+closed: an EgressPolicy that cannot be read denies everything at its targets, and a BackendTLSPolicy trusts nobody. A
+route has no backends, so that what it is for does not go another way, without its filters. Where the targets cannot be read either, they are all that it may name in its namespace.
 """
 
 from __future__ import annotations
@@ -48,6 +48,10 @@ _CLOSED: Final[dict[type[Resource], dict[str, Any]]] = {
 }
 
 
+#: What stands for their rules leads nowhere.
+_STREAMS: Final = (TlsRoute, TcpRoute)
+_ROUTES: Final = (HttpRoute, GrpcRoute, *_STREAMS)
+_NOWHERE: Final = {"backendRefs": [{"name": "route-cannot-be-read", "port": 1}]}
 _BACKENDS: Final = (Backend, WorkingGroupBackend, XBackendDestination, XBackend)
 #: The kinds of targets that each of them may name.
 _TARGETS: Final = {
@@ -97,21 +101,44 @@ def _read(value: dict[str, Any], tell: Callable[[Problem], None], *, is_too_deep
 
 def _closed(kind: type[Resource], value: dict[str, Any], tell: Callable[[Problem], None]) -> Resource | _Unknown | None:
     """What stands for a restriction that cannot be read, None for other kinds."""
+    spec = value.get("spec")
+    if kind in _ROUTES and isinstance(spec, dict):
+        return _closed_route(kind, value, spec, tell)
     if kind not in _CLOSED:
         return None
-    spec = value.get("spec")
     targets = spec.get("targetRefs") if isinstance(spec, dict) else None
-    made = _stand_in(kind, value, targets)
+    made = _policy(kind, value, targets)
     if made is None:
         return _Unknown(kind, value, targets)
     tell(_problem(value, "", "its targets are closed until it can be read", "", Severity.UNSERVED))
     return made
 
 
-def _stand_in(kind: type[Resource], value: dict[str, Any], targets: object) -> Resource | None:
+def _closed_route(
+    kind: type[Resource], value: dict[str, Any], spec: dict[str, Any], tell: Callable[[Problem], None]
+) -> Resource | None:
+    """A route without backends for what this one is for, as far as that can be read."""
+    kept = {name: spec[name] for name in ("parentRefs", "hostnames") if name in spec}
+    rules = spec.get("rules")
+    written = [each for each in rules if isinstance(each, dict)] if isinstance(rules, list) else []
+    matches = [{"matches": each.get("matches", [])} for each in written]
+    for closed in ([_NOWHERE],) if kind in _STREAMS else (matches, [{}]):
+        if closed and (made := _stand_in(kind, value, {**kept, "rules": closed})) is not None:
+            message = "it answers with errors, and closes connections, until it can be read"
+            tell(_problem(value, "", message, "", Severity.UNSERVED))
+            return made
+    return None
+
+
+def _policy(kind: type[Resource], value: dict[str, Any], targets: object) -> Any:
     """What closes these targets; None where it cannot be made."""
+    return _stand_in(kind, value, {"targetRefs": targets, **_CLOSED[kind]})
+
+
+def _stand_in(kind: type[Resource], value: dict[str, Any], spec: dict[str, Any]) -> Resource | None:
+    """The object with this spec; None where it cannot be made."""
     head = {name: value[name] for name in ("apiVersion", "kind", "metadata")}
-    closed = {**head, "spec": {"targetRefs": targets, **_CLOSED[kind]}}
+    closed = {**head, "spec": spec}
     try:
         made = kind.model_validate(closed)
     except ValidationError:
@@ -130,14 +157,14 @@ class _Unknown(NamedTuple):
     def closed(self, everything: Iterable[Resource], tell: Callable[[Problem], None]) -> Iterator[Resource]:
         """What closes all that it may target in its namespace, and whatever of its targets can be read."""
         written = self.targets if isinstance(self.targets, list) else []
-        refs = [each for each in written if _stand_in(self.kind, self.value, [each]) is not None]
+        refs = [each for each in written if _policy(self.kind, self.value, [each]) is not None]
         namespace = self.value["metadata"].get("namespace", "default")
         refs += [
             {"group": each.GROUP, "kind": each.KIND, "name": each.name}
             for each in everything
             if isinstance(each, _TARGETS[self.kind]) and each.namespace == namespace
         ]
-        parts = [_stand_in(self.kind, self.value, [ref]) for ref in refs]
+        parts = [_policy(self.kind, self.value, [ref]) for ref in refs]
         made = next(filter(None, parts), None)
         if made is not None:
             # More than one policy of the schema may name, and each of them was checked.

@@ -157,3 +157,42 @@ def test_an_object_that_is_nested_too_deeply_takes_no_other_with_it(levels):
     made = compiled(resources, ("127.0.0.1",))
     assert handed_over(resources, made, None).shown
     assert made.spec.listeners[0].default_backend.backend is None
+
+
+def route(kind: str, name: str, *rules: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "gateway.networking.k8s.io/v1",
+        "kind": kind,
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"parentRefs": [{"name": "gw"}], "hostnames": ["a.example"], "rules": list(rules), **spec},
+    }
+
+
+ADMIN = [{"path": {"type": "PathPrefix", "value": "/admin"}}]
+LATER = {"type": "OfALaterVersion"}
+
+
+@pytest.mark.parametrize("matches", [ADMIN, [*ADMIN, LATER]])
+def test_a_route_that_cannot_be_read_answers_for_its_hosts_and_no_other_does(matches):
+    wrong = route("HTTPRoute", "wrong", {"matches": matches, "filters": [LATER]})
+    resources = read(GATEWAY, ALLOW, wrong)
+    assert not resources.problems
+    (listener,) = compiled(resources, ("127.0.0.1",)).spec.listeners
+    (served,) = listener.http_routes
+    assert served.hostnames == ("a.example",)
+    (rule,) = served.rules
+    assert not [each for each in rule.backends if each.backend is not None]
+    assert any("HTTPRoute default/wrong: it answers with errors" in each for each in told(resources))
+
+
+def test_a_stream_that_cannot_be_read_is_closed():
+    resources = read(GATEWAY, ALLOW, route("TLSRoute", "wrong", {"backendRefs": [LATER]}))
+    (listener,) = compiled(resources, ("127.0.0.1",)).spec.listeners
+    (served,) = listener.tls_routes
+    assert [each.backend for each in served.backends] == [None]
+
+
+def test_a_route_whose_hosts_cannot_be_read_is_left_out():
+    resources = read(GATEWAY, ALLOW, route("HTTPRoute", "wrong", hostnames=[7]), route("TCPRoute", "wrong", more=1))
+    assert [each.KIND for each in resources.objects] == ["Gateway", "EgressPolicy"]
+    assert not resources.problems
