@@ -329,7 +329,7 @@ class _Run:
                 key = (ref.group, ref.kind, ref.namespace or route.namespace, ref.name)
                 if (ref.group, ref.kind) == _SERVICE:
                     of_mesh.append(index)
-                elif self._resources.get(*key) is None:
+                elif self._resources.named(*key) is None:
                     message = f"{ref.kind} {key[2]}/{ref.name} does not exist: the route is not served there"
                     remedy = self.references.suggestions.remedy(*key, "name it in parentRefs")
                     where = f"spec.parentRefs[{index}]"

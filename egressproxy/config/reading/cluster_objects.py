@@ -3,7 +3,8 @@
 An API server has checked them against the schemas that it has, which may be older than ours, and other people write
 them. So one that cannot be read takes no other with it: it is left out and told. What it would have restricted stays
 closed: an EgressPolicy that cannot be read denies everything at its targets, and a BackendTLSPolicy trusts nobody. A
-route has no backends, so that what it is for does not go another way, without its filters. Where the targets cannot be read either, they are all that it may name in its namespace.
+route has no backends, so that what it is for does not go another way, without its filters. Where the targets cannot
+be read either, they are all that it may name in its namespace.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ def _closed(kind: type[Resource], value: dict[str, Any], tell: Callable[[Problem
     if kind not in _CLOSED:
         return None
     targets = spec.get("targetRefs") if isinstance(spec, dict) else None
-    made = _policy(kind, value, targets)
+    made: Resource | None = _policy(kind, value, targets)
     if made is None:
         return _Unknown(kind, value, targets)
     tell(_problem(value, "", "its targets are closed until it can be read", "", Severity.UNSERVED))
@@ -118,11 +119,12 @@ def _closed_route(
     kind: type[Resource], value: dict[str, Any], spec: dict[str, Any], tell: Callable[[Problem], None]
 ) -> Resource | None:
     """A route without backends for what this one is for, as far as that can be read."""
-    kept = {name: spec[name] for name in ("parentRefs", "hostnames") if name in spec}
+    kept: dict[str, Any] = {name: spec[name] for name in ("parentRefs", "hostnames") if name in spec}
     rules = spec.get("rules")
     written = [each for each in rules if isinstance(each, dict)] if isinstance(rules, list) else []
     matches = [{"matches": each.get("matches", [])} for each in written]
-    for closed in ([_NOWHERE],) if kind in _STREAMS else (matches, [{}]):
+    tried: tuple[list[Any], ...] = ([_NOWHERE],) if kind in _STREAMS else (matches, [{}])
+    for closed in tried:
         if closed and (made := _stand_in(kind, value, {**kept, "rules": closed})) is not None:
             message = "it answers with errors, and closes connections, until it can be read"
             tell(_problem(value, "", message, "", Severity.UNSERVED))

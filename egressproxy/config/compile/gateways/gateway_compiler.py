@@ -162,7 +162,7 @@ def _sets_by_gateway(
         ref = listener_set.spec.parent_ref
         key = (ref.group, ref.kind, ref.namespace or listener_set.namespace, ref.name)
         found[key].append(listener_set)
-        if resources.get(*key) is None:
+        if resources.named(*key) is None:
             message = f"{ref.kind} {key[2]}/{ref.name} does not exist: the ListenerSet is not served"
             remedy = references.suggestions.remedy(*key, "name it in parentRef")
             warnings.append(unserved(listener_set, "spec.parentRef", message, remedy, "ParentNotFound"))
