@@ -175,8 +175,12 @@ def scope_of(key: Key) -> str:
 
 
 def age_of(resource: Resource) -> tuple[str, str]:
-    """The sort key where the older object wins: creationTimestamp (objects without one last), then namespace/name."""
-    return (resource.metadata.creation_timestamp or "~", resource.full_name)
+    """The sort key where the older object wins: creationTimestamp (objects without one last), then namespace/name.
+
+    Those of a cluster come after all others: nobody there takes what the operator's files have.
+    """
+    behind = "~~" if resource.origin.is_from_cluster else ""
+    return (behind + (resource.metadata.creation_timestamp or "~"), resource.full_name)
 
 
 def problem_at(

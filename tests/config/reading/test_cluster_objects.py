@@ -196,3 +196,12 @@ def test_a_route_whose_hosts_cannot_be_read_is_left_out():
     resources = read(GATEWAY, ALLOW, route("HTTPRoute", "wrong", hostnames=[7]), route("TCPRoute", "wrong", more=1))
     assert [each.KIND for each in resources.objects] == ["Gateway", "EgressPolicy"]
     assert not resources.problems
+
+
+@pytest.mark.parametrize("metadata", [{}, {"creationTimestamp": "2020-01-01T00:00:00Z"}])
+def test_no_object_of_a_cluster_takes_what_one_of_a_file_has(tmp_path, metadata):
+    file = tmp_path / "own.json"
+    file.write_text(json.dumps(GATEWAY))
+    other = {**GATEWAY, "metadata": {"name": "a", "namespace": "a", **metadata}}
+    made = compiled(read(other, paths=(file,)), ("127.0.0.1",))
+    assert [each.gateway for each in made.spec.listeners] == ["default/gw"]
