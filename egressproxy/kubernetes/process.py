@@ -82,6 +82,7 @@ class _SourceProcess:
         self._saved: SavedObjects | None = None
         self._given: list[tuple[Key, StoredObject]] | None = None  # what was given last, if not from disk
         self._places: dict[str, str] = {}  # of what was given last
+        self._answering: asyncio.Task[None] | None = None
         self._told_endpoints: EndpointUpdates = {}  # after a rejection
         self._is_saving = asyncio.Lock()
         self._leases: dict[str, Lease] = {}  # by GatewayClass
@@ -106,7 +107,9 @@ class _SourceProcess:
             case messages.Begin() as begin:
                 self._begin(begin)
             case messages.Ask() as asked:
-                self._start(self._answer(asked))
+                if self._answering is not None:
+                    self._answering.cancel()  # nobody waits for that any more
+                self._answering = self._start(self._answer(asked))
             case messages.InService() as told:
                 if told.rejection:
                     self._tell_endpoints()
@@ -132,10 +135,11 @@ class _SourceProcess:
         self._start(self._source.run())
         self._start(self._tell_figures())
 
-    def _start(self, work: Coroutine[Any, Any, None], name: str | None = None) -> None:
+    def _start(self, work: Coroutine[Any, Any, None], name: str | None = None) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._task_ended)
+        return task
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         """A defect ends the process: the next one begins with the objects as they are."""

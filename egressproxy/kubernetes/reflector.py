@@ -14,6 +14,8 @@ import random
 from collections.abc import Callable
 from typing import Any, Final
 
+import aiohttp
+
 from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError
 from egressproxy.kubernetes.credentials import CredentialsError
 from egressproxy.kubernetes.object_store import ObjectStore, Scope, StoredObject, is_older, stored
@@ -25,9 +27,9 @@ log = logging.getLogger(__name__)
 #: Objects in a page of a list.
 PAGE: Final = 500
 #: How long the server is asked to keep a watch, at random between these, in seconds; and how long it may be silent
-#: beyond that.
+#: before another one is begun: bookmarks come every minute, and a connection may be stuck on its way.
 WATCH_S: Final = (240.0, 480.0)
-GRACE_S: Final = 30.0
+SILENT_S: Final = 150.0
 #: The pauses after failures. What needs a person (a right, a kind) is tried again less often.
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 5.0
@@ -166,13 +168,18 @@ class Reflector:
         params = self._params(
             watch="1", allowWatchBookmarks="true", resourceVersion=self.place, timeoutSeconds=str(int(longest_s))
         )
-        async for line in self._client.lines(self.path, params, longest_s + GRACE_S):
-            try:
-                event = deep_json.loads(line)
-                self._take(event["type"], event["object"])
-            except (ValueError, KeyError, TypeError, AttributeError):
-                self._can_watch = False  # what else it has said may be missing
-                raise ValueError(f"an event of {self.scope} cannot be understood") from None
+        has_begun = asyncio.get_running_loop().time()
+        try:
+            async for line in self._client.lines(self.path, params, SILENT_S):
+                try:
+                    event = deep_json.loads(line)
+                    self._take(event["type"], event["object"])
+                except (ValueError, KeyError, TypeError, AttributeError):
+                    self._can_watch = False  # what else it has said may be missing
+                    raise ValueError(f"an event of {self.scope} cannot be understood") from None
+        except aiohttp.SocketTimeoutError:
+            if asyncio.get_running_loop().time() - has_begun < SILENT_S:
+                raise  # it cannot be connected to
         self._tell("")
 
     def _take(self, what: str, value: dict[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from ipaddress import ip_address
 from typing import Any
@@ -20,6 +21,28 @@ class Source:
 
     def __init__(self) -> None:
         self.found = dict(ADDRESSES)
+
+        self.problem = "not yet"
+        self.changed = asyncio.Event()
+
+    def want(self, _keys: object) -> None: ...
+    def why_not_ready(self) -> str:
+        return self.problem
+
+    async def wait(self) -> None:
+        await self.changed.wait()
+
+    def take(self) -> bytes:
+        return b""
+
+    def relevant(self) -> list[Any]:
+        return []
+
+    def places(self) -> dict[str, str]:
+        return {}
+
+    def problems(self) -> list[str]:
+        return []
 
     def every_endpoint(self) -> dict[Any, Any]:
         return self.found
@@ -41,5 +64,23 @@ async def test_addresses_among_objects_that_are_rejected_are_told_without_them()
     process._on_frame(rejected, [])
     await until(lambda: len(told) == 2)
     assert told == [messages.Endpoints(ADDRESSES), messages.Endpoints(source.found)]
+    channel.close()
+    process._channel.close()
+
+
+async def test_of_what_is_asked_for_only_the_last_is_answered():
+    ours, theirs = socket.socketpair()
+    told: list[Any] = []
+    channel = FrameChannel(ours, lambda frame, _: told.append(messages.decode(frame)), lambda: None)
+    process = _SourceProcess(theirs)
+    process._source = source = Source()
+    for number in range(5):
+        process._on_frame(messages.encode(messages.Ask(number, (), False)), [])
+        await asyncio.sleep(0)
+    source.problem = ""
+    source.changed.set()
+    await until(lambda: bool(told))
+    await asyncio.sleep(0.05)
+    assert [each.number for each in told] == [4]
     channel.close()
     process._channel.close()

@@ -20,6 +20,7 @@ from egressproxy.model.deep_json import is_too_deep
 from egressproxy.model.kinds import CONFIGURED
 from tests.kubernetes.kit import client_of
 from tests.support.api_server import ApiServer
+from tests.support.waiting import until
 
 ROUTES = next(kind for kind in CONFIGURED if kind.kind == "HTTPRoute")
 
@@ -196,3 +197,16 @@ async def test_an_object_that_is_nested_too_deeply_takes_no_other_with_it(tmp_pa
         await it.until(lambda: "r2" in {key[3] for key, _ in it.store.objects()})
         assert not it.reflector.problem
         assert {key[3] for key, each in it.store.objects() if is_too_deep(each.manifest)} == {"first", "second"}
+
+
+async def test_a_watch_of_which_nothing_comes_is_begun_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(reflecting, "SILENT_S", 0.3)
+    async with watched(tmp_path, "r1") as it:
+        it.server.is_stuck = True
+        await it.until(lambda: it.reflector.is_synced)
+        await until(lambda: bool(it.server.asked("httproutes", "watch=1")))
+        it.server.is_stuck = False
+        it.server.put(route("r2"))
+        await it.until(lambda: "r2" in it.hostnames())
+        assert not it.reflector.problem
+        assert len(it.server.asked("httproutes", "limit=")) == 1

@@ -31,6 +31,7 @@ class ApiServer:
         self.invalid: set[str] = set()  # plurals for which requests are no good
         self.forgotten = 0  # watches from before this version get 410
         self.requests: list[tuple[str, str]] = []  # method, path with query
+        self.is_stuck = False  # watches that begin are told nothing
         self.complains: int | None = None  # the code of what watches are told in place of events
         self.says: int | None = None  # a version that lists claim to be of
         self.url = ""
@@ -202,6 +203,8 @@ class ApiServer:
             await answer.write(json.dumps({"type": "ERROR", "object": status}).encode() + b"\n")
             return answer
         cut = self._cut
+        if self.is_stuck:
+            await asyncio.sleep(60)
         while True:
             self._changed.clear()
             for at, what, value in [each for each in self._history if each[0] > place]:
