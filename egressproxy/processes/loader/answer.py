@@ -45,7 +45,8 @@ def handed_over(resources: ResourceSet, compiled: Compiled, previous: Compiled |
     objects = (
         (key, each.to_manifest(), generations.get(key, 1), statuses.get(key), created.get(key, ""))
         for key, each in resources.by_key.items()
-        if key[2:] != CATALOG  # as the gateway has written it into the cluster: it is shown as it is now
+        if key
+        != ("", "ConfigMap", *CATALOG)  # as the gateway has written it into the cluster: it is shown as it is now
     )
     return Loaded(
         spec=pack(spec),
