@@ -39,6 +39,9 @@ ENDPOINTS_S = 60.0
 #: How often what new objects refer to is read, too, before a configuration is taken as it is.
 MAX_ROUNDS = 8
 
+#: After how long a reload tries again to bind what could not be bound for a Gateway of a cluster, in seconds.
+UNBOUND_S = 60.0
+
 #: Why a configuration cannot be put into service although nothing seems wrong with it; one sentence each.
 FAILURES = (LoadingFailed, ConfigRefused, BindError, OSError)
 REFUSALS = (ConfigError, *FAILURES)
@@ -101,6 +104,8 @@ class LiveConfiguration:
         self._is_rejected = False  # the configuration that was read last
         self._shows_catalogue = False
         self._showing: asyncio.Task[None] | None = None
+        self._unbound: Mapping[tuple[str, int], str] = {}  # what could not be bound for Gateways of a cluster, and why
+        self._unbound_at = 0.0  # when that was tried
         self._told: set[Problem] = set()
         self._told_late: set[Validity] = set()
         self._reload = asyncio.Event()
@@ -144,7 +149,21 @@ class LiveConfiguration:
         `acknowledged` are the marks of configurations that may allow what was recently denied.
         """
         async with self.taking:
-            await self.put_in_service(await self._read(), acknowledged)
+            unbound = self._unbound if time.monotonic() - self._unbound_at < UNBOUND_S else {}
+            while True:
+                fresh = await self._read(unbound)
+                try:
+                    await self.put_in_service(fresh, acknowledged)
+                except BindError as error:
+                    if self._cluster is None or error.places.keys() <= unbound.keys():
+                        raise
+                    # A Gateway of a cluster holds up no other: it is told in its status.
+                    log.warning("%s", error)
+                    unbound = {**unbound, **error.places}
+                    self._unbound_at = time.monotonic()
+                else:
+                    self._unbound = unbound
+                    return
 
     async def show_catalogue(self) -> None:
         """Show the catalogue of filter types among the objects, from here on. It takes longer to make than the rest of
@@ -170,21 +189,25 @@ class LiveConfiguration:
         """Show the catalogue in the cluster, too: this gateway is the one that writes there."""
         self._showing = asyncio.create_task(self.show_catalogue())
 
-    async def _read(self) -> Loaded:
+    async def _read(self, unbound: Mapping[tuple[str, int], str]) -> Loaded:
+        """`unbound` are addresses and ports that could not be bound, with a sentence why."""
         options = self._options
         if not options.is_configured:
             return builtin(options.open_port)
         if self._cluster is None:
             return await self._loader.load(options.sources, options.bind, self.memory(), options.state_dir)
-        return await self._read_cluster(self._cluster)
+        return await self._read_cluster(self._cluster, unbound)
 
-    async def _read_cluster(self, cluster: ObjectSource) -> Loaded:
+    async def _read_cluster(self, cluster: ObjectSource, unbound: Mapping[tuple[str, int], str]) -> Loaded:
         """Load again until everything was read that the configuration refers to."""
         options = self._options
+        places = tuple((*place, why) for place, why in unbound.items())
         wanted = self._wanted
         for _ in range(MAX_ROUNDS):
             packed = await cluster.objects(wanted)
-            loaded = await self._loader.load(options.sources, options.bind, self.memory(), options.state_dir, packed)
+            loaded = await self._loader.load(
+                options.sources, options.bind, self.memory(), options.state_dir, packed, places
+            )
             if loaded.wanted <= wanted:
                 break
             wanted |= loaded.wanted
@@ -226,12 +249,17 @@ class LiveConfiguration:
     def _check_sockets(self, places: Mapping[tuple[str, int], str]) -> None:
         """Raises BindError for a Unix socket where none may be, whoever has written the Gateway."""
         folders = self._options.socket_dirs
-        if not folders and not self._options.api_writes:
+        if not folders and not self._options.api_writes and self._cluster is None:
             return
-        for (address, _), listeners in places.items():
+        option = "--api-writes" if self._cluster is None else "--source kubernetes"
+        failed = []
+        for (address, port), listeners in places.items():
             if is_unix(address) and not is_inside(parse_unix_socket(address), folders):
-                where = ", ".join(map(str, folders)) or "no folder: with --api-writes it has to be given"
-                raise BindError(f"listener {listeners}: {address} is not in --socket-dir ({where})", listeners)
+                where = ", ".join(map(str, folders)) or f"no folder: with {option} it has to be given"
+                why = f"{address} is not in --socket-dir ({where})"
+                failed.append(BindError(f"listener {listeners}: {why}", listeners, {(address, port): why}))
+        if failed:
+            raise BindError.of(failed)
 
     def _publish(self, rejection: str = "", reason: str = "") -> None:
         """Show what is in service now, to watchers, too; `rejection` and `reason` say why the latest one is not."""

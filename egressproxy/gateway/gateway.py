@@ -33,7 +33,7 @@ from egressproxy.model.own_names import new_pseudonym
 from egressproxy.model.process_limits import NO_LIMITS, ProcessLimits
 from egressproxy.model.unix_socket import is_unix
 from egressproxy.net.cooperative import in_turns
-from egressproxy.net.listening import bind, bind_error
+from egressproxy.net.listening import BindError, bind, bind_error
 from egressproxy.net.loop import poller
 from egressproxy.net.system_roots import in_force, put_in_force
 from egressproxy.net.timers import TimerWheel
@@ -139,10 +139,16 @@ class GatewayServer:
         """Bind new sockets, and swap. Raises BindError; then nothing has changed. `own` as in `apply`."""
         await asyncio.sleep(0)  # what building left to free was freed in a turn of its own
         new: dict[tuple[str, int], BoundPort] = {}
+        failed: list[BindError] = []
         try:
             for key, port in fresh.ports.items() if self.binds_ports else ():
                 if key not in self._bound:
-                    new[key] = self._bind_port(port)
+                    try:
+                        new[key] = self._bind_port(port)
+                    except BindError as error:
+                        failed.append(error)
+            if failed:
+                raise BindError.of(failed)
             for bound in new.values():
                 bound.start()
                 if self.overload.state is OverloadState.REFUSING:

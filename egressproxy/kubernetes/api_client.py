@@ -17,6 +17,7 @@ import aiohttp
 
 from egressproxy import __version__
 from egressproxy.kubernetes.credentials import Credentials
+from egressproxy.model import deep_json
 
 #: For one answer, in seconds; a page of a list has 500 objects.
 ANSWER_S: Final = 60.0
@@ -98,7 +99,7 @@ class ApiClient:
         """The answer to a request, an object. Raises ApiError, and what is in UNREACHABLE."""
         data = json.dumps(body).encode() if body is not None else None
         async with asyncio.timeout(ANSWER_S), self._answer(method, path, params, data, content_type) as answer:
-            found = json.loads(await _whole(answer))
+            found = deep_json.loads(await _whole(answer))
         if not isinstance(found, dict):
             raise ValueError(f"the API server answered {method} {path} with no object")
         return found

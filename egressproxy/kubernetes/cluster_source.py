@@ -10,8 +10,9 @@ import asyncio
 import json
 import logging
 import random
+import re
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import Enum, auto
 from typing import Any, Final
 
@@ -38,6 +39,11 @@ QUIET_S: Final = 0.05
 PATIENCE_S: Final = 0.3
 #: Names of Services up to which only their EndpointSlices are asked for.
 FEW_SERVICES: Final = 100
+#: Objects of one kind and namespace that are watched by name, since each has a connection of its own.
+MOST_NAMES: Final = 500
+#: Names that objects may have: others mean something else in a selector, which is no good for all of it then.
+_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.:]{0,251}[a-z0-9])?")
+_SERVICE_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 _BY_NAME: Final = frozenset({("", "Secret"), ("", "ConfigMap"), ("certificates.k8s.io", "ClusterTrustBundle")})
 #: Kinds of which all are read, and those are given on that a compilation has looked up.
@@ -87,37 +93,42 @@ class ClusterSource:
         self._changed = asyncio.Event()
         self._given = _Given.NOTHING
         self._told: set[str] = set()
+        self._too_many: list[str] = []  # sentences
 
     async def run(self) -> None:
-        """Until it is cancelled."""
-        pause_s = FIRST_PAUSE_S
-        notifying = asyncio.create_task(self._notify())
+        """Until it is cancelled. A defect ends it: nobody would be told of changes any more."""
         try:
-            while True:
-                try:
-                    if self.client is None:
-                        self.client = ApiClient(await Credentials.load(self._options))
-                    found = await discovered(self.client)
-                except (CredentialsError, ApiError, *UNREACHABLE) as error:
-                    self._problem = f"the API server cannot be reached: {error or type(error).__name__}"
-                    self._changed.set()
-                    await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 (no secret)
-                    pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
-                    continue
-                self._learn(found)
-                if not self._is_discovered:
-                    self._tell_missing()
-                self._is_discovered, self._problem = True, ""
-                pause_s = FIRST_PAUSE_S
-                self._adjust()
-                self._changed.set()
-                await asyncio.sleep(DISCOVER_S * random.uniform(0.8, 1.2))  # noqa: S311 (no secret)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self._notify())
+                group.create_task(self._discover())
         finally:
-            notifying.cancel()
             for _, task in self._reflectors.values():
                 task.cancel()
             if self.client is not None:
                 await self.client.close()
+
+    async def _discover(self) -> None:
+        """Look again and again for which kinds there are, and watch them."""
+        pause_s = FIRST_PAUSE_S
+        while True:
+            try:
+                if self.client is None:
+                    self.client = ApiClient(await Credentials.load(self._options))
+                found = await discovered(self.client)
+            except (CredentialsError, ApiError, *UNREACHABLE) as error:
+                self._problem = f"the API server cannot be reached: {error or type(error).__name__}"
+                self._changed.set()
+                await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 (no secret)
+                pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
+                continue
+            self._learn(found)
+            if not self._is_discovered:
+                self._tell_missing()
+            self._is_discovered, self._problem = True, ""
+            pause_s = FIRST_PAUSE_S
+            self._adjust()
+            self._changed.set()
+            await asyncio.sleep(DISCOVER_S * random.uniform(0.8, 1.2))  # noqa: S311 (no secret)
 
     def _learn(self, found: Mapping[tuple[str, str], str]) -> None:
         """Take over which kinds there are. One that was there stays for a while: an API server that starts does not
@@ -150,15 +161,20 @@ class ClusterSource:
 
     def _adjust(self) -> None:
         assert self.client is not None
+        self._too_many.clear()
         wanted = dict.fromkeys(self._scopes())
         for scope in self._reflectors.keys() - wanted.keys():
             _, task = self._reflectors.pop(scope)
             task.cancel()
             self._leaving.append(scope)  # until what takes its place is read
         for scope in wanted:
+            version = self._versions[scope.kind.group, scope.kind.kind]
+            place = self._before.get(str(scope), "")
+            if scope in self._reflectors and self._reflectors[scope][0].version != version:
+                old, task = self._reflectors.pop(scope)  # a server may serve the old one no longer
+                task.cancel()
+                place = old.place
             if scope not in self._reflectors:
-                version = self._versions[scope.kind.group, scope.kind.kind]
-                place = self._before.get(str(scope), "")
                 reflector = Reflector(self.client, self.store, scope, version, place, self._changed.set)
                 self._reflectors[scope] = (reflector, asyncio.create_task(reflector.run()))
 
@@ -183,12 +199,23 @@ class ClusterSource:
             yield from (Scope(kind, namespace, labels=selector) for namespace in self._namespaces(kind))
             return
         namespaces = self._options.namespaces
+        found: dict[str, list[str]] = {}
         for _, _, namespace, name in sorted(keys):
-            if not namespaces or not kind.is_namespaced or namespace in namespaces:
-                yield Scope(kind, namespace, name)
+            is_watched = not namespaces or not kind.is_namespaced or namespace in namespaces
+            if is_watched and _NAME.fullmatch(name):
+                found.setdefault(namespace, []).append(name)
+        for namespace, names in found.items():
+            if len(names) > MOST_NAMES:
+                place = f" of namespace {namespace}" if namespace else ""
+                self._too_many.append(
+                    f"the configuration refers to {len(names)} {kind.kind}s{place}: only {MOST_NAMES} are read"
+                )
+            yield from (Scope(kind, namespace, name) for name in names[:MOST_NAMES])
 
     def _slices(self, kind: ServedKind) -> Iterator[Scope]:
-        names = sorted({key[3] for key in self._wanted if key[:2] == ("", "Service")})
+        names = sorted({
+            key[3] for key in self._wanted if key[:2] == ("", "Service") and _SERVICE_NAME.fullmatch(key[3])
+        })  # fmt: skip
         if names:
             labels = f"{OF_SERVICE} in ({','.join(names)})" if len(names) <= FEW_SERVICES else OF_SERVICE
             yield from (Scope(kind, namespace, labels=labels) for namespace in self._namespaces(kind))
@@ -212,6 +239,7 @@ class ClusterSource:
     def problems(self) -> list[str]:
         """What cannot be read, a sentence for each scope."""
         found = [reflector.problem for reflector, _ in self._reflectors.values() if reflector.problem]
+        found += self._too_many
         return [self._problem, *found] if self._problem else found
 
     def _tell_problems(self) -> None:
@@ -311,8 +339,15 @@ class ClusterSource:
     def _endpoints(self) -> EndpointUpdates:
         """The addresses of the Services whose slices have changed, where a configuration refers to them."""
         services = set(self.store.services)
-        found: dict[tuple[str, int], tuple[EndpointAddress, ...]] = {}
         self.store.services.clear()
+        return self._endpoints_of(services)
+
+    def every_endpoint(self) -> EndpointUpdates:
+        """The addresses of all Services that a configuration refers to."""
+        return self._endpoints_of({key[2:] for key in self._wanted if key[:2] == ("", "Service")})
+
+    def _endpoints_of(self, services: Collection[tuple[str, str]]) -> EndpointUpdates:
+        found: dict[tuple[str, int], tuple[EndpointAddress, ...]] = {}
         slices: dict[tuple[str, str], list[dict[str, Any]]] = {}
         for key, each in self.store.objects():
             if key[:2] == SLICES and (key[2], each.service) in services:

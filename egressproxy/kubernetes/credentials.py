@@ -7,10 +7,12 @@ since it takes some 30 MB beside aiohttp (version 36: 84 MB).
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 import ssl
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any, Final
 from urllib.parse import urlsplit
 
@@ -21,6 +23,10 @@ from egressproxy.run_options import ClusterOptions
 
 #: How often what may have been renewed is looked at, in seconds.
 RENEW_S: Final = 60.0
+#: How long a plugin may take. It is not started again while it runs.
+ANSWER_S: Final = 30.0
+#: What a plugin has written follows after this and a number: it may be secret.
+_OF_PLUGIN: Final = "exec: process returned "
 #: Set in every Pod.
 _IN_CLUSTER: Final = "KUBERNETES_SERVICE_HOST"
 
@@ -29,14 +35,37 @@ class CredentialsError(Exception):
     """The API server cannot be asked: a sentence that names the file and what is wrong with it."""
 
 
+class _Complaints(logging.Handler):
+    """What the client logs, and does not raise: a plugin that fails. `said` is the last of it, without its output."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.said = ""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said = _in_short(record.getMessage())
+
+
+def _in_short(error: str) -> str:
+    before, is_plugin, after = error.partition(_OF_PLUGIN)
+    return f"{before}{is_plugin}{after.partition('.')[0]}" if is_plugin else error
+
+
+_complaints: Final = _Complaints()
+_logger = logging.getLogger("kubernetes.aio.config")
+_logger.propagate = False
+_logger.addHandler(_complaints)
+
+
 class Credentials:
     """Made by `load`. They belong to the event loop."""
 
-    def __init__(self, configuration: Any, renew: Callable[[], Awaitable[object]], origin: str) -> None:
+    def __init__(self, configuration: Any, renew: Callable[[], Coroutine[Any, Any, object]], origin: str) -> None:
         self._configuration = configuration
         self._renew = renew
         self._origin = origin
         self._renewed_at = time.monotonic()
+        self._renewing: asyncio.Task[object] | None = None
 
     @classmethod
     async def load(cls, options: ClusterOptions) -> Credentials:
@@ -69,16 +98,29 @@ class Credentials:
         return made
 
     async def renew(self) -> None:
-        """Read again what may have changed. Raises CredentialsError."""
+        """Read again what may have changed; whoever asks meanwhile waits for the same. Raises CredentialsError."""
         self._renewed_at = time.monotonic()
+        if self._renewing is None:
+            _complaints.said = ""
+            self._renewing = asyncio.ensure_future(self._renew())
+            self._renewing.add_done_callback(self._renewed)
         try:
-            await self._renew()
+            await asyncio.wait_for(asyncio.shield(self._renewing), ANSWER_S)
         except ConfigException as error:
-            raise CredentialsError(f"{self._origin}: {error}") from None
+            raise CredentialsError(f"{self._origin}: {_in_short(str(error))}") from None
+        except TimeoutError:
+            raise CredentialsError(f"{self._origin} has not answered within {ANSWER_S:g} s") from None
         except OSError as error:
             raise CredentialsError(f"{self._origin}: {error.strerror or error} ({error.filename})") from None
         except Exception as error:  # of a file that is no kubeconfig, it raises nearly everything
             raise CredentialsError(f"{self._origin} cannot be read ({type(error).__name__})") from None
+        if _complaints.said:
+            raise CredentialsError(f"{self._origin}: {_complaints.said}")
+
+    def _renewed(self, task: asyncio.Task[object]) -> None:
+        self._renewing = None
+        if not task.cancelled():
+            task.exception()  # who has asked is told, if somebody waits still
 
     @property
     def host(self) -> str:

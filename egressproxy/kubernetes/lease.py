@@ -43,6 +43,8 @@ class Lease:
         self._held_until = 0.0
         self._seen: tuple[str, float] = ("", clock())  # the version of the object, and since when
         self.problem = ""
+        #: One that has to be held before this one is taken: of those who want several, nobody has a part for good.
+        self.after: Lease | None = None
 
     def left_s(self) -> float:
         """Seconds for which a write may go on; 0: another one writes."""
@@ -72,6 +74,9 @@ class Lease:
 
     async def step(self) -> None:
         """Ask once. Raises ApiError, and what is in UNREACHABLE."""
+        if self.after is not None and not self.after.left_s():
+            await self._give_back()
+            return
         asked_at = self._clock()
         try:
             found = await self._client.get(f"{self._path}/{self.name}")

@@ -10,6 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
+from egressproxy.model import deep_json
 from egressproxy.model.kinds import ServedKind
 from egressproxy.model.published_object import Key
 
@@ -69,7 +70,7 @@ def stored(value: Mapping[str, Any], scope: Scope, version: str) -> tuple[Key, S
         made["endpoints"] = [_with_zone(each) for each in body.get("endpoints") or ()]
     namespace = metadata.get("namespace", "") if kind.is_namespaced else ""
     key = (kind.group, kind.kind, namespace, metadata["name"])
-    packed = json.dumps(made, separators=(",", ":"), sort_keys=True).encode()
+    packed = deep_json.dumps(made)
     service = (metadata.get("labels") or {}).get(OF_SERVICE, "") if kind.kind == "EndpointSlice" else ""
     held = json.dumps(status).encode() if status else b""
     return key, StoredObject(str(metadata.get("resourceVersion", "")), packed, held, service)

@@ -31,6 +31,7 @@ from egressproxy.net.loop import new_loop
 from egressproxy.net.process import close_memory, give_back_memory
 from egressproxy.processes.loader.published import MAX_MESSAGE, PublishedConfiguration
 from egressproxy.processes.workers.channel import FrameChannel
+from egressproxy.processes.workers.fleet import EndpointUpdates
 from egressproxy.telemetry.diagnostics import Diagnostics
 from egressproxy.telemetry.notices import Notice
 
@@ -60,8 +61,11 @@ def main() -> None:
         Path("/proc/self/comm").write_text(_NAME)
     close_memory()
     gc.freeze()
+    sock = socket.socket(fileno=os.dup(0))
+    with open(os.devnull) as nothing:  # a plugin for credentials inherits it, and is not to read what is said here
+        os.dup2(nothing.fileno(), 0)
     with asyncio.Runner(loop_factory=new_loop) as runner:
-        runner.run(_serve(socket.socket(fileno=0)))
+        runner.run(_serve(sock))
 
 
 async def _serve(sock: socket.socket) -> None:
@@ -78,6 +82,8 @@ class _SourceProcess:
         self._saved: SavedObjects | None = None
         self._given: list[tuple[Key, StoredObject]] | None = None  # what was given last, if not from disk
         self._places: dict[str, str] = {}  # of what was given last
+        self._answering: asyncio.Task[None] | None = None
+        self._told_endpoints: EndpointUpdates = {}  # after a rejection
         self._is_saving = asyncio.Lock()
         self._leases: dict[str, Lease] = {}  # by GatewayClass
         self._writer: StatusWriter | None = None
@@ -101,9 +107,14 @@ class _SourceProcess:
             case messages.Begin() as begin:
                 self._begin(begin)
             case messages.Ask() as asked:
-                self._start(self._answer(asked))
+                if self._answering is not None:
+                    self._answering.cancel()  # nobody waits for that any more
+                self._answering = self._start(self._answer(asked))
             case messages.InService() as told:
-                if not told.rejection:
+                if told.rejection:
+                    self._tell_endpoints()
+                else:
+                    self._told_endpoints = {}
                     self._start(self._keep())
                 self._start(self._write_status(told))
             case messages.Seen(events):
@@ -124,10 +135,11 @@ class _SourceProcess:
         self._start(self._source.run())
         self._start(self._tell_figures())
 
-    def _start(self, work: Coroutine[Any, Any, None], name: str | None = None) -> None:
+    def _start(self, work: Coroutine[Any, Any, None], name: str | None = None) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._task_ended)
+        return task
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         """A defect ends the process: the next one begins with the objects as they are."""
@@ -159,6 +171,14 @@ class _SourceProcess:
         self._given, self._places = list(source.relevant()), source.places()
         self._send(messages.Objects(asked.number, packed, tuple(source.problems())))
 
+    def _tell_endpoints(self) -> None:
+        """Objects were rejected, and the addresses of Services among them: a Pod's may be another one's by now."""
+        assert self._source is not None
+        found = self._source.every_endpoint() if self._given is not None else {}
+        if found and found != self._told_endpoints:
+            self._told_endpoints = found
+            self._send(messages.Endpoints(found))
+
     async def _write_status(self, told: messages.InService) -> None:
         """Have the status of these objects written, by whoever has the Leases of their GatewayClasses."""
         assert self._source is not None
@@ -173,6 +193,9 @@ class _SourceProcess:
                 lease = Lease(self._source.client, _own_namespace(), f"egressproxy-{name}"[:253], self._holder)
                 self._leases[name] = lease
                 self._start(lease.run(), _LEASE)
+        ordered = [self._leases[name] for name in sorted(self._leases)]
+        for lease, before in zip(ordered, (None, *ordered), strict=False):
+            lease.after = before
         if self._writer is None:
             self._writer = StatusWriter(self._source.client, self._source.store, self._left_s, self._completed)
             self._start(self._writer.run())

@@ -2,22 +2,24 @@
 
 A list is asked for in pages, of the state as it is now (no `resourceVersion`: a quorum has to agree), and the watch
 goes on from there. Bookmarks move its place forward. The list is made again where the server has forgotten the place
-(410), or the watch says what cannot be understood. Every failure is followed by a pause that grows, with jitter.
-Source: Kubernetes API concepts, "Efficient detection of changes".
+(410), or the watch ends with an error or says what cannot be understood. Every failure is followed by a pause that
+grows, with jitter. Source: Kubernetes API concepts, "Efficient detection of changes".
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import random
 from collections.abc import Callable
 from typing import Any, Final
 
+import aiohttp
+
 from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError
 from egressproxy.kubernetes.credentials import CredentialsError
 from egressproxy.kubernetes.object_store import ObjectStore, Scope, StoredObject, is_older, stored
+from egressproxy.model import deep_json
 from egressproxy.model.published_object import Key
 
 log = logging.getLogger(__name__)
@@ -25,14 +27,18 @@ log = logging.getLogger(__name__)
 #: Objects in a page of a list.
 PAGE: Final = 500
 #: How long the server is asked to keep a watch, at random between these, in seconds; and how long it may be silent
-#: beyond that.
+#: before another one is begun: bookmarks come every minute, and a connection may be stuck on its way.
 WATCH_S: Final = (240.0, 480.0)
-GRACE_S: Final = 30.0
+SILENT_S: Final = 150.0
 #: The pauses after failures. What needs a person (a right, a kind) is tried again less often.
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 5.0
 FORBIDDEN_PAUSE_S: Final = 15.0
+#: What a server may ask for at most: nothing new is in force meanwhile.
+LONGEST_WAIT_S: Final = 30.0
 _FORBIDDEN, _NOT_FOUND, _GONE = 403, 404, 410
+#: The request itself is no good, and will not be: of a name that no object can have, say.
+_REFUSED: Final = frozenset({400, _FORBIDDEN, 405, 406, 422})
 _ENDED_AT_ONCE: Final = 1.0
 
 
@@ -55,25 +61,25 @@ class Reflector:
         self.scope = scope
         self.problem = ""
         self.is_synced = False  # it was listed once
-        self.is_forbidden = False
+        self.is_refused = False  # and a person has to do something
         self.restarts = 0
         self.place = not_before  # the resource version up to which the store has it
         self._client = client
         self._store = store
-        self._version = version
+        self.version = version
         self._on_change = on_change
         self._can_watch = False
 
     @property
     def is_settled(self) -> bool:
         """Whether waiting brings nothing more: it is listed, or a person has to do something."""
-        return self.is_synced or self.is_forbidden
+        return self.is_synced or self.is_refused
 
     @property
     def path(self) -> str:
         """Of the collection."""
         kind, namespace = self.scope.kind, self.scope.namespace
-        group = f"/apis/{kind.group}/{self._version}" if kind.group else f"/api/{self._version}"
+        group = f"/apis/{kind.group}/{self.version}" if kind.group else f"/api/{self.version}"
         return f"{group}/namespaces/{namespace}/{kind.plural}" if namespace else f"{group}/{kind.plural}"
 
     def _params(self, **more: str) -> dict[str, str]:
@@ -117,11 +123,12 @@ class Reflector:
         if error.status == _GONE:
             self._can_watch = False
             return 0.0
-        if error.status == _NOT_FOUND:  # what is held stays, until discovery says that the kind is gone
-            self._can_watch = False
-        self.is_forbidden = error.status == _FORBIDDEN
-        self._tell(_missing_right(self.scope) if self.is_forbidden else f"{self.scope} cannot be read: {error}")
-        return max(error.retry_after_s, FORBIDDEN_PAUSE_S if self.is_forbidden else 0.0)
+        if error.status == _NOT_FOUND or error.status in _REFUSED:
+            self._can_watch = False  # what is held stays, until discovery says that the kind is gone
+        self.is_refused = error.status in _REFUSED
+        is_forbidden = error.status == _FORBIDDEN
+        self._tell(_missing_right(self.scope) if is_forbidden else f"{self.scope} cannot be read: {error}")
+        return max(min(error.retry_after_s, LONGEST_WAIT_S), FORBIDDEN_PAUSE_S if self.is_refused else 0.0)
 
     def _tell(self, problem: str) -> None:
         if problem != self.problem:
@@ -141,7 +148,7 @@ class Reflector:
                 raise ValueError(f"the answer for {self.path} is no list")
             place = place or str(metadata.get("resourceVersion") or "")
             for item in items or ():
-                key, each = stored(item, self.scope, self._version)
+                key, each = stored(item, self.scope, self.version)
                 found[key] = each
             continued = metadata.get("continue") or ""
             if not continued:
@@ -151,7 +158,7 @@ class Reflector:
         self.place = place
         self._store.replace(self.scope, found)
         self._can_watch = self.is_synced = True
-        self.is_forbidden = False
+        self.is_refused = False
         self._tell("")
         self._on_change()
 
@@ -161,23 +168,29 @@ class Reflector:
         params = self._params(
             watch="1", allowWatchBookmarks="true", resourceVersion=self.place, timeoutSeconds=str(int(longest_s))
         )
-        async for line in self._client.lines(self.path, params, longest_s + GRACE_S):
-            try:
-                event = json.loads(line)
-                self._take(event["type"], event["object"])
-            except (ValueError, KeyError, TypeError, AttributeError):
-                self._can_watch = False  # what else it has said may be missing
-                raise ValueError(f"an event of {self.scope} cannot be understood") from None
+        has_begun = asyncio.get_running_loop().time()
+        try:
+            async for line in self._client.lines(self.path, params, SILENT_S):
+                try:
+                    event = deep_json.loads(line)
+                    self._take(event["type"], event["object"])
+                except (ValueError, KeyError, TypeError, AttributeError):
+                    self._can_watch = False  # what else it has said may be missing
+                    raise ValueError(f"an event of {self.scope} cannot be understood") from None
+        except aiohttp.SocketTimeoutError:
+            if asyncio.get_running_loop().time() - has_begun < SILENT_S:
+                raise  # it cannot be connected to
         self._tell("")
 
     def _take(self, what: str, value: dict[str, Any]) -> None:
         if what == "ERROR":
+            self._can_watch = False  # whatever it is: from here on, the same may follow for ever
             raise ApiError.of_status(value)
         version = str(value["metadata"]["resourceVersion"])
         if is_older(version, self.place):
             return
         if what != "BOOKMARK":
-            key, each = stored(value, self.scope, self._version)
+            key, each = stored(value, self.scope, self.version)
             if what == "DELETED":
                 self._store.remove(self.scope, key, version)
             elif what in ("ADDED", "MODIFIED"):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
@@ -32,7 +33,8 @@ _SHARED: Final = ("parents", "ancestors", "controllers")
 _IDENTITY: Final = ("parentRef", "ancestorRef", "name", "type")
 _CONFLICT: Final = 409
 _OF_SERVER: Final = 500
-#: The server has no such subresource, or we have no right to it: told once.
+#: The server has no such subresource, or we have no right to it: told once, and tried again after so many seconds.
+AGAIN_S: Final = 300.0
 _NEVER: Final = frozenset({403, 404, 405})
 
 _KINDS: Final = {(kind.group, kind.kind): kind for kind in CONFIGURED}
@@ -44,16 +46,18 @@ class StatusWriter:
     def __init__(
         self, client: ApiClient, store: ObjectStore, left_s: Callable[[], float],
         complete: Callable[[Key, bytes], bytes] = lambda _key, status: status,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         """`complete` adds to the status of an object (JSON) what is known here alone."""
         self._complete = complete
+        self._clock = clock
         self._client = client
         self._store = store
         self._left_s = left_s
         self._ours: Mapping[Key, bytes] = {}
         self._due = asyncio.Event()
         self._written: dict[Key, str] = {}  # the version that a write took the place of
-        self._told: dict[tuple[str, str], str] = {}
+        self._told: dict[tuple[str, ...], tuple[str, float]] = {}  # by group, kind and namespace: why, and until when
         self._settled: dict[Key, tuple[bytes, bytes | None]] = {}  # what the server has, and what we would say: no more
         self.writes = 0
 
@@ -69,7 +73,7 @@ class StatusWriter:
     @property
     def problems(self) -> list[str]:
         """Why statuses are not written, a sentence for each kind."""
-        return list(self._told.values())
+        return [why for why, _ in self._told.values()]
 
     async def run(self) -> None:
         """Until it is cancelled."""
@@ -93,13 +97,16 @@ class StatusWriter:
         return not all(done)
 
     def _differences(self) -> Iterator[tuple[Key, StoredObject, dict[str, Any], bytes | None]]:
+        there = {key for key, _ in self._store.objects()}
+        self._settled = {key: each for key, each in self._settled.items() if key in there}
+        self._written = {key: each for key, each in self._written.items() if key in there}
         for key, held in self._store.objects():
             ours = self._ours.get(key)
             if ours is not None:
                 ours = self._complete(key, ours)
             if ours is None and CONTROLLER.encode() not in held.status:
                 continue
-            if key[:2] in self._told or self._settled.get(key) == (held.status, ours):
+            if self._is_forbidden(key) or self._settled.get(key) == (held.status, ours):
                 continue
             if self._written.get(key) == held.resource_version:  # the watch has not brought what we wrote
                 continue
@@ -114,7 +121,7 @@ class StatusWriter:
     ) -> bool:
         async with running:
             left_s = self._left_s()
-            if not left_s or self._told.get(key[:2]):
+            if not left_s or self._is_forbidden(key):
                 return not left_s  # what another one writes is not left for us
             kind = _KINDS[key[:2]]
             manifest = json.loads(held.manifest)
@@ -132,6 +139,7 @@ class StatusWriter:
                         {"fieldManager": MANAGER, "force": "true"}, body, "application/apply-patch+yaml",
                     )  # fmt: skip
                 self.writes += 1
+                self._told.pop(key[:3], None)
                 self._written[key] = held.resource_version
                 self._settled[key] = (json.dumps(made.get("status") or {}).encode(), ours)
                 return True
@@ -140,14 +148,22 @@ class StatusWriter:
             except (CredentialsError, *UNREACHABLE):
                 return False  # told by those who read
 
+    def _is_forbidden(self, key: Key) -> bool:
+        """Whether a write of this kind was forbidden in the object's namespace, and it is too early to try again."""
+        _, until = self._told.get(key[:3], ("", 0.0))
+        return until > self._clock()
+
     def _failed(self, key: Key, held: StoredObject, ours: bytes | None, error: ApiError) -> bool:
         """Whether trying again helps nothing, before the object or its status is another one."""
         if error.status == _CONFLICT or error.status >= _OF_SERVER:
             return False
         resource = _KINDS[key[:2]].resource
         if error.status in _NEVER and self._store.find(key) is held:  # and not deleted meanwhile
-            self._told[key[:2]] = f"status of {resource} cannot be written: {error}"
-            log.warning("%s", self._told[key[:2]])
+            place = f" in namespace {key[2]}" if key[2] else ""
+            why = f"status of {resource}{place} cannot be written: {error}"
+            if key[:3] not in self._told:
+                log.warning("%s", why)
+            self._told[key[:3]] = why, self._clock() + AGAIN_S
         else:
             self._settled[key] = (held.status, ours)
             log.warning("status of %s %s cannot be written: %s", resource, "/".join(filter(None, key[2:])), error)

@@ -10,7 +10,7 @@ import pwd
 import socket
 import stat
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -34,11 +34,20 @@ UNIX_REMEDIES = {
 
 
 class BindError(Exception):
-    """An address and port that the configuration asks for cannot be bound, for these `listeners`."""
+    """Addresses and ports that the configuration asks for cannot be bound, for these `listeners`. `places` are they,
+    each with a sentence why.
+    """
 
-    def __init__(self, message: str, listeners: str) -> None:
+    def __init__(self, message: str, listeners: str, places: Mapping[tuple[str, int], str]) -> None:
         super().__init__(message)
         self.listeners = listeners
+        self.places = dict(places)
+
+    @classmethod
+    def of(cls, errors: Sequence[BindError]) -> BindError:
+        """All of them in one."""
+        places = {place: why for error in errors for place, why in error.places.items()}
+        return cls("\n".join(map(str, errors)), ", ".join(error.listeners for error in errors), places)
 
 
 def bind(address: str, port: int, *, unread_ms: int = 0) -> socket.socket:
@@ -82,10 +91,10 @@ def bind_error(listeners: str, address: str, port: int, error: OSError) -> BindE
     why = error.strerror or type(error).__name__
     if is_unix(address):
         is_known = error.errno is not None and why == os.strerror(error.errno)  # else it says what helps
-        remedy = UNIX_REMEDIES.get(error.errno or 0, "") if is_known else ""
-        return BindError(f"listener {listeners}: cannot bind {address}: {why}{remedy}", listeners)
-    remedy = REMEDIES.get(error.errno or 0, "")
-    return BindError(f"listener {listeners}: cannot bind {address} port {port}: {why}{remedy}", listeners)
+        said = f"cannot bind {address}: {why}{UNIX_REMEDIES.get(error.errno or 0, '') if is_known else ''}"
+    else:
+        said = f"cannot bind {address} port {port}: {why}{REMEDIES.get(error.errno or 0, '')}"
+    return BindError(f"listener {listeners}: {said}", listeners, {(address, port): said})
 
 
 class UnixListeningSocket(socket.socket):

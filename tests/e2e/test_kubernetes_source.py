@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from egressproxy.net.listening import bind
 from tests.support.api_server import ApiServer
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
@@ -127,3 +129,48 @@ async def test_of_two_gateways_one_writes_status(tmp_path):
                 server.put(policy("a.invalid", "b.invalid"))
                 await until(lambda: len(server.asked("PATCH")) > writes)
         assert server.objects[lease]["spec"]["holderIdentity"] == ""  # it was given back
+
+
+async def test_ports_and_sockets_that_a_gateway_cannot_have_hold_up_no_other(tmp_path):
+    port, wanted = free_port(), free_port()
+    with bind("127.0.0.1", 0) as taken, bind("127.0.0.1", 0) as also_taken:
+        greedy = gateway(taken.getsockname()[1])
+        greedy["metadata"] = {"name": "greedy", "namespace": "team"}
+        greedy["spec"]["listeners"] += [
+            {"name": "also", "port": also_taken.getsockname()[1], "protocol": "egressproxy.io/forward-proxy"},
+            {"name": "free", "port": wanted, "protocol": "egressproxy.io/forward-proxy"},
+        ]
+        sly = gateway(3128)
+        sly["metadata"] = {"name": "sly", "namespace": "team"}
+        path = tmp_path / "sly.sock"
+        sly["spec"]["addresses"] = [{"type": "egressproxy.io/UnixSocket", "value": f"unix://{path}"}]
+        async with AsyncExitStack() as stack:
+            server = await stack.enter_async_context(served(port, greedy, sly, policy("*.invalid")))
+            await stack.enter_async_context(Sourced(tmp_path / "gw", server))
+            assert await reason(port, "a.invalid") != "destination_not_allowed"
+            assert await reason(wanted, "a.invalid")
+            server.put(policy("b.invalid"))
+            await refused(port, "a.invalid")
+            assert not path.exists()
+            await until(lambda: "status" in server.objects["gateways", "team", "greedy"])
+            found = server.objects["gateways", "team", "greedy"]["status"]["listeners"]
+            said = {each["name"]: each["conditions"] for each in found}
+            assert "PortUnavailable" in {each["reason"] for each in said["forward"]}
+            assert "PortUnavailable" in {each["reason"] for each in said["also"]}
+            assert "PortUnavailable" not in {each["reason"] for each in said["free"]}
+
+
+async def test_a_plugin_for_credentials_has_nothing_to_read(tmp_path):
+    """It would take what the gateway says to the process that starts it."""
+    port = free_port()
+    credential = {"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {"token": "t"}}
+    script = f"cat > /dev/null; printf '%s' '{json.dumps(credential)}'"
+    plugin = {"apiVersion": credential["apiVersion"], "command": "sh", "args": ["-c", script]}
+    async with served(port, policy("a.invalid")) as server:
+        sourced = Sourced(tmp_path / "gw", server)
+        file = tmp_path / "gw" / "kubeconfig"
+        made = json.loads(file.read_text())
+        made["users"][0]["user"] = {"exec": plugin}
+        file.write_text(json.dumps(made))
+        async with sourced:
+            assert await reason(port, "b.invalid") == "destination_not_allowed"

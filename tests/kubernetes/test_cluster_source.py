@@ -7,6 +7,7 @@ import json
 import zlib
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from ipaddress import ip_address
 from typing import Any
 
@@ -28,6 +29,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "FIRST_PAUSE_S", 0.01)
         monkeypatch.setattr(module, "LONGEST_PAUSE_S", 0.05)
     monkeypatch.setattr(cluster_source, "DISCOVER_S", 0.05)
+    monkeypatch.setattr(reflector, "FORBIDDEN_PAUSE_S", 0.05)
 
 
 def core(kind: str, name: str, namespace: str = "team", **more: Any) -> dict[str, Any]:
@@ -236,3 +238,74 @@ async def test_kinds_that_were_there_before_a_restart_are_waited_for(tmp_path, m
                 await it.source.wait()
         monkeypatch.setattr(cluster_source, "GONE_S", 0.0)
         assert await it.take() == []
+
+
+@pytest.mark.parametrize("name", ["a=b", "a,b", "UPPER", "a/../b", "x" * 254])
+async def test_names_that_no_object_has_hold_up_nothing(tmp_path, name):
+    server = ApiServer()
+    server.put(core("Secret", "key"))
+    async with sourced(tmp_path, server) as it:
+        assert await it.take(SECRET, ("", "Secret", "team", name)) == ["Secret/key"]
+        assert len({path.split("&watch")[0] for path in server.asked("secrets", "limit=")}) == 1
+
+
+async def test_names_that_no_service_has_are_in_no_selector(tmp_path):
+    server = ApiServer()
+    async with sourced(tmp_path, server) as it:
+        await it.take(SERVICE, ("", "Service", "team", "a)"), ("", "Service", "team", "-a"))
+        assert all("in+(web)" in path for path in server.asked("endpointslices", "limit="))
+        assert server.asked("endpointslices")
+
+
+async def test_what_the_server_refuses_holds_up_nothing(tmp_path):
+    server = ApiServer()
+    server.invalid.add("secrets")
+    async with sourced(tmp_path, server) as it:
+        assert await it.take(SECRET) == []
+        assert any("secrets key" in each for each in it.source.problems())
+
+
+async def test_of_one_namespace_only_so_many_secrets_are_watched(tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster_source, "MOST_NAMES", 3)
+    server = ApiServer()
+    async with sourced(tmp_path, server) as it:
+        await it.take(SECRET, *(("", "Secret", "greedy", f"n{number}") for number in range(9)))
+        assert len(set(server.asked("secrets", "limit="))) == 4
+        assert any("9 Secrets of namespace greedy" in each for each in it.source.problems())
+
+
+async def test_a_kind_that_is_served_in_another_version_is_watched_in_that(tmp_path):
+    old, new = "v1alpha3", "v1"
+    (kind,) = [each for each in CONFIGURED if each.kind == "BackendTLSPolicy"]
+    others = tuple(each for each in CONFIGURED if each is not kind)
+    server = ApiServer((*others, replace(kind, versions=(old,)), LEASE))
+    async with sourced(tmp_path, server) as it:
+        assert await it.take() == []
+        server.kinds = (*others, replace(kind, versions=(new,)), LEASE)
+        server.cut()
+        server.put({
+            "apiVersion": kind.api_version(new), "kind": kind.kind, "metadata": {"name": "p"}, "spec": {},
+        })  # fmt: skip
+        async with asyncio.timeout(5):
+            while not it.changes:
+                await it.source.wait()
+        assert await it.take() == ["BackendTLSPolicy/p"]
+
+
+async def test_a_defect_in_what_tells_of_changes_ends_the_source(tmp_path, monkeypatch):
+    def defect(_slices: object, _port: str) -> None:
+        raise LookupError("defect")
+
+    monkeypatch.setattr(cluster_source, "ready_endpoints", defect)
+    server = ApiServer()
+    server.put(core("Service", "web", spec={"ports": [{"port": 80, "name": "http"}]}))
+    async with server.running():
+        file = tmp_path / "kubeconfig"
+        file.write_text(server.kubeconfig())
+        it = Sourced(server, ClusterOptions(kubeconfig=file), {})
+        running = asyncio.create_task(it.source.run())
+        await it.take(SERVICE)
+        server.put(endpoints("web"))
+        async with asyncio.timeout(5):
+            with pytest.raises(BaseException, match="unhandled errors"):
+                await running

@@ -11,13 +11,16 @@ from typing import Any
 
 import pytest
 
+from egressproxy.kubernetes import api_client
 from egressproxy.kubernetes import reflector as reflecting
 from egressproxy.kubernetes.api_client import ApiClient
 from egressproxy.kubernetes.object_store import ObjectStore, Scope
 from egressproxy.kubernetes.reflector import Reflector
+from egressproxy.model.deep_json import is_too_deep
 from egressproxy.model.kinds import CONFIGURED
 from tests.kubernetes.kit import client_of
 from tests.support.api_server import ApiServer
+from tests.support.waiting import until
 
 ROUTES = next(kind for kind in CONFIGURED if kind.kind == "HTTPRoute")
 
@@ -128,7 +131,7 @@ async def test_a_missing_right_is_told_by_name_and_tried_again(tmp_path):
         it.server.forbidden.add("httproutes")
         it.server.cut()
         it.server.forgotten = 10**6
-        await it.until(lambda: it.reflector.is_forbidden)
+        await it.until(lambda: it.reflector.is_refused)
         assert it.reflector.problem.startswith(
             "cannot list httproutes.gateway.networking.k8s.io: add to the ClusterRole"
         )
@@ -167,3 +170,43 @@ async def test_a_server_that_was_away_is_watched_again(tmp_path):
         it.server.put(route("r2"))
         await it.server.start()
         await it.until(lambda: set(it.hostnames()) == {"r1", "r2"})
+
+
+@pytest.mark.parametrize("code", [500, 400, 0])
+async def test_a_watch_that_ends_with_an_error_is_listed_again(tmp_path, code):
+    async with watched(tmp_path, "r1") as it:
+        it.server.complains = code
+        await it.until(lambda: it.reflector.is_synced)
+        it.server.put(route("r2"))
+        await it.until(lambda: "r2" in it.hostnames())
+        it.server.complains = None
+        await it.until(lambda: not it.reflector.problem)
+
+
+@pytest.mark.parametrize("levels", [900, 5000])
+async def test_an_object_that_is_nested_too_deeply_takes_no_other_with_it(tmp_path, monkeypatch, levels):
+    """The fake cannot write it, either: its text stands for it."""
+    deep = ('{"a":' * levels + "1" + "}" * levels).encode()
+    real = api_client.deep_json.loads
+    monkeypatch.setattr(api_client.deep_json, "loads", lambda data: real(data.replace(b'"DEEP"', deep)))
+    async with watched(tmp_path, "r1") as it:
+        it.server.put(route("first", "DEEP"))
+        await it.until(lambda: it.reflector.is_synced)
+        it.server.put(route("second", "DEEP"))
+        it.server.put(route("r2"))
+        await it.until(lambda: "r2" in {key[3] for key, _ in it.store.objects()})
+        assert not it.reflector.problem
+        assert {key[3] for key, each in it.store.objects() if is_too_deep(each.manifest)} == {"first", "second"}
+
+
+async def test_a_watch_of_which_nothing_comes_is_begun_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(reflecting, "SILENT_S", 0.3)
+    async with watched(tmp_path, "r1") as it:
+        it.server.is_stuck = True
+        await it.until(lambda: it.reflector.is_synced)
+        await until(lambda: bool(it.server.asked("httproutes", "watch=1")))
+        it.server.is_stuck = False
+        it.server.put(route("r2"))
+        await it.until(lambda: "r2" in it.hostnames())
+        assert not it.reflector.problem
+        assert len(it.server.asked("httproutes", "limit=")) == 1

@@ -8,7 +8,7 @@ from typing import Any
 
 from egressproxy.kubernetes.lease import Lease
 from egressproxy.kubernetes.object_store import ObjectStore, Scope, stored
-from egressproxy.kubernetes.status_writer import CONTROLLER, StatusWriter, merged
+from egressproxy.kubernetes.status_writer import AGAIN_S, CONTROLLER, StatusWriter, merged
 from egressproxy.model.kinds import CONFIGURED
 from tests.kubernetes.kit import client_of
 from tests.support.api_server import ApiServer
@@ -122,7 +122,8 @@ async def test_a_missing_right_is_told_once(tmp_path):
         await writer.write()
         assert len(server.asked("PATCH")) == 1
         assert writer.problems == [
-            "status of gateways.gateway.networking.k8s.io cannot be written: 403 Forbidden: forbidden here"
+            "status of gateways.gateway.networking.k8s.io in namespace default cannot be written: "
+            "403 Forbidden: forbidden here"
         ]
         await client.close()
 
@@ -168,4 +169,63 @@ async def test_a_lease_is_given_back_at_the_end(tmp_path):
         await asyncio.gather(task, return_exceptions=True)
         await two.step()
         assert two.left_s()
+        await client.close()
+
+
+async def test_of_two_leases_nobody_has_one_and_waits_for_the_other(tmp_path):
+    server = ApiServer()
+    async with server.running():
+        client = await client_of(tmp_path, server)
+        first = [Lease(client, "egress", name, "first") for name in ("a", "b")]
+        second = [Lease(client, "egress", name, "second") for name in ("a", "b")]
+        await first[0].step()
+        await second[1].step()  # it came first to the other class
+        for held in (first, second):
+            held[1].after = held[0]
+        for _ in range(3):
+            for each in (*second, *first):
+                await each.step()
+        assert [each.left_s() > 0 for each in (*first, *second)] == [True, True, False, False]
+        await client.close()
+
+
+async def test_a_status_that_was_forbidden_is_tried_again_and_in_other_namespaces_at_once(tmp_path):
+    server, store, now = ApiServer(), ObjectStore(), [0.0]
+    server.put(GATEWAY)
+    other = {**GATEWAY, "metadata": {"name": "gw", "namespace": "other"}}
+    server.put(other)
+    seen(store, server)
+    async with server.running():
+        client = await client_of(tmp_path, server)
+        writer = StatusWriter(client, store, lambda: 10.0, clock=lambda: now[0])
+        ours = json.dumps({"conditions": [condition("Accepted")]}).encode()
+        server.forbidden.add("gateways")
+        writer.show({KEY: ours})
+        await writer.write()
+        assert "default" in writer.problems[0]
+        server.forbidden.clear()
+        writer.show({KEY: ours, (*KEY[:2], "other", "gw"): ours})
+        await writer.write()
+        assert "status" in server.objects["gateways", "other", "gw"]
+        assert "status" not in server.objects["gateways", "default", "gw"]
+        now[0] = AGAIN_S + 1
+        await writer.write()
+        assert "status" in server.objects["gateways", "default", "gw"]
+        assert not writer.problems
+        await client.close()
+
+
+async def test_what_is_gone_is_not_remembered(tmp_path):
+    server, store = ApiServer(), ObjectStore()
+    async with server.running():
+        client = await client_of(tmp_path, server)
+        writer = StatusWriter(client, store, lambda: 10.0)
+        for number in range(3):
+            server.objects.clear()
+            server.put({**GATEWAY, "metadata": {"name": f"gw{number}"}})
+            store.replace(GATEWAYS, {})
+            seen(store, server)
+            writer.show({(*KEY[:3], f"gw{number}"): json.dumps({"conditions": [condition("Accepted")]}).encode()})
+            await writer.write()
+        assert len(writer._settled) == len(writer._written) == 1
         await client.close()

@@ -28,8 +28,11 @@ class ApiServer:
         self.objects: dict[tuple[str, str, str], dict[str, Any]] = {}
         self.version = 100
         self.forbidden: set[str] = set()  # plurals
+        self.invalid: set[str] = set()  # plurals for which requests are no good
         self.forgotten = 0  # watches from before this version get 410
         self.requests: list[tuple[str, str]] = []  # method, path with query
+        self.is_stuck = False  # watches that begin are told nothing
+        self.complains: int | None = None  # the code of what watches are told in place of events
         self.says: int | None = None  # a version that lists claim to be of
         self.url = ""
         self._history: list[tuple[int, str, dict[str, Any]]] = []
@@ -152,6 +155,8 @@ class ApiServer:
             return _error(404, "NotFound")
         if plural in self.forbidden:
             return _error(403, "Forbidden")
+        if plural in self.invalid:
+            return _error(400, "BadRequest")
         if request.method == "GET" and not more:
             watches = request.query.get("watch")
             return await (self._watch if watches else self._list)(request, kind, version, namespace)
@@ -171,6 +176,8 @@ class ApiServer:
         return not selector or (labels.get(name) == wanted if equals else name in labels)
 
     async def _list(self, request: web.Request, kind: ServedKind, version: str, namespace: str) -> web.Response:
+        if re.search(r"[=,].*[=,]", request.query.get("fieldSelector", "")):
+            return _error(400, "BadRequest")
         found = [
             each
             for (plural, _, _), each in sorted(self.objects.items())
@@ -191,7 +198,13 @@ class ApiServer:
             status = {"kind": "Status", "code": 410, "reason": "Expired", "message": "too old resource version"}
             await answer.write(json.dumps({"type": "ERROR", "object": status}).encode() + b"\n")
             return answer
+        if self.complains is not None:
+            status = {"kind": "Status", "code": self.complains, "reason": "InternalError", "message": "no"}
+            await answer.write(json.dumps({"type": "ERROR", "object": status}).encode() + b"\n")
+            return answer
         cut = self._cut
+        if self.is_stuck:
+            await asyncio.sleep(60)
         while True:
             self._changed.clear()
             for at, what, value in [each for each in self._history if each[0] > place]:

@@ -189,7 +189,7 @@ class _Run:
         for policy in self._policies.objects:
             self._policy_filters.check(policy)
         ours = self._resources.by_key.get((ConfigMap.GROUP, ConfigMap.KIND, *CATALOG))
-        if ours is not None:
+        if ours is not None and not ours.origin.is_from_cluster:
             message = "the catalogue of filter types has this name: it is made by the gateway"
             self._extensions.load_errors[problem_at(ours, "metadata.name", message, "remove the object")] = None
         self._pipelines.check()
@@ -329,7 +329,7 @@ class _Run:
                 key = (ref.group, ref.kind, ref.namespace or route.namespace, ref.name)
                 if (ref.group, ref.kind) == _SERVICE:
                     of_mesh.append(index)
-                elif self._resources.get(*key) is None:
+                elif self._resources.named(*key) is None:
                     message = f"{ref.kind} {key[2]}/{ref.name} does not exist: the route is not served there"
                     remedy = self.references.suggestions.remedy(*key, "name it in parentRefs")
                     where = f"spec.parentRefs[{index}]"

@@ -125,7 +125,8 @@ class Defaults:
     all. `why_unusable` returns why this machine cannot bind an IP address, "" if it can. `can_take_any_certificate`
     returns whether a TLS server can accept clients whose certificate is not valid (GEP-91 AllowInsecureFallback).
     `denials` returns for a policy the function that says why a backend is denied under it, whatever clients ask for;
-    the default denies nothing. `system_roots` is the mark of the system's CA certificates.
+    the default denies nothing. `system_roots` is the mark of the system's CA certificates. `unbound` are addresses and
+    ports that could not be bound, with a sentence why: what a cluster's Gateways ask for there is not served.
     """
 
     bind_addresses: tuple[str, ...] = ("127.0.0.1",)
@@ -134,6 +135,7 @@ class Defaults:
     can_take_any_certificate: Callable[[], bool] = lambda: False
     denials: Callable[[PolicyIR], RefusesBackends] = lambda _policy: lambda _backend: None
     system_roots: str = ""
+    unbound: Mapping[tuple[str, int], str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,8 +175,12 @@ def scope_of(key: Key) -> str:
 
 
 def age_of(resource: Resource) -> tuple[str, str]:
-    """The sort key where the older object wins: creationTimestamp (objects without one last), then namespace/name."""
-    return (resource.metadata.creation_timestamp or "~", resource.full_name)
+    """The sort key where the older object wins: creationTimestamp (objects without one last), then namespace/name.
+
+    Those of a cluster come after all others: nobody there takes what the operator's files have.
+    """
+    behind = "~~" if resource.origin.is_from_cluster else ""
+    return (behind + (resource.metadata.creation_timestamp or "~"), resource.full_name)
 
 
 def problem_at(

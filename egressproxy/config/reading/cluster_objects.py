@@ -2,33 +2,38 @@
 
 An API server has checked them against the schemas that it has, which may be older than ours, and other people write
 them. So one that cannot be read takes no other with it: it is left out and told. What it would have restricted stays
-closed: an EgressPolicy that cannot be read denies everything at its targets, and a BackendTLSPolicy trusts nobody.
+closed: an EgressPolicy that cannot be read denies everything at its targets, and a BackendTLSPolicy trusts nobody. A
+route has no backends, so that what it is for does not go another way, without its filters. Where the targets cannot
+be read either, they are all that it may name in its namespace.
 """
 
 from __future__ import annotations
 
-import json
 import zlib
-from collections.abc import Callable, Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final, NamedTuple
 
 from pydantic import ValidationError
 
 from egressproxy.config.explanations import explain, field_path, path_text
 from egressproxy.config.reading.problems import Problem, Severity
-from egressproxy.config.resources.backend import BackendTlsPolicy
-from egressproxy.config.resources.core import Secret
+from egressproxy.config.resources.backend import Backend, BackendTlsPolicy, WorkingGroupBackend, XBackendDestination
+from egressproxy.config.resources.core import Secret, Service
 from egressproxy.config.resources.destination import PUBLISHED
+from egressproxy.config.resources.gateway import Gateway, ListenerSet
 from egressproxy.config.resources.kinds import kind_class
 from egressproxy.config.resources.meta import OUR_GROUP, Origin, Resource, without_nulls
 from egressproxy.config.resources.policy import EgressPolicy
+from egressproxy.config.resources.routes import GrpcRoute, HttpRoute, TcpRoute, TlsRoute
+from egressproxy.config.resources.x_backend import XBackend
+from egressproxy.model import deep_json
 
 #: Written by somebody who is trusted with less than a file of the operator's.
-_ORIGIN: Final = Origin(is_from_api=True)
+_ORIGIN: Final = Origin(is_from_api=True, is_from_cluster=True)
 #: In place of what cannot be read: nothing may leave, and no certificate is good.
 _CLOSED: Final[dict[type[Resource], dict[str, Any]]] = {
     EgressPolicy: {
-        "destinations": {"deny": [{"cidrs": ["0.0.0.0/0", "::/0"]}]},
+        "destinations": {"allow": [], "deny": [{"cidrs": ["0.0.0.0/0", "::/0"]}]},
         # Of a type that nobody knows: what would run it stays closed, a parent's way, too.
         "extensions": [
             {"name": f"cannot-be-read-{phase}", "type": "invalid.example/CannotBeRead:v1", "phase": phase}
@@ -44,20 +49,46 @@ _CLOSED: Final[dict[type[Resource], dict[str, Any]]] = {
 }
 
 
-def cluster_objects(packed: bytes, tell: Callable[[Problem], None]) -> Iterator[Resource]:
-    """The objects of `kubernetes.cluster_source`; `tell` is called for each that is not served as it is written."""
+#: What stands for their rules leads nowhere.
+_STREAMS: Final = (TlsRoute, TcpRoute)
+_ROUTES: Final = (HttpRoute, GrpcRoute, *_STREAMS)
+_NOWHERE: Final = {"backendRefs": [{"name": "route-cannot-be-read", "port": 1}]}
+_BACKENDS: Final = (Backend, WorkingGroupBackend, XBackendDestination, XBackend)
+#: The kinds of targets that each of them may name.
+_TARGETS: Final = {
+    EgressPolicy: (Gateway, ListenerSet, HttpRoute, GrpcRoute, TlsRoute, TcpRoute, Service, *_BACKENDS),
+    BackendTlsPolicy: (Service, *_BACKENDS),
+}
+
+
+def cluster_objects(
+    packed: bytes, tell: Callable[[Problem], None], others: Iterable[Resource] = ()
+) -> Iterator[Resource]:
+    """The objects of `kubernetes.cluster_source`; `tell` is called for each that is not served as it is written.
+    `others` are objects from elsewhere, which policies may be for, too.
+    """
+    everything, unknown = list(others), []
     for line in zlib.decompress(packed).split(b"\n"):
         if line:
-            value: dict[str, Any] = json.loads(line)
-            made = _read(value, tell)
-            if made is not None:
+            value: dict[str, Any] = deep_json.loads(line)
+            made = _read(value, tell, is_too_deep=deep_json.is_too_deep(line))
+            if isinstance(made, Resource):
+                everything.append(made)
                 yield made
+            elif made is not None:
+                unknown.append(made)
+    for each in unknown:
+        yield from each.closed(everything, tell)
 
 
-def _read(value: dict[str, Any], tell: Callable[[Problem], None]) -> Resource | None:
+def _read(value: dict[str, Any], tell: Callable[[Problem], None], *, is_too_deep: bool) -> Resource | _Unknown | None:
     kind = kind_class(value["apiVersion"], value["kind"], value.get("spec"))
     if kind is None:
         return None
+    if is_too_deep:
+        message = f"it has more than {deep_json.MAX_DEPTH} levels of objects and lists"
+        tell(_problem(value, "", message, "nest it less", Severity.UNSERVED))
+        return _closed(kind, value, tell)
     value = without_nulls(value) if kind.NULLS_ARE_ABSENT else value
     try:
         made = kind.model_validate(value, context={PUBLISHED: kind.GROUP != OUR_GROUP})
@@ -69,22 +100,83 @@ def _read(value: dict[str, Any], tell: Callable[[Problem], None]) -> Resource | 
     return made
 
 
-def _closed(kind: type[Resource], value: dict[str, Any], tell: Callable[[Problem], None]) -> Resource | None:
+def _closed(kind: type[Resource], value: dict[str, Any], tell: Callable[[Problem], None]) -> Resource | _Unknown | None:
     """What stands for a restriction that cannot be read, None for other kinds."""
+    spec = value.get("spec")
+    if kind in _ROUTES and isinstance(spec, dict):
+        return _closed_route(kind, value, spec, tell)
     if kind not in _CLOSED:
         return None
-    spec = value.get("spec")
     targets = spec.get("targetRefs") if isinstance(spec, dict) else None
-    closed = {**value, "spec": {"targetRefs": targets, **_CLOSED[kind]}}
+    made: Resource | None = _policy(kind, value, targets)
+    if made is None:
+        return _Unknown(kind, value, targets)
+    tell(_problem(value, "", "its targets are closed until it can be read", "", Severity.UNSERVED))
+    return made
+
+
+def _closed_route(
+    kind: type[Resource], value: dict[str, Any], spec: dict[str, Any], tell: Callable[[Problem], None]
+) -> Resource | None:
+    """A route without backends for what this one is for, as far as that can be read."""
+    kept: dict[str, Any] = {name: spec[name] for name in ("parentRefs", "hostnames") if name in spec}
+    rules = spec.get("rules")
+    written = [each for each in rules if isinstance(each, dict)] if isinstance(rules, list) else []
+    matches = [{"matches": each.get("matches", [])} for each in written]
+    tried: tuple[list[Any], ...] = ([_NOWHERE],) if kind in _STREAMS else (matches, [{}])
+    for closed in tried:
+        if closed and (made := _stand_in(kind, value, {**kept, "rules": closed})) is not None:
+            message = "it answers with errors, and closes connections, until it can be read"
+            tell(_problem(value, "", message, "", Severity.UNSERVED))
+            return made
+    return None
+
+
+def _policy(kind: type[Resource], value: dict[str, Any], targets: object) -> Any:
+    """What closes these targets; None where it cannot be made."""
+    return _stand_in(kind, value, {"targetRefs": targets, **_CLOSED[kind]})
+
+
+def _stand_in(kind: type[Resource], value: dict[str, Any], spec: dict[str, Any]) -> Resource | None:
+    """The object with this spec; None where it cannot be made."""
+    head = {name: value[name] for name in ("apiVersion", "kind", "metadata")}
+    closed = {**head, "spec": spec}
     try:
         made = kind.model_validate(closed)
     except ValidationError:
-        severity = Severity.ERROR  # nobody knows what it would have closed
-        tell(_problem(value, "spec.targetRefs", "what it restricts cannot be read", "mend it, or remove it", severity))
         return None
     made.written(closed, _ORIGIN)
-    tell(_problem(value, "", "its targets are closed until it can be read", "", Severity.UNSERVED))
     return made
+
+
+class _Unknown(NamedTuple):
+    """A policy whose targets cannot be read."""
+
+    kind: type[Resource]
+    value: dict[str, Any]
+    targets: object
+
+    def closed(self, everything: Iterable[Resource], tell: Callable[[Problem], None]) -> Iterator[Resource]:
+        """What closes all that it may target in its namespace, and whatever of its targets can be read."""
+        written = self.targets if isinstance(self.targets, list) else []
+        refs = [each for each in written if _policy(self.kind, self.value, [each]) is not None]
+        namespace = self.value["metadata"].get("namespace", "default")
+        refs += [
+            {"group": each.GROUP, "kind": each.KIND, "name": each.name}
+            for each in everything
+            if isinstance(each, _TARGETS[self.kind]) and each.namespace == namespace
+        ]
+        parts = [_policy(self.kind, self.value, [ref]) for ref in refs]
+        made = next(filter(None, parts), None)
+        if made is not None:
+            # More than one policy of the schema may name, and each of them was checked.
+            together = tuple(dict.fromkeys(ref for part in parts if part is not None for ref in part.spec.target_refs))
+            whole = made.model_copy(update={"spec": made.spec.model_copy(update={"target_refs": together})})
+            spec = {"targetRefs": refs, **_CLOSED[self.kind]}
+            whole.written({**made.to_manifest(), "spec": spec}, _ORIGIN)
+            yield whole
+        message = "what it restricts cannot be read: everything in its namespace that it may be for is closed"
+        tell(_problem(self.value, "spec.targetRefs", message, "mend it, or remove it", Severity.UNSERVED))
 
 
 def _problems(error: ValidationError, kind: type[Resource], value: dict[str, Any]) -> Iterator[Problem]:

@@ -81,6 +81,14 @@ class ResourceSet:
             self.wanted.add(key)
         return self.by_key.get(key)
 
+    def named(self, *key: str) -> Resource | None:
+        """As `get`, of what a tenant may name without a grant, and nobody reads: parents and targets.
+        That is no reason to read a Secret.
+        """
+        group, kind, namespace, name = key
+        is_target = (group, kind) not in BY_REFERENCE or kind == Service.KIND
+        return self.get(group, kind, namespace, name) if is_target else self.by_key.get((group, kind, namespace, name))
+
     def find(self, kind: type[R], namespace: str, name: str) -> R | None:
         """One object of a class; the namespace does not matter for cluster-scoped kinds."""
         found = self.get(kind.GROUP, kind.KIND, namespace if kind.NAMESPACED else "", name)
@@ -224,7 +232,7 @@ class _ManifestReader:
         def tell(problem: Problem) -> None:
             (self.problems if problem.severity is Severity.ERROR else self.warnings).append(problem)
 
-        for made in cluster_objects(packed, tell):
+        for made in cluster_objects(packed, tell, tuple(self.objects.values())):
             first = self.objects.setdefault(made.key, made)
             if first is not made:
                 message = f"the object of this name in {first.origin} stands in its place"

@@ -51,14 +51,16 @@ class Origin:
     """Where an object was written: `file` as given or found, `line` from 1; both empty for objects made in code.
 
     `places` has those fields, by path, that are judged only after the object was read. `is_from_api`: it was written
-    through the admin API, by somebody who is trusted with less than a file of the operator's. `time` is when the file
-    was changed last, in RFC 3339, "" where that is not known.
+    through the admin API, by somebody who is trusted with less than a file of the operator's. `is_from_cluster`: such
+    an object came from an API server, which has taken it already: it cannot be refused, and must not hold up others.
+    `time` is when the file was changed last, in RFC 3339, "" where that is not known.
     """
 
     file: str = ""
     line: int = 0
     places: Mapping[str, Spot] = field(default_factory=dict, compare=False, repr=False)
     is_from_api: bool = field(default=False, compare=False)
+    is_from_cluster: bool = field(default=False, compare=False)
     time: str = field(default="", compare=False)
 
     @property

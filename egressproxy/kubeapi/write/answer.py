@@ -35,7 +35,7 @@ BUDGET_S: Final = 10.0
 
 def answer(request: bytes) -> bytes:
     """Work out what `write_writes` asks for; gives what `read_outcomes` reads."""
-    (paths, bind, memory, state, _), writes = read_writes(request)
+    (paths, bind, memory, state, *_), writes = read_writes(request)
     assert state is not None
     previous = previous_of(memory)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import zlib
 
-from egressproxy.config.compile.interface import Compiled, scope_of
+from egressproxy.config.compile.interface import CATALOG, Compiled, scope_of
 from egressproxy.config.compile.status.conditions import broken_references
 from egressproxy.config.compile.status.status_warnings import all_warnings
 from egressproxy.config.reading.load import ResourceSet
@@ -22,10 +22,17 @@ from egressproxy.processes.loader.result import Loaded, pack_shown, places, writ
 
 def answer(request: bytes) -> bytes:
     """Load and compile what a `LoadRequest` names: a `Loaded`, or a ConfigError with every problem."""
-    paths, bind, memory, state, cluster = read_request(request)
+    paths, bind, memory, state, cluster, unbound = read_request(request)
     previous = previous_of(memory)
     try:
-        resources, compiled = loaded(paths, bind, previous, Machine(why_unusable, mark()), state, cluster)
+        resources, compiled = loaded(
+            paths,
+            bind,
+            previous,
+            Machine(why_unusable, mark(), {(address, port): why for address, port, why in unbound}),
+            state,
+            cluster,
+        )
     except ConfigError as error:
         return write_answer(error)
     return write_answer(handed_over(resources, compiled, previous))
@@ -38,6 +45,8 @@ def handed_over(resources: ResourceSet, compiled: Compiled, previous: Compiled |
     objects = (
         (key, each.to_manifest(), generations.get(key, 1), statuses.get(key), created.get(key, ""))
         for key, each in resources.by_key.items()
+        if key
+        != ("", "ConfigMap", *CATALOG)  # as the gateway has written it into the cluster: it is shown as it is now
     )
     return Loaded(
         spec=pack(spec),

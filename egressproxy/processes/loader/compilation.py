@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import codecs
 import gc
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from importlib import import_module
 from operator import attrgetter
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from egressproxy.config.compile.compiler import compile_config, compile_rest
@@ -37,12 +38,13 @@ _CODECS: Final = ("utf-8-sig", "utf-16-le", "utf-16-be")
 
 
 class Machine(NamedTuple):
-    """The machine that serves: why it cannot bind an address ("" if it can), and the mark of its CA certificates. The
-    default is for `check`, which may run elsewhere.
+    """The machine that serves: why it cannot bind an address ("" if it can), the mark of its CA certificates, and why
+    addresses and ports could not be bound. The default is for `check`, which may run elsewhere.
     """
 
     why_unusable: Callable[[str], str] = lambda _address: ""
     system_roots: str = ""
+    unbound: Mapping[tuple[str, int], str] = MappingProxyType({})
 
 
 _ELSEWHERE: Final = Machine()
@@ -100,6 +102,7 @@ def _defaults(bind: tuple[str, ...], machine: Machine) -> Defaults:
         denials=denials,
         why_unusable=machine.why_unusable,
         system_roots=machine.system_roots,
+        unbound=machine.unbound,
     )
 
 

@@ -48,14 +48,15 @@ class Loader:
 
     async def load(
         self, paths: Sequence[ConfigSource], bind: tuple[str, ...], memory: bytes = b"", state: Path | None = None,
-        cluster: bytes | None = None,
+        cluster: bytes | None = None, unbound: tuple[tuple[str, int, str], ...] = (),
     ) -> Loaded:  # fmt: skip
         """Read these files and folders, those of `state`, what was written through the API, and what a `cluster` has.
-        `memory` is that of the configuration in service. One who waits no longer ends it.
+        `memory` is that of the configuration in service. `unbound` are addresses and ports that cannot be bound, with
+        a sentence why. One who waits no longer ends it.
 
         Raises ConfigError with every problem, LoadingFailed, or OSError if no process can be started.
         """
-        return await self.ask(LOAD, write_request(paths, bind, memory, state, cluster), read_answer)
+        return await self.ask(LOAD, write_request(paths, bind, memory, state, cluster, unbound), read_answer)
 
     async def schema(self) -> bytes:
         """JSON Schema of every kind. Raises OSError where it cannot be made."""

@@ -19,7 +19,8 @@ _KNOWN: Final = classes((Path, SecretBytes, SecretSource))
 
 class LoadRequest(NamedTuple):
     """`memory` is that of the configuration in service, if any; `state` the folder of what the API has written;
-    `cluster` what an API server has (`config.reading.cluster_objects`), with the values of Secrets.
+    `cluster` what an API server has (`config.reading.cluster_objects`), with the values of Secrets. `unbound` are
+    addresses and ports that cannot be bound, with a sentence why.
     """
 
     paths: tuple[ConfigSource, ...]
@@ -27,14 +28,15 @@ class LoadRequest(NamedTuple):
     memory: bytes = b""
     state: Path | None = None
     cluster: bytes | None = None
+    unbound: tuple[tuple[str, int, str], ...] = ()
 
 
 def write_request(
     paths: Sequence[ConfigSource], bind: tuple[str, ...], memory: bytes = b"", state: Path | None = None,
-    cluster: bytes | None = None,
+    cluster: bytes | None = None, unbound: tuple[tuple[str, int, str], ...] = (),
 ) -> bytes:  # fmt: skip
     """A `LoadRequest` for `read_request`, with the values of Secrets: it goes through an inherited pipe alone."""
-    return dumps((tuple(paths), bind, memory, state, cluster))
+    return dumps((tuple(paths), bind, memory, state, cluster, unbound))
 
 
 def read_request(data: bytes) -> LoadRequest:

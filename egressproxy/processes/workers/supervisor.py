@@ -292,6 +292,7 @@ class Supervisor(Fleet):
     def _bind_new(self, configuration: Configuration) -> dict[tuple[str, int], socket.socket]:
         """Raises BindError, and has bound nothing then."""
         new: dict[tuple[str, int], socket.socket] = {}
+        failed: list[BindError] = []
         for (address, port), listeners in self._places(configuration).items():
             if (address, port) in self._sockets:
                 continue
@@ -299,11 +300,13 @@ class Supervisor(Fleet):
                 filters = self._options.filters
                 new[address, port] = self._given.bind(address, port) if filters is None else bind_filters(filters)
             except OSError as error:
-                for sock in new.values():
-                    sock.close()
                 if self._options.filters is not None:
                     raise ConfigRefused(f"cannot serve filters on {address}: {error}") from None
-                raise bind_error(listeners, address, port, error) from None
+                failed.append(bind_error(listeners, address, port, error))
+        if failed:
+            for sock in new.values():
+                sock.close()
+            raise BindError.of(failed)
         return new
 
     def _places(self, configuration: Configuration) -> Mapping[tuple[str, int], str]:

@@ -62,3 +62,10 @@ def test_what_no_grant_permits_is_not_wanted():
 def test_pods_are_wanted_where_addresses_say_who_asks():
     assert wanted(FORWARD) == set()
     assert wanted(FORWARD, BY_ADDRESS) == {("", "Pod", "", "")}
+
+
+def test_secrets_that_are_named_as_parents_and_targets_are_not_wanted():
+    secret = '{group: "", kind: Secret, namespace: infra, name: key}'
+    by_route = ROUTE.replace("[{name: gw}]", f"[{secret}]")
+    by_policy = BY_ADDRESS.replace("targetRefs: [", f"targetRefs: [{secret}, ").replace("pods: true", "pods: false")
+    assert ("", "Secret", "infra", "key") not in wanted(REVERSE, by_route, by_policy)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import zlib
+from copy import deepcopy
 from typing import Any
+
+import pytest
 
 from egressproxy.config.reading.load import ResourceSet, read_all
 from egressproxy.config.reading.problems import Severity
+from egressproxy.processes.loader.answer import handed_over
 from egressproxy.processes.loader.compilation import compiled
 
 GATEWAY = {
@@ -54,6 +58,7 @@ def test_an_object_that_cannot_be_read_takes_no_other_with_it():
 
 def test_a_policy_that_cannot_be_read_denies_everything_at_its_targets():
     wrong = policy("wrong", destinations={"deny": [{"hostnames": ["b.example"], "colour": "red"}]})
+    wrong["more"] = "of a later version"
     resources = read(GATEWAY, ALLOW, wrong)
     assert not resources.problems
     made = compiled(resources, ("127.0.0.1",))
@@ -66,11 +71,55 @@ def test_a_policy_that_cannot_be_read_denies_everything_at_its_targets():
     )
 
 
-def test_a_policy_whose_targets_cannot_be_read_refuses_the_whole():
+def test_a_policy_whose_targets_cannot_be_read_closes_what_it_may_target():
     wrong = policy("wrong", destinations={"deny": [{"hostnames": ["b.example"]}]})
     wrong["spec"]["targetRefs"] = [{"kind": 7}]
-    assert any("what it restricts cannot be read" in each for each in told(read(GATEWAY, wrong)))
-    assert read(GATEWAY, wrong).problems
+    far = deepcopy(GATEWAY)
+    far["metadata"] = {"name": "far", "namespace": "far"}
+    far["spec"]["listeners"][0]["port"] = 3129
+    resources = read(GATEWAY, far, wrong, ALLOW)
+    assert any("what it restricts cannot be read" in each for each in told(resources))
+    assert not resources.problems
+    made = compiled(resources, ("127.0.0.1",))
+    closed = {each.gateway: each.default_backend for each in made.spec.listeners}
+    assert "cannot-be-read" in closed["default/gw"].error
+    assert closed["far/far"] is None or "cannot-be-read" not in closed["far/far"].error
+
+
+def test_targets_that_can_be_read_stay_closed_beside_one_that_cannot():
+    wrong = policy("wrong", destinations={"deny": [{"hostnames": ["b.example"], "colour": "red"}]})
+    wrong["spec"]["targetRefs"].append({"kind": 7})
+    wrong["metadata"]["namespace"] = "team"
+    wrong["spec"]["targetRefs"][0]["namespace"] = "default"
+    resources = read(GATEWAY, wrong)
+    assert not resources.problems
+    (found,) = [each for each in resources.objects if each.KIND == "EgressPolicy"]
+    assert [(each.kind, each.name) for each in found.spec.target_refs] == [("Gateway", "gw")]
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"type": "egressproxy.io/BodyLimit:v1", "config": {"colour": "red"}},
+        {"type": "egressproxy.io/BodyLimit:v1", "config": {"colour": "red"}, "failOpen": True},
+        {"type": "BodyLimit", "phase": "connect", "config": {"maxBytes": 1}},
+        {"type": "egressproxy.io/Audit:v1", "config": {"folder": "/tmp/audit"}},
+    ],
+)
+def test_an_extension_that_cannot_be_configured_closes_its_place_and_refuses_nothing(entry):
+    wrong = policy("wrong", extensions=[{"name": "x", "phase": "request-headers", **entry}])
+    made = compiled(read(GATEWAY, ALLOW, wrong), ("127.0.0.1",))
+    (listener,) = made.spec.listeners
+    assert listener.default_backend.backend is None
+    assert "extension x" in listener.default_backend.unknown_extension
+    (status,) = [value for key, value in made.statuses.items() if key[3] == "wrong"]
+    assert "UnsupportedExtensionType" in json.dumps(status)
+
+
+def test_the_catalogue_that_the_gateway_writes_is_no_error():
+    name, namespace = "egressproxy-filter-catalog", "egressproxy-system"
+    ours = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, "namespace": namespace}}
+    assert not compiled(read(GATEWAY, {**ours, "data": {"x": "y"}}), ("127.0.0.1",)).problems
 
 
 def test_a_policy_of_trust_that_cannot_be_read_trusts_nobody():
@@ -95,3 +144,64 @@ def test_an_object_of_a_file_stands_in_place_of_one_of_the_cluster(tmp_path):
 
 def test_nothing_in_the_cluster_is_no_error():
     assert not read().problems
+
+
+@pytest.mark.parametrize("levels", [150, 900, 9000])
+def test_an_object_that_is_nested_too_deeply_takes_no_other_with_it(levels):
+    wrong = policy("wrong", extensions=[{"name": "x", "type": "vendor.example/X:v1", "config": "CONFIG"}])
+    deep = '{"a":' * levels + "1" + "}" * levels
+    line = json.dumps(wrong).replace('"CONFIG"', deep).encode()
+    others = [json.dumps(each).encode() for each in (GATEWAY, ALLOW)]
+    resources = read_all((), None, zlib.compress(b"\n".join([*others, line])))
+    assert any("EgressPolicy default/wrong: it has more than 100 levels" in each for each in told(resources))
+    made = compiled(resources, ("127.0.0.1",))
+    assert handed_over(resources, made, None).shown
+    assert made.spec.listeners[0].default_backend.backend is None
+
+
+def route(kind: str, name: str, *rules: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": "gateway.networking.k8s.io/v1",
+        "kind": kind,
+        "metadata": {"name": name, "namespace": "default"},
+        "spec": {"parentRefs": [{"name": "gw"}], "hostnames": ["a.example"], "rules": list(rules), **spec},
+    }
+
+
+ADMIN = [{"path": {"type": "PathPrefix", "value": "/admin"}}]
+LATER = {"type": "OfALaterVersion"}
+
+
+@pytest.mark.parametrize("matches", [ADMIN, [*ADMIN, LATER]])
+def test_a_route_that_cannot_be_read_answers_for_its_hosts_and_no_other_does(matches):
+    wrong = route("HTTPRoute", "wrong", {"matches": matches, "filters": [LATER]})
+    resources = read(GATEWAY, ALLOW, wrong)
+    assert not resources.problems
+    (listener,) = compiled(resources, ("127.0.0.1",)).spec.listeners
+    (served,) = listener.http_routes
+    assert served.hostnames == ("a.example",)
+    (rule,) = served.rules
+    assert not [each for each in rule.backends if each.backend is not None]
+    assert any("HTTPRoute default/wrong: it answers with errors" in each for each in told(resources))
+
+
+def test_a_stream_that_cannot_be_read_is_closed():
+    resources = read(GATEWAY, ALLOW, route("TLSRoute", "wrong", {"backendRefs": [LATER]}))
+    (listener,) = compiled(resources, ("127.0.0.1",)).spec.listeners
+    (served,) = listener.tls_routes
+    assert [each.backend for each in served.backends] == [None]
+
+
+def test_a_route_whose_hosts_cannot_be_read_is_left_out():
+    resources = read(GATEWAY, ALLOW, route("HTTPRoute", "wrong", hostnames=[7]), route("TCPRoute", "wrong", more=1))
+    assert [each.KIND for each in resources.objects] == ["Gateway", "EgressPolicy"]
+    assert not resources.problems
+
+
+@pytest.mark.parametrize("metadata", [{}, {"creationTimestamp": "2020-01-01T00:00:00Z"}])
+def test_no_object_of_a_cluster_takes_what_one_of_a_file_has(tmp_path, metadata):
+    file = tmp_path / "own.json"
+    file.write_text(json.dumps(GATEWAY))
+    other = {**GATEWAY, "metadata": {"name": "a", "namespace": "a", **metadata}}
+    made = compiled(read(other, paths=(file,)), ("127.0.0.1",))
+    assert [each.gateway for each in made.spec.listeners] == ["default/gw"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from os.path import dirname
 from typing import Any, NamedTuple
@@ -127,6 +128,8 @@ class ExtensionCompiler:
         try:
             return self._compiled(entry)
         except ConfigError as refused:
+            if entry.owner.origin.is_from_cluster:
+                return self._unfit(entry, refused, must_run=True)
             self.load_errors |= dict.fromkeys(refused.problems)
             return None
 
@@ -157,9 +160,13 @@ class ExtensionCompiler:
         self.faults[entry.owner.key].note_unknown(unknown, entry.path, names, why)
         return unknown
 
-    def _unfit(self, entry: _Entry, refused: ConfigError) -> ExtensionIR:
-        """The same of a type whose name is not ours: a vendor may mean more by it than is known here."""
+    def _unfit(self, entry: _Entry, refused: ConfigError, *, must_run: bool = False) -> ExtensionIR:
+        """The same of a type whose name is not ours: a vendor may mean more by it than is known here. With `must_run`
+        its place is closed whatever failOpen says.
+        """
         unfit = entry.closed()
+        if must_run:
+            unfit = replace(unfit, fail_open=False)
         self.faults[entry.owner.key].note_unfit(unfit, refused.problems)
         return unfit
 

@@ -72,6 +72,7 @@ def plan_gateways(
         _find_refusal(plan, classes.get(gateway.spec.gateway_class_name))
         if not plan.problem:
             _find_addresses(plan, book, defaults)
+            _refuse_unbound(plan, defaults)
             _claim_ports(plan, book)
         plans.append(plan)
     return plans, warnings
@@ -161,7 +162,7 @@ def _sets_by_gateway(
         ref = listener_set.spec.parent_ref
         key = (ref.group, ref.kind, ref.namespace or listener_set.namespace, ref.name)
         found[key].append(listener_set)
-        if resources.get(*key) is None:
+        if resources.named(*key) is None:
             message = f"{ref.kind} {key[2]}/{ref.name} does not exist: the ListenerSet is not served"
             remedy = references.suggestions.remedy(*key, "name it in parentRef")
             warnings.append(unserved(listener_set, "spec.parentRef", message, remedy, "ParentNotFound"))
@@ -184,6 +185,16 @@ def _add_listener_sets(
             continue
         for listener in listener_set.spec.listeners:
             plan.listeners.append(plan_listener(gateway, listener_set, listener, references, number))
+
+
+def _refuse_unbound(plan: GatewayPlan, defaults: Defaults) -> None:
+    """Leave out what cannot be bound, where a cluster asks for it. What a file asks for refuses the whole file."""
+    for listener in plan.listeners if defaults.unbound else ():
+        if not listener.owner.origin.is_from_cluster:
+            continue
+        for address in plan.addresses:
+            if why := defaults.unbound.get((address, listener.listener.port)):
+                listener.refuse("Accepted", "PortUnavailable", why)
 
 
 def _claim_ports(plan: GatewayPlan, book: AddressBook) -> None:

@@ -293,7 +293,7 @@ class PolicyAttachments:
         return found
 
     def _notes_here(self, policy: EgressPolicy, target: Key) -> Iterator[str]:
-        spec, found = policy.spec, self._resources.get(*target)
+        spec, found = policy.spec, self._resources.named(*target)
         if spec.subjects and isinstance(found, Gateway) and target not in self._knowing_clients:
             yield (
                 f"subjects fit nobody: no policy of {found} says who its clients are (identity); with serve-filters "
@@ -302,7 +302,7 @@ class PolicyAttachments:
 
     def _idle_here(self, policy: EgressPolicy, target: Key) -> Iterator[Idle]:
         """What of the policy has nothing to be applied to at this target."""
-        spec, found = policy.spec, self._resources.get(*target)
+        spec, found = policy.spec, self._resources.named(*target)
         destination_type = getattr(getattr(getattr(found, "spec", None), "destination", None), "type", "")
         if spec.parent is not None and isinstance(found, Backend) and found.spec.parent is not None:
             yield nothing_here(("parent",), f"{found} has its own")
@@ -352,7 +352,7 @@ class PolicyAttachments:
         group, kind, namespace, name = target
         shown = f"{kind} {namespace}/{name}"
         sections = [known for seen, known in self._layers if seen == target and known]
-        if self._resources.get(*target) is None:
+        if self._resources.named(*target) is None:
             message = f"there is no {shown}" + ("" if group or kind == "Service" else " in the core group")
             remedy = self._references.suggestions.remedy(*target, _ELSEWHERE) or _known(kind)
         elif (target, "") in self._layers or sections:

@@ -140,7 +140,7 @@ def _reason(section: str, backend: Resource | None, policy: EgressPolicy) -> str
 
 def _backends_at(target: Key, resources: ResourceSet, references: References) -> Iterator[Resource | None]:
     """What a policy at this target holds for: the backend, those of the route, or those of all routes of a Gateway."""
-    found = resources.get(*target)
+    found = resources.named(*target)
     if isinstance(found, Gateway):
         if any(each.protocol in _FORWARD for each in found.spec.listeners):
             yield _NAMED_BY_CLIENTS
