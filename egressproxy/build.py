@@ -56,8 +56,6 @@ def release() -> str:
     """Which release this process began with: the version, and a checksum of the names and sizes of the package's files,
     as they are at the first call. It takes some milliseconds.
     """
-    import egressproxy
-
     found: list[str] = []
     folders = [os.path.dirname(os.path.abspath(__file__))]
     start = len(folders[0])
@@ -68,7 +66,7 @@ def release() -> str:
                     found.append(f"{each.path[start:]} {each.stat().st_size}")
                 elif each.is_dir() and each.name != "__pycache__":
                     folders.append(each.path)
-    return f"{egressproxy.__version__}+{zlib.crc32(chr(10).join(sorted(found)).encode()):08x}"
+    return f"{sys.modules['egressproxy'].__version__}+{zlib.crc32(chr(10).join(sorted(found)).encode()):08x}"
 
 
 def is_release(other: str) -> bool:

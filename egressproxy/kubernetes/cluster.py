@@ -62,17 +62,15 @@ class Cluster:
         self._channel: FrameChannel | None = None
         self._is_gone = asyncio.Event()
         self._keeper: asyncio.Task[None] | None = None
-        self.figures = messages.Figures({}, {}, {})
-        self.restarts = 0
+        self._figures = messages.Figures()
+        metrics.add_gauge("egress_kubernetes_watches", "Watches of the API server.", lambda: self._figures.watches)
         metrics.add_gauge(
-            "egress_kubernetes_watches", "Watches of the API server.", lambda: self.figures.figures.get("watches", 0)
-        )
-        metrics.add_gauge(
-            "egress_kubernetes_unreadable", "What cannot be read of the cluster.", lambda: len(self.figures.problems)
-        )
+            "egress_kubernetes_problems", "What cannot be read of the cluster, or written to it.",
+            lambda: len(self._figures.problems),
+        )  # fmt: skip
         metrics.add_counter(
             "egress_kubernetes_watch_restarts", "Lists and watches that failed and were begun again.",
-            lambda: int(self.figures.figures.get("restarts", 0)),
+            lambda: self._figures.watch_restarts,
         )  # fmt: skip
 
     def start(self) -> None:
@@ -108,7 +106,6 @@ class Cluster:
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S) if is_short else FIRST_PAUSE_S
             log.error("the process that asks the API server %s; it is started again in %g s", ending(status), pause_s)
             await asyncio.sleep(pause_s)
-            self.restarts += 1
             try:
                 self._spawn()
             except OSError as error:
@@ -154,8 +151,8 @@ class Cluster:
 
     @property
     def problem(self) -> str:
-        """What cannot be read of the cluster, the first of it; "" for nothing."""
-        return next(iter(self.figures.problems), "")
+        """What cannot be read of the cluster, or written to it, the first of it; "" for nothing."""
+        return next(iter(self._figures.problems), "")
 
     def catalogue(self, packed: bytes) -> None:
         """Have the catalogue of filter types written, as `catalog_object.catalogue` makes it."""
@@ -186,7 +183,7 @@ class Cluster:
                 self.endpoints.update(updates)
                 self._on_endpoints()
             case messages.Figures() as figures:
-                self.figures = figures
+                self._figures = figures
                 if self._seen != self._events.version:
                     self._seen = self._events.version
                     self._send(messages.Seen(tuple(self._events.all())))

@@ -289,10 +289,9 @@ class ClusterSource:
         """The resource version up to which each scope is read, by its text."""
         return {str(scope): reflector.place for scope, (reflector, _) in self._reflectors.items() if reflector.place}
 
-    def figures(self) -> dict[str, float]:
-        """For metrics."""
-        restarts = sum(reflector.restarts for reflector, _ in self._reflectors.values())
-        return {"watches": len(self._reflectors), "restarts": restarts, "problems": len(self.problems())}
+    def figures(self) -> tuple[int, int]:
+        """How many watches there are, and how often one of them was begun again."""
+        return len(self._reflectors), sum(reflector.restarts for reflector, _ in self._reflectors.values())
 
     def addresses(self) -> list[dict[str, str]]:
         """`status.addresses` of our Gateways: those of the Service in front; none where that is not asked for."""

@@ -38,14 +38,10 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """The answer to Ask `number`: manifests, for `config.reading.cluster_objects`. `problems` are what cannot be read,
-    as sentences. `is_saved`: they were kept on disk.
-    """
+    """The answer to Ask `number`: manifests, for `config.reading.cluster_objects`."""
 
     number: int
     packed: bytes = field(repr=False)  # with the values of Secrets
-    problems: tuple[str, ...] = ()
-    is_saved: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,11 +88,10 @@ class Endpoints:
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """For metrics: counters and gauges by name, objects by kind, requests by status."""
+    """For metrics. `problems` are what cannot be read or written, as sentences."""
 
-    figures: dict[str, float]
-    objects: dict[str, int]
-    requests: dict[str, int]
+    watches: int = 0
+    watch_restarts: int = 0
     problems: tuple[str, ...] = ()
 
 

@@ -158,13 +158,6 @@ class ObjectStore:
         """One object."""
         return next((objects[key] for objects in self._scopes.values() if key in objects), None)
 
-    def count(self) -> dict[str, int]:
-        """How many objects there are of each kind, by its plural and group."""
-        found: dict[str, int] = {}
-        for scope, objects in self._scopes.items():
-            found[scope.kind.resource] = found.get(scope.kind.resource, 0) + len(objects)
-        return found
-
 
 def lines(objects: Iterable[StoredObject]) -> bytes:
     """Manifests as JSON, one in a line, for `config.reading.cluster_objects`."""

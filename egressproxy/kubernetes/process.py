@@ -163,13 +163,13 @@ class _SourceProcess:
                 if left_s <= 0:
                     log.warning("%s: what was kept on disk is served", why_not)
                     source.expect()
-                    self._send(messages.Objects(asked.number, self._saved.packed, (why_not,), is_saved=True))
+                    self._send(messages.Objects(asked.number, self._saved.packed))
                     return
             with suppress(TimeoutError):
                 await asyncio.wait_for(source.wait(), left_s)
         packed = source.take()
         self._given, self._places = list(source.relevant()), source.places()
-        self._send(messages.Objects(asked.number, packed, tuple(source.problems())))
+        self._send(messages.Objects(asked.number, packed))
 
     def _tell_endpoints(self) -> None:
         """Objects were rejected, and the addresses of Services among them: a Pod's may be another one's by now."""
@@ -257,9 +257,12 @@ class _SourceProcess:
         assert source is not None
         while True:
             await asyncio.sleep(FIGURES_S)
-            requests = dict(source.client.requests) if source.client is not None else {}
-            told = messages.Figures(source.figures(), source.store.count(), requests, tuple(source.problems()))
-            self._send(told)
+            problems = source.problems()
+            if self._writer is not None:
+                problems += self._writer.problems
+            if self._events is not None and self._events.problem:
+                problems.append(self._events.problem)
+            self._send(messages.Figures(*source.figures(), tuple(problems)))
             if self._writer is not None:
                 self._writer.look_again()
             if bool(self._left_s()) is not self._is_leading:

@@ -67,9 +67,11 @@ def saved(folder: Path, key_file: Path | None) -> SavedObjects | None:
         head = json.loads(line)
         if head["format"] != _FORMAT:
             raise ValueError("it is of another release")
-        if head["encrypted"]:
-            if key_file is None:
-                raise ValueError("it is encrypted, and there is no --state-key")
+        if head["encrypted"] and key_file is None:
+            raise ValueError("it is encrypted, and --state-key is not given")
+        if key_file is not None and not head["encrypted"]:
+            raise ValueError("it is not encrypted, although --state-key is given")
+        if key_file is not None:
             data = AESGCM(_key(key_file)).decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], line)
         zlib.decompress(data)
         return SavedObjects(data, {str(scope): str(place) for scope, place in head["places"].items()})

@@ -260,7 +260,7 @@ class AddressPolicy:
         )
 
     def _obstacle(self, host: str, address: IPAddress) -> str | None:
-        """The special range of this address, or of one that it carries, that is closed to this host, or None."""
+        """Return the special range that closes this address, or one embedded in it, to this host; None for no range."""
         around = ""
         for each in aliases(address):
             found = _special(each)

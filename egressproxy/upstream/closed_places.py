@@ -92,7 +92,7 @@ class _Table(Generic[T]):
                 self._put(IPv4Network((number, network.prefixlen - _MAPPED.prefixlen)), network, value)
 
     def find(self, address: IPAddress) -> Iterator[tuple[Network, T]]:
-        """The networks that contain this address, each as an operator wrote it, with its value."""
+        """Return the networks that contain this address, in the operator's spelling, with their values."""
         number = int(address)
         for (version, length), known in self._lengths.items():
             if version == address.version:

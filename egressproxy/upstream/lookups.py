@@ -212,7 +212,7 @@ class Lookups:
         return lookup
 
     def end(self, lookup: Lookup) -> None:
-        """Remove a lookup that is over, and begin those whose turn it is."""
+        """Remove a finished lookup, and begin the next lookups in the queue."""
         del self.known[lookup.host]
         self.turns.ended(lookup)
         self._begin_next()

@@ -47,6 +47,7 @@ async def test_an_event_is_written_once_and_then_counted(tmp_path):
         assert made["series"]["count"] == 7
         assert len(server.asked("POST")) == 1
         task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
         await client.close()
 
 
@@ -62,6 +63,7 @@ async def test_events_that_may_not_be_written_are_told_once(tmp_path, caplog):
             await until(lambda count=count: len(server.asked("POST")) == count)
         assert caplog.text.count("Events cannot be written in namespace infra: 403 Forbidden") == 1
         task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
         await client.close()
 
 

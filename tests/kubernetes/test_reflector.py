@@ -71,6 +71,7 @@ async def watched(folder: Path, *names: str, place: str = "") -> AsyncIterator[W
             yield made
         finally:
             task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
             await client.close()
 
 

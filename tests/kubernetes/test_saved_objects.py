@@ -55,5 +55,12 @@ def test_what_is_no_such_file_is_not_used(tmp_path, data):
     assert saved(tmp_path, None) is None
 
 
+def test_what_is_not_encrypted_is_not_used_where_there_is_a_key(tmp_path, key, caplog):
+    """Whoever cannot read the key could have written it."""
+    save(tmp_path, [GATEWAY], PLACES, None)
+    assert saved(tmp_path, key) is None
+    assert "not encrypted, although --state-key is given" in caplog.text
+
+
 def test_nothing_was_saved(tmp_path):
     assert saved(tmp_path, None) is None
