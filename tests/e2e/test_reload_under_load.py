@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.support import manifests
+from tests.support.load_process import LoadProcess
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
@@ -23,41 +20,9 @@ BAD_CHANGE = 3
 HOST = "origin.egress.test"
 
 
-class Load:
-    """The generator as a process; `finish` tells it to end and returns its report."""
-
-    def __init__(self) -> None:
-        command = [sys.executable, "-m", "tests.support.load"]
-        self._process = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-        )
-        self.origin_port: int = self._read()["origin"]
-
-    def begin(self, targets: list[tuple[str, int, str]], requests: int) -> None:
-        assert self._process.stdin is not None
-        asked = {"targets": targets, "connections": CONNECTIONS, "requests": requests}
-        self._process.stdin.write(json.dumps(asked) + "\n")
-
-    def finish(self) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        return self._read()
-
-    def stop(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, f"the load generator ended with status {self._process.poll()}"
-        read: dict[str, Any] = json.loads(line)
-        return read
-
-
 @pytest.fixture
-def load() -> Iterator[Load]:
-    made = Load()
+def load() -> Iterator[LoadProcess]:
+    made = LoadProcess("tests.support.load")
     yield made
     made.stop()
 
@@ -88,14 +53,17 @@ def configuration(number: int, ports: list[int], origin_port: int, dns: str) -> 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(("requests", "changes"), [(5_000, 6), pytest.param(100_000, 50, marks=pytest.mark.nightly)])
-def test_no_request_is_lost_while_the_configuration_changes(load: Load, tmp_path: Path, requests: int, changes: int):
+def test_no_request_is_lost_while_the_configuration_changes(
+    load: LoadProcess, tmp_path: Path, requests: int, changes: int
+):
     ports = [free_port() for _ in range(3)]
     with NameServer({"*": ["127.0.0.1"]}) as dns:
         first = configuration(0, ports, load.origin_port, dns.address)
         with GatewayProcess(tmp_path / "gateway", first) as gateway:
             generation = gateway.metric("egress_config_generation")
             absolute = f"http://{HOST}:{load.origin_port}"
-            load.begin([("127.0.0.1", ports[0], absolute), ("127.0.0.1", ports[1], "")], requests)
+            targets = [("127.0.0.1", ports[0], absolute), ("127.0.0.1", ports[1], "")]
+            load.begin(targets=targets, connections=CONNECTIONS, requests=requests)
 
             for number in range(1, changes + 1):
                 if number == BAD_CHANGE:

@@ -15,12 +15,12 @@ import termios
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, get, read_head
 from tests.support import manifests as m
+from tests.support.load_process import LoadProcess
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
@@ -303,40 +303,9 @@ def test_a_worker_of_another_release_than_its_supervisor_is_not_taken(
 
 
 # --- under load ------------------------------------------------------------------------------------------------------
-class Load:
-    """`tests.support.mixed_load` as a process."""
-
-    def __init__(self) -> None:
-        command = [sys.executable, "-m", "tests.support.mixed_load"]
-        self._process = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-        )
-        self.origin: int = self._read()["origin"]
-
-    def begin(self, **asked: Any) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"host": HOST, **asked}) + "\n")
-
-    def finish(self) -> dict[str, Any]:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        return self._read()
-
-    def stop(self) -> None:
-        self._process.kill()
-        self._process.wait()
-
-    def _read(self) -> dict[str, Any]:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
-        assert line, f"the load generator ended with status {self._process.poll()}"
-        read: dict[str, Any] = json.loads(line)
-        return read
-
-
 @pytest.fixture
-def load() -> Iterator[Load]:
-    made = Load()
+def load() -> Iterator[LoadProcess]:
+    made = LoadProcess("tests.support.mixed_load")
     yield made
     made.stop()
 
@@ -351,7 +320,7 @@ LONG = {"requests": 500_000, "connections": 4, "stream_s": 30, "changes": 20}
     "size", [pytest.param(SHORT, id="short"), pytest.param(LONG, id="long", marks=pytest.mark.nightly)]
 )
 def test_no_request_is_lost_between_two_releases(
-    load: Load, dns: NameServer, tmp_path: Path, how: str, size: dict[str, int]
+    load: LoadProcess, dns: NameServer, tmp_path: Path, how: str, size: dict[str, int]
 ):
     """One takes the other's place, or is started behind its end where somebody keeps the sockets."""
     changes = size["changes"]
@@ -363,7 +332,7 @@ def test_no_request_is_lost_between_two_releases(
         objects = [
             m.gateway(m.forward_listener(ports[0]), m.http_listener(ports[1])),
             m.policy([HOST], dns=dns.address, cidrs=ALLOW_LOOPBACK),
-            m.backend("origin", HOST, load.origin),
+            m.backend("origin", HOST, load.origin_port),
             m.http_route("all", m.prefix_rule("/", "origin"), section="http"),
         ]
         patience = str(2 * size["stream_s"] + 10)
@@ -378,7 +347,7 @@ def test_no_request_is_lost_between_two_releases(
             else:
                 latest = generation.ready(generation.start("--drain-delay", "1", kept=(one, two)))
             asked = {name: size[name] for name in ("requests", "connections", "stream_s")}
-            load.begin(forward=ports[0], reverse=ports[1], **asked)
+            load.begin(host=HOST, forward=ports[0], reverse=ports[1], **asked)
             for number in range(1, changes + 1):
                 time.sleep(size["stream_s"] / 4)
                 build = builds[number % 2]
