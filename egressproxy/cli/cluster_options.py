@@ -76,6 +76,6 @@ def cluster_of(given: dict[str, Any]) -> ClusterOptions | None:
     if find_spec("kubernetes") is None or find_spec("kubernetes.aio") is None:
         raise click.UsageError(
             "--source kubernetes needs Kubernetes' own client, which is not installed: pip install"
-            " 'egressproxy[kubernetes]'"
+            " 'egressproxy[kubernetes]' (in a checkout: '.[kubernetes]')"
         )
     return ClusterOptions(**values)
