@@ -149,7 +149,7 @@ class App:
 
             self._cluster = Cluster(
                 options, self.metrics, self._events, lambda: self._live.ask_for_reload(), lambda: self._live.lead(),
-                lambda: self._live.ask_for_endpoints(),
+                lambda: self._live.ask_for_endpoints(), lambda: self._live.ask_for_routes(),
             )  # fmt: skip
         self._live = LiveConfiguration(
             options, self._loader, self._fleet, self.metrics, self._events, self._objects_changed, self._own,
@@ -257,7 +257,7 @@ class App:
                 self._live.reload_when_asked(),
                 self._live.watch_certificates(),
                 self._watch(changed),
-                self._live.replace_endpoints_when_asked(),
+                self._live.update_when_asked(),
             )
         ]
         await self._stop.wait()

@@ -27,15 +27,26 @@ from egressproxy.processes.loader.notices import accepted, broken, rejected
 from egressproxy.processes.loader.process import LoadingFailed
 from egressproxy.processes.loader.published import PublishedConfiguration, digest
 from egressproxy.processes.loader.result import ListenerAddress, Loaded, builtin
-from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, EndpointUpdates, Fleet, Guarded
+from egressproxy.processes.workers.fleet import (
+    ConfigRefused,
+    Configuration,
+    EndpointUpdates,
+    Fleet,
+    Guarded,
+    RouteChanges,
+)
 from egressproxy.run_options import RunOptions
 from egressproxy.telemetry.events import Events
 from egressproxy.telemetry.metrics import Metrics
 
 log = logging.getLogger("egressproxy")
 
-#: How long after a change of endpoints alone the configuration is read again, in seconds.
-ENDPOINTS_S = 60.0
+#: How long after a change of endpoints or routes alone the configuration is read again, at most, in seconds; and how
+#: many times as long as that takes. Until then status is as it was.
+FOLLOW_S = 60.0
+FOLLOW_FACTOR = 4
+#: Changed routes are put into what is in service where a whole configuration takes longer than that, in seconds.
+LONG_S = 1.0
 #: How often what new objects refer to is read, too, before a configuration is taken as it is.
 MAX_ROUNDS = 8
 
@@ -58,6 +69,14 @@ class ObjectSource(Protocol):
 
     async def objects(self, wanted: frozenset[Key]) -> bytes:
         """What a compilation reads (`config.reading.cluster_objects`), with the `wanted` ones."""
+
+    async def changed_routes(self, wanted: frozenset[Key]) -> tuple[bytes, tuple[str, ...]] | None:
+        """As `objects`, without HTTPRoutes but for those that have changed since; and their names (namespace/name).
+
+        None where they are not there in time.
+        """
+
+    def routes_in_service(self) -> None: ...  # those that `changed_routes` gave last
 
     @property
     def endpoints(self) -> EndpointUpdates:
@@ -109,8 +128,11 @@ class LiveConfiguration:
         self._told: set[Problem] = set()
         self._told_late: set[Validity] = set()
         self._reload = asyncio.Event()
-        self._has_endpoints = asyncio.Event()
-        self._following: asyncio.TimerHandle | None = None  # a reload after endpoints were replaced
+        self._has_updates = asyncio.Event()  # of the cluster's endpoints and routes
+        self._has_routes = False
+        self._wanted_by_routes: frozenset[Key] = frozenset()
+        self._took_s = 0.0  # to load and build what is in service
+        self._following: asyncio.TimerHandle | None = None  # a reload after endpoints or routes were replaced
         self._has_other_certificates = asyncio.Event()
         self._asked: list[tuple[str, asyncio.Future[str]]] = []  # who waits for a reload, with what they acknowledge
 
@@ -200,19 +222,26 @@ class LiveConfiguration:
 
     async def _read_cluster(self, cluster: ObjectSource, unbound: Mapping[tuple[str, int], str]) -> Loaded:
         """Load again until everything was read that the configuration refers to."""
-        options = self._options
-        places = tuple((*place, why) for place, why in unbound.items())
+        if self._following is not None:
+            self._following.cancel()
+            self._following = None
         wanted = self._wanted
         for _ in range(MAX_ROUNDS):
             packed = await cluster.objects(wanted)
-            loaded = await self._loader.load(
-                options.sources, options.bind, self.memory(), options.state_dir, packed, places
-            )
+            began = time.monotonic()
+            loaded = await self._load(packed, unbound)
+            self._took_s = time.monotonic() - began
             if loaded.wanted <= wanted:
                 break
             wanted |= loaded.wanted
         self._wanted = loaded.wanted
         return loaded
+
+    async def _load(self, packed: bytes, unbound: Mapping[tuple[str, int], str]) -> Loaded:
+        """These objects of a cluster, with what is in files."""
+        options = self._options
+        places = tuple((*place, why) for place, why in unbound.items())
+        return await self._loader.load(options.sources, options.bind, self.memory(), options.state_dir, packed, places)
 
     async def put_in_service(self, fresh: Loaded, acknowledged: Collection[str] = ()) -> None:
         """Build and swap; the caller holds `taking`. Raises Guarded, ConfigRefused, BindError or OSError, and has
@@ -224,11 +253,13 @@ class LiveConfiguration:
         places = _listeners(fresh.places)
         self._check_sockets(places)
         asked = Configuration(fresh.spec, places, self._generation + 1, tuple(self._own.values()), is_guarded)
+        began = time.monotonic()
         try:
             await self._fleet.apply(asked)
         except Guarded as error:
             mark = await asyncio.to_thread(digest, fresh.shown)
             raise Guarded(f"{error}\nif that is meant: egressproxy reload --acknowledge {mark}") from None
+        self._took_s += time.monotonic() - began
         if self._cluster is not None and self._cluster.endpoints:
             await self._fleet.replace_endpoints(self._cluster.endpoints)
         self._packed = await asyncio.to_thread(zlib.compress, fresh.spec, 1)
@@ -275,22 +306,70 @@ class LiveConfiguration:
 
     def ask_for_endpoints(self) -> None:
         """Have Services lead to the addresses that the cluster has for them by now."""
-        self._has_endpoints.set()
+        self._has_updates.set()
 
-    async def replace_endpoints_when_asked(self) -> None:
-        """Replace endpoints in what is in service. What else is told of them follows with a reload after a while.
-        Runs until it is cancelled.
+    def ask_for_routes(self) -> None:
+        """Serve the HTTPRoutes that the cluster has by now; nothing else has changed there."""
+        self._has_routes = True
+        self._has_updates.set()
+
+    async def update_when_asked(self) -> None:
+        """Replace endpoints and routes in what is in service. What else is told of them follows with a reload after a
+        while. Runs until it is cancelled.
         """
         while True:
-            await self._has_endpoints.wait()
-            self._has_endpoints.clear()
+            await self._has_updates.wait()
+            self._has_updates.clear()
             async with self.taking:
+                has_routes, self._has_routes = self._has_routes, False
+                is_done = await self._update_routes() if has_routes else True
                 updates = dict(self._cluster.endpoints) if self._cluster is not None else {}
-                is_done = await self._fleet.replace_endpoints(updates) if updates and self._generation else True
+                if updates and self._generation and not await self._fleet.replace_endpoints(updates):
+                    is_done = False
             if not is_done:
                 self._reload.set()
-            elif self._following is None:
-                self._following = asyncio.get_running_loop().call_later(ENDPOINTS_S, self._follow)
+            else:
+                self._follow_within(min(FOLLOW_S, FOLLOW_FACTOR * self._took_s) if has_routes else FOLLOW_S)
+
+    async def _update_routes(self) -> bool:
+        """Put changed HTTPRoutes into what is in service. Returns False where a whole configuration has to be read:
+        that is quick, or what was read last is rejected, or what would change has to be looked at first.
+        """
+        cluster = self._cluster
+        is_one_step = self._took_s < LONG_S or self._is_rejected or self._options.guarded
+        if cluster is None or not self._generation or is_one_step:
+            return False
+        wanted = self._wanted_by_routes
+        try:
+            for _ in range(MAX_ROUNDS):
+                changed = await cluster.changed_routes(wanted)
+                if changed is None:
+                    return False
+                packed, names = changed
+                if not names:
+                    return True
+                loaded = await self._load(packed, self._unbound)
+                if loaded.wanted <= wanted:
+                    break
+                wanted |= loaded.wanted
+        except REFUSALS as error:
+            log.debug("changed routes wait for a whole configuration: %s", error)
+            return False
+        self._wanted_by_routes = loaded.wanted
+        self._wanted |= loaded.wanted
+        if not await self._fleet.update_routes(RouteChanges(loaded.spec, names)):
+            return False
+        cluster.routes_in_service()
+        return True
+
+    def _follow_within(self, seconds: float) -> None:
+        """Have a reload come after so many seconds, or earlier."""
+        at = asyncio.get_running_loop().time() + seconds
+        if self._following is not None:
+            if self._following.when() <= at:
+                return
+            self._following.cancel()
+        self._following = asyncio.get_running_loop().call_at(at, self._follow)
 
     def _follow(self) -> None:
         self._following = None

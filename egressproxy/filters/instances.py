@@ -133,15 +133,24 @@ class FilterInstances:
         for key, placed in self._previous.items():
             if key not in self._made:
                 placed.close()
-        for placed in self._made.values():
+        self._tell_in_service(self._made.values())
+        self._previous = {}
+        self._counted = {}
+        self._reach = None  # it holds the builder
+
+    def adopt(self, other: FilterInstances) -> None:
+        """What was built in `other`, whose previous one this is, is in service beside what is here."""
+        other._tell_in_service(placed for key, placed in other._made.items() if key not in self._made)
+        self._made |= other._made
+        self._closed |= other._closed
+
+    def _tell_in_service(self, fresh: Iterable[PlacedFilter]) -> None:
+        for placed in fresh:
             if type(placed.filter).in_service is not Filter.in_service:
                 placed.filter.in_service()
         for spec, (_, why) in self._closed.items():
             told = FilterNotices(self._notices or Notices(), spec.name, spec.source)
             told.warning("FilterUnusable", f"{why}; requests that need it are refused until it is mended")
-        self._previous = {}
-        self._counted = {}
-        self._reach = None  # it holds the builder
 
     def drain(self) -> None:
         for placed in self._made.values():

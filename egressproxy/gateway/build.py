@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import ssl
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from ipaddress import ip_address
+from typing import TypeVar
 
 from egressproxy.filters.calls import FilterCall
 from egressproxy.filters.catalog import Catalog
@@ -50,6 +51,8 @@ from egressproxy.routing.table import HttpTable
 from egressproxy.telemetry.metrics import Metrics
 from egressproxy.upstream.own_sockets import OwnSockets
 
+T = TypeVar("T")
+
 
 def build(
     config: ConfigIR, catalog: Catalog, network: Network, metrics: Metrics, previous: Snapshot | None
@@ -84,20 +87,30 @@ class SnapshotBuilder:
         """Build the snapshot, a rule at a time, on the event loop. With new code of an operator's filter it is built
         twice: the code runs when all the rest is known to be good. Raises as `build`.
         """
-        self.filters.hold_code()
         self.parts.system_roots = config.system_roots
-        made = yield from self.whole(config)
+        return (yield from self.with_code(partial(self.whole, config)))
+
+    def with_code(self, build: Callable[[], BlockingWork[T]]) -> BlockingWork[T]:
+        """What `build` makes; with new code of an operator's filter it is called twice, see `snapshot`."""
+        self.filters.hold_code()
+        made = yield from build()
         waiting = self.filters.release_code()
         if not waiting:
             return made
         for spec in waiting:
             yield partial(self.filters.place_or_close, spec)
         self.parts.forget_chains()
-        return (yield from self.whole(config))
+        self.live.clear()
+        return (yield from build())
 
     def whole(self, config: ConfigIR) -> BlockingWork[Snapshot]:
         """Every listener and port of the configuration, in one snapshot."""
-        yield from self.watch_placeholders(config)
+        found = yield from placeholders(config)
+        if found:
+            # Here, since few configurations have one.
+            from egressproxy.filters.credentials.placeholder_watch import PlaceholderWatches
+
+            self.parts.watches = PlaceholderWatches(found, self.metrics.notices)
         self.live.clear()
         self.tables.clear()
         self.streams.clear()
@@ -115,22 +128,9 @@ class SnapshotBuilder:
         self.authenticators.forget_known()
         self.leaf_caches.forget_known()
         return Snapshot(
-            config.generation, ports, self.parts.connectors, self.filters, self.leaf_caches, self.authenticators
-        )
-
-    def watch_placeholders(self, config: ConfigIR) -> Work[None]:
-        """Have all backends watched for placeholders of credentials, where the configuration has any."""
-        found: dict[ExtensionIR, None] = {}
-        for number, spec in enumerate(all_extensions(config)):
-            if getattr(spec.settings, "placeholder", ""):
-                found[spec] = None
-            if not number % 512:
-                yield None
-        if found:
-            # Here, since few configurations have one.
-            from egressproxy.filters.credentials.placeholder_watch import PlaceholderWatches
-
-            self.parts.watches = PlaceholderWatches(found, self.metrics.notices)
+            config.generation, ports, self.parts.connectors, self.filters, self.leaf_caches, self.authenticators,
+            self.parts.watches,
+        )  # fmt: skip
 
     def port(self, key: tuple[str, int], listeners: Sequence[ActiveListener]) -> BlockingWork[Port]:
         """One address and port with the listeners that share it. `key`: (address, port)."""
@@ -152,12 +152,7 @@ class SnapshotBuilder:
         http = []
         named: list[HostEntry[bool]] = []
         for route in spec.http_routes:
-            rules = self.live.get(id(route))
-            if rules is None:
-                attached = AttachedRoute(spec, route.name, route.kind, route.named)
-                rules = self.live[id(route)] = []
-                for rule in route.rules:
-                    rules.append((yield from self.rules.rule(attached, rule)))
+            rules = yield from self.rules_of(spec, route)
             http.append((route, rules))
             hostnames = permitted_by(route, rules)
             if hostnames is not None:
@@ -195,14 +190,23 @@ class SnapshotBuilder:
         for variant in spec.variants:
             variants.append((variant.policies, (yield from self.listener(variant.listener))))
         listener = ActiveListener(
-            # They are in the tables now.
-            replace(spec, http_routes=(), tls_routes=(), tcp_routes=(), subjects=(), variants=()),
+            without_routes(spec),  # they are in the tables now
             table, hosts, streams, defaults, destinations, self.metrics.series(spec.gateway, "-", "-"), terminate,
             leaves, authenticator,
         )  # fmt: skip
         if spec.subjects:
             listener.variants = ClientVariants(spec.subjects, dict(variants), listener)
         return listener
+
+    def rules_of(self, spec: ListenerIR, route: HttpRouteIR) -> BlockingWork[list[Route]]:
+        """The rules of a route of this listener."""
+        made = self.live.get(id(route))
+        if made is None:
+            attached = AttachedRoute(spec, route.name, route.kind, route.named)
+            made = self.live[id(route)] = []
+            for rule in route.rules:
+                made.append((yield from self.rules.rule(attached, rule)))
+        return made
 
     def stream_hosts(self, spec: ListenerIR) -> BlockingWork[HostMap[Route]]:
         """The TLSRoutes and TCPRoutes of a listener; variants of it share what is not otherwise for them."""
@@ -241,6 +245,22 @@ class SnapshotBuilder:
         if key not in self.contexts:
             yield make
         return self.contexts[key]
+
+
+def placeholders(config: ConfigIR) -> Work[dict[ExtensionIR, None]]:
+    """The filters that have a placeholder of a credential: all backends are watched for those."""
+    found: dict[ExtensionIR, None] = {}
+    for number, spec in enumerate(all_extensions(config)):
+        if getattr(spec.settings, "placeholder", ""):
+            found[spec] = None
+        if not number % 512:
+            yield None
+    return found
+
+
+def without_routes(spec: ListenerIR) -> ListenerIR:
+    """The listener as it is kept where its routes and variants are built."""
+    return replace(spec, http_routes=(), tls_routes=(), tcp_routes=(), subjects=(), variants=())
 
 
 def permitted_by(route: HttpRouteIR, rules: Sequence[Route]) -> tuple[str, ...] | None:

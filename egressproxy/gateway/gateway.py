@@ -24,6 +24,7 @@ from egressproxy.gateway.identity.seen_values import SharedSeenValues
 from egressproxy.gateway.listeners.bound_port import BoundPort
 from egressproxy.gateway.overload.memory_pressure import OverloadState
 from egressproxy.gateway.overload_manager import OverloadManager
+from egressproxy.gateway.route_updates import updating
 from egressproxy.gateway.snapshot import Port, Snapshot, replace_endpoints
 from egressproxy.ir.backend import EndpointAddress
 from egressproxy.ir.gateway import ConfigIR
@@ -205,6 +206,24 @@ class GatewayServer:
     def replace_endpoints(self, updates: Mapping[tuple[str, int], tuple[EndpointAddress, ...]]) -> bool:
         """As `snapshot.replace_endpoints`, in what is in service."""
         return self.snapshot is None or replace_endpoints(self.snapshot.connectors, updates)
+
+    async def update_routes(self, config: ConfigIR, names: Collection[str]) -> bool:
+        """Put these HTTPRoutes (namespace/name) into service as `config` has them. Returns False where a whole
+        configuration has to be. Raises as `prepare`; nothing has changed then.
+        """
+        snapshot = self.snapshot
+        if snapshot is None or not self.binds_ports or config.system_roots != in_force():
+            return False
+        builder = SnapshotBuilder(self.catalog, self.network, self.metrics, snapshot)
+        update = None
+        try:
+            update = await in_turns(updating(builder, snapshot, config, names))
+        finally:
+            if update is None:
+                builder.filters.close()
+        if update is not None:
+            update.put_into_service(snapshot)
+        return update is not None
 
     # --- the end ---------------------------------------------------------------------------------------------------
     def end_connections(self) -> None:

@@ -28,7 +28,9 @@ NO_FILTERS = Chain()
 
 
 class BackendWatches(Protocol):
-    """A filter of the gateway's own before those of a backend."""
+    """A filter of the gateway's own before those of a backend. `specs` are the filters whose placeholders it knows."""
+
+    specs: frozenset[ExtensionIR]
 
     def on(self, extensions: Iterable[ExtensionIR], /) -> PlacedFilter | None:
         """The filter for a backend with these ones; None: it needs none."""

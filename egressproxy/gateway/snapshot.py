@@ -17,6 +17,7 @@ from egressproxy.gateway.identity.authenticator import Authenticator
 from egressproxy.gateway.identity.authenticators import Authenticators
 from egressproxy.gateway.leaf_certificates.leaf_cache import LeafCache, LeafCaches
 from egressproxy.gateway.route import DefaultRoutes, Route
+from egressproxy.gateway.shared_parts import BackendWatches
 from egressproxy.identity.peers import AddressTable, CertificateTable, workload
 from egressproxy.ir.backend import ConnectionIR, Destination, EndpointAddress
 from egressproxy.ir.gateway import CertificateIR, ClientCertificatesIR, ListenerIR, ListenerProtocol
@@ -217,6 +218,7 @@ class Snapshot:
     filters: FilterInstances
     leaf_caches: LeafCaches = field(default_factory=LeafCaches)
     authenticators: Authenticators = field(default_factory=Authenticators)
+    watches: BackendWatches | None = None  # on placeholders of credentials, where there are any
 
 
 def replace_endpoints(

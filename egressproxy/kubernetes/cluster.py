@@ -15,6 +15,7 @@ from egressproxy.ir.backend import EndpointAddress
 from egressproxy.kubernetes import messages
 from egressproxy.model.published_object import Key
 from egressproxy.net.process import child_command, ending
+from egressproxy.processes.loader.process import LoadingFailed
 from egressproxy.processes.workers.channel import FrameChannel
 from egressproxy.run_options import RunOptions
 from egressproxy.telemetry.events import Events
@@ -29,6 +30,9 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 #: A process that lived for less has something wrong with it.
 SHORT_LIFE_S: Final = 30.0
 END_S: Final = 3.0
+_SILENT: Final = (
+    "the process that asks the API server does not answer, and routes in service are newer than what it said last"
+)
 
 
 class _Replaced(Exception):
@@ -42,12 +46,15 @@ class Cluster:
 
     def __init__(
         self, options: RunOptions, metrics: Metrics, events: Events, on_change: Callable[[], None],
-        on_lead: Callable[[], None], on_endpoints: Callable[[], None],
+        on_lead: Callable[[], None], on_endpoints: Callable[[], None], on_routes: Callable[[], None],
     ) -> None:  # fmt: skip
         """`events` are written to the API server, too. `on_lead` is called when this gateway begins to write status,
-        `on_endpoints` when there are other `endpoints` than before, and nothing else has changed.
+        `on_endpoints` when there are other `endpoints` than before, `on_routes` when HTTPRoutes have changed, and
+        nothing else has.
         """
         self._on_endpoints = on_endpoints
+        self._on_routes = on_routes
+        self._has_given_routes = False  # since the last objects
         self._events = events
         self._seen = 0
         self._on_lead = on_lead
@@ -130,24 +137,51 @@ class Cluster:
         """What a compilation reads, with the `wanted` ones of the kinds that are read by reference.
 
         Where the API server does not answer in time, the objects that were given last; at the start those that were
-        kept on disk. Where there are none it waits.
+        kept on disk. Where there are none it waits. Raises LoadingFailed where those were given last are known to be
+        older than what is in service.
         """
         keys = tuple(sorted(wanted))
         while True:
-            number = next(self._numbers)
-            asked: asyncio.Future[messages.Objects] = asyncio.get_running_loop().create_future()
-            self._asked[number] = asked
-            self._send(messages.Ask(number, keys, self._last is None))
             try:
-                self._last = await asyncio.wait_for(asked, PATIENCE_S if self._last is not None else None)
+                self._last = await self._answer(keys, PATIENCE_S if self._last is not None else None)
             except TimeoutError:
                 assert self._last is not None
-                return self._last.packed
+                if self._has_given_routes:
+                    raise LoadingFailed(_SILENT) from None
             except _Replaced:
                 continue
-            finally:
-                self._asked.pop(number, None)
+            else:
+                self._has_given_routes = False
             return self._last.packed
+
+    async def changed_routes(self, wanted: Iterable[Key]) -> tuple[bytes, tuple[str, ...]] | None:
+        """As `objects`, without HTTPRoutes but for those that have changed since; and their names (namespace/name).
+
+        None where they are not there in time.
+        """
+        self._has_given_routes = True
+        try:
+            found = await self._answer(tuple(sorted(wanted)), PATIENCE_S, is_of_routes=True)
+        except (TimeoutError, _Replaced):
+            return None
+        return (found.packed, found.routes) if found.routes is not None else None
+
+    def routes_in_service(self) -> None:
+        """Tell that what `changed_routes` gave last is in service."""
+        self._send(messages.RoutesInService())
+
+    async def _answer(
+        self, keys: tuple[Key, ...], patience_s: float | None, *, is_of_routes: bool = False
+    ) -> messages.Objects:
+        """Raises TimeoutError, _Replaced."""
+        number = next(self._numbers)
+        asked: asyncio.Future[messages.Objects] = asyncio.get_running_loop().create_future()
+        self._asked[number] = asked
+        self._send(messages.Ask(number, keys, self._last is None, is_of_routes))
+        try:
+            return await asyncio.wait_for(asked, patience_s)
+        finally:
+            self._asked.pop(number, None)
 
     @property
     def problem(self) -> str:
@@ -171,7 +205,8 @@ class Cluster:
     def _on_frame(self, frame: bytes, _descriptors: list[int]) -> None:
         match messages.decode(frame):
             case messages.Objects() as found:
-                self.endpoints.clear()  # they are among the objects
+                if found.routes is None and not found.is_late:
+                    self.endpoints.clear()  # they are among the objects
                 asked = self._asked.get(found.number)
                 if asked is not None and not asked.done():
                     asked.set_result(found)
@@ -179,6 +214,8 @@ class Cluster:
                     self._on_change()  # it came too late: ask again
             case messages.Changed():
                 self._on_change()
+            case messages.ChangedRoutes():
+                self._on_routes()
             case messages.Endpoints(updates):
                 self.endpoints.update(updates)
                 self._on_endpoints()

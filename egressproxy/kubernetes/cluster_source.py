@@ -46,6 +46,7 @@ _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.:]{0,251}[a-z0-9])?")
 _SERVICE_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
 
 _BY_NAME: Final = frozenset({("", "Secret"), ("", "ConfigMap"), ("certificates.k8s.io", "ClusterTrustBundle")})
+_HTTP_ROUTE: Final = (GATEWAY, "HTTPRoute")
 #: Kinds of which all are read, and those are given on that a compilation has looked up.
 _BY_LOOKUP: Final = frozenset({("", "Service"), ("", "Namespace")})
 _WHERE_WANTED: Final = frozenset({("", "Namespace"), ("", "Service"), ("", "Pod")})
@@ -68,12 +69,15 @@ class ClusterSource:
 
     def __init__(
         self, options: ClusterOptions, places: Mapping[str, str], on_change: Callable[[], None],
-        on_endpoints: Callable[[EndpointUpdates], None],
+        on_endpoints: Callable[[EndpointUpdates], None], on_routes: Callable[[], None],
     ) -> None:  # fmt: skip
         """`places` are resource versions up to which each scope, by its text, was in force before. `on_endpoints` is
-        called in place of `on_change` where nothing but addresses of Services is different.
+        called in place of `on_change` where nothing but addresses of Services is different, `on_routes` where
+        HTTPRoutes are.
         """
         self._on_endpoints = on_endpoints
+        self._on_routes = on_routes
+        self.changed_routes: set[Key] = set()  # since `take`
         self.store = ObjectStore()
         self.client: ApiClient | None = None
         self._options = options
@@ -153,9 +157,9 @@ class ClusterSource:
             )
 
     # --- what is watched -------------------------------------------------------------------------------------------
-    def want(self, keys: Iterable[Key]) -> None:
-        """Read these objects, of kinds that are read by reference, and no others."""
-        self._wanted = frozenset(keys)
+    def want(self, keys: Iterable[Key], *, and_others: bool = False) -> None:
+        """Read these objects, of kinds that are read by reference; `and_others`: beside those that are read already."""
+        self._wanted = self._wanted.union(keys) if and_others else frozenset(keys)
         if self._is_discovered:
             self._adjust()
 
@@ -269,21 +273,35 @@ class ClusterSource:
         self._given = _Given.OBJECTS
         self.store.changed.clear()
         self.store.services.clear()
+        self.changed_routes.clear()
         return zlib.compress(lines(each for _, each in self.relevant()), 1)
 
-    def relevant(self) -> Iterator[tuple[Key, StoredObject]]:
+    def take_routes(self, wanted: Collection[Key]) -> bytes:
+        """As `take`, without HTTPRoutes that have not changed since, and of other kinds as if these were `wanted`."""
+        found = self.relevant(wanted)
+        kept = (each for key, each in found if key[:2] != _HTTP_ROUTE or key in self.changed_routes)
+        return zlib.compress(lines(kept), 1)
+
+    def relevant(self, wanted: Collection[Key] | None = None) -> Iterator[tuple[Key, StoredObject]]:
         """Every object that a compilation reads, in the order of keys."""
-        services = {key[2:] for key in self._wanted if key[:2] == ("", "Service")}
+        wanted = self._wanted if wanted is None else wanted
+        services = {key[2:] for key in wanted if key[:2] == ("", "Service")}
         for key, each in sorted(self.store.objects()):
             name = key[:2]
             if name == SLICES:
                 is_read = (key[2], each.service) in services
             elif name in _BY_LOOKUP:
-                is_read = key in self._wanted
+                is_read = key in wanted
             else:
                 is_read = True
             if is_read:
                 yield key, each
+
+    def with_changed_routes(self, given: Iterable[tuple[Key, StoredObject]]) -> list[tuple[Key, StoredObject]]:
+        """What `relevant` gave before, with the HTTPRoutes as they are by now."""
+        found = ((key, self.store.find(key)) for key in self.changed_routes)
+        fresh = [(key, each) for key, each in found if each is not None]
+        return sorted([*(each for each in given if each[0] not in self.changed_routes), *fresh])
 
     def places(self) -> dict[str, str]:
         """The resource version up to which each scope is read, by its text."""
@@ -326,13 +344,18 @@ class ClusterSource:
             while revision != self.store.revision and asyncio.get_running_loop().time() < deadline:
                 revision = self.store.revision
                 await asyncio.sleep(QUIET_S)
-            is_other = any(key[:2] not in _BY_LOOKUP or key in self._wanted for key in self.store.changed)
-            is_other |= self._has_lost_kinds
+            changed = {key for key in self.store.changed if key[:2] not in _BY_LOOKUP or key in self._wanted}
+            routes = {key for key in changed if key[:2] == _HTTP_ROUTE}
+            is_other = len(routes) < len(changed) or self._has_lost_kinds or self._given is _Given.FROM_DISK
             self._has_lost_kinds = False
             self.store.changed.clear()
+            self.changed_routes |= routes
             if is_other:
                 self._on_change()
-            elif updates := self._endpoints():
+                continue
+            if routes:
+                self._on_routes()
+            if updates := self._endpoints():
                 self._on_endpoints(updates)
 
     def _endpoints(self) -> EndpointUpdates:

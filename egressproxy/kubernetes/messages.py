@@ -28,20 +28,28 @@ class Begin:
 class Ask:
     """Give the objects of a configuration once they are all read. `wanted` are those that are read by reference.
 
-    With `takes_saved` those that were kept on disk are given where the API server does not answer.
+    With `takes_saved` those that were kept on disk are given where the API server does not answer. With `is_of_routes`
+    those are left out that changed HTTPRoutes do not need.
     """
 
     number: int
     wanted: tuple[Key, ...]
-    takes_saved: bool
+    takes_saved: bool = False
+    is_of_routes: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """The answer to Ask `number`: manifests, for `config.reading.cluster_objects`."""
+    """The answer to Ask `number`: manifests, for `config.reading.cluster_objects`.
+
+    `routes` are the HTTPRoutes (namespace/name) that have changed since objects were given as a whole: no others are
+    here. `is_late`: the API server did not answer; but for HTTPRoutes it is what was given last.
+    """
 
     number: int
     packed: bytes = field(repr=False)  # with the values of Secrets
+    routes: tuple[str, ...] | None = None
+    is_late: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +88,16 @@ class Changed:
 
 
 @dataclass(frozen=True, slots=True)
+class ChangedRoutes:
+    """Of what was given last nothing has changed but HTTPRoutes, and addresses of Services."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoutesInService:
+    """The routes that were given last, in an answer about changed routes, are in service."""
+
+
+@dataclass(frozen=True, slots=True)
 class Endpoints:
     """Of what was given last nothing has changed but the addresses of these Services (`fleet.EndpointUpdates`)."""
 
@@ -95,7 +113,10 @@ class Figures:
     problems: tuple[str, ...] = ()
 
 
-Message = Begin | Ask | Objects | InService | Seen | Leading | Catalogue | Changed | Endpoints | Figures
+Message = (
+    Begin | Ask | Objects | InService | RoutesInService | Seen | Leading | Catalogue | Changed | ChangedRoutes
+    | Endpoints | Figures
+)  # fmt: skip
 
 _FIND: Final = classes((*get_args(Message), ClusterOptions, Path, Notice, InvolvedObject, EndpointAddress, *ADDRESSES))
 

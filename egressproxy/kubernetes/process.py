@@ -13,6 +13,7 @@ import os
 import secrets
 import socket
 import time
+import zlib
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 from egressproxy.kubernetes import messages
 from egressproxy.kubernetes.cluster_source import ClusterSource
 from egressproxy.kubernetes.lease import Lease
-from egressproxy.kubernetes.object_store import StoredObject
+from egressproxy.kubernetes.object_store import StoredObject, lines
 from egressproxy.kubernetes.saved_objects import SavedObjects, save, saved
 from egressproxy.kubernetes.status_writer import StatusWriter
 from egressproxy.model.published_object import Key
@@ -44,10 +45,14 @@ log = logging.getLogger(__name__)
 _HAS_KUBEAPI: Final = find_spec("egressproxy.kubeapi") is not None
 #: How long the API server has to answer, before what was kept on disk is served, in seconds.
 OFFLINE_S: Final = 5.0
+#: The same, before what was given last is given again with the routes that have changed since; less than
+#: `cluster.PATIENCE_S`.
+STALE_S: Final = 3.0
 #: How often figures are told.
 FIGURES_S: Final = 5.0
 _NAME: Final = "egress-cluster"
 _LEASE: Final = "lease"
+_HTTP_ROUTES: Final = "httproutes."
 #: The condition of a Gateway while something of the cluster cannot be read.
 _UNREADABLE: Final = "egressproxy.io/SourceIncomplete"
 #: The GatewayClass that is there without an object.
@@ -82,6 +87,9 @@ class _SourceProcess:
         self._saved: SavedObjects | None = None
         self._given: list[tuple[Key, StoredObject]] | None = None  # what was given last, if not from disk
         self._places: dict[str, str] = {}  # of what was given last
+        #: The same with the changed HTTPRoutes that were given last.
+        self._with_routes: tuple[list[tuple[Key, StoredObject]] | None, dict[str, str]] = None, {}
+        self._is_unsaved = False
         self._answering: asyncio.Task[None] | None = None
         self._told_endpoints: EndpointUpdates = {}  # after a rejection
         self._is_saving = asyncio.Lock()
@@ -115,8 +123,13 @@ class _SourceProcess:
                     self._tell_endpoints()
                 else:
                     self._told_endpoints = {}
+                    self._is_unsaved = True
                     self._start(self._keep())
                 self._start(self._write_status(told))
+            case messages.RoutesInService():
+                self._given, self._places = self._with_routes
+                self._is_unsaved = True
+                self._start(self._keep())
             case messages.Seen(events):
                 self._write_events(events)
             case messages.Catalogue(packed):
@@ -130,7 +143,7 @@ class _SourceProcess:
         places = self._saved.places if self._saved is not None else {}
         self._source = ClusterSource(
             begin.options, places, lambda: self._send(messages.Changed()),
-            lambda updates: self._send(messages.Endpoints(updates)),
+            lambda updates: self._send(messages.Endpoints(updates)), lambda: self._send(messages.ChangedRoutes()),
         )  # fmt: skip
         self._start(self._source.run())
         self._start(self._tell_figures())
@@ -154,7 +167,7 @@ class _SourceProcess:
     async def _answer(self, asked: messages.Ask) -> None:
         source = self._source
         assert source is not None
-        source.want(asked.wanted)
+        source.want(asked.wanted, and_others=asked.is_of_routes)
         asked_at = time.monotonic()
         while why_not := source.why_not_ready():
             left_s = None
@@ -165,11 +178,29 @@ class _SourceProcess:
                     source.expect()
                     self._send(messages.Objects(asked.number, self._saved.packed))
                     return
+            elif self._given is not None and source.changed_routes and not asked.is_of_routes:
+                left_s = STALE_S - (time.monotonic() - asked_at)
+                if left_s <= 0:
+                    self._given = source.with_changed_routes(self._given)
+                    packed = zlib.compress(lines(each for _, each in self._given), 1)
+                    self._send(messages.Objects(asked.number, packed, is_late=True))
+                    return
             with suppress(TimeoutError):
                 await asyncio.wait_for(source.wait(), left_s)
+        if asked.is_of_routes:
+            self._give_routes(source, asked)
+            return
         packed = source.take()
         self._given, self._places = list(source.relevant()), source.places()
         self._send(messages.Objects(asked.number, packed))
+
+    def _give_routes(self, source: ClusterSource, asked: messages.Ask) -> None:
+        names = tuple(sorted(f"{namespace}/{name}" for _, _, namespace, name in source.changed_routes))
+        packed = source.take_routes(frozenset(asked.wanted)) if names else b""
+        if self._given is not None:
+            places = {place: at for place, at in source.places().items() if place.startswith(_HTTP_ROUTES)}
+            self._with_routes = source.with_changed_routes(self._given), {**self._places, **places}
+        self._send(messages.Objects(asked.number, packed, names))
 
     def _tell_endpoints(self) -> None:
         """Objects were rejected, and the addresses of Services among them: a Pod's may be another one's by now."""
@@ -242,10 +273,14 @@ class _SourceProcess:
     async def _keep(self) -> None:
         """Keep the objects that were given last on disk: they are in service."""
         assert self._begun is not None
-        given, folder = self._given, self._begun.state_dir
-        if given is None or folder is None:
+        folder = self._begun.state_dir
+        if folder is None:
             return
         async with self._is_saving:
+            given = self._given
+            if given is None or not self._is_unsaved:
+                return
+            self._is_unsaved = False
             try:
                 await asyncio.to_thread(save, folder, given, self._places, self._begun.options.state_key)
             except OSError as error:

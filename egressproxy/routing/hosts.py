@@ -6,7 +6,7 @@ Source: Gateway API, HTTPRouteSpec.hostnames and Listener.hostname.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Generic, NamedTuple, TypeVar
 
@@ -69,6 +69,21 @@ class HostMap(Generic[T]):
                 dot = host.find(".", dot + 1)
         if "" in self._exact:
             yield self._exact[""]
+
+    def replaced(self, changes: Mapping[str, T | None]) -> HostMap[T]:
+        """Another map, with these values for these patterns; None takes a pattern out."""
+        made: HostMap[T] = HostMap()
+        made._exact.update(self._exact)
+        made._suffixes.update(self._suffixes)
+        for pattern, value in changes.items():
+            is_wildcard = pattern.startswith("*.")
+            of = made._suffixes if is_wildcard else made._exact
+            key = pattern[2:] if is_wildcard else "" if pattern == "*" else pattern
+            if value is None:
+                of.pop(key, None)
+            else:
+                of[key] = value
+        return made
 
     def get(self, pattern: str) -> T | None:
         """The value of exactly this name or wildcard."""

@@ -28,7 +28,7 @@ grows with the length of a request is bounded (`routing/conditions`).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
 from typing import Final, Generic, TypeVar
 
@@ -66,10 +66,11 @@ class RouteError(ValueError):
 class HttpTable(Generic[T]):
     """Immutable. `T` is the payload of a rule, opaque here: the live route object of the gateway."""
 
-    __slots__ = ("_hosts",)
+    __slots__ = ("_hosts", "_reserved")
 
-    def __init__(self, hosts: HostMap[_Bucket[T]]) -> None:
+    def __init__(self, hosts: HostMap[_Bucket[T]], reserved: frozenset[str] = frozenset()) -> None:
         self._hosts = hosts
+        self._reserved = reserved
 
     @classmethod
     def building(
@@ -86,14 +87,7 @@ class HttpTable(Generic[T]):
             bucket = hosts.setdefault(hostname, _Bucket(hostname))
             bucket.candidates.append(_candidate(RuleOrigin("", "-", "~", 0, 0, ""), MatchIR(), own))
         for route, payloads in routes:
-            candidates: list[_Candidate[T]] = []
-            for position, (rule, payload) in enumerate(zip(route.rules, payloads, strict=True)):
-                origin = RuleOrigin(route.kind, route.name, route.created, position, rule.index, rule.name)
-                for match in rule.matches:
-                    candidate = _candidate(origin, match, payload)
-                    candidates.append(candidate)
-                    if candidate.has_expressions:
-                        yield None  # it may have taken a millisecond or two to compile
+            candidates = yield from _candidates(route, payloads)
             for hostname in route.hostnames or ("",):
                 if hostname in reserved:
                     continue
@@ -102,7 +96,44 @@ class HttpTable(Generic[T]):
         for bucket in hosts.values():
             bucket.seal()
             yield None
-        return cls(hosts)
+        return cls(hosts, frozenset(reserved))
+
+    def replacing(
+        self, kind: str, names: Collection[str], routes: Iterable[tuple[HttpRouteIR, Sequence[T]]]
+    ) -> Work[tuple[HttpTable[T], set[str]]]:
+        """Another table, with these routes in place of all of this kind and these names (namespace/name); and the
+        hostnames ("" for every host) whose matches may be others. Raises as `building`.
+        """
+        left: dict[str, list[_Candidate[T]]] = {}
+        for bucket in self._hosts.values():
+            if any(each.origin.kind == kind and each.origin.route in names for each in bucket.sealed()):
+                left[bucket.hostname] = [
+                    each for each in bucket.sealed() if each.origin.kind != kind or each.origin.route not in names
+                ]
+            yield None
+        for route, payloads in routes:
+            candidates = yield from _candidates(route, payloads)
+            for hostname in route.hostnames or ("",):
+                if hostname in self._reserved:
+                    continue
+                if hostname not in left:
+                    held = self._hosts.get(hostname)
+                    left[hostname] = list(held.sealed()) if held is not None else []
+                left[hostname] += candidates
+        made: dict[str, _Bucket[T] | None] = {}
+        for hostname, candidates in left.items():
+            made[hostname] = None
+            if candidates:
+                fresh = made[hostname] = _Bucket(hostname)
+                fresh.candidates = candidates
+                fresh.seal()
+            yield None
+        return HttpTable(self._hosts.replaced(made), self._reserved), set(left)
+
+    def at(self, hostname: str) -> Iterator[T]:
+        """The payload of every match of exactly this hostname or wildcard ("": of those for every host)."""
+        bucket = self._hosts.get(hostname)
+        return (each.result[0] for each in bucket.sealed()) if bucket is not None else iter(())
 
     def match(self, host: str, method: bytes, path: bytes, fields: Fields) -> tuple[T, bytes] | None:
         """The payload of the rule that serves the request, and the PathPrefix value that matched (b"" for other paths).
@@ -350,6 +381,18 @@ class _Bucket(Generic[T]):
         made.candidates = [candidate for candidate in self.sealed() if candidate.result[0] is not payload]
         made.seal()
         return made
+
+
+def _candidates(route: HttpRouteIR, payloads: Sequence[T]) -> Work[list[_Candidate[T]]]:
+    """Every match of a route. Raises RouteError."""
+    made: list[_Candidate[T]] = []
+    for position, (rule, payload) in enumerate(zip(route.rules, payloads, strict=True)):
+        origin = RuleOrigin(route.kind, route.name, route.created, position, rule.index, rule.name)
+        for match in rule.matches:
+            made.append(_candidate(origin, match, payload))
+            if made[-1].has_expressions:
+                yield None  # it may have taken a millisecond or two to compile
+    return made
 
 
 def _candidate(origin: RuleOrigin, match: MatchIR, payload: T) -> _Candidate[T]:

@@ -87,10 +87,11 @@ def misplaced(x: Exchange, source: str, where: str) -> Denied:
 class PlaceholderWatches:
     """The watches of one configuration. `specs` are its injectors that have a placeholder, at least one."""
 
-    __slots__ = ("_all", "_bodies", "_body_bytes", "_made", "_notices", "_source")
+    __slots__ = ("_all", "_bodies", "_body_bytes", "_made", "_notices", "_source", "specs")
 
     def __init__(self, specs: Iterable[ExtensionIR], notices: Notices) -> None:
-        found = sorted(specs, key=lambda spec: spec.source)
+        self.specs = frozenset(specs)
+        found = sorted(self.specs, key=lambda spec: spec.source)
         self._all = frozenset(map(_placeholder, found))
         self._body_bytes = max(getattr(spec.settings, "placeholder_body_bytes", 0) for spec in found)
         self._source = found[0].source

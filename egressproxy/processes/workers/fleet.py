@@ -47,6 +47,16 @@ class Configuration:
     is_guarded: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class RouteChanges:
+    """HTTPRoutes (`names`: namespace/name) that are other ones than in the configuration in service, or are gone. They
+    are in `packed`, a ConfigIR as of Configuration, with all listeners and without the other HTTPRoutes of a cluster.
+    """
+
+    packed: bytes = field(repr=False)
+    names: tuple[str, ...]
+
+
 #: The addresses of Services, by name ("namespace/name") and port.
 EndpointUpdates = Mapping[tuple[str, int], tuple[EndpointAddress, ...]]
 
@@ -75,6 +85,11 @@ class Fleet(Protocol):
     async def replace_endpoints(self, updates: EndpointUpdates) -> bool:
         """Let Services lead to these addresses everywhere, until the next `apply`. Returns False where a configuration
         has to be built for that.
+        """
+
+    async def update_routes(self, changes: RouteChanges) -> bool:
+        """Put these routes into service everywhere, until the next `apply` or `update_routes`, whose changes have to
+        be those of this one, too. Returns False where a whole configuration has to be.
         """
 
     def announcement(self) -> str:

@@ -32,6 +32,7 @@ from egressproxy.processes.workers.fleet import (
     Configuration,
     EndpointUpdates,
     Fleet,
+    RouteChanges,
     bind_filters,
     process_limits,
 )
@@ -79,6 +80,7 @@ class Supervisor(Fleet):
         self._sockets: dict[tuple[str, int], socket.socket] = {}
         self._current: Configuration | None = None
         self._endpoints: EndpointUpdates = {}  # of Services, since that was put into service
+        self._routes: RouteChanges | None = None  # since then, too
         self._killed = KilledIdentities()
         self._buried = Counts()
         self._spent_s = dict.fromkeys(range(1, options.workers + 1), 0.0)
@@ -231,11 +233,13 @@ class Supervisor(Fleet):
         self._members.add(handle)
         if self._current is not None:
             await handle.swap(self._current, self._sockets)
-        if self._endpoints:
-            try:
+        try:
+            if self._routes is not None:
+                await handle.answer(_routes(self._routes))
+            if self._endpoints:
                 await handle.answer(_endpoints(self._endpoints))
-            except NotAnswered as error:
-                raise ConfigRefused(str(error)) from None
+        except NotAnswered as error:
+            raise ConfigRefused(str(error)) from None
 
     def _bury(self, handle: Handle) -> None:
         self._members.discard(handle)
@@ -263,7 +267,7 @@ class Supervisor(Fleet):
                 handle.built = handle.configuration
             raise
         self._current = configuration
-        self._endpoints = {}
+        self._endpoints, self._routes = {}, None
         self._sockets.update(new)
         self._changed.set()
         await asyncio.gather(*(self._swap(handle, configuration, new) for handle in self._members))
@@ -271,7 +275,15 @@ class Supervisor(Fleet):
 
     async def replace_endpoints(self, updates: EndpointUpdates) -> bool:
         self._endpoints = {**self._endpoints, **updates}
-        asked = (handle.answer(_endpoints(updates)) for handle in self._serving())
+        return await self._have_all_done(_endpoints(updates))
+
+    async def update_routes(self, changes: RouteChanges) -> bool:
+        self._routes = changes
+        return await self._have_all_done(_routes(changes))
+
+    async def _have_all_done(self, question: Question) -> bool:
+        """Whether every worker answers with 1; what one would have done that ends meanwhile, its successor does."""
+        asked = (handle.answer(question) for handle in self._serving())
         answers = await asyncio.gather(*asked, return_exceptions=True)
         return all(answer == 1 for answer in answers if not isinstance(answer, NotAnswered))
 
@@ -411,6 +423,10 @@ async def _kill(handle: Handle, killed: KilledIdentities, change: KillChange | N
 
 def _endpoints(updates: EndpointUpdates) -> Question:
     return Question("replace_endpoints", (dict(updates),))
+
+
+def _routes(changes: RouteChanges) -> Question:
+    return Question("update_routes", (changes.packed, changes.names))
 
 
 def _all_killed(killed: KilledIdentities) -> Question:

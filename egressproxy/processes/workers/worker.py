@@ -40,6 +40,7 @@ from egressproxy.processes.workers.fleet import (
     EndpointUpdates,
     Fleet,
     Guarded,
+    RouteChanges,
     collect_garbage,
     process_limits,
 )
@@ -242,6 +243,14 @@ class Worker:
         """1 where the endpoints of all of these Services could be replaced in what is in service, else 0."""
         return int(self.gateway.replace_endpoints(updates))
 
+    async def _update_routes(self, packed: bytes, names: Sequence[str]) -> int:
+        """1 where these HTTPRoutes are in service as this configuration has them; 0: a whole one has to be built."""
+        try:
+            spec = await in_turns(unpacking(packed))
+            return int(await self.gateway.update_routes(spec, frozenset(names)))
+        except (ssl.SSLError, ValueError, OSError):  # the whole configuration says what is wrong
+            return 0
+
     async def _set_killed(self, names: Sequence[str], revision: int) -> int:
         """Put these clients out of service, and no others. Returns how many exchanges were cut."""
         killed = KilledIdentities(map(KilledIdentity, names), revision)
@@ -258,7 +267,7 @@ class Worker:
         self.access_log.close()
 
 
-#: What the processes that serve are asked, by the name in a message. All but the last three are answered with JSON.
+#: What the processes that serve are asked, by the name in a message. All but the last four are answered with JSON.
 QUESTIONS: Final[Mapping[str, Callable[..., Awaitable[Any]]]] = {
     "explain": Worker._explain,
     "look_up": Worker._look_up,
@@ -268,6 +277,7 @@ QUESTIONS: Final[Mapping[str, Callable[..., Awaitable[Any]]]] = {
     "set_killed": Worker._set_killed,
     "kill": Worker._kill,
     "replace_endpoints": Worker._replace_endpoints,
+    "update_routes": Worker._update_routes,
 }
 
 
@@ -317,6 +327,9 @@ class InProcess(Fleet):
 
     async def replace_endpoints(self, updates: EndpointUpdates) -> bool:
         return self.worker.gateway.replace_endpoints(updates)
+
+    async def update_routes(self, changes: RouteChanges) -> bool:
+        return bool(await self.worker.answer("update_routes", (changes.packed, changes.names)))
 
     def reopen_access_log(self) -> None:
         self.worker.access_log.reopen()
