@@ -46,8 +46,12 @@ class Sourced:
     def __init__(self, server: ApiServer, options: ClusterOptions, places: Mapping[str, str]) -> None:
         self.server = server
         self.changes = 0
+        self.routes = 0
         self.endpoints: EndpointUpdates = {}
-        self.source = ClusterSource(options, places, self._count, self._take_endpoints)
+        self.source = ClusterSource(options, places, self._count, self._take_endpoints, self._count_routes)
+
+    def _count_routes(self) -> None:
+        self.routes += 1
 
     def _count(self) -> None:
         self.changes += 1
@@ -207,6 +211,38 @@ async def test_other_addresses_of_a_service_need_no_reload(tmp_path):
                 await it.source.wait()
                 await asyncio.sleep(0.1)
         assert it.changes == 0
+
+
+def http_route(name: str, backend: str = "web") -> dict[str, Any]:
+    spec = {"rules": [{"backendRefs": [{"name": backend, "port": 80}]}]}
+    return {**core("HTTPRoute", name, spec=spec), "apiVersion": "gateway.networking.k8s.io/v1"}
+
+
+async def test_changed_routes_are_given_without_the_others(tmp_path):
+    server = ApiServer()
+    for each in (core("Service", "web", spec={}), endpoints("web"), POLICY, *map(http_route, "abc")):
+        server.put(each)
+    async with sourced(tmp_path, server) as it:
+        assert await it.take(SERVICE) == [
+            "EgressPolicy/p", "EndpointSlice/web-1", "HTTPRoute/a", "HTTPRoute/b", "HTTPRoute/c", "Service/web",
+        ]  # fmt: skip
+        given = list(it.source.relevant())
+        server.put(http_route("a", "other"))
+        server.put(http_route("d"))
+        server.delete("httproutes", "team", "b")
+        keys = {("gateway.networking.k8s.io", "HTTPRoute", "team", name) for name in "abd"}
+        await until(lambda: it.source.changed_routes == keys)
+        assert (it.changes, it.routes > 0) == (0, True)
+        for wanted, found in (((), []), ((SERVICE,), ["EndpointSlice/web-1", "Service/web"])):
+            lines = zlib.decompress(it.source.take_routes(wanted)).split(b"\n")
+            names = sorted(f"{each['kind']}/{each['metadata']['name']}" for each in map(json.loads, lines))
+            assert names == sorted(["EgressPolicy/p", "HTTPRoute/a", "HTTPRoute/d", *found])
+        assert it.source.with_changed_routes(given) == list(it.source.relevant())
+        server.put({**POLICY, "spec": {"mode": "Report"}})
+        server.put(http_route("c", "other"))
+        await until(lambda: it.changes > 0)
+        await it.take(SERVICE)
+        assert not it.source.changed_routes
 
 
 POLICY = {"apiVersion": "egressproxy.io/v1alpha1", "kind": "EgressPolicy", "metadata": {"name": "p"}, "spec": {}}

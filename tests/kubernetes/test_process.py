@@ -25,7 +25,7 @@ class Source:
         self.problem = "not yet"
         self.changed = asyncio.Event()
 
-    def want(self, _keys: object) -> None: ...
+    def want(self, _keys: object, *, and_others: bool) -> None: ...
     def why_not_ready(self) -> str:
         return self.problem
 
