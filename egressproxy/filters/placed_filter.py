@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 from weakref import WeakSet
 
 from egressproxy.filters.base import Filter, Phase, overrides
@@ -67,6 +68,18 @@ class MisplacedFilter(ValueError):
     def __init__(self, spec: ExtensionIR, why: str) -> None:
         super().__init__(f"{spec.source}: filter {spec.name} ({spec.type}): {why}")
         self.spec = spec
+
+
+class BackendWatches(Protocol):
+    """A filter of the gateway's own before those of a backend. `specs` are the filters whose placeholders it knows."""
+
+    specs: frozenset[ExtensionIR]
+
+    def on(self, extensions: Iterable[ExtensionIR], /) -> PlacedFilter | None:
+        """The filter for a backend with these ones; None: it needs none."""
+
+    def on_bodies(self) -> PlacedFilter | None:
+        """The filter for the bodies of all requests; None: there is none."""
 
 
 def in_order(specs: Iterable[ExtensionIR]) -> list[ExtensionIR]:

@@ -5,15 +5,14 @@ Those with an equal spec in the snapshot before are kept: connectors with their 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Protocol
 
 from egressproxy.errors import GatewayError, GatewayFault, Reason
 from egressproxy.filters.base import Filter, Phase
 from egressproxy.filters.chain import Chain, compile_chain
 from egressproxy.filters.instances import FilterInstances
-from egressproxy.filters.placed_filter import PlacedFilter
+from egressproxy.filters.placed_filter import BackendWatches, PlacedFilter
 from egressproxy.gateway.backends.calls import BackendCall
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.network import Network
@@ -25,18 +24,6 @@ from egressproxy.telemetry.counters import CallCounts
 from egressproxy.telemetry.notices import Notices
 
 NO_FILTERS = Chain()
-
-
-class BackendWatches(Protocol):
-    """A filter of the gateway's own before those of a backend. `specs` are the filters whose placeholders it knows."""
-
-    specs: frozenset[ExtensionIR]
-
-    def on(self, extensions: Iterable[ExtensionIR], /) -> PlacedFilter | None:
-        """The filter for a backend with these ones; None: it needs none."""
-
-    def on_bodies(self) -> PlacedFilter | None:
-        """The filter for the bodies of all requests; None: there is none."""
 
 
 class SharedParts:

@@ -11,13 +11,13 @@ from typing import Final
 
 from egressproxy.errors import GatewayFault, Reason
 from egressproxy.filters.instances import FilterInstances
+from egressproxy.filters.placed_filter import BackendWatches
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.client_variants import ClientVariants
 from egressproxy.gateway.identity.authenticator import Authenticator
 from egressproxy.gateway.identity.authenticators import Authenticators
 from egressproxy.gateway.leaf_certificates.leaf_cache import LeafCache, LeafCaches
 from egressproxy.gateway.route import DefaultRoutes, Route
-from egressproxy.gateway.shared_parts import BackendWatches
 from egressproxy.identity.peers import AddressTable, CertificateTable, workload
 from egressproxy.ir.backend import ConnectionIR, Destination, EndpointAddress
 from egressproxy.ir.gateway import CertificateIR, ClientCertificatesIR, ListenerIR, ListenerProtocol

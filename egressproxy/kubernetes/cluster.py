@@ -55,6 +55,7 @@ class Cluster:
         self._on_endpoints = on_endpoints
         self._on_routes = on_routes
         self._has_given_routes = False  # since the last objects
+        self._updates = 0
         self._events = events
         self._seen = 0
         self._on_lead = on_lead
@@ -78,6 +79,10 @@ class Cluster:
         metrics.add_counter(
             "egress_kubernetes_watch_restarts", "Lists and watches that failed and were begun again.",
             lambda: self._figures.watch_restarts,
+        )  # fmt: skip
+        metrics.add_counter(
+            "egress_kubernetes_route_updates", "Changes of HTTPRoutes that needed no whole configuration.",
+            lambda: self._updates,
         )  # fmt: skip
 
     def start(self) -> None:
@@ -168,6 +173,7 @@ class Cluster:
 
     def routes_in_service(self) -> None:
         """Tell that what `changed_routes` gave last is in service."""
+        self._updates += 1
         self._send(messages.RoutesInService())
 
     async def _answer(
