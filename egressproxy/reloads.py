@@ -260,8 +260,7 @@ class LiveConfiguration:
             mark = await asyncio.to_thread(digest, fresh.shown)
             raise Guarded(f"{error}\nif that is meant: egressproxy reload --acknowledge {mark}") from None
         self._took_s += time.monotonic() - began
-        if self._cluster is not None and self._cluster.endpoints:
-            await self._fleet.replace_endpoints(self._cluster.endpoints)
+        await self._replace_endpoints()
         self._packed = await asyncio.to_thread(zlib.compress, fresh.spec, 1)
         has_other_types = fresh.declared != self._loaded.declared
         self._loaded = replace(fresh, spec=b"", broken=())
@@ -320,16 +319,23 @@ class LiveConfiguration:
         while True:
             await self._has_updates.wait()
             self._has_updates.clear()
-            async with self.taking:
-                has_routes, self._has_routes = self._has_routes, False
-                is_done = await self._update_routes() if has_routes else True
-                updates = dict(self._cluster.endpoints) if self._cluster is not None else {}
-                if updates and self._generation and not await self._fleet.replace_endpoints(updates):
-                    is_done = False
+            has_routes, self._has_routes = self._has_routes, False
+            is_done = False
+            try:
+                async with self.taking:
+                    is_done = await self._update_routes() if has_routes else True
+                    is_done &= not self._generation or await self._replace_endpoints()
+            except Exception:
+                log.exception("internal error in an update: the configuration is read again")
             if not is_done:
                 self._reload.set()
             else:
                 self._follow_within(min(FOLLOW_S, FOLLOW_FACTOR * self._took_s) if has_routes else FOLLOW_S)
+
+    async def _replace_endpoints(self) -> bool:
+        """Have Services lead to their addresses. Returns False where a whole configuration has to be read for that."""
+        updates = dict(self._cluster.endpoints) if self._cluster is not None else {}
+        return not updates or await self._fleet.replace_endpoints(updates)
 
     async def _update_routes(self) -> bool:
         """Put changed HTTPRoutes into what is in service. Returns False where a whole configuration has to be read:

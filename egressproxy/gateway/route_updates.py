@@ -50,9 +50,10 @@ def updating(
     `config` has the listeners of the snapshot. None: something else would have to be another one, too, so that a whole
     configuration has to be built. Raises as `build.build`.
     """
-    active = {(each.gateway, each.name): each for port in snapshot.ports.values() for each in port.listeners}
+    listeners = {id(each): each for port in snapshot.ports.values() for each in port.listeners}.values()
+    active = {(each.gateway, each.name): each for each in listeners}
     fresh = {(spec.gateway, spec.name): spec for spec in config.listeners}
-    if active.keys() != fresh.keys():
+    if active.keys() != fresh.keys() or len(active) < len(listeners) or len(fresh) < len(config.listeners):
         return None
     for key, spec in fresh.items():
         if not _differs_in_routes_alone(active[key], spec):

@@ -240,3 +240,19 @@ async def test_where_a_whole_configuration_has_to_be_looked_at_it_is_read(why: s
     live._generation, live._is_rejected, live._took_s = 1, why == "rejected", 0.1 if why == "quick" else 5.0
     assert await live._update_routes() is (why == "")
     assert len(cluster.asked) == (why == "")
+
+
+async def test_a_defect_in_an_update_leads_to_a_whole_configuration(
+    live: LiveConfiguration, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    async def broken(_changes: object) -> bool:
+        raise KeyError("defect")
+
+    monkeypatch.setattr(live._fleet, "update_routes", broken)
+    cluster = live._cluster
+    assert isinstance(cluster, Objects)
+    cluster.all.append(http_route("b"))
+    cluster.changed = ("agents/b",)
+    live.ask_for_routes()
+    await until(lambda: live._generation == 2)
+    assert "internal error in an update: the configuration is read again" in caplog.messages
