@@ -182,7 +182,11 @@ class _Unknown(NamedTuple):
 def _problems(error: ValidationError, kind: type[Resource], value: dict[str, Any]) -> Iterator[Problem]:
     for details in error.errors(include_url=False, include_input=True):
         path, _ = field_path(details["loc"])
-        message, remedy = explain(details, kind, path, None, kind is not Secret)
+        show, scalar = kind is not Secret, details["input"]
+        written = (
+            str(scalar) if show and isinstance(scalar, str | int | float) and not isinstance(scalar, bool) else None
+        )
+        message, remedy = explain(details, kind, path, written, show)
         yield _problem(value, path_text(path), message, remedy, Severity.UNSERVED)
 
 
