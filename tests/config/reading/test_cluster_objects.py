@@ -109,6 +109,13 @@ def test_the_status_of_a_route_that_cannot_be_read_says_what_is_wrong_with_it():
     assert "it cannot be read: spec.rules[0].filters[0]" in condition["message"]
 
 
+def test_the_remedy_for_a_secret_that_is_not_read_is_one_for_a_cluster():
+    key = {"name": "key", "type": "egressproxy.io/CredentialInjector:v1", "config": {"secretRef": {"name": "s"}}}
+    made = compiled(read(GATEWAY, policy("keys", extensions=[key])), ("127.0.0.1",))
+    (status,) = [value for name, value in made.statuses.items() if name[3] == "keys"]
+    assert "create it, or, if it is there, let the gateway's service account read it" in json.dumps(status)
+
+
 def test_a_policy_whose_targets_cannot_be_read_closes_what_it_may_target():
     wrong = policy("wrong", destinations={"deny": [{"hostnames": ["b.example"]}]})
     wrong["spec"]["targetRefs"] = [{"kind": 7}]
