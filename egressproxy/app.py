@@ -231,6 +231,7 @@ class App:
             if before is None:
                 await self._start_own()  # it tells that the rest is not there yet
             if not await self._first_taken() and before is None:
+                await self._drain()  # it may listen already
                 return 0
             if before is not None and self._stop.is_set():  # asked to end meanwhile: the one before goes on
                 before.close()

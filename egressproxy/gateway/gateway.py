@@ -243,6 +243,7 @@ class GatewayServer:
         if self.snapshot is not None:
             self.snapshot.filters.drain()
         waited, asks_s = min(ARRIVE_S, timeout_s), min(max(ARRIVE_S, idle_s), timeout_s)
+        self.conductor.last_idle_s = asks_s
         await asyncio.sleep(waited)
         has_closed_idle = False
         while True:

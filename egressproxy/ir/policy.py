@@ -162,6 +162,8 @@ class AddressesIR:
     deny: tuple[AddressDenial, ...] = ()
     only: tuple[AddressBound, ...] = ()
     denied_names: tuple[NameDenial, ...] = ()
+    #: The namespace that alone can open more than public addresses, where policies of others have allowed something.
+    owner: str = ""
 
     def __hash__(self) -> int:
         # The last of each is that of the most specific policy, in which places differ.

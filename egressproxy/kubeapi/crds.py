@@ -42,11 +42,14 @@ _PATHS: Final[Mapping[str, Mapping[str, str]]] = {
         "Accepted": '.status.conditions[?(@.type=="Accepted")].status',
         "Ports": ".spec.destination.ports[*].number",
         "ResolvedRefs": '.status.conditions[?(@.type=="ResolvedRefs")].status',
+        "Degraded": '.status.conditions[?(@.type=="Degraded")].status',
     },
     "EgressPolicy": {
         "Mode": ".spec.mode",
         "Targets": ".spec.targetRefs[*].name",
         "Accepted": '.status.ancestors[*].conditions[?(@.type=="Accepted")].status',
+        "Reason": '.status.ancestors[*].conditions[?(@.type=="Accepted")].reason',
+        "Degraded": '.status.ancestors[*].conditions[?(@.type=="Degraded")].status',
     },
     "FilterType": {
         "Type": ".spec.type",

@@ -105,12 +105,14 @@ class ApiClient:
         return found
 
     async def lines(self, path: str, params: Mapping[str, str], silent_s: float) -> AsyncIterator[bytes]:
-        """The lines of a watch, as they come, until the server ends it; a line without its end is left out.
+        """The lines of a watch, as they come, until the server ends it; a line without its end is left out. An empty
+        one comes first, once the server has begun to answer: the first event may be far.
 
         Raises ApiError, and what is in UNREACHABLE; TimeoutError where nothing comes for `silent_s`.
         """
         rest = b""
         async with self._answer("GET", path, params, None, "", silent_s) as answer:
+            yield b""
             async for piece in answer.content.iter_any():
                 *whole, rest = (rest + piece).split(b"\n") if b"\n" in piece else (rest + piece,)
                 for line in whole:

@@ -171,6 +171,9 @@ class Reflector:
         has_begun = asyncio.get_running_loop().time()
         try:
             async for line in self._client.lines(self.path, params, SILENT_S):
+                if not line:
+                    self._tell("")
+                    continue
                 try:
                     event = deep_json.loads(line)
                     self._take(event["type"], event["object"])

@@ -136,7 +136,7 @@ class AddressPolicy:
     """
 
     __slots__ = (
-        "_allow", "_closed", "_closed_names", "_known", "_known_addresses", "_latest", "_own", "_reported",
+        "_allow", "_closed", "_closed_names", "_known", "_known_addresses", "_latest", "_own", "_owner", "_reported",
         "_reported_names", "_rule", "reports",
     )  # fmt: skip
 
@@ -147,6 +147,7 @@ class AddressPolicy:
         self.reports = any(each.reports for each in spec.deny) or any(each.reports for each in spec.denied_names)
         self._rule = "-" if spec.policy == "-" else f"EgressPolicy {spec.policy}"
         self._own = own
+        self._owner = spec.owner
         self._known: dict[tuple[str, tuple[IPAddress, ...], int], tuple[IPAddress, ...]] = {}
         self._known_addresses = 0
         #: The latest of these of each host, with the very addresses: the resolver gives the same ones for as long as
@@ -344,6 +345,11 @@ class AddressPolicy:
         if closing is not None:
             return closing.remedy
         place = "allow it in addresses.allow of an EgressPolicy"
+        if self._owner:
+            place = (
+                f"policies of other namespaces lead to public addresses alone; allow the destination in "
+                f"destinations.allow and the address in addresses.allow of an EgressPolicy of namespace {self._owner}"
+            )
         if any(_WITHIN in kind for kind in kinds):
             return f"{place}: put the range of the IPv4 address that it carries under cidrs, beside the IPv6 range"
         if any(str(address) == host for address in addresses):

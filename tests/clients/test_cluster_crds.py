@@ -130,7 +130,8 @@ spec:
 def test_kubectl_prints_the_columns_and_explains_the_fields(server: RealApiServer):
     server.kubectl("create", "-f", "-", text=BACKEND)
     heads, row = server.kubectl("get", "egb", "shown", "-o", "wide").splitlines()
-    assert heads.split() == ["NAME", "TYPE", "DESTINATION", "ACCEPTED", "AGE", "PORTS", "RESOLVEDREFS"]
+    expected = ["NAME", "TYPE", "DESTINATION", "ACCEPTED", "RESOLVEDREFS", "DEGRADED", "AGE", "PORTS"]
+    assert heads.split() == expected
     assert row.split()[:3] == ["shown", "Fqdn", "api.example.com"]
     assert "backend.egressproxy.io/shown" in server.kubectl("get", "egressproxy", "-o", "name")
     explained = " ".join(server.kubectl("explain", "backends.egressproxy.io.spec.destination.ports").split())

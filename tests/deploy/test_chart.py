@@ -274,6 +274,12 @@ def test_only_a_gateway_that_watches_has_a_token_of_the_api_server():
     assert tokens == {"standalone": True, "files": False, "sidecar": False}
 
 
+def test_a_gateway_that_is_an_object_has_a_protocol_that_the_crd_of_gateway_api_takes():
+    (made,) = of_kind("Gateway", template("--set", "gateway.kind=Object"))
+    (listener,) = made["spec"]["listeners"]
+    assert listener == {"name": "forward", "port": 3128, "protocol": "egressproxy.io/forwardproxy"}
+
+
 # ---- rights
 
 

@@ -19,6 +19,7 @@ import pytest
 from egressproxy import app as app_module
 from egressproxy.app import App
 from egressproxy.config.reading.problems import ConfigError
+from egressproxy.gateway.gateway import ARRIVE_S
 from egressproxy.processes.loader import process as apart
 from egressproxy.processes.workers.fleet import Configuration
 from egressproxy.protocols.http1 import request_head
@@ -233,6 +234,37 @@ async def test_a_configuration_that_is_taken_while_the_drain_begins_does_not_end
     assert await asyncio.wait_for(app.reload(""), WAIT_S) == "draining"
     ends.set()
     assert await serving == 0
+
+
+async def test_a_process_that_is_asked_to_stop_while_it_starts_serves_what_it_has_accepted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """It listens a little before its start is over."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        app._asked_to_stop()
+        await asyncio.sleep(3 * ARRIVE_S)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi")
+        writer.close()
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as origin:
+        port, where = free_port(), origin.sockets[0].getsockname()[1]
+        routed = [m.ip_backend("a", where), m.http_route("route", m.prefix_rule("/", "a"))]
+        app = App(options(tmp_path, m.gateway(m.http_listener(port)), m.policy(), *routed))
+        apply, clients = app._fleet.apply, []
+
+        async def apply_and_be_slow(asked: Configuration) -> None:
+            await apply(asked)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET / HTTP/1.1\r\nHost: a.test\r\n\r\n")
+            clients.append((reader, writer))
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(app._fleet, "apply", apply_and_be_slow)
+        async with asyncio.timeout(WAIT_S):
+            assert await app.serve() == 0
+            assert (await clients[0][0].read()).endswith(b"hi")
 
 
 async def test_a_successor_that_is_asked_to_stop_while_it_starts_leaves_the_place(

@@ -14,7 +14,7 @@ import pytest
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.settings import FilterConfig
-from egressproxy.gateway.gateway import GatewayServer
+from egressproxy.gateway.gateway import ARRIVE_S, GatewayServer
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.net.listening import BindError
@@ -117,6 +117,38 @@ async def test_a_request_that_is_on_its_way_on_an_idle_connection_when_the_drain
         answer = all_of(client)
         assert answer.startswith(b"HTTP/1.1 403 ")
         assert b"\r\nConnection: close\r\n" in answer
+
+
+async def test_a_connection_whose_answer_was_under_way_when_the_drain_began_may_ask_once_more():
+    """Its head did not say that the connection ends, so the client sends its next request on it."""
+    answering: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.readuntil(b"\r\n\r\n"):
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n")
+            answering.put_nowait(writer)
+
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as origin:
+        made = GatewayServer(Catalog(), Metrics("0"), AccessLog("off"))
+        port, where = free_port(), origin.sockets[0].getsockname()[1]
+        routed = [m.ip_backend("a", where), m.http_route("route", m.prefix_rule("/", "a"))]
+        await made.apply(compiled_spec([m.gateway(m.http_listener(port)), m.policy(), *routed]))
+        get = b"GET / HTTP/1.1\r\nHost: a.test\r\n\r\n"
+        async with asyncio.timeout(WAIT_S):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(get)
+            head = await reader.readuntil(b"\r\n\r\n")
+            assert b"\r\nConnection: close\r\n" not in head
+            draining = asyncio.create_task(made.drain(WAIT_S))
+            await asyncio.sleep(2 * ARRIVE_S)  # idle connections have gone
+            (await answering.get()).write(b"hi")
+            assert await reader.readexactly(2) == b"hi"
+            writer.write(get)
+            assert b"\r\nConnection: close\r\n" in await reader.readuntil(b"\r\n\r\n")
+            (await answering.get()).write(b"hi")
+            assert await reader.read() == b"hi"
+            assert await draining == 0
+            writer.close()
 
 
 async def test_what_waits_is_left_to_another_process_that_accepts_there():

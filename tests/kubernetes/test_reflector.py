@@ -173,6 +173,16 @@ async def test_a_server_that_was_away_is_watched_again(tmp_path):
         await it.until(lambda: set(it.hostnames()) == {"r1", "r2"})
 
 
+async def test_a_server_that_was_away_is_no_problem_once_it_is_watched_again(tmp_path):
+    """Nothing has to happen there before."""
+    async with watched(tmp_path, "r1") as it:
+        await it.until(lambda: it.reflector.is_synced)
+        await it.server.stop()
+        await it.until(lambda: "cannot be reached" in it.reflector.problem)
+        await it.server.start()
+        await it.until(lambda: not it.reflector.problem)
+
+
 @pytest.mark.parametrize("code", [500, 400, 0])
 async def test_a_watch_that_ends_with_an_error_is_listed_again(tmp_path, code):
     async with watched(tmp_path, "r1") as it:

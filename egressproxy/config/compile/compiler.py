@@ -64,6 +64,7 @@ from egressproxy.config.compile.status.conditions import (
     generations_of,
     keep_times,
     state_kept,
+    state_unread,
 )
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.reading.problems import ConfigError, Problem, Severity
@@ -245,6 +246,7 @@ class _Run:
         statuses.update(self._policies.statuses(self._generations, self._extensions.faults, parents))
         statuses.update(self._pipelines.statuses(self._generations))
         state_kept(statuses, self.references.kept, self._generations)
+        state_unread(statuses, self._resources, self._generations)
         return statuses
 
     def _catalogue_sentence(self) -> str:

@@ -17,10 +17,11 @@ MAX_COMPARISONS = 50_000
 class NameSuggestions:
     """What else an author may have meant by a name that leads nowhere."""
 
-    __slots__ = ("_comparisons", "_found", "_namespaces", "_of_options")
+    __slots__ = ("_comparisons", "_found", "_is_of_cluster", "_namespaces", "_of_options")
 
     def __init__(self, resources: ResourceSet) -> None:
         self._comparisons = MAX_COMPARISONS
+        self._is_of_cluster = any(each.origin.is_from_cluster for each in resources.objects)
         #: (group, kind) -> (namespace, name)
         self._found: dict[tuple[str, str], dict[tuple[str, str], None]] = defaultdict(dict)
         for group, kind, namespace, name in resources.by_key:
@@ -66,6 +67,9 @@ class NameSuggestions:
         if groups and not found:
             return f"write group: {groups[0]}" if groups[0] else 'write group: ""'
         shown = f"in this namespace there is {', '.join(nsmallest(5, here))}" if here else ""
+        if self._is_of_cluster and kind in ("Secret", "ConfigMap"):
+            read = "let the gateway's service account read it: `egressproxy rbac` prints the rule"
+            return f"{shown}{'; ' if shown else ''}create it, or, if it is there, {read}"
         if kind == "Secret":
             option = f"--secret {namespace}/{name}=FOLDER or --secret-env {namespace}/{name}:KEY=VARIABLE"
             shown += f"{'; ' if shown else ''}write it, or give it to `run` and `check`: {option}"

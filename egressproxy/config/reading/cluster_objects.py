@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 from pydantic import ValidationError
 
 from egressproxy.config.explanations import explain, field_path, path_text
-from egressproxy.config.reading.problems import Problem, Severity
+from egressproxy.config.reading.problems import CANNOT_BE_READ, Problem, Severity
 from egressproxy.config.resources.backend import Backend, BackendTlsPolicy, WorkingGroupBackend, XBackendDestination
 from egressproxy.config.resources.core import Secret, Service
 from egressproxy.config.resources.destination import PUBLISHED
@@ -182,11 +182,15 @@ class _Unknown(NamedTuple):
 def _problems(error: ValidationError, kind: type[Resource], value: dict[str, Any]) -> Iterator[Problem]:
     for details in error.errors(include_url=False, include_input=True):
         path, _ = field_path(details["loc"])
-        message, remedy = explain(details, kind, path, None, kind is not Secret)
+        show, scalar = kind is not Secret, details["input"]
+        written = (
+            str(scalar) if show and isinstance(scalar, str | int | float) and not isinstance(scalar, bool) else None
+        )
+        message, remedy = explain(details, kind, path, written, show)
         yield _problem(value, path_text(path), message, remedy, Severity.UNSERVED)
 
 
 def _problem(value: dict[str, Any], field: str, message: str, remedy: str, severity: Severity) -> Problem:
     metadata = value["metadata"]
     name = f"{metadata['namespace']}/{metadata['name']}" if metadata.get("namespace") else metadata["name"]
-    return Problem("", 0, 0, f"{value['kind']} {name}", field, message, remedy, severity, "CannotBeRead")
+    return Problem("", 0, 0, f"{value['kind']} {name}", field, message, remedy, severity, CANNOT_BE_READ)

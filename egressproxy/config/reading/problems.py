@@ -6,7 +6,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
+
+#: The code of a problem with an object of a cluster, which is left out, or in whose place something closed stands.
+CANNOT_BE_READ: Final = "CannotBeRead"
 
 
 class Severity(StrEnum):

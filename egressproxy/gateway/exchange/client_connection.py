@@ -111,8 +111,8 @@ class ClientConnection(DownstreamConnection, Client):
         self.driver.on_idle = None
 
     def close_if_idle(self) -> bool:
-        if not self.is_idle:
-            return False
+        if not self.is_idle or 0 < getattr(self.handler, "last_idle_s", 0.0) == self.idle_s:
+            return False  # of one whose answer has outlasted the begin of a drain the time runs
         self.close(lingers=False)  # whoever makes way for another is counted no more: its descriptor goes, too
         return True
 

@@ -73,6 +73,7 @@ class Conductor:
         self.asked = Tries(MAX_ASKED, ASKED_S)  # what egress.internal was asked
         self.is_draining = False
         self.ends_connections = False  # each with the response under way: draining, or short of memory
+        self.last_idle_s = 0.0  # since a drain has begun: how long a client may take to ask once more
         self.has_no_memory = False  # every request is refused, and no body that is held grows
 
     # --- called by client connections ----------------------------------------------------------------------------
@@ -429,7 +430,10 @@ class Conductor:
                 x.bytes_out = client.octets_out
             self.accounting.account(x, resources)
         finally:
-            close = resources.close or self.ends_connections or client.state.is_closed
+            # A client whose answer began before a drain has not heard of it: it may ask once more, and hears it then.
+            close = resources.close or (self.ends_connections and not self.is_draining) or client.state.is_closed
+            if self.last_idle_s:
+                client.idle_s = self.last_idle_s
             resources.reset()  # what waits for its next request holds nothing of the last
             if client.is_lost:
                 client.state.leave(client)

@@ -81,14 +81,17 @@ def _list(path: str, *names: str, separator: str = "/") -> Callable[[Manifest], 
     return _each(lambda manifest: map(told, _all_at(manifest, path)))
 
 
+def _of_condition(manifest: Manifest, type_: str, of: str, field: str) -> list[str]:
+    """A field of a condition at each place `of` (a route's parents, say); "" where there is none."""
+    places = [_all_at(place, "conditions") for place in _all_at(manifest, of)]
+    return [next((str(_at(each, field)) for each in place if _at(each, "type") == type_), "") for place in places]
+
+
 def _condition(type_: str, of: str = "status") -> Callable[[Manifest], str]:
-    """At each place `of` (a route's parents, say): True or False where they agree, else how many are True."""
+    """True or False where all places agree, else how many are True."""
 
     def cell(manifest: Manifest) -> str:
-        places = [_all_at(place, "conditions") for place in _all_at(manifest, of)]
-        found = [
-            next((str(_at(each, "status")) for each in place if _at(each, "type") == type_), "") for place in places
-        ]
+        found = _of_condition(manifest, type_, of, "status")
         if len(set(found)) < 2:
             return found[0] if found else ""
         return f"{found.count('True')}/{len(found)}"
@@ -185,12 +188,18 @@ _TARGETS: Final = Column(
 _BY_ANCESTORS: Final = Column(
     "Accepted", _condition("Accepted", "status.ancestors"), "The condition Accepted, at all ancestors."
 )
+_REASON: Final = Column(
+    "Reason",
+    _each(lambda manifest: _of_condition(manifest, "Accepted", "status.ancestors", "reason")),
+    "The reason of the condition Accepted.",
+)
 _BACKEND: Final = _object_with(
     Column("Type", _first("spec.destination.type", "spec.type"), "spec.destination.type."),
     Column("Destination", _destination, "Where it leads."),
     _ACCEPTED,
+    Column("ResolvedRefs", _condition("ResolvedRefs"), "The condition ResolvedRefs."),
+    Column("Degraded", _condition("Degraded"), "The condition Degraded: an extension cannot run."),
     _wide("Ports", _each(_destination_ports), "Ports and protocols."),
-    _RESOLVED,
 )
 
 
@@ -249,6 +258,10 @@ _COLUMNS: Final[Mapping[tuple[str, str], Sequence[Column]]] = {
         Column("Mode", _text("spec.mode", "Enforce"), "Enforce, Report or Open."),
         _TARGETS,
         _BY_ANCESTORS,
+        _REASON,
+        Column(
+            "Degraded", _condition("Degraded", "status.ancestors"), "The condition Degraded: an extension cannot run."
+        ),
         _wide("Allow", _hosts("allow"), "destinations.allow."),
         _wide("Deny", _hosts("deny"), "destinations.deny."),
     ),

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from egressproxy.config.compile.status.status_warnings import all_warnings
 from egressproxy.config.reading.load import ResourceSet, read_all
 from egressproxy.config.reading.problems import Severity
 from egressproxy.processes.loader.answer import handed_over
@@ -69,6 +70,50 @@ def test_a_policy_that_cannot_be_read_denies_everything_at_its_targets():
     assert any(
         "EgressPolicy default/wrong: its targets are closed until it can be read" in each for each in told(resources)
     )
+
+
+@pytest.mark.parametrize("is_foreign", [False, True])
+def test_the_status_of_a_policy_that_cannot_be_read_says_what_is_wrong_with_it(is_foreign):
+    wrong = policy("wrong", addresses={"allow": [{"cidrs": ["10.0.0.0/33"]}]})
+    objects = [GATEWAY, ALLOW, wrong]
+    if is_foreign:
+        wrong["metadata"]["namespace"] = "team"
+        wrong["spec"]["targetRefs"][0]["namespace"] = "default"
+        objects.append({
+            "apiVersion": "gateway.networking.k8s.io/v1", "kind": "ReferenceGrant",
+            "metadata": {"name": "teams", "namespace": "default"},
+            "spec": {
+                "from": [{"group": "egressproxy.io", "kind": "EgressPolicy", "namespace": "team"}],
+                "to": [{"group": "gateway.networking.k8s.io", "kind": "Gateway"}],
+            },
+        })  # fmt: skip
+    resources = read(*objects)
+    made = compiled(resources, ("127.0.0.1",))
+    (status,) = [value for key, value in made.statuses.items() if key[3] == "wrong"]
+    (condition,) = status["ancestors"][0]["conditions"]
+    assert (condition["type"], condition["status"], condition["reason"]) == ("Accepted", "False", "Invalid")
+    fault = "spec.addresses.allow[0].cidrs[0]: 10.0.0.0/33: the prefix is longer than the 32 bits (write /32 or less)"
+    assert condition["message"].startswith(f"it cannot be read: {fault}")
+    assert condition["message"].endswith("; its targets are closed until it can be read")
+    found = [str(each) for each in all_warnings(resources, made) if each.object.startswith("EgressPolicy")]
+    assert len(found) == len(set(found)) == 2
+    assert not any("extension" in each for each in found)
+
+
+def test_the_status_of_a_route_that_cannot_be_read_says_what_is_wrong_with_it():
+    resources = read(GATEWAY, ALLOW, route("HTTPRoute", "wrong", {"matches": ADMIN, "filters": [LATER]}))
+    made = compiled(resources, ("127.0.0.1",))
+    (status,) = [value for key, value in made.statuses.items() if key[3] == "wrong"]
+    (condition,) = status["parents"][0]["conditions"]
+    assert (condition["type"], condition["status"], condition["reason"]) == ("Accepted", "False", "Invalid")
+    assert "it cannot be read: spec.rules[0].filters[0]" in condition["message"]
+
+
+def test_the_remedy_for_a_secret_that_is_not_read_is_one_for_a_cluster():
+    key = {"name": "key", "type": "egressproxy.io/CredentialInjector:v1", "config": {"secretRef": {"name": "s"}}}
+    made = compiled(read(GATEWAY, policy("keys", extensions=[key])), ("127.0.0.1",))
+    (status,) = [value for name, value in made.statuses.items() if name[3] == "keys"]
+    assert "create it, or, if it is there, let the gateway's service account read it" in json.dumps(status)
 
 
 def test_a_policy_whose_targets_cannot_be_read_closes_what_it_may_target():

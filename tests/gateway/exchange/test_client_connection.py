@@ -55,6 +55,25 @@ def test_an_idle_client_is_closed_after_the_idle_time_and_not_before(converse: S
     assert len(talk.records) == 1
 
 
+def test_a_connection_whose_answer_was_under_way_when_a_drain_began_is_idle_for_as_long_as_the_drain_says(
+    converse: Start,
+):
+    talk = converse(timed(idle="60s"))
+    talk.client >> GET
+    origin = talk.dialled("a.example", 80)
+    origin.take(rb"GET .*")
+    origin >> b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nab"
+    talk.conductor.is_draining = talk.conductor.ends_connections = True
+    talk.conductor.last_idle_s = 2.0
+    origin >> b"cd"
+    talk.client.take(rb"HTTP/1.1 200 .*abcd")
+    talk.ports[0].close_idle()
+    talk.after(1.8)
+    talk.client.is_open()
+    talk.after(0.5)
+    talk.client.is_closed()
+
+
 def test_an_idle_upstream_connection_is_closed_after_the_idle_time(converse: Start):
     talk = converse(timed(idle="5s"))
     exchange(talk)

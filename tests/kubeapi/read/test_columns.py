@@ -52,6 +52,14 @@ def test_a_route_with_parents_that_disagree_shows_how_many_accept_it():
     assert cells("gateway.networking.k8s.io", "HTTPRoute", manifest)["Accepted"] == "True"
 
 
+def test_a_policy_shows_why_it_is_not_accepted_and_what_cannot_run():
+    refused = {"type": "Accepted", "status": "False", "reason": "RefNotPermitted"}
+    degraded = {"type": "Degraded", "status": "True", "reason": "UnsupportedExtensionType"}
+    status = {"ancestors": [{"conditions": [refused, degraded]}]}
+    found = cells("egressproxy.io", "EgressPolicy", {"metadata": {"name": "p"}, "status": status})
+    assert (found["Accepted"], found["Reason"], found["Degraded"]) == ("False", "RefNotPermitted", "True")
+
+
 @pytest.mark.parametrize(
     ("written", "shown"),
     [

@@ -24,7 +24,12 @@ spec:
   {{- end }}
   listeners:
   {{- range .Values.listeners }}
-  - {{ omit . "servicePort" "nodePort" "appProtocol" "exposed" | toYaml | nindent 4 | trim }}
+  {{- $listener := omit . "servicePort" "nodePort" "appProtocol" "exposed" }}
+  {{- /* Gateway API's CRD takes no hyphen there, and the gateway takes both. */}}
+  {{- if and (eq $.Values.gateway.kind "Object") (eq .protocol "egressproxy.io/forward-proxy") }}
+  {{- $listener = set $listener "protocol" "egressproxy.io/forwardproxy" }}
+  {{- end }}
+  - {{ toYaml $listener | nindent 4 | trim }}
   {{- end }}
 {{- end -}}
 

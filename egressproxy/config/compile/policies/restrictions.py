@@ -116,9 +116,11 @@ def merge_addresses(
             groups.append(tuple(dict.fromkeys(AddressAllowance(entry.cidrs, entry.hostnames) for entry in entries)))
             name = saying[0][0].full_name if name == "-" else name
             has_owners |= not layer.is_foreign
+    owner = ""
     if is_public_alone or (groups and not has_owners):
         groups.append(())
-    return AddressesIR(tuple(groups), name, tuple(deny), tuple(only), tuple(names))
+        owner = next((layer.target[2] for layer in ordered if layer.is_foreign), "")
+    return AddressesIR(tuple(groups), name, tuple(deny), tuple(only), tuple(names), owner)
 
 
 def _speaks_of_allowed(section: Addresses) -> bool:

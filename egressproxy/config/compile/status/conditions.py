@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from egressproxy.config.compile.interface import CONTROLLER, Compiled, Status
 from egressproxy.config.reading.load import ResourceSet
+from egressproxy.config.reading.problems import CANNOT_BE_READ
 from egressproxy.config.resources.meta import Model
 from egressproxy.model.published_object import Key
 
@@ -119,6 +120,26 @@ def state_kept(
         parts = [part for section in ("parents", "ancestors") for part in status.get(section, ())]
         for part in parts or [status]:
             part["conditions"] = [*part.get("conditions", ()), *conditions.to_list()]
+
+
+def state_unread(statuses: Mapping[Key, Status], resources: ResourceSet, generations: Mapping[Key, int]) -> None:
+    """State at each object of a cluster that cannot be read, and at each of its references, what is wrong with it. What
+    stands in its place is ours, so that nothing else is said of it.
+    """
+    found: dict[str, list[str]] = {}
+    for problem in resources.warnings:
+        if problem.code == CANNOT_BE_READ:
+            found.setdefault(problem.object, []).append(": ".join(filter(None, (problem.field_path, problem.sentence))))
+    for resource in resources.objects if found else ():
+        sentences, status = found.get(str(resource)), statuses.get(resource.key)
+        if sentences and status is not None:
+            conditions = Conditions(generations.get(resource.key, 1))
+            # Faults before what follows from them, which names no field.
+            faults = sorted(sentences, key=lambda each: not each.startswith("spec"))
+            conditions.set("Accepted", False, "Invalid", f"it cannot be read: {'; '.join(faults)}")
+            parts = [part for section in ("parents", "ancestors") for part in status.get(section, ())]
+            for part in parts or [status]:
+                part["conditions"] = conditions.to_list()
 
 
 def keep_times(statuses: Mapping[Key, Status], previous: Mapping[Key, Status], now: str) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 from egressproxy.config.compile.interface import Compiled, problem_at
 from egressproxy.config.compile.status.conditions import KEPT
 from egressproxy.config.reading.load import ResourceSet
-from egressproxy.config.reading.problems import Problem, Severity
+from egressproxy.config.reading.problems import CANNOT_BE_READ, Problem, Severity
 from egressproxy.config.resources.meta import Resource
 
 #: Conditions that say something is right; the others (Conflicted, Overridden, Insecure …) say that something is not.
@@ -96,7 +96,9 @@ def all_warnings(resources: ResourceSet, compiled: Compiled) -> list[Problem]:
         else each
         for each in compiled.warnings
     ]
-    return resources.broken.others(dict.fromkeys([*warnings, *status_warnings(resources, compiled)]))
+    unread = {each.object for each in warnings if each.code == CANNOT_BE_READ}
+    of_status = (each for each in status_warnings(resources, compiled) if each.object not in unread)
+    return resources.broken.others(dict.fromkeys([*warnings, *of_status]))
 
 
 def warnings_of(resource: Resource, compiled: Compiled) -> list[Problem]:

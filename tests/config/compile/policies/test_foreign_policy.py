@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from ipaddress import ip_address
 
 import pytest
 
@@ -10,11 +11,13 @@ from egressproxy.config.compile.interface import Compiled
 from egressproxy.config.compile.policies import subjects
 from egressproxy.config.compile.status.status_warnings import status_warnings
 from egressproxy.config.reading.load import load_text
+from egressproxy.errors import Denied
 from egressproxy.ir.gateway import ListenerIR
 from egressproxy.ir.policy import AddressDenial, Mode, PolicyIR
 from egressproxy.ir.route import WeightedBackend
 from egressproxy.model.authority import parse_authority
 from egressproxy.routing.destinations import DestinationPolicy
+from egressproxy.upstream.address_policy import AddressPolicy
 from tests.config.compile.kit import compiled, listener, of_policy, status
 
 GROUP = {"Backend": "egressproxy.io", "EgressPolicy": "egressproxy.io"}
@@ -336,6 +339,9 @@ def test_what_it_alone_allows_leads_to_public_addresses_alone():
     opened = "addresses: {allow: [{cidrs: [10.0.0.0/8]}]}"
     alone = of_team(compiled(SHARED, owner(opened), policy(allow("a.example"))), "a/own")
     assert alone.policy.addresses.allow[-1] == ()
+    with pytest.raises(Denied) as denied:
+        AddressPolicy(alone.policy.addresses).check("a.example", (ip_address("10.0.0.1"),), 443)
+    assert "in addresses.allow of an EgressPolicy of namespace infra" in denied.value.remedy
     within = of_team(compiled(SHARED, owner(f"{opened}\n{allow('a.example')}"), policy(allow("a.example"))), "a/own")
     assert () not in within.policy.addresses.allow
 
