@@ -6,6 +6,8 @@ import asyncio
 import json
 from typing import Any
 
+import pytest
+
 from egressproxy.kubernetes.lease import Lease
 from egressproxy.kubernetes.object_store import ObjectStore, Scope, stored
 from egressproxy.kubernetes.status_writer import AGAIN_S, CONTROLLER, StatusWriter, merged
@@ -228,4 +230,68 @@ async def test_what_is_gone_is_not_remembered(tmp_path):
             writer.show({(*KEY[:3], f"gw{number}"): json.dumps({"conditions": [condition("Accepted")]}).encode()})
             await writer.write()
         assert len(writer._settled) == len(writer._written) == 1
+        await client.close()
+
+
+X_BACKENDS = Scope(next(kind for kind in CONFIGURED if kind.kind == "XBackend"))
+X_BACKEND = {
+    "apiVersion": "gateway.networking.x-k8s.io/v1alpha1", "kind": "XBackend", "metadata": {"name": "b"}, "spec": {},
+}  # fmt: skip
+X_KEY = ("gateway.networking.x-k8s.io", "XBackend", "default", "b")
+
+
+def ancestor(name: str, controller: str, *conditions: dict[str, Any], ref: str = "ancestorRef") -> dict[str, Any]:
+    return {ref: {"name": name}, "controllerName": controller, "conditions": list(conditions)}
+
+
+def test_of_controllers_only_our_own_is_applied():
+    """The list is merged by name: who applies the entry of another one owns it, too, and it would never go."""
+    other = {"name": "example.com/other", "conditions": [condition("Accepted")]}
+    mine = {"name": CONTROLLER, "conditions": [condition("Accepted")]}
+    assert merged({"controllers": [other]}, {"controllers": [mine]}) == {"controllers": [mine]}
+    assert merged({"controllers": [other, mine]}, {"controllers": [mine]}) is None
+    assert merged({"controllers": [other, mine]}, {}) == {"controllers": []}
+    assert merged({"controllers": [other]}, {}) is None
+    turned = {"name": CONTROLLER, "conditions": [condition("Accepted", "False", LATE)]}
+    assert merged({"controllers": [other, mine]}, {"controllers": [turned]}) == {"controllers": [turned]}
+
+
+def test_ancestors_of_other_controllers_stay():
+    other = ancestor("gw", "example.com/other", condition("Accepted"))
+    mine = ancestor("gw", CONTROLLER, condition("Accepted"))
+    assert merged({"ancestors": [other]}, {"ancestors": [mine]}) == {"ancestors": [other, mine]}
+    assert merged({"ancestors": [other, mine]}, {"ancestors": []}) == {"ancestors": [other]}  # no Gateway uses it now
+
+
+@pytest.mark.parametrize(
+    ("section", "reference"), [("ancestors", "ancestorRef"), ("ancestors", "parentRef"), ("parents", "parentRef")]
+)
+async def test_a_backend_has_the_names_of_the_definition_that_the_server_has(tmp_path, section, reference):
+    server, store = ApiServer(), ObjectStore()
+    server.fields["xbackends"] = (section, reference)
+    for name in ("b", "c"):
+        store.put(X_BACKENDS, *stored(server.put({**X_BACKEND, "metadata": {"name": name}}), X_BACKENDS, "v1alpha1"))
+    async with server.running():
+        client = await client_of(tmp_path, server)
+        writer = StatusWriter(client, store, lambda: 10.0)
+        ours = json.dumps({"ancestors": [ancestor("gw", CONTROLLER, condition("Accepted"))]}).encode()
+        writer.show({X_KEY: ours, (*X_KEY[:3], "c"): ours})
+        while await writer.write():
+            assert len(server.asked("PATCH")) < 10
+        wanted = {section: [ancestor("gw", CONTROLLER, condition("Accepted"), ref=reference)]}
+        assert [server.objects["xbackends", "default", name]["status"] for name in ("b", "c")] == [wanted] * 2
+        await client.close()
+
+
+async def test_a_definition_without_room_for_a_status_is_asked_no_more(tmp_path):
+    server, store = ApiServer(), ObjectStore()
+    server.fields["xbackends"] = ("conditions", "")
+    store.put(X_BACKENDS, *stored(server.put(X_BACKEND), X_BACKENDS, "v1alpha1"))
+    async with server.running():
+        client = await client_of(tmp_path, server)
+        writer = StatusWriter(client, store, lambda: 10.0)
+        writer.show({X_KEY: json.dumps({"ancestors": [ancestor("gw", CONTROLLER, condition("Accepted"))]}).encode()})
+        for _ in range(5):
+            await writer.write()
+        assert len(server.asked("PATCH")) == 3
         await client.close()

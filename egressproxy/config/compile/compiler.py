@@ -8,7 +8,7 @@ before anything is given out; everything else that is wrong is a condition in st
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
@@ -136,6 +136,7 @@ def compile_rest(
         validities=tuple(sorted(validity for validity, _ in run.references.validities.values())),
         materials=run.references.materials,
         problems=run.problems,
+        users=run.users,
     )
 
 
@@ -206,6 +207,11 @@ class _Run:
         return tuple(
             self._listener(gateway, plan) for gateway in self._plans for plan in gateway.listeners if not plan.problem
         )
+
+    @property
+    def users(self) -> Mapping[Key, Collection[Key]]:
+        """The Gateways whose routes lead to each backend."""
+        return self._tls_policies.users
 
     @property
     def problems(self) -> tuple[Problem, ...]:

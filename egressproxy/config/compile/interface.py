@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, Protocol
@@ -148,7 +148,8 @@ class Compiled:
     creationTimestamp was first seen; it is shown to users and does not decide which object is older. `filter_types`
     describes the types that FilterType objects make known, by name, as the catalogue shows them. `materials`, which
     holds secrets, is what files with certificates held, for the next compilation. A result with `problems` must not be
-    served: it is what else is known of a configuration that would be refused.
+    served: it is what else is known of a configuration that would be refused. `users` are the Gateways whose routes
+    lead to a backend; `published_status` gives a status the form that others read.
     """
 
     spec: ConfigIR
@@ -161,6 +162,7 @@ class Compiled:
     filter_types: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     materials: Materials = field(default_factory=dict, repr=False)
     problems: tuple[Problem, ...] = ()
+    users: Mapping[Key, Collection[Key]] = field(default_factory=dict, repr=False)
 
 
 def kind_of(key: Key) -> str:

@@ -81,11 +81,11 @@ def _list(path: str, *names: str, separator: str = "/") -> Callable[[Manifest], 
     return _each(lambda manifest: map(told, _all_at(manifest, path)))
 
 
-def _condition(type_: str, of: str = "status") -> Callable[[Manifest], str]:
+def _condition(type_: str, *of: str) -> Callable[[Manifest], str]:
     """At each place `of` (a route's parents, say): True or False where they agree, else how many are True."""
 
     def cell(manifest: Manifest) -> str:
-        places = [_all_at(place, "conditions") for place in _all_at(manifest, of)]
+        places = [_all_at(place, "conditions") for path in of or ("status",) for place in _all_at(manifest, path)]
         found = [
             next((str(_at(each, "status")) for each in place if _at(each, "type") == type_), "") for place in places
         ]
@@ -185,13 +185,22 @@ _TARGETS: Final = Column(
 _BY_ANCESTORS: Final = Column(
     "Accepted", _condition("Accepted", "status.ancestors"), "The condition Accepted, at all ancestors."
 )
-_BACKEND: Final = _object_with(
-    Column("Type", _first("spec.destination.type", "spec.type"), "spec.destination.type."),
-    Column("Destination", _destination, "Where it leads."),
-    _ACCEPTED,
-    _wide("Ports", _each(_destination_ports), "Ports and protocols."),
-    _RESOLVED,
+#: Of the backends of others: the working group's say it by controller, those of Gateway API by Gateway.
+_BY_USERS: Final = ("status.controllers", "status.ancestors")
+_OF_USERS: Final = (
+    Column("Accepted", _condition("Accepted", *_BY_USERS), "The condition Accepted."),
+    _wide("ResolvedRefs", _condition("ResolvedRefs", *_BY_USERS), "The condition ResolvedRefs."),
 )
+
+
+def _backend(accepted: Column, resolved: Column) -> Sequence[Column]:
+    return _object_with(
+        Column("Type", _first("spec.destination.type", "spec.type"), "spec.destination.type."),
+        Column("Destination", _destination, "Where it leads."),
+        accepted,
+        _wide("Ports", _each(_destination_ports), "Ports and protocols."),
+        resolved,
+    )
 
 
 def _event(times: Sequence[str], about: str, message: str, *wide: Column) -> Sequence[Column]:
@@ -241,10 +250,10 @@ _COLUMNS: Final[Mapping[tuple[str, str], Sequence[Column]]] = {
     ("gateway.networking.x-k8s.io", "XBackend"): _object_with(
         Column("Hostname", _text("spec.externalHostname.hostname"), "The external hostname."),
         Column("Port", _x_backend_port, "Its port."),
-        _ACCEPTED,
-        _RESOLVED,
+        *_OF_USERS,
     ),
-    **dict.fromkeys(BACKENDS, _BACKEND),
+    **dict.fromkeys(BACKENDS, _backend(*_OF_USERS)),
+    (OURS, "Backend"): _backend(_ACCEPTED, _RESOLVED),
     (OURS, "EgressPolicy"): _object_with(
         Column("Mode", _text("spec.mode", "Enforce"), "Enforce, Report or Open."),
         _TARGETS,

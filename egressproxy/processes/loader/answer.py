@@ -7,6 +7,7 @@ import zlib
 
 from egressproxy.config.compile.interface import CATALOG, Compiled, scope_of
 from egressproxy.config.compile.status.conditions import broken_references
+from egressproxy.config.compile.status.published_status import published_status
 from egressproxy.config.compile.status.status_warnings import all_warnings
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.reading.problems import ConfigError
@@ -43,7 +44,13 @@ def handed_over(resources: ResourceSet, compiled: Compiled, previous: Compiled |
     statuses, generations = compiled.statuses, compiled.generations
     spec, written, created, materials = compiled.spec, compiled.written, compiled.created, compiled.materials
     objects = (
-        (key, each.to_manifest(), generations.get(key, 1), statuses.get(key), created.get(key, ""))
+        (
+            key,
+            each.to_manifest(),
+            generations.get(key, 1),
+            published_status(each, statuses.get(key), compiled.users.get(key, ())),
+            created.get(key, ""),
+        )
         for key, each in resources.by_key.items()
         if key
         != ("", "ConfigMap", *CATALOG)  # as the gateway has written it into the cluster: it is shown as it is now
