@@ -40,7 +40,8 @@ class ClusterOptions:
     Without `kubeconfig` and `context` it is that of the Pod, or the current context of the usual kubeconfig.
     `namespaces` are those that are read; none: all. Secrets and ConfigMaps are read by reference or, with
     `secret_selector`, by labels. `publish_service` ("namespace/name") has the addresses of our Gateways. `state_key` is
-    a file with the key for the Secrets in the state folder; None: they are not kept there.
+    a file with the key for the Secrets in the state folder; None: they are not kept there. `gateway_namespaces` are
+    those whose Gateways and ListenerSets are taken; none: all.
     """
 
     kubeconfig: Path | None = None
@@ -49,6 +50,7 @@ class ClusterOptions:
     secret_selector: str = ""
     publish_service: str = ""
     state_key: Path | None = None
+    gateway_namespaces: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

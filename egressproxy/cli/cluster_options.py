@@ -14,7 +14,11 @@ from egressproxy.run_options import ClusterOptions
 
 FILES, KUBERNETES = "files", "kubernetes"
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_OPTIONS: Final = ("kubeconfig", "context", "namespaces", "secret_selector", "publish_service", "state_key")
+_OPTIONS: Final = (
+    "kubeconfig", "context", "namespaces", "gateway_namespaces", "secret_selector", "publish_service", "state_key",
+)  # fmt: skip
+#: Options with another name than their value.
+_CALLED: Final = {"namespaces": "watch-namespace", "gateway_namespaces": "gateway-namespace"}
 
 
 def _namespaces(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
@@ -48,6 +52,11 @@ cluster_options: Decorator = together(
         help="A namespace whose objects are read; may be given again. Default: all of them.",
     ),
     click.option(
+        "--gateway-namespace", "gateway_namespaces", multiple=True, metavar="NS", callback=_namespaces,
+        help="A namespace whose Gateways and ListenerSets are taken from the API server; may be given again. Those of"
+        " others bind no port, and their status says why. Default: all of them.",
+    ),
+    click.option(
         "--secret-selector", default="", metavar="LABELS",
         help="Read the Secrets and ConfigMaps with these labels, such as egress=yes. Default: those that the"
         " configuration refers to, by name.",
@@ -70,7 +79,7 @@ def cluster_of(given: dict[str, Any]) -> ClusterOptions | None:
     if source == FILES:
         asked = next((name for name, value in values.items() if value), None)
         if asked is not None:
-            option = {"namespaces": "watch-namespace"}.get(asked, asked.replace("_", "-"))
+            option = _CALLED.get(asked, asked.replace("_", "-"))
             raise click.UsageError(f"--{option} is for --source kubernetes: give that, too")
         return None
     if find_spec("kubernetes") is None or find_spec("kubernetes.aio") is None:

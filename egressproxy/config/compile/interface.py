@@ -127,6 +127,7 @@ class Defaults:
     `denials` returns for a policy the function that says why a backend is denied under it, whatever clients ask for;
     the default denies nothing. `system_roots` is the mark of the system's CA certificates. `unbound` are addresses and
     ports that could not be bound, with a sentence why: what a cluster's Gateways ask for there is not served.
+    `gateway_namespaces` are those whose Gateways and ListenerSets are taken from a cluster; none: all.
     """
 
     bind_addresses: tuple[str, ...] = ("127.0.0.1",)
@@ -136,6 +137,7 @@ class Defaults:
     denials: Callable[[PolicyIR], RefusesBackends] = lambda _policy: lambda _backend: None
     system_roots: str = ""
     unbound: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    gateway_namespaces: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

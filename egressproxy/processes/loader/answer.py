@@ -23,14 +23,15 @@ from egressproxy.processes.loader.result import Loaded, pack_shown, places, writ
 
 def answer(request: bytes) -> bytes:
     """Load and compile what a `LoadRequest` names: a `Loaded`, or a ConfigError with every problem."""
-    paths, bind, memory, state, cluster, unbound = read_request(request)
+    paths, bind, memory, state, cluster, unbound, namespaces = read_request(request)
     previous = previous_of(memory)
+    refused = {(address, port): why for address, port, why in unbound}
     try:
         resources, compiled = loaded(
             paths,
             bind,
             previous,
-            Machine(why_unusable, mark(), {(address, port): why for address, port, why in unbound}),
+            Machine(why_unusable, mark(), refused, namespaces),
             state,
             cluster,
         )
