@@ -9,6 +9,8 @@ from egressproxy.model.authority import Authority
 from egressproxy.model.secret import ConfigSource, SecretBytes, SecretSource
 
 _NO_KEY = SecretBytes(b"")
+#: It is in every cluster, and installations of all namespaces meet there.
+LEASE_NAMESPACE = "default"
 #: Of the open proxy: that of Squid, which most clients' documentation names.
 OPEN_PORT = 3128
 
@@ -41,7 +43,8 @@ class ClusterOptions:
     `namespaces` are those that are read; none: all. Secrets and ConfigMaps are read by reference or, with
     `secret_selector`, by labels. `publish_service` ("namespace/name") has the addresses of our Gateways. `state_key` is
     a file with the key for the Secrets in the state folder; None: they are not kept there. `gateway_namespaces` are
-    those whose Gateways and ListenerSets are taken; none: all.
+    those whose Gateways and ListenerSets are taken; none: all. `lease_namespace` has the Lease of those who write the
+    status of all namespaces, and of objects without one.
     """
 
     kubeconfig: Path | None = None
@@ -51,6 +54,7 @@ class ClusterOptions:
     publish_service: str = ""
     state_key: Path | None = None
     gateway_namespaces: tuple[str, ...] = ()
+    lease_namespace: str = LEASE_NAMESPACE
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,10 +50,12 @@ _WITH_OLDER_NAMES: Final = frozenset({("gateway.networking.x-k8s.io", "XBackend"
 
 
 class StatusWriter:
-    """`left_s` says for how many seconds we may write, as `Lease.left_s` does. Belongs to the event loop."""
+    """`left_s` says for how many seconds we may write the status of an object, as `Lease.left_s` does; asked for None,
+    that of any. Belongs to the event loop.
+    """
 
     def __init__(
-        self, client: ApiClient, store: ObjectStore, left_s: Callable[[], float],
+        self, client: ApiClient, store: ObjectStore, left_s: Callable[[Key | None], float],
         complete: Callable[[Key, bytes], bytes] = lambda _key, status: status,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
@@ -91,7 +93,7 @@ class StatusWriter:
         while True:
             await self._due.wait()
             self._due.clear()
-            if not self._left_s():
+            if not self._left_s(None):
                 await asyncio.sleep(1.0)
                 self._due.set()
                 continue
@@ -120,6 +122,8 @@ class StatusWriter:
             if self._is_forbidden(key) or self._settled.get(key) == (held.status, ours):
                 continue
             if self._written.get(key) == held.resource_version:  # the watch has not brought what we wrote
+                continue
+            if not self._left_s(key):
                 continue
             wanted = merged(json.loads(held.status or b"{}"), self._named(key, json.loads(ours or b"{}")))
             if wanted is None:
@@ -158,7 +162,7 @@ class StatusWriter:
         self, running: asyncio.Semaphore, key: Key, held: StoredObject, status: dict[str, Any], ours: bytes | None
     ) -> bool:
         async with running:
-            left_s = self._left_s()
+            left_s = self._left_s(key)
             if not left_s or self._is_forbidden(key):
                 return not left_s  # what another one writes is not left for us
             kind = _KINDS[key[:2]]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,17 +11,20 @@ from typing import Any
 import pytest
 import yaml
 
+from egressproxy.config.compile.status.supported_features import ROUTE_FEATURES
 from tests.support import manifests as m
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
 from tests.support.real_api_server import RealApiServer, real_api_server
-from tests.support.waiting import wait_until
+from tests.support.waiting import WAIT_S, wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 GATEWAY, X = "gateway.networking.k8s.io", "gateway.networking.x-k8s.io"
 PROTOTYPE = "ainetworking.prototype.x-k8s.io"
 OURS, OTHER = "egressproxy.io/gateway-controller", "example.com/other"
 APPLY = "application/apply-patch+yaml"
+#: A writer has looked again by then at what is written, and at the Leases of others.
+LOOKED_S = 7.0
 WHEN = "2026-01-01T00:00:00Z"
 
 ANY: dict[str, Any] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
@@ -199,3 +204,102 @@ def test_backends_have_our_entry_beside_those_of_others(server: RealApiServer, t
         server.request("DELETE", f"{path_of(GATEWAY, 'HTTPRoute')}/ancestors")
         path, section, owner = paths[0]
         wait_until(lambda: entries(path, section, owner).keys() == {OTHER}, "our entry is still there")
+
+
+def of_class(server: RealApiServer, **spec: Any) -> str:
+    """The GatewayClass, applied; returns its path."""
+    value = {
+        "apiVersion": f"{GATEWAY}/v1", "kind": "GatewayClass", "metadata": {"name": "egressproxy"},
+        "spec": {"controllerName": OURS, **spec},
+    }  # fmt: skip
+    return put(server, value)
+
+
+def said(server: RealApiServer, path: str, kind: str = "Accepted") -> tuple[str, str, str]:
+    """Status, reason and message of a condition of an object, empty where it has none."""
+    conditions = server.request("GET", path)[1].get("status", {}).get("conditions", ())
+    found = next((each for each in conditions if each["type"] == kind), {})
+    return found.get("status", ""), found.get("reason", ""), found.get("message", "")
+
+
+def addresses(server: RealApiServer, path: str) -> list[str]:
+    return [each["value"] for each in server.request("GET", path)[1].get("status", {}).get("addresses", ())]
+
+
+def writes(server: RealApiServer, path: str) -> str:
+    version: str = server.request("GET", path)[1]["metadata"]["resourceVersion"]
+    return version
+
+
+def gateway(port: int, name: str = "gw") -> dict[str, Any]:
+    """One that binds what its class or its process says."""
+    made = m.gateway(m.forward_listener(port), name=name)
+    del made["spec"]["addresses"]
+    return made
+
+
+def test_a_class_has_its_features_and_its_parameters_say_what_its_gateways_bind(server: RealApiServer, tmp_path: Path):
+    path = of_class(server)
+    shared = put(server, gateway(free_port()))
+    maps = "/api/v1/namespaces/team/configmaps"
+    parameters = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "parameters"}}
+    ref = {"group": "", "kind": "ConfigMap", "namespace": "team", "name": "parameters"}
+    with Sourced(tmp_path / "one", server) as process:
+        wait_until(lambda: said(server, path)[0] == "True", "the class is not accepted")
+        features = [each["name"] for each in server.request("GET", path)[1]["status"]["supportedFeatures"]]
+        assert features == sorted(ROUTE_FEATURES)
+        assert addresses(server, shared) == ["127.0.0.1"]
+        of_class(server, parametersRef=ref)
+        wait_until(lambda: said(server, path)[:2] == ("False", "InvalidParameters"), "the class is accepted still")
+        assert "ConfigMap team/parameters does not exist" in said(server, path)[2]
+        wait_until(lambda: said(server, shared)[1] == "InvalidParameters", "the Gateway is accepted still")
+        assert process.metric("egress_config_generation") > 1
+        assert server.request("POST", maps, {**parameters, "data": {"addresses": "127.0.0.7"}})[0] == 201
+        wait_until(lambda: addresses(server, shared) == ["127.0.0.7"], "the address of the class is not bound")
+        assert said(server, path)[0] == "True"
+        server.request("PUT", f"{maps}/parameters", {**parameters, "data": {"adresses": "127.0.0.7"}})
+        wait_until(lambda: "unknown entry adresses" in said(server, path)[2], "the class is accepted still")
+    server.request("DELETE", path)
+    server.request("DELETE", shared)
+
+
+def test_of_two_installations_in_several_namespaces_one_writes(server: RealApiServer, tmp_path: Path):
+    """They say different things of one Gateway, and each would write its own again and again."""
+    path = put(server, gateway(free_port()))
+    bind = "--bind"
+    with Sourced(tmp_path / "one", server, bind, "127.0.0.1", namespace="team"):
+        wait_until(lambda: addresses(server, path) == ["127.0.0.1"], "no status is written")
+        with Sourced(tmp_path / "two", server, bind, "127.0.0.2", namespace="other") as two:
+            written = writes(server, path)
+            time.sleep(LOOKED_S)
+            assert writes(server, path) == written
+            assert addresses(server, path) == ["127.0.0.1"]
+            assert "status is written by this gateway" not in two.stderr
+            # One that reads this namespace alone writes here, and the other one leaves it alone.
+            server.request("DELETE", path)
+            path = put(server, gateway(free_port()))
+            some = ("--watch-namespace", "team", bind, "127.0.0.3")
+            with Sourced(tmp_path / "three", server, *some, namespace="team") as three:
+                wait_until(lambda: "(Lease team/egressproxy-egressproxy)" in three.stderr, "it has no Lease")
+                wait_until(lambda: addresses(server, path) == ["127.0.0.3"], "it does not write")
+                time.sleep(LOOKED_S)  # until the other one has seen the Lease
+                written = writes(server, path)
+                time.sleep(LOOKED_S)
+                assert writes(server, path) == written
+            wait_until(lambda: addresses(server, path) == ["127.0.0.1"], "nobody writes again")
+    server.request("DELETE", path)
+
+
+def test_gateways_of_namespaces_that_may_have_none_are_told_why(server: RealApiServer, tmp_path: Path):
+    ports = free_port(), free_port()
+    taken, other = put(server, gateway(ports[0])), put(server, gateway(ports[1]), "other")
+    with Sourced(tmp_path / "one", server, "--gateway-namespace", "team"):
+        wait_until(lambda: said(server, taken)[0] == "True", "the Gateway is not accepted")
+        wait_until(lambda: said(server, other)[:2] == ("False", "NotAllowed"), "its status says nothing")
+        assert "--gateway-namespace permits team" in said(server, other)[2]
+        with socket.create_connection(("127.0.0.1", ports[0]), WAIT_S):
+            pass
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", ports[1]), WAIT_S)
+    server.request("DELETE", taken)
+    server.request("DELETE", other)

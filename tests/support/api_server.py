@@ -245,6 +245,8 @@ class ApiServer:
         is_applied = request.content_type == "application/apply-patch+yaml" and len(more) == 1
         if key not in self.objects and not is_applied:
             return _error(404, "NotFound")
+        if is_applied and key in self.objects and request.query.get("force") != "true":
+            return _error(409, "Conflict")  # somebody else's fields
         if is_applied:
             return web.json_response(self.put(body))
         held = self.objects[key]

@@ -18,6 +18,8 @@ from egressproxy.model.published_object import Key
 
 #: `GatewayClass.spec.controllerName` of the classes that are ours, and the name under which we write status.
 CONTROLLER = "egressproxy.io/gateway-controller"
+#: The GatewayClass that exists where the configuration holds none.
+BUILTIN_CLASS: Final = "egressproxy"
 #: Namespace and name of the ConfigMap with the catalogue of filter types, which the gateway makes.
 CATALOG: Final = ("egressproxy-system", "egressproxy-filter-catalog")
 

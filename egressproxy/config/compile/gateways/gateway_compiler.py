@@ -11,7 +11,7 @@ from egressproxy.config.compile.gateways.gateway_plan import GatewayPlan, SetPla
 from egressproxy.config.compile.gateways.gateway_tls import set_frontend_conditions
 from egressproxy.config.compile.gateways.listener_conflicts import find_conflicts
 from egressproxy.config.compile.gateways.listener_plan import plan_listener
-from egressproxy.config.compile.interface import CONTROLLER, Defaults, Status, age_of, unserved
+from egressproxy.config.compile.interface import BUILTIN_CLASS, CONTROLLER, Defaults, Status, age_of, unserved
 from egressproxy.config.compile.references import References
 from egressproxy.config.compile.status import supported_features
 from egressproxy.config.compile.status.conditions import Conditions
@@ -21,8 +21,6 @@ from egressproxy.config.resources.gateway import Gateway, GatewayClass, Listener
 from egressproxy.model.published_object import Key
 from egressproxy.model.unix_socket import UNIX_SOCKET
 
-#: The GatewayClass that exists where the configuration holds none.
-BUILTIN_CLASS = "egressproxy"
 #: A condition of our own: `supportedFeatures` holds the names of Gateway API's features, and 64 of them at most.
 _FILTER_CATALOG = "egressproxy.io/FilterCatalog"
 _CLASS_REMEDY = f"add a GatewayClass with controllerName: {CONTROLLER}"
