@@ -157,6 +157,10 @@ def test_the_service_account_itself_reads_and_writes_so(server: RealApiServer):
     second = {**lease, "spec": {"holderIdentity": "b"}}
     assert server.request("PATCH", f"{path}?fieldManager=b", second, apply, token=token)[0] == 409
     assert server.request("PUT", path, made, token=token)[0] == 200
+    everywhere = "/apis/coordination.k8s.io/v1/leases"
+    named = f"{everywhere}?fieldSelector=metadata.name%3Degressproxy-egressproxy"
+    assert len(server.request("GET", named, token=token)[1]["items"]) == 1
+    assert server.request("GET", everywhere, token=token)[0] == 403
     event = {
         "apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {"name": "x.1", "namespace": "team"},
         "eventTime": "2026-01-01T00:00:00.000000Z", "reportingController": "egressproxy.io/gateway-controller",

@@ -216,3 +216,9 @@ def test_the_command_says_what_it_cannot_know_or_limit(tmp_path: Path):
     assert refused.exit_code == 1
     assert "apiVersion" not in refused.stdout
     assert CliRunner().invoke(main, ["rbac", "--service-account", "x"]).exit_code == 2
+
+
+def test_the_command_names_the_leases_of_the_classes_that_are_given():
+    printed = CliRunner().invoke(main, ["rbac", "--gateway-class", "internal"]).output
+    assert "egressproxy-internal-namespaces" in printed
+    assert "egressproxy-egressproxy" not in printed
