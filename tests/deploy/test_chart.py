@@ -194,7 +194,8 @@ def test_the_command_line_is_one_that_the_gateway_takes(example: Path | None, tm
         assert verb == "run"
         mounted = {each["mountPath"] for each in container.get("volumeMounts", ())}
         here = [_on_this_machine(option, mounted, tmp_path) for option in options]
-        with click.Context(run_command, info_name="run") as parent:
+        # The command keeps the option for its help that it is first asked for: that of the program.
+        with click.Context(run_command, info_name="run", help_option_names=["-h", "--help"]) as parent:
             run_command.make_context("run", here, parent=parent)
 
 
