@@ -70,7 +70,7 @@ smoke: install-tests ## a start, some answers, an end, and the codec's tests: an
 
 test-kubernetes: install-dev ## tests on a real API server: KUBE_APISERVER=…/kube-apiserver, with etcd on PATH
 	@EGRESSPROXY_KUBE_APISERVER=$(KUBE_APISERVER) $(BIN)/python -m pytest $(or $(ARGS),tests/clients/test_cluster_crds.py \
-	  tests/clients/test_cluster_rbac.py tests/clients/test_cluster_source.py)
+	  tests/clients/test_cluster_rbac.py tests/clients/test_cluster_source.py tests/clients/test_cluster_status.py)
 
 test-compiled: install-dev ## compile a copy of the checkout and test there what serves (a part: ARGS="tests/gateway -k reload")
 	@PYTHON=$(BIN)/python .ci/compiled pytest -p no:cacheprovider -o timeout=120 $(or $(ARGS),--quiet --numprocesses 2 --dist worksteal $(SERVING))

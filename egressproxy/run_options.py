@@ -9,6 +9,8 @@ from egressproxy.model.authority import Authority
 from egressproxy.model.secret import ConfigSource, SecretBytes, SecretSource
 
 _NO_KEY = SecretBytes(b"")
+#: It is in every cluster, and installations of all namespaces meet there.
+LEASE_NAMESPACE = "default"
 #: Of the open proxy: that of Squid, which most clients' documentation names.
 OPEN_PORT = 3128
 
@@ -40,7 +42,9 @@ class ClusterOptions:
     Without `kubeconfig` and `context` it is that of the Pod, or the current context of the usual kubeconfig.
     `namespaces` are those that are read; none: all. Secrets and ConfigMaps are read by reference or, with
     `secret_selector`, by labels. `publish_service` ("namespace/name") has the addresses of our Gateways. `state_key` is
-    a file with the key for the Secrets in the state folder; None: they are not kept there.
+    a file with the key for the Secrets in the state folder; None: they are not kept there. `gateway_namespaces` are
+    those whose Gateways and ListenerSets are taken; none: all. `lease_namespace` has the Lease of those who write the
+    status of all namespaces, and of objects without one.
     """
 
     kubeconfig: Path | None = None
@@ -49,6 +53,8 @@ class ClusterOptions:
     secret_selector: str = ""
     publish_service: str = ""
     state_key: Path | None = None
+    gateway_namespaces: tuple[str, ...] = ()
+    lease_namespace: str = LEASE_NAMESPACE
 
 
 @dataclass(frozen=True, slots=True)

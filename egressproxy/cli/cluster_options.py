@@ -10,11 +10,16 @@ from typing import Any, Final
 import click
 
 from egressproxy.cli.options import Decorator, together
-from egressproxy.run_options import ClusterOptions
+from egressproxy.run_options import LEASE_NAMESPACE, ClusterOptions
 
 FILES, KUBERNETES = "files", "kubernetes"
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_OPTIONS: Final = ("kubeconfig", "context", "namespaces", "secret_selector", "publish_service", "state_key")
+_OPTIONS: Final = (
+    "kubeconfig", "context", "namespaces", "gateway_namespaces", "secret_selector", "publish_service", "state_key",
+    "lease_namespace",
+)  # fmt: skip
+#: Options with another name than their value.
+_CALLED: Final = {"namespaces": "watch-namespace", "gateway_namespaces": "gateway-namespace"}
 
 
 def _namespaces(_ctx: click.Context, _param: click.Parameter, given: tuple[str, ...]) -> tuple[str, ...]:
@@ -22,6 +27,10 @@ def _namespaces(_ctx: click.Context, _param: click.Parameter, given: tuple[str, 
         if not _NAMESPACE.fullmatch(each):
             raise click.BadParameter(f"{each!r} is not the name of a namespace")
     return tuple(dict.fromkeys(given))
+
+
+def _namespace(ctx: click.Context, param: click.Parameter, given: str) -> str:
+    return "".join(_namespaces(ctx, param, (given,))) if given else ""
 
 
 def _service(_ctx: click.Context, _param: click.Parameter, given: str) -> str:
@@ -48,6 +57,11 @@ cluster_options: Decorator = together(
         help="A namespace whose objects are read; may be given again. Default: all of them.",
     ),
     click.option(
+        "--gateway-namespace", "gateway_namespaces", multiple=True, metavar="NS", callback=_namespaces,
+        help="A namespace whose Gateways and ListenerSets are taken from the API server; may be given again. Those of"
+        " others bind no port, and their status says why. Default: all of them.",
+    ),
+    click.option(
         "--secret-selector", default="", metavar="LABELS",
         help="Read the Secrets and ConfigMaps with these labels, such as egress=yes. Default: those that the"
         " configuration refers to, by name.",
@@ -55,6 +69,12 @@ cluster_options: Decorator = together(
     click.option(
         "--publish-service", default="", metavar="NS/NAME", callback=_service,
         help="The Service in front of this gateway: its addresses stand in the status of the Gateways.",
+    ),
+    click.option(
+        "--lease-namespace", default="", metavar="NS", callback=_namespace,
+        help="The namespace of the Leases that say who writes status, the same for all gateways of a cluster. With"
+        " --watch-namespace that of objects without a namespace: others have theirs beside them. Default:"
+        f" {LEASE_NAMESPACE}.",
     ),
     click.option(
         "--state-key", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE", default=None,
@@ -70,7 +90,7 @@ def cluster_of(given: dict[str, Any]) -> ClusterOptions | None:
     if source == FILES:
         asked = next((name for name, value in values.items() if value), None)
         if asked is not None:
-            option = {"namespaces": "watch-namespace"}.get(asked, asked.replace("_", "-"))
+            option = _CALLED.get(asked, asked.replace("_", "-"))
             raise click.UsageError(f"--{option} is for --source kubernetes: give that, too")
         return None
     if find_spec("kubernetes") is None or find_spec("kubernetes.aio") is None:
@@ -78,4 +98,4 @@ def cluster_of(given: dict[str, Any]) -> ClusterOptions | None:
             "--source kubernetes needs Kubernetes' own client, which is not installed: pip install"
             " 'egressproxy[kubernetes]' (in a checkout: '.[kubernetes]')"
         )
-    return ClusterOptions(**values)
+    return ClusterOptions(**{**values, "lease_namespace": values["lease_namespace"] or LEASE_NAMESPACE})

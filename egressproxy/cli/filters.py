@@ -68,6 +68,7 @@ def _declared(config: tuple[Path, ...], catalog: Catalog) -> dict[str, dict[str,
     if not config:
         return {}
     from egressproxy.config.compile.extensions.filter_types import FilterTypes
+    from egressproxy.config.compile.gateways.gateway_classes import GatewayClasses
     from egressproxy.config.compile.references import References
     from egressproxy.config.reading.load import load
     from egressproxy.config.reading.problems import ConfigError
@@ -77,7 +78,8 @@ def _declared(config: tuple[Path, ...], catalog: Catalog) -> dict[str, dict[str,
     except ConfigError as error:
         show_problems(error.problems, sys.stderr)
         raise SystemExit(2) from None
-    return {each.name: each.described for each in FilterTypes(resources, catalog, References(resources)).all()}
+    types = FilterTypes(resources, catalog, References(resources), GatewayClasses(resources).types)
+    return {each.name: each.described for each in types.all()}
 
 
 def _lines(name: str, about: dict[str, Any]) -> list[str]:

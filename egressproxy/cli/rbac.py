@@ -48,6 +48,10 @@ def _full_name(ctx: click.Context, param: click.Parameter, given: str | None) ->
 @click.option("--secret-selector", metavar="LABELS", help="As in `run`.")
 @click.option("--publish-service", "published", metavar="NS/NAME", callback=_full_name, help="As in `run`.")
 @click.option(
+    "--gateway-class", "classes", multiple=True, metavar="NAME", default=("egressproxy",), show_default=True,
+    help="A GatewayClass of ours: who writes status has a Lease for each; may be given again.",
+)  # fmt: skip
+@click.option(
     "--service-account", "account", metavar="NS/NAME", default="egressproxy-system/egressproxy", show_default=True,
     callback=_full_name, help="Who the gateway is.",
 )  # fmt: skip
@@ -57,6 +61,7 @@ def command(
     namespaces: tuple[str, ...],
     secret_selector: str | None,
     published: tuple[str, str] | None,
+    classes: tuple[str, ...],
     account: tuple[str, str],
     name: str,
 ) -> None:
@@ -80,7 +85,7 @@ def command(
         namespaces=tuple(dict.fromkeys(namespaces)),
         wanted=wanted,
         has_selector=secret_selector is not None,
-        home=account[0],
+        classes=tuple(dict.fromkeys(classes)),
         published=published,
     )
     click.echo("# What egressproxy may do in a cluster, made by `egressproxy rbac`.")

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from enum import Enum, auto
 from typing import Any, Final
 
-from egressproxy.config.compile.interface import CATALOG
+from egressproxy.config.compile.interface import BUILTIN_CLASS, CATALOG
+from egressproxy.kubernetes.lease import lease_names
 from egressproxy.model.kinds import CONFIGURED, ServedKind
 from egressproxy.model.published_object import Key
 
@@ -44,14 +45,14 @@ class Needs:
     """What a gateway is started with, as far as RBAC goes.
 
     `namespaces` are those of --watch-namespace, none for all. `wanted` are the objects that its configuration looked up
-    (`ResourceSet.wanted`), None where no configuration is known. `has_selector`: --secret-selector is given. `home` is
-    the gateway's own namespace, `published` namespace and name of --publish-service.
+    (`ResourceSet.wanted`), None where no configuration is known. `has_selector`: --secret-selector is given. `classes`
+    are the names of the GatewayClasses, `published` namespace and name of --publish-service.
     """
 
     namespaces: tuple[str, ...] = ()
     wanted: Set[Key] | None = None
     has_selector: bool = False
-    home: str = CATALOG[0]
+    classes: tuple[str, ...] = (BUILTIN_CLASS,)
     published: tuple[str, str] | None = None
 
 
@@ -65,7 +66,8 @@ class _When(Enum):
     #: All of them, where the configuration looks one up.
     IF_WANTED = auto()
     NEVER = auto()
-    AT_HOME = auto()
+    #: By name, in all namespaces: where installations of all namespaces meet, and in those that some of them read.
+    OF_LEASES = auto()
     CATALOGUE = auto()
 
 
@@ -111,14 +113,15 @@ def _status(kind: ServedKind) -> _Row:
     return _Row(kind.group, f"{kind.plural}/status", ("patch",), _STATUS, is_namespaced=kind.is_namespaced)
 
 
+#: `list` shows where other installations have theirs.
+_OF_LEASE: Final = ("get", "list", "create", "update", "patch")
 _TABLE: Final = (
     *map(_read, CONFIGURED),
     *(_status(kind) for kind in CONFIGURED if kind.kind not in _WITHOUT_STATUS),
     _Row("events.k8s.io", "events", ("create", "patch"), "Events about these objects.", _When.OF_OBJECTS),
-    _Row(
-        "coordination.k8s.io", "leases", ("get", "create", "update"), "Which replica writes status.", _When.AT_HOME
-    ),
-    # By server-side apply, whose `create` says a name: that of a POST says none, and could not be limited to one.
+    _Row("coordination.k8s.io", "leases", _OF_LEASE, "Which gateway writes status.", _When.OF_LEASES),
+    # This and a Lease by server-side apply, whose `create` says a name: that of a POST says none, and could not be
+    # limited to one.
     _Row("", "configmaps", ("get", "create", "patch"), "The catalogue of filter types.", _When.CATALOGUE),
 )  # fmt: skip
 
@@ -129,8 +132,8 @@ def needed(needs: Needs) -> dict[str, tuple[Rule, ...]]:
     everywhere = needs.namespaces or ("",)
     for row in _TABLE:
         match row.when:
-            case _When.AT_HOME:
-                found[needs.home].append(row.rule())
+            case _When.OF_LEASES:
+                found[""] += [row.rule(name) for each in needs.classes for name in lease_names(each)]
             case _When.CATALOGUE:
                 found[CATALOG[0]].append(row.rule(CATALOG[1]))
             case _When.BY_NAME:

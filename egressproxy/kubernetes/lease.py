@@ -25,7 +25,61 @@ DURATION_S: Final = 15.0
 RENEW_S: Final = 4.0
 MARGIN_S: Final = 5.0
 _GROUP: Final = "/apis/coordination.k8s.io/v1/namespaces"
-_NOT_FOUND, _CONFLICT = 404, 409
+_ALL: Final = "/apis/coordination.k8s.io/v1/leases"
+_FORBIDDEN, _NOT_FOUND, _CONFLICT = 403, 404, 409
+_MAX_MANAGER: Final = 128  # characters
+
+
+def lease_names(gateway_class: str) -> tuple[str, str]:
+    """The Leases of a GatewayClass: that of objects without a namespace, and of those in its own; and that of the
+    objects of all namespaces.
+    """
+    name = f"egressproxy-{gateway_class}"[:240]
+    return name, f"{name}-namespaces"
+
+
+class LeasesElsewhere:
+    """The Leases of one name in all namespaces: in which of them somebody holds it. The answer is good for a while."""
+
+    def __init__(self, client: ApiClient, name: str, clock: Callable[[], float] = time.monotonic) -> None:
+        self._client = client
+        self._name = name
+        self._clock = clock
+        self._looked_at: float | None = None
+        self._seen: dict[str, tuple[str, float]] = {}  # by namespace: the version, and since when
+        self.problem = ""
+
+    def may_be_held(self, namespace: str) -> bool:
+        """Whether somebody holds it there, or that is not known."""
+        now = self._clock()
+        if self._looked_at is None or now - self._looked_at > DURATION_S:
+            return True
+        return namespace in self._seen and now - self._seen[namespace][1] <= DURATION_S
+
+    async def look(self) -> bool:
+        """Ask once; returns whether another answer came than before. Without the right to it, there is nobody else."""
+        self.problem = ""
+        try:
+            found = await self._client.get(_ALL, {"fieldSelector": f"metadata.name={self._name}"})
+        except ApiError as error:
+            if error.status != _FORBIDDEN:
+                return False
+            self.problem = f"leases {self._name} of other namespaces cannot be listed: {error}"
+            found = {"items": []}
+        except (CredentialsError, *UNREACHABLE):
+            return False
+        now, before = self._clock(), self._seen
+        held = {
+            each["metadata"]["namespace"]: str(each["metadata"].get("resourceVersion"))
+            for each in found.get("items") or ()
+            if (each.get("spec") or {}).get("holderIdentity")
+        }
+        self._seen = {
+            namespace: before[namespace] if before.get(namespace, ("",))[0] == version else (version, now)
+            for namespace, version in held.items()
+        }
+        is_first, self._looked_at = self._looked_at is None, now
+        return is_first or before.keys() != self._seen.keys()
 
 
 class Lease:
@@ -62,7 +116,8 @@ class Lease:
                 except (ApiError, CredentialsError, *UNREACHABLE) as error:
                     self._tell(f"lease {self.namespace}/{self.name}: {error or type(error).__name__}")
                 if was_held != (self.left_s() > 0):
-                    log.info("status is %s by this gateway", "no longer written" if was_held else "written")
+                    what = "no longer written" if was_held else "written"
+                    log.info("status is %s by this gateway (Lease %s/%s)", what, self.namespace, self.name)
                 await asyncio.sleep(RENEW_S * random.uniform(0.8, 1.2))  # noqa: S311 (no secret)
         finally:
             await self._give_back()
@@ -113,7 +168,12 @@ class Lease:
         }  # fmt: skip
         try:
             if is_new:
-                made = await self._client.send("POST", self._path, None, body)
+                # Server-side apply, whose right to create can be limited to a name. Who comes second is no owner of
+                # these fields, and is refused.
+                made = await self._client.send(
+                    "PATCH", f"{self._path}/{self.name}", {"fieldManager": self._holder[-_MAX_MANAGER:]}, body,
+                    "application/apply-patch+yaml",
+                )  # fmt: skip
             else:
                 made = await self._client.send("PUT", f"{self._path}/{self.name}", None, body)
         except ApiError as error:

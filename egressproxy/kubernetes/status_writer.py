@@ -2,7 +2,8 @@
 
 It applies on the server side, to the subresource `status`, with the resource version that was seen, so that nothing of
 others is lost: lists such as `parents` belong to whoever wrote them last, and hold the entries of all controllers.
-Source: Gateway API RouteStatus, PolicyStatus; Kubernetes server-side apply.
+Of a list that an API server merges (`controllers`), only our own entry is applied.
+Source: Gateway API RouteStatus, PolicyStatus, BackendStatus; Kubernetes server-side apply.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any, Final
 from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError
 from egressproxy.kubernetes.credentials import CredentialsError
 from egressproxy.kubernetes.object_store import ObjectStore, StoredObject
-from egressproxy.model.kinds import CONFIGURED, OURS
+from egressproxy.model.kinds import CONFIGURED, GATEWAY, OURS
 from egressproxy.model.published_object import Key
 
 log = logging.getLogger(__name__)
@@ -28,8 +29,10 @@ MANAGER: Final = "egressproxy"
 #: Writes at once, and how long one may take.
 AT_ONCE: Final = 8
 WRITE_S: Final = 5.0
-#: Lists whose entries say whose they are; and what tells entries of any list apart.
-_SHARED: Final = ("parents", "ancestors", "controllers")
+#: Lists whose entries say whose they are, by which field; those that an API server merges by it; and what tells
+#: entries of any list apart.
+_SHARED: Final = {"parents": "controllerName", "ancestors": "controllerName", "controllers": "name"}
+_MERGED: Final = frozenset({"controllers"})
 _IDENTITY: Final = ("parentRef", "ancestorRef", "name", "type")
 _CONFLICT: Final = 409
 _OF_SERVER: Final = 500
@@ -38,13 +41,21 @@ AGAIN_S: Final = 300.0
 _NEVER: Final = frozenset({403, 404, 405})
 
 _KINDS: Final = {(kind.group, kind.kind): kind for kind in CONFIGURED}
+#: What an API server says of a field that its definition of the kind lacks.
+_UNDECLARED: Final = "field not declared in schema"
+#: How a definition of XBackend may call the list `ancestors` and in it `ancestorRef`: that of Gateway API's sources,
+#: and two of before.
+_NAMES: Final = (("ancestors", "ancestorRef"), ("ancestors", "parentRef"), ("parents", "parentRef"))
+_WITH_OLDER_NAMES: Final = frozenset({("gateway.networking.x-k8s.io", "XBackend"), (GATEWAY, "Backend")})
 
 
 class StatusWriter:
-    """`left_s` says for how many seconds we may write, as `Lease.left_s` does. Belongs to the event loop."""
+    """`left_s` says for how many seconds we may write the status of an object, as `Lease.left_s` does; asked for None,
+    that of any. Belongs to the event loop.
+    """
 
     def __init__(
-        self, client: ApiClient, store: ObjectStore, left_s: Callable[[], float],
+        self, client: ApiClient, store: ObjectStore, left_s: Callable[[Key | None], float],
         complete: Callable[[Key, bytes], bytes] = lambda _key, status: status,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
@@ -59,6 +70,8 @@ class StatusWriter:
         self._written: dict[Key, str] = {}  # the version that a write took the place of
         self._told: dict[tuple[str, ...], tuple[str, float]] = {}  # by group, kind and namespace: why, and until when
         self._settled: dict[Key, tuple[bytes, bytes | None]] = {}  # what the server has, and what we would say: no more
+        self._names: dict[tuple[str, str], int] = {}  # by group and kind: which of `_NAMES` the server knows
+        self._tried: dict[tuple[str, str], set[int]] = {}  # which of them since a write has succeeded
         self.writes = 0
 
     def show(self, statuses: Mapping[Key, bytes]) -> None:
@@ -80,7 +93,7 @@ class StatusWriter:
         while True:
             await self._due.wait()
             self._due.clear()
-            if not self._left_s():
+            if not self._left_s(None):
                 await asyncio.sleep(1.0)
                 self._due.set()
                 continue
@@ -110,17 +123,46 @@ class StatusWriter:
                 continue
             if self._written.get(key) == held.resource_version:  # the watch has not brought what we wrote
                 continue
-            wanted = merged(json.loads(held.status or b"{}"), json.loads(ours or b"{}"))
+            if not self._left_s(key):
+                continue
+            wanted = merged(json.loads(held.status or b"{}"), self._named(key, json.loads(ours or b"{}")))
             if wanted is None:
                 self._settled[key] = (held.status, ours)
             else:
                 yield key, held, wanted, ours
 
+    def _named(self, key: Key, status: dict[str, Any]) -> dict[str, Any]:
+        """The status with the names that the server's definition of the kind has."""
+        section, reference = _NAMES[self._names.get(key[:2], 0)]
+        if key[:2] not in _WITH_OLDER_NAMES or "ancestors" not in status:
+            return status
+        return {
+            section: [
+                {reference if name == "ancestorRef" else name: value for name, value in each.items()}
+                for each in status["ancestors"]
+            ]
+        }
+
+    def _has_other_names(self, kind: tuple[str, str], error: ApiError) -> bool:
+        """Whether the names of another definition of the kind are taken from now on."""
+        text = str(error)
+        if _UNDECLARED not in text or kind not in _WITH_OLDER_NAMES:
+            return False
+        other = 1 if ".status.ancestors[" in text else 2 if ".status.ancestors" in text else 0
+        if other == self._names.get(kind, 0):  # another write has said so
+            return True
+        tried = self._tried.setdefault(kind, set())
+        if other in tried:
+            return False
+        tried.add(other)
+        self._names[kind] = other
+        return True
+
     async def _write(
         self, running: asyncio.Semaphore, key: Key, held: StoredObject, status: dict[str, Any], ours: bytes | None
     ) -> bool:
         async with running:
-            left_s = self._left_s()
+            left_s = self._left_s(key)
             if not left_s or self._is_forbidden(key):
                 return not left_s  # what another one writes is not left for us
             kind = _KINDS[key[:2]]
@@ -140,6 +182,7 @@ class StatusWriter:
                     )  # fmt: skip
                 self.writes += 1
                 self._told.pop(key[:3], None)
+                self._tried.pop(key[:2], None)
                 self._written[key] = held.resource_version
                 self._settled[key] = (json.dumps(made.get("status") or {}).encode(), ours)
                 return True
@@ -155,7 +198,9 @@ class StatusWriter:
 
     def _failed(self, key: Key, held: StoredObject, ours: bytes | None, error: ApiError) -> bool:
         """Whether trying again helps nothing, before the object or its status is another one."""
-        if error.status == _CONFLICT or error.status >= _OF_SERVER:
+        if self._has_other_names(key[:2], error):
+            return False
+        if error.status == _CONFLICT or (error.status >= _OF_SERVER and _UNDECLARED not in str(error)):
             return False
         resource = _KINDS[key[:2]].resource
         if error.status in _NEVER and self._store.find(key) is held:  # and not deleted meanwhile
@@ -181,12 +226,13 @@ def merged(now: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any] | 
         if name not in _SHARED:
             made[name] = _with_times(value, now.get(name))
             is_other |= not _says(now.get(name), made[name])
-    for section in _SHARED:
+    for section, owner in _SHARED.items():
         held = now.get(section) or []
-        mine = [each for each in held if each.get("controllerName") == CONTROLLER]
+        mine = [each for each in held if each.get(owner) == CONTROLLER]
         if section in ours or mine:
             fresh = [_with_times(each, _same(each, mine)) for each in ours.get(section, ())]
-            made[section] = [each for each in held if each.get("controllerName") != CONTROLLER] + fresh
+            others = [] if section in _MERGED else [each for each in held if each.get(owner) != CONTROLLER]
+            made[section] = others + fresh
             is_other |= len(fresh) != len(mine) or not all(any(_says(was, each) for was in mine) for each in fresh)
     return made if is_other else None
 

@@ -29,7 +29,7 @@ def test_help_teaches_the_first_steps():
 @pytest.mark.parametrize("verb", main.list_commands(None))  # type: ignore[arg-type]
 def test_every_verb_has_help_with_an_example(verb: str):
     result = CliRunner().invoke(main, [verb, "-h"])
-    assert result.exit_code == 0
+    assert result.exit_code == 0, result.output
     assert result.output.startswith(f"Usage: main {verb}")
     assert f"\n    egressproxy {verb}" in result.output.partition("Example")[2]
 

@@ -99,7 +99,8 @@ def test_all_that_is_listed_is_permitted(server: RealApiServer):
         ("list", "", "serviceaccounts", "", ""),
         ("list", "", "namespaces", "", ""),
         ("get", "coordination.k8s.io", "leases", "other", "x"),
-        ("delete", "coordination.k8s.io", "leases", "egressproxy-system", "x"),
+        ("delete", "coordination.k8s.io", "leases", "default", "egressproxy-egressproxy"),
+        ("update", "coordination.k8s.io", "leases", "kube-system", "kube-scheduler"),
         ("update", "gateway.networking.k8s.io", "gateways", "team", "gw"),
         ("update", "gateway.networking.k8s.io", "gateways/status", "team", "gw"),
         ("patch", "egressproxy.io", "egresspolicies", "team", "x"),
@@ -143,16 +144,23 @@ def test_the_service_account_itself_reads_and_writes_so(server: RealApiServer):
     query = "egressproxy-filter-catalog?fieldManager=egressproxy&force=true"
     assert server.request("PATCH", f"{place}/{query}", catalogue, apply, token)[0] == 201
     assert server.request("PATCH", f"{place}/{query}", catalogue, apply, token)[0] == 200
-    leases = "/apis/coordination.k8s.io/v1/namespaces/egressproxy-system/leases"
+    leases = "/apis/coordination.k8s.io/v1/namespaces/default/leases"
     lease = {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
-        "metadata": {"name": "x"},
+        "metadata": {"name": "egressproxy-egressproxy"},
         "spec": {"holderIdentity": "a"},
     }
-    status, made = server.request("POST", leases, lease, token=token)
+    path = f"{leases}/egressproxy-egressproxy"
+    status, made = server.request("PATCH", f"{path}?fieldManager=a", lease, apply, token=token)
     assert status == 201
-    assert server.request("PUT", f"{leases}/x", made, token=token)[0] == 200
+    second = {**lease, "spec": {"holderIdentity": "b"}}
+    assert server.request("PATCH", f"{path}?fieldManager=b", second, apply, token=token)[0] == 409
+    assert server.request("PUT", path, made, token=token)[0] == 200
+    everywhere = "/apis/coordination.k8s.io/v1/leases"
+    named = f"{everywhere}?fieldSelector=metadata.name%3Degressproxy-egressproxy"
+    assert len(server.request("GET", named, token=token)[1]["items"]) == 1
+    assert server.request("GET", everywhere, token=token)[0] == 403
     event = {
         "apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {"name": "x.1", "namespace": "team"},
         "eventTime": "2026-01-01T00:00:00.000000Z", "reportingController": "egressproxy.io/gateway-controller",

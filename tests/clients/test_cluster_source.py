@@ -79,7 +79,7 @@ def test_a_gateway_follows_an_api_server_and_outlives_its_end(server: RealApiSer
         assert asked(port, "a.test")["reason"] != "destination_not_allowed"
         assert asked(port, "a.invalid")["reason"] == "destination_not_allowed"
         wait_until(lambda: "status" in server.request("GET", f"{POLICIES}/allow")[1], "no status is written")
-        lease = "/apis/coordination.k8s.io/v1/namespaces/team/leases/egressproxy-egressproxy"
+        lease = "/apis/coordination.k8s.io/v1/namespaces/default/leases/egressproxy-egressproxy"
         assert server.request("GET", lease)[1]["spec"]["holderIdentity"]
         # Other addresses, without a reload.
         assert asked(port, "web.test")["reason"] == "upstream_refused"

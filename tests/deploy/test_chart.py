@@ -194,7 +194,8 @@ def test_the_command_line_is_one_that_the_gateway_takes(example: Path | None, tm
         assert verb == "run"
         mounted = {each["mountPath"] for each in container.get("volumeMounts", ())}
         here = [_on_this_machine(option, mounted, tmp_path) for option in options]
-        with click.Context(run_command, info_name="run") as parent:
+        # The command keeps the option for its help that it is first asked for: that of the program.
+        with click.Context(run_command, info_name="run", help_option_names=["-h", "--help"]) as parent:
             run_command.make_context("run", here, parent=parent)
 
 
@@ -304,10 +305,9 @@ def test_every_kind_of_a_configuration_may_be_watched_and_no_secret_of_the_whole
     assert by_reference <= of_namespaces.keys()
     assert {role["metadata"]["namespace"] for role in of_kind("Role", objects)} == {"egressproxy-system"}
     written = {name for name, verbs in of_cluster.items() if verbs - {"get", "list", "watch"}}
-    assert {name for name in written if not name[1].endswith("/status")} == {("events.k8s.io", "events")}
-    assert {(group, resource.removesuffix("/status")) for group, resource in written} <= kinds | {
-        ("events.k8s.io", "events")
-    }
+    others = {("events.k8s.io", "events"), ("coordination.k8s.io", "leases")}  # the Leases of our classes
+    assert {name for name in written if not name[1].endswith("/status")} == others
+    assert {(group, resource.removesuffix("/status")) for group, resource in written} <= kinds | others
 
 
 def granted(objects: list[Object]) -> set[tuple[str, str, str, str, str]]:
@@ -332,7 +332,7 @@ def test_rights_are_those_that_the_gateway_says_it_needs(namespaces: list[str]):
     if namespaces:
         words += ["--set", f"watchNamespaces={{{','.join(namespaces)}}}"]
         namespaces = [*namespaces, home]
-    needs = access.needed(access.Needs(namespaces=tuple(namespaces), home=home, published=(home, "egressproxy")))
+    needs = access.needed(access.Needs(namespaces=tuple(namespaces), published=(home, "egressproxy")))
     wanted = {
         (namespace, rule.group, resource, name, verb)
         for namespace, rules in needs.items()
@@ -346,7 +346,7 @@ def test_rights_are_those_that_the_gateway_says_it_needs(namespaces: list[str]):
 
 def test_rights_for_some_namespaces_reach_no_other():
     objects = rendered(CHART / "ci" / "namespaces.yaml")
-    whole = {kind.plural for kind in CONFIGURED if not kind.is_namespaced}
+    whole = {kind.plural for kind in CONFIGURED if not kind.is_namespaced} | {"leases"}
     assert {resource.removesuffix("/status") for _, resource in rights(objects, "ClusterRole")} == whole
     roles = {(role["metadata"]["namespace"], role["metadata"]["name"]) for role in of_kind("Role", objects)}
     assert {namespace for namespace, name in roles if name == "egress"} == {"agents", "builds", "egressproxy-system"}
@@ -366,6 +366,21 @@ def test_rights_for_some_namespaces_reach_no_other():
     assert secrets == ("openai-api-key",)
     watched = [each for each in gateway_container(pod_templates(objects)[0])["args"] if "--watch-namespace" in each]
     assert watched == [f"--watch-namespace={name}" for name in ("agents", "builds", "egressproxy-system")]
+    assert {"--gateway-namespace=egressproxy-system", "--lease-namespace=leases"} <= {
+        *gateway_container(pod_templates(objects)[0])["args"]
+    }
+
+
+def test_of_leases_those_of_our_classes_are_permitted_alone():
+    words = ("--set", "gateway.className=internal", "--set", "rbac.gatewayClasses={other}")
+    objects = template(*words)
+    (leases,) = [
+        rule for role in of_kind("ClusterRole", objects) for rule in role["rules"] if "leases" in rule["resources"]
+    ]
+    assert leases["resourceNames"] == [
+        f"egressproxy-{name}{more}" for name in ("other", "internal") for more in ("", "-namespaces")
+    ]
+    assert not [rule for role in of_kind("Role", objects) for rule in role["rules"] if "leases" in rule["resources"]]
 
 
 def test_every_role_is_bound_to_the_gateway_alone():

@@ -45,11 +45,11 @@ def policy(*allowed: str, **spec: Any) -> dict[str, Any]:
 class Sourced:
     """A gateway whose configuration is an API server's. `host` is asked for through it."""
 
-    def __init__(self, folder: Path, server: ApiServer, *arguments: str) -> None:
+    def __init__(self, folder: Path, server: ApiServer, *arguments: str, namespace: str = "infra") -> None:
         folder.mkdir(exist_ok=True)
         (folder / "kubeconfig").write_text(server.kubeconfig())
         options = ("--source", "kubernetes", "--kubeconfig", str(folder / "kubeconfig"), *arguments)
-        self.process = GatewayProcess(folder, None, arguments=options, environment={"POD_NAMESPACE": "infra"})
+        self.process = GatewayProcess(folder, None, arguments=options, environment={"POD_NAMESPACE": namespace})
 
     async def __aenter__(self) -> GatewayProcess:
         return await asyncio.to_thread(self.process.start)
@@ -115,16 +115,19 @@ async def test_of_two_gateways_one_writes_status(tmp_path):
     ports = free_port(), free_port()
     async with served(ports[0], policy("a.invalid")) as server:
         async with Sourced(tmp_path / "one", server):
-            lease = ("leases", "infra", "egressproxy-egressproxy")
+            lease = ("leases", "default", "egressproxy-egressproxy")
             await until(lambda: lease in server.objects)
             first = server.objects[lease]["spec"]["holderIdentity"]
             own = tmp_path / "gateway.yaml"
             own.write_text(str(gateway(ports[1])).replace("'", '"'))  # its own port, by a file that wins
-            async with Sourced(tmp_path / "two", server, "--config", str(own)) as process:
+            elsewhere = Sourced(tmp_path / "two", server, "--config", str(own), namespace="other")
+            async with elsewhere as process:
                 assert await reason(ports[1], "b.invalid") == "destination_not_allowed"
                 assert "stands in its place" in process.stderr
                 await until(lambda: "status" in server.objects["gateways", "infra", "gw"])
                 assert server.objects[lease]["spec"]["holderIdentity"] == first
+                names = (lease, ("leases", "default", "egressproxy-egressproxy-namespaces"))
+                assert {key for key in server.objects if key[0] == "leases"} == {*names}
                 writes = len(server.asked("PATCH"))
                 server.put(policy("a.invalid", "b.invalid"))
                 await until(lambda: len(server.asked("PATCH")) > writes)

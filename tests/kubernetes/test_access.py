@@ -112,10 +112,13 @@ def test_a_selector_reads_all_secrets_where_it_looks():
     assert not permits(rules, "get", "secrets", "team", "key")
 
 
-def test_leases_are_at_home_and_the_catalogue_has_its_own_name():
-    rules = needed(Needs(home="edge"))
-    assert permits(rules, "update", "leases.coordination.k8s.io", "edge")
-    assert not permits(rules, "get", "leases.coordination.k8s.io", "egressproxy-system")
+def test_leases_are_where_all_installations_meet_and_the_catalogue_has_its_own_name():
+    rules = needed(Needs(namespaces=("a",), classes=("one", "two")))
+    for namespace in ("default", "a", "edge"):
+        for verb in ("get", "create", "update", "patch"):
+            assert permits(rules, verb, "leases.coordination.k8s.io", namespace, "egressproxy-two")
+            assert not permits(rules, verb, "leases.coordination.k8s.io", namespace, "kube-scheduler")
+    assert permits(needed(Needs()), "update", "leases.coordination.k8s.io", "default", "egressproxy-egressproxy")
     for verb in ("get", "create", "patch"):
         assert permits(rules, verb, "configmaps", "egressproxy-system", "egressproxy-filter-catalog")
         assert not permits(rules, verb, "configmaps", "egressproxy-system", "other")
@@ -162,14 +165,14 @@ def test_what_is_told_is_what_is_printed():
 
 
 def test_each_role_is_bound_to_the_service_account():
-    made = [head for head, _ in roles(Needs(namespaces=("a",), home="edge"), "gw", ("edge", "proxy"))]
+    made = [head for head, _ in roles(Needs(namespaces=("a",)), "gw", ("edge", "proxy"))]
     places = {(each["kind"], each["metadata"].get("namespace", "")) for each in made}
     assert {
         ("ClusterRole", ""),
         ("ClusterRoleBinding", ""),
         ("Role", "a"),
         ("RoleBinding", "a"),
-        ("Role", "edge"),
+        ("Role", "egressproxy-system"),
     } <= places
     for each in made:
         if each["kind"].endswith("Binding"):
@@ -213,3 +216,9 @@ def test_the_command_says_what_it_cannot_know_or_limit(tmp_path: Path):
     assert refused.exit_code == 1
     assert "apiVersion" not in refused.stdout
     assert CliRunner().invoke(main, ["rbac", "--service-account", "x"]).exit_code == 2
+
+
+def test_the_command_names_the_leases_of_the_classes_that_are_given():
+    printed = CliRunner().invoke(main, ["rbac", "--gateway-class", "internal"]).output
+    assert "egressproxy-internal-namespaces" in printed
+    assert "egressproxy-egressproxy" not in printed

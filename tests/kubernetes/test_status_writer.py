@@ -6,10 +6,14 @@ import asyncio
 import json
 from typing import Any
 
-from egressproxy.kubernetes.lease import Lease
+import pytest
+
+from egressproxy.kubernetes.lease import DURATION_S, Lease, LeasesElsewhere
 from egressproxy.kubernetes.object_store import ObjectStore, Scope, stored
+from egressproxy.kubernetes.process import LeasePlace, lease_place, lease_places
 from egressproxy.kubernetes.status_writer import AGAIN_S, CONTROLLER, StatusWriter, merged
 from egressproxy.model.kinds import CONFIGURED
+from egressproxy.run_options import ClusterOptions
 from tests.kubernetes.kit import client_of
 from tests.support.api_server import ApiServer
 
@@ -78,7 +82,7 @@ async def test_a_status_is_written_once_and_only_by_who_may(tmp_path):
     async with server.running():
         client = await client_of(tmp_path, server)
         allowed = [0.0]
-        writer = StatusWriter(client, store, lambda: allowed[0])
+        writer = StatusWriter(client, store, lambda _key: allowed[0])
         writer.show({KEY: json.dumps({"conditions": [condition("Accepted")]}).encode()})
         await writer.write()
         assert server.asked("PATCH") == []
@@ -99,7 +103,7 @@ async def test_an_object_that_was_changed_meanwhile_is_written_when_it_is_seen(t
     server.put({**GATEWAY, "spec": {"gatewayClassName": "egressproxy"}})
     async with server.running():
         client = await client_of(tmp_path, server)
-        writer = StatusWriter(client, store, lambda: 5.0)
+        writer = StatusWriter(client, store, lambda _key: 5.0)
         writer.show({KEY: json.dumps({"conditions": [condition("Accepted")]}).encode()})
         assert await writer.write()  # something is left
         assert "status" not in server.objects["gateways", "default", "gw"]
@@ -116,7 +120,7 @@ async def test_a_missing_right_is_told_once(tmp_path):
     server.forbidden.add("gateways")
     async with server.running():
         client = await client_of(tmp_path, server)
-        writer = StatusWriter(client, store, lambda: 5.0)
+        writer = StatusWriter(client, store, lambda _key: 5.0)
         writer.show({KEY: json.dumps({"conditions": [condition("Accepted")]}).encode()})
         await writer.write()
         await writer.write()
@@ -197,7 +201,7 @@ async def test_a_status_that_was_forbidden_is_tried_again_and_in_other_namespace
     seen(store, server)
     async with server.running():
         client = await client_of(tmp_path, server)
-        writer = StatusWriter(client, store, lambda: 10.0, clock=lambda: now[0])
+        writer = StatusWriter(client, store, lambda _key: 10.0, clock=lambda: now[0])
         ours = json.dumps({"conditions": [condition("Accepted")]}).encode()
         server.forbidden.add("gateways")
         writer.show({KEY: ours})
@@ -219,7 +223,7 @@ async def test_what_is_gone_is_not_remembered(tmp_path):
     server, store = ApiServer(), ObjectStore()
     async with server.running():
         client = await client_of(tmp_path, server)
-        writer = StatusWriter(client, store, lambda: 10.0)
+        writer = StatusWriter(client, store, lambda _key: 10.0)
         for number in range(3):
             server.objects.clear()
             server.put({**GATEWAY, "metadata": {"name": f"gw{number}"}})
@@ -228,4 +232,126 @@ async def test_what_is_gone_is_not_remembered(tmp_path):
             writer.show({(*KEY[:3], f"gw{number}"): json.dumps({"conditions": [condition("Accepted")]}).encode()})
             await writer.write()
         assert len(writer._settled) == len(writer._written) == 1
+        await client.close()
+
+
+X_BACKENDS = Scope(next(kind for kind in CONFIGURED if kind.kind == "XBackend"))
+X_BACKEND = {
+    "apiVersion": "gateway.networking.x-k8s.io/v1alpha1", "kind": "XBackend", "metadata": {"name": "b"}, "spec": {},
+}  # fmt: skip
+X_KEY = ("gateway.networking.x-k8s.io", "XBackend", "default", "b")
+
+
+def ancestor(name: str, controller: str, *conditions: dict[str, Any], ref: str = "ancestorRef") -> dict[str, Any]:
+    return {ref: {"name": name}, "controllerName": controller, "conditions": list(conditions)}
+
+
+def test_of_controllers_only_our_own_is_applied():
+    """The list is merged by name: who applies the entry of another one owns it, too, and it would never go."""
+    other = {"name": "example.com/other", "conditions": [condition("Accepted")]}
+    mine = {"name": CONTROLLER, "conditions": [condition("Accepted")]}
+    assert merged({"controllers": [other]}, {"controllers": [mine]}) == {"controllers": [mine]}
+    assert merged({"controllers": [other, mine]}, {"controllers": [mine]}) is None
+    assert merged({"controllers": [other, mine]}, {}) == {"controllers": []}
+    assert merged({"controllers": [other]}, {}) is None
+    turned = {"name": CONTROLLER, "conditions": [condition("Accepted", "False", LATE)]}
+    assert merged({"controllers": [other, mine]}, {"controllers": [turned]}) == {"controllers": [turned]}
+
+
+def test_ancestors_of_other_controllers_stay():
+    other = ancestor("gw", "example.com/other", condition("Accepted"))
+    mine = ancestor("gw", CONTROLLER, condition("Accepted"))
+    assert merged({"ancestors": [other]}, {"ancestors": [mine]}) == {"ancestors": [other, mine]}
+    assert merged({"ancestors": [other, mine]}, {"ancestors": []}) == {"ancestors": [other]}  # no Gateway uses it now
+
+
+@pytest.mark.parametrize(
+    ("section", "reference"), [("ancestors", "ancestorRef"), ("ancestors", "parentRef"), ("parents", "parentRef")]
+)
+async def test_a_backend_has_the_names_of_the_definition_that_the_server_has(tmp_path, section, reference):
+    server, store = ApiServer(), ObjectStore()
+    server.fields["xbackends"] = (section, reference)
+    for name in ("b", "c"):
+        store.put(X_BACKENDS, *stored(server.put({**X_BACKEND, "metadata": {"name": name}}), X_BACKENDS, "v1alpha1"))
+    async with server.running():
+        client = await client_of(tmp_path, server)
+        writer = StatusWriter(client, store, lambda _key: 10.0)
+        ours = json.dumps({"ancestors": [ancestor("gw", CONTROLLER, condition("Accepted"))]}).encode()
+        writer.show({X_KEY: ours, (*X_KEY[:3], "c"): ours})
+        while await writer.write():
+            assert len(server.asked("PATCH")) < 10
+        wanted = {section: [ancestor("gw", CONTROLLER, condition("Accepted"), ref=reference)]}
+        assert [server.objects["xbackends", "default", name]["status"] for name in ("b", "c")] == [wanted] * 2
+        await client.close()
+
+
+async def test_a_definition_without_room_for_a_status_is_asked_no_more(tmp_path):
+    server, store = ApiServer(), ObjectStore()
+    server.fields["xbackends"] = ("conditions", "")
+    store.put(X_BACKENDS, *stored(server.put(X_BACKEND), X_BACKENDS, "v1alpha1"))
+    async with server.running():
+        client = await client_of(tmp_path, server)
+        writer = StatusWriter(client, store, lambda _key: 10.0)
+        writer.show({X_KEY: json.dumps({"ancestors": [ancestor("gw", CONTROLLER, condition("Accepted"))]}).encode()})
+        for _ in range(5):
+            await writer.write()
+        assert len(server.asked("PATCH")) == 3
+        await client.close()
+
+
+# --- installations in several namespaces ------------------------------------------------------------------------------
+def test_installations_meet_at_leases_wherever_they_run():
+    everywhere = ClusterOptions(lease_namespace="meet")
+    some = ClusterOptions(namespaces=("a", "b"), lease_namespace="meet")
+    of_class = ("gateway.networking.k8s.io", "GatewayClass", "", "egressproxy")
+    in_a, in_c = (("gateway.networking.k8s.io", "Gateway", name, "gw") for name in ("a", "c"))
+    assert lease_place(everywhere, of_class) == lease_place(some, of_class) == LeasePlace("meet")
+    assert lease_place(everywhere, in_a) == lease_place(everywhere, in_c) == LeasePlace("meet", is_of_all=True)
+    assert lease_place(some, in_a) == LeasePlace("a")
+    assert lease_places(some) == (LeasePlace("meet"), LeasePlace("a"), LeasePlace("b"))
+    assert lease_places(ClusterOptions(namespaces=("meet",), lease_namespace="meet")) == (LeasePlace("meet"),)
+
+
+async def test_a_namespace_is_left_to_an_installation_that_holds_a_lease_there(tmp_path):
+    server, now = ApiServer(), [1000.0]
+    async with server.running():
+        client = await client_of(tmp_path, server)
+        own = Lease(client, "team", "egress", "one", lambda: now[0])
+        elsewhere = LeasesElsewhere(client, "egress", lambda: now[0])
+        assert elsewhere.may_be_held("other")  # it has not looked yet
+        await own.step()
+        assert await elsewhere.look()
+        assert elsewhere.may_be_held("team")
+        assert not elsewhere.may_be_held("other")
+        for _ in range(4):  # it is renewed
+            now[0] += DURATION_S / 2
+            await own.step()
+            assert not await elsewhere.look()
+            assert elsewhere.may_be_held("team")
+        for _ in range(3):  # and then no more
+            now[0] += DURATION_S / 2
+            await elsewhere.look()
+        assert not elsewhere.may_be_held("team")
+        now[0] += DURATION_S + 1  # what was seen is too old
+        assert elsewhere.may_be_held("other")
+        server.forbidden.add("leases")
+        await elsewhere.look()
+        assert not elsewhere.may_be_held("team")
+        assert "cannot be listed" in elsewhere.problem
+        await client.close()
+
+
+async def test_a_status_is_written_where_that_is_permitted_alone(tmp_path):
+    server, store = ApiServer(), ObjectStore()
+    for namespace in ("default", "other"):
+        server.put({**GATEWAY, "metadata": {"name": "gw", "namespace": namespace}})
+    seen(store, server)
+    async with server.running():
+        client = await client_of(tmp_path, server)
+        writer = StatusWriter(client, store, lambda key: 0.0 if key is not None and key[2] == "other" else 5.0)
+        ours = json.dumps({"conditions": [condition("Accepted")]}).encode()
+        writer.show({KEY: ours, (*KEY[:2], "other", "gw"): ours})
+        assert not await writer.write()
+        assert "status" in server.objects["gateways", "default", "gw"]
+        assert "status" not in server.objects["gateways", "other", "gw"]
         await client.close()

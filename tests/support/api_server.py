@@ -29,6 +29,7 @@ class ApiServer:
         self.version = 100
         self.forbidden: set[str] = set()  # plurals
         self.invalid: set[str] = set()  # plurals for which requests are no good
+        self.fields: dict[str, tuple[str, str]] = {}  # by plural: the list that its status has, and a field in it
         self.forgotten = 0  # watches from before this version get 410
         self.requests: list[tuple[str, str]] = []  # method, path with query
         self.is_stuck = False  # watches that begin are told nothing
@@ -220,6 +221,17 @@ class ApiServer:
             await asyncio.wait((waiting,), timeout=0.05)
             waiting.cancel()
 
+    def _undeclared(self, plural: str, status: dict[str, Any]) -> str:
+        """The field of a status that the definition of its kind lacks, as server-side apply names it."""
+        section, reference = self.fields.get(plural, ("", ""))
+        for name, entries in status.items() if section else ():
+            if name != section:
+                return f".status.{name}"
+            for number, each in enumerate(entries):
+                if wrong := each.keys() - {reference, "controllerName", "conditions"}:
+                    return f".status.{name}[{number}].{min(wrong)}"
+        return ""
+
     async def _one(
         self, request: web.Request, kind: ServedKind, version: str, namespace: str, more: list[str]
     ) -> web.Response:
@@ -233,6 +245,8 @@ class ApiServer:
         is_applied = request.content_type == "application/apply-patch+yaml" and len(more) == 1
         if key not in self.objects and not is_applied:
             return _error(404, "NotFound")
+        if is_applied and key in self.objects and request.query.get("force") != "true":
+            return _error(409, "Conflict")  # somebody else's fields
         if is_applied:
             return web.json_response(self.put(body))
         held = self.objects[key]
@@ -243,6 +257,8 @@ class ApiServer:
             if wanted not in (None, held["metadata"]["resourceVersion"]):
                 return _error(409, "Conflict")
             if more[1:] == ["status"]:
+                if undeclared := self._undeclared(kind.plural, body["status"]):
+                    return _error(500, "", f"{undeclared}: field not declared in schema")
                 fresh = {**held, "status": {**(held.get("status") or {}), **body["status"]}}
                 return web.json_response(self.put(fresh, is_status=True))
             return web.json_response(self.put(body))
@@ -254,6 +270,7 @@ def _without_type(value: dict[str, Any]) -> dict[str, Any]:
     return {name: part for name, part in value.items() if name not in ("apiVersion", "kind")}
 
 
-def _error(status: int, reason: str) -> web.Response:
-    value = {"kind": "Status", "code": status, "reason": reason, "message": f"{reason.lower()} here"}
+def _error(status: int, reason: str, message: str = "") -> web.Response:
+    message = message or f"{reason.lower()} here"
+    value = {"kind": "Status", "code": status, "reason": reason, "message": message}
     return web.json_response(value, status=status)

@@ -8,7 +8,7 @@ before anything is given out; everything else that is wrong is a condition in st
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import cache
@@ -24,6 +24,7 @@ from egressproxy.config.compile.extensions.filter_types import FilterTypes
 from egressproxy.config.compile.extensions.pipelines import Pipelines
 from egressproxy.config.compile.gateways.attachment import Attachment, Parents, Rejection
 from egressproxy.config.compile.gateways.client_certificates import add_certificate_rules
+from egressproxy.config.compile.gateways.gateway_classes import ClassParameters, GatewayClasses
 from egressproxy.config.compile.gateways.gateway_compiler import class_statuses, of_other_controllers, plan_gateways
 from egressproxy.config.compile.gateways.gateway_plan import GatewayPlan
 from egressproxy.config.compile.gateways.gateway_tls import ClientCertificates
@@ -137,6 +138,7 @@ def compile_rest(
         validities=tuple(sorted(validity for validity, _ in run.references.validities.values())),
         materials=run.references.materials,
         problems=run.problems,
+        users=run.users,
     )
 
 
@@ -152,7 +154,8 @@ class _Run:
         self._generations = generations
         self.references = References(resources, materials)
         self._tls_policies = BackendTlsPolicies(resources, self.references)
-        self.filter_types = FilterTypes(resources, catalog, self.references)
+        self._classes = GatewayClasses(resources)
+        self.filter_types = FilterTypes(resources, catalog, self.references, self._classes.types)
         self._extensions = ExtensionCompiler(catalog, self.filter_types, self.references)
         self._pipelines = Pipelines(resources, self.references, self._extensions)
         self._policies = PolicyAttachments(resources, self.references, self._tls_policies)
@@ -179,7 +182,9 @@ class _Run:
 
     def compile(self) -> tuple[ListenerIR, ...]:
         """Everything but status."""
-        self._plans, warnings = plan_gateways(self._resources, self.references, self._defaults, self._generations)
+        self._plans, warnings = plan_gateways(
+            self._resources, self.references, self._defaults, self._generations, self._classes
+        )
         self.warnings += [*self._resources.warnings, *warnings]
         for plan in self._plans:
             self._certificates.set_condition(plan.gateway, plan.conditions)
@@ -209,6 +214,11 @@ class _Run:
         )
 
     @property
+    def users(self) -> Mapping[Key, Collection[Key]]:
+        """The Gateways whose routes lead to each backend."""
+        return self._tls_policies.users
+
+    @property
     def problems(self) -> tuple[Problem, ...]:
         """The load errors."""
         return tuple(sorted(self._extensions.load_errors, key=attrgetter("file", "line", "column", "field_path")))
@@ -236,7 +246,7 @@ class _Run:
         statuses = self._statuses
         self._subject_notes.write(self._policies.objects)
         statuses.update((key, status.to_status()) for key, status in self._route_statuses.items())
-        statuses.update(class_statuses(self._resources, self._generations, self._catalogue_sentence))
+        statuses.update(class_statuses(self._classes, self._generations, self._catalogue_sentence))
         statuses.update(self.filter_types.statuses(self._generations, self._extensions.faults))
         for plan in self._plans:
             plan.close()
@@ -249,14 +259,25 @@ class _Run:
         state_unread(statuses, self._resources, self._generations)
         return statuses
 
-    def _catalogue_sentence(self) -> str:
-        """Where the catalogue of filter types is, and which types it has, by support level."""
+    def _catalogue_sentence(self, parameters: ClassParameters) -> str:
+        """Where the catalogue of filter types is, and which types it has, by support level; and what of the external
+        one of a class is not among them.
+        """
         levels: dict[str, list[str]] = {"core": [], "extended": [], "implementation-specific": []}
         for name in self._catalog.names():
             levels[self._catalog.support(name)].append(name)
         levels["implementation-specific"] += self.filter_types.names()
         listed = "; ".join(f"{level}: {', '.join(sorted(names))}" for level, names in levels.items() if names)
-        return f"ConfigMap {'/'.join(CATALOG)} has the schemas of the filter types. {listed}"
+        sentence = f"ConfigMap {'/'.join(CATALOG)} has the schemas of the filter types. {listed}"
+        if parameters.catalogue:
+            known = {name for names in levels.values() for name in names}
+            refused = [f"{name}: {why}" for name, why in self.filter_types.refused(parameters.catalogue)]
+            without = [name for name in parameters.others if name not in known]
+            refused += [f"{', '.join(without)}: no processor runs it, and it is not known here"] if without else []
+            sentence += f". External: {parameters.catalogue}"
+            if refused:
+                sentence += f", of which is not accepted: {'; '.join(refused)}"
+        return sentence
 
     def warn_of_certificates(self, now_s: float) -> None:
         """Warn of those that nothing can be done with at this time; a listener's status says it of its own."""

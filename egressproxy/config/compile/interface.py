@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final, Protocol
@@ -18,6 +18,8 @@ from egressproxy.model.published_object import Key
 
 #: `GatewayClass.spec.controllerName` of the classes that are ours, and the name under which we write status.
 CONTROLLER = "egressproxy.io/gateway-controller"
+#: The GatewayClass that exists where the configuration holds none.
+BUILTIN_CLASS: Final = "egressproxy"
 #: Namespace and name of the ConfigMap with the catalogue of filter types, which the gateway makes.
 CATALOG: Final = ("egressproxy-system", "egressproxy-filter-catalog")
 
@@ -127,6 +129,7 @@ class Defaults:
     `denials` returns for a policy the function that says why a backend is denied under it, whatever clients ask for;
     the default denies nothing. `system_roots` is the mark of the system's CA certificates. `unbound` are addresses and
     ports that could not be bound, with a sentence why: what a cluster's Gateways ask for there is not served.
+    `gateway_namespaces` are those whose Gateways and ListenerSets are taken from a cluster; none: all.
     """
 
     bind_addresses: tuple[str, ...] = ("127.0.0.1",)
@@ -136,6 +139,7 @@ class Defaults:
     denials: Callable[[PolicyIR], RefusesBackends] = lambda _policy: lambda _backend: None
     system_roots: str = ""
     unbound: Mapping[tuple[str, int], str] = field(default_factory=dict)
+    gateway_namespaces: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +152,8 @@ class Compiled:
     creationTimestamp was first seen; it is shown to users and does not decide which object is older. `filter_types`
     describes the types that FilterType objects make known, by name, as the catalogue shows them. `materials`, which
     holds secrets, is what files with certificates held, for the next compilation. A result with `problems` must not be
-    served: it is what else is known of a configuration that would be refused.
+    served: it is what else is known of a configuration that would be refused. `users` are the Gateways whose routes
+    lead to a backend; `published_status` gives a status the form that others read.
     """
 
     spec: ConfigIR
@@ -161,6 +166,7 @@ class Compiled:
     filter_types: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, repr=False)
     materials: Materials = field(default_factory=dict, repr=False)
     problems: tuple[Problem, ...] = ()
+    users: Mapping[Key, Collection[Key]] = field(default_factory=dict, repr=False)
 
 
 def kind_of(key: Key) -> str:

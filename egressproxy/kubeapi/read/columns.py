@@ -81,17 +81,17 @@ def _list(path: str, *names: str, separator: str = "/") -> Callable[[Manifest], 
     return _each(lambda manifest: map(told, _all_at(manifest, path)))
 
 
-def _of_condition(manifest: Manifest, type_: str, of: str, field: str) -> list[str]:
+def _of_condition(manifest: Manifest, type_: str, of: Sequence[str], field: str) -> list[str]:
     """A field of a condition at each place `of` (a route's parents, say); "" where there is none."""
-    places = [_all_at(place, "conditions") for place in _all_at(manifest, of)]
+    places = [_all_at(place, "conditions") for path in of for place in _all_at(manifest, path)]
     return [next((str(_at(each, field)) for each in place if _at(each, "type") == type_), "") for place in places]
 
 
-def _condition(type_: str, of: str = "status") -> Callable[[Manifest], str]:
-    """True or False where all places agree, else how many are True."""
+def _condition(type_: str, *of: str) -> Callable[[Manifest], str]:
+    """At each place `of` (a route's parents, say): True or False where they agree, else how many are True."""
 
     def cell(manifest: Manifest) -> str:
-        found = _of_condition(manifest, type_, of, "status")
+        found = _of_condition(manifest, type_, of or ("status",), "status")
         if len(set(found)) < 2:
             return found[0] if found else ""
         return f"{found.count('True')}/{len(found)}"
@@ -170,7 +170,6 @@ def _object_with(*own: Column) -> Sequence[Column]:
 _PLAIN: Final = _object_with()
 _ACCEPTED: Final = Column("Accepted", _condition("Accepted"), "The condition Accepted.")
 _PROGRAMMED: Final = Column("Programmed", _condition("Programmed"), "The condition Programmed.")
-_RESOLVED: Final = _wide("ResolvedRefs", _condition("ResolvedRefs"), "The condition ResolvedRefs.")
 _STREAM_ROUTE: Final = (
     Column("Parents", _list("spec.parentRefs", "name", "sectionName"), "What it attaches to: spec.parentRefs."),
     Column("Accepted", _condition("Accepted", "status.parents"), "The condition Accepted, at all parents."),
@@ -190,17 +189,24 @@ _BY_ANCESTORS: Final = Column(
 )
 _REASON: Final = Column(
     "Reason",
-    _each(lambda manifest: _of_condition(manifest, "Accepted", "status.ancestors", "reason")),
+    _each(lambda manifest: _of_condition(manifest, "Accepted", ("status.ancestors",), "reason")),
     "The reason of the condition Accepted.",
 )
-_BACKEND: Final = _object_with(
-    Column("Type", _first("spec.destination.type", "spec.type"), "spec.destination.type."),
-    Column("Destination", _destination, "Where it leads."),
-    _ACCEPTED,
-    Column("ResolvedRefs", _condition("ResolvedRefs"), "The condition ResolvedRefs."),
-    Column("Degraded", _condition("Degraded"), "The condition Degraded: an extension cannot run."),
-    _wide("Ports", _each(_destination_ports), "Ports and protocols."),
+#: Of the backends of others: the working group's say it by controller, those of Gateway API by Gateway.
+_BY_USERS: Final = ("status.controllers", "status.ancestors")
+_OF_USERS: Final = (
+    Column("Accepted", _condition("Accepted", *_BY_USERS), "The condition Accepted."),
+    _wide("ResolvedRefs", _condition("ResolvedRefs", *_BY_USERS), "The condition ResolvedRefs."),
 )
+
+
+def _backend(*conditions: Column) -> Sequence[Column]:
+    return _object_with(
+        Column("Type", _first("spec.destination.type", "spec.type"), "spec.destination.type."),
+        Column("Destination", _destination, "Where it leads."),
+        *conditions,
+        _wide("Ports", _each(_destination_ports), "Ports and protocols."),
+    )
 
 
 def _event(times: Sequence[str], about: str, message: str, *wide: Column) -> Sequence[Column]:
@@ -250,10 +256,14 @@ _COLUMNS: Final[Mapping[tuple[str, str], Sequence[Column]]] = {
     ("gateway.networking.x-k8s.io", "XBackend"): _object_with(
         Column("Hostname", _text("spec.externalHostname.hostname"), "The external hostname."),
         Column("Port", _x_backend_port, "Its port."),
-        _ACCEPTED,
-        _RESOLVED,
+        *_OF_USERS,
     ),
-    **dict.fromkeys(BACKENDS, _BACKEND),
+    **dict.fromkeys(BACKENDS, _backend(*_OF_USERS)),
+    (OURS, "Backend"): _backend(
+        _ACCEPTED,
+        Column("ResolvedRefs", _condition("ResolvedRefs"), "The condition ResolvedRefs."),
+        Column("Degraded", _condition("Degraded"), "The condition Degraded: an extension cannot run."),
+    ),
     (OURS, "EgressPolicy"): _object_with(
         Column("Mode", _text("spec.mode", "Enforce"), "Enforce, Report or Open."),
         _TARGETS,

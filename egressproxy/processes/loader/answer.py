@@ -7,6 +7,7 @@ import zlib
 
 from egressproxy.config.compile.interface import CATALOG, Compiled, scope_of
 from egressproxy.config.compile.status.conditions import broken_references
+from egressproxy.config.compile.status.published_status import published_status
 from egressproxy.config.compile.status.status_warnings import all_warnings
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.reading.problems import ConfigError
@@ -22,14 +23,15 @@ from egressproxy.processes.loader.result import Loaded, pack_shown, places, writ
 
 def answer(request: bytes) -> bytes:
     """Load and compile what a `LoadRequest` names: a `Loaded`, or a ConfigError with every problem."""
-    paths, bind, memory, state, cluster, unbound = read_request(request)
+    paths, bind, memory, state, cluster, unbound, namespaces = read_request(request)
     previous = previous_of(memory)
+    refused = {(address, port): why for address, port, why in unbound}
     try:
         resources, compiled = loaded(
             paths,
             bind,
             previous,
-            Machine(why_unusable, mark(), {(address, port): why for address, port, why in unbound}),
+            Machine(why_unusable, mark(), refused, namespaces),
             state,
             cluster,
         )
@@ -43,7 +45,13 @@ def handed_over(resources: ResourceSet, compiled: Compiled, previous: Compiled |
     statuses, generations = compiled.statuses, compiled.generations
     spec, written, created, materials = compiled.spec, compiled.written, compiled.created, compiled.materials
     objects = (
-        (key, each.to_manifest(), generations.get(key, 1), statuses.get(key), created.get(key, ""))
+        (
+            key,
+            each.to_manifest(),
+            generations.get(key, 1),
+            published_status(each, statuses.get(key), compiled.users.get(key, ())),
+            created.get(key, ""),
+        )
         for key, each in resources.by_key.items()
         if key
         != ("", "ConfigMap", *CATALOG)  # as the gateway has written it into the cluster: it is shown as it is now

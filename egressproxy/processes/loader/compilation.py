@@ -38,13 +38,15 @@ _CODECS: Final = ("utf-8-sig", "utf-16-le", "utf-16-be")
 
 
 class Machine(NamedTuple):
-    """The machine that serves: why it cannot bind an address ("" if it can), the mark of its CA certificates, and why
-    addresses and ports could not be bound. The default is for `check`, which may run elsewhere.
+    """The machine that serves: why it cannot bind an address ("" if it can), the mark of its CA certificates, why
+    addresses and ports could not be bound, and the namespaces whose Gateways may bind any, if not all. The default is
+    for `check`, which may run elsewhere.
     """
 
     why_unusable: Callable[[str], str] = lambda _address: ""
     system_roots: str = ""
     unbound: Mapping[tuple[str, int], str] = MappingProxyType({})
+    gateway_namespaces: tuple[str, ...] = ()
 
 
 _ELSEWHERE: Final = Machine()
@@ -103,6 +105,7 @@ def _defaults(bind: tuple[str, ...], machine: Machine) -> Defaults:
         why_unusable=machine.why_unusable,
         system_roots=machine.system_roots,
         unbound=machine.unbound,
+        gateway_namespaces=machine.gateway_namespaces,
     )
 
 

@@ -32,10 +32,13 @@ T = TypeVar("T")
 
 
 class Loader:
-    """On the event loop; requests are served in turn, `close` comes last. `first` is a process started already."""
+    """On the event loop; requests are served in turn, `close` comes last. `first` is a process started already.
+    `gateway_namespaces` are those whose Gateways are taken from a cluster, none for all.
+    """
 
-    def __init__(self, first: LoaderProcess | None = None) -> None:
+    def __init__(self, first: LoaderProcess | None = None, gateway_namespaces: tuple[str, ...] = ()) -> None:
         self._process = first
+        self._gateway_namespaces = gateway_namespaces
         self._quiet: asyncio.TimerHandle | None = None
         self._turn = asyncio.Lock()
         self._is_asking = False
@@ -56,7 +59,8 @@ class Loader:
 
         Raises ConfigError with every problem, LoadingFailed, or OSError if no process can be started.
         """
-        return await self.ask(LOAD, write_request(paths, bind, memory, state, cluster, unbound), read_answer)
+        request = write_request(paths, bind, memory, state, cluster, unbound, self._gateway_namespaces)
+        return await self.ask(LOAD, request, read_answer)
 
     async def schema(self) -> bytes:
         """JSON Schema of every kind. Raises OSError where it cannot be made."""

@@ -20,7 +20,8 @@ _KNOWN: Final = classes((Path, SecretBytes, SecretSource))
 class LoadRequest(NamedTuple):
     """`memory` is that of the configuration in service, if any; `state` the folder of what the API has written;
     `cluster` what an API server has (`config.reading.cluster_objects`), with the values of Secrets. `unbound` are
-    addresses and ports that cannot be bound, with a sentence why.
+    addresses and ports that cannot be bound, with a sentence why. `gateway_namespaces` are those whose Gateways are
+    taken from it, none for all.
     """
 
     paths: tuple[ConfigSource, ...]
@@ -29,14 +30,16 @@ class LoadRequest(NamedTuple):
     state: Path | None = None
     cluster: bytes | None = None
     unbound: tuple[tuple[str, int, str], ...] = ()
+    gateway_namespaces: tuple[str, ...] = ()
 
 
 def write_request(
     paths: Sequence[ConfigSource], bind: tuple[str, ...], memory: bytes = b"", state: Path | None = None,
     cluster: bytes | None = None, unbound: tuple[tuple[str, int, str], ...] = (),
+    gateway_namespaces: tuple[str, ...] = (),
 ) -> bytes:  # fmt: skip
     """A `LoadRequest` for `read_request`, with the values of Secrets: it goes through an inherited pipe alone."""
-    return dumps((tuple(paths), bind, memory, state, cluster, unbound))
+    return dumps((tuple(paths), bind, memory, state, cluster, unbound, gateway_namespaces))
 
 
 def read_request(data: bytes) -> LoadRequest:

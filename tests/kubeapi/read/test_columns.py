@@ -75,3 +75,19 @@ def test_a_policy_shows_why_it_is_not_accepted_and_what_cannot_run():
 )
 def test_an_age_is_told_as_people_count(written: str, shown: str):
     assert age(written, NOW) == shown
+
+
+@pytest.mark.parametrize(
+    ("group", "kind", "section"),
+    [
+        ("egressproxy.io", "Backend", ""),
+        ("gateway.networking.k8s.io", "Backend", "controllers"),
+        ("gateway.networking.k8s.io", "Backend", "ancestors"),
+        ("ainetworking.prototype.x-k8s.io", "XBackendDestination", "controllers"),
+        ("gateway.networking.x-k8s.io", "XBackend", "ancestors"),
+    ],
+)
+def test_a_backend_shows_whether_it_is_accepted_wherever_its_type_says_so(group: str, kind: str, section: str):
+    said = {"conditions": [{"type": "Accepted", "status": "True"}]}
+    manifest = {"metadata": {"name": "b"}, "status": {section: [said]} if section else said}
+    assert cells(group, kind, manifest)["Accepted"] == "True"

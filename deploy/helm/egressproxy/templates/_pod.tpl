@@ -12,6 +12,12 @@
 {{- range include "egressproxy.watchNamespaces" . | fromJsonArray }}
 - "--watch-namespace={{ . }}"
 {{- end }}
+{{- range .Values.gatewayNamespaces }}
+- "--gateway-namespace={{ . }}"
+{{- end }}
+{{- if ne .Values.leaseNamespace "default" }}
+- "--lease-namespace={{ .Values.leaseNamespace }}"
+{{- end }}
 {{- with .Values.secretSelector }}
 - "--secret-selector={{ . }}"
 {{- end }}

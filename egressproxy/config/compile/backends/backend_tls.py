@@ -49,7 +49,7 @@ MAX_ANCESTORS = 16
 class BackendTlsPolicies:
     """Every BackendTLSPolicy. Of two with the same target the older holds; one that names the port goes first."""
 
-    __slots__ = ("_by_target", "_policies", "_references", "_resources", "_trust", "_users")
+    __slots__ = ("_by_target", "_policies", "_references", "_resources", "_trust", "users")
 
     def __init__(self, resources: ResourceSet, references: References) -> None:
         self._resources = resources
@@ -59,7 +59,7 @@ class BackendTlsPolicies:
         #: By target, and the name of its port or "": the policy that holds there.
         self._by_target: dict[tuple[Key, str], BackendTlsPolicy] = {}
         #: By target: the Gateways whose routes lead there.
-        self._users: dict[Key, set[Key]] = defaultdict(set)
+        self.users: dict[Key, set[Key]] = defaultdict(set)
         for policy in self._policies:
             for ref in policy.spec.target_refs:
                 self._by_target.setdefault(self._place(policy, ref), policy)
@@ -96,7 +96,7 @@ class BackendTlsPolicies:
     def note_use(self, gateway: Key, targets: Iterable[Key]) -> None:
         """Routes of this Gateway lead to these Services and Backends: it is an ancestor of their policies."""
         for target in targets:
-            self._users[target].add(gateway)
+            self.users[target].add(gateway)
 
     def statuses(self, generations: Mapping[Key, int]) -> dict[Key, Status]:
         """An ancestor for each Gateway whose routes lead to a target; without any the targets, to show mistakes."""
@@ -105,7 +105,7 @@ class BackendTlsPolicies:
             ancestors = ReferenceConditions("ancestors", generations[policy.key])
             by_gateway: dict[Key, list[PolicyTargetReference]] = defaultdict(list)
             for ref in policy.spec.target_refs:
-                for key in self._users.get(object_key(self._resources, ref, policy.namespace), ()):
+                for key in self.users.get(object_key(self._resources, ref, policy.namespace), ()):
                     by_gateway[key].append(ref)
             for key in sorted(by_gateway)[:MAX_ANCESTORS]:
                 ancestor = ParentReference(namespace=key[2], name=key[3])

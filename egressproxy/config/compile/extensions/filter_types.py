@@ -8,7 +8,7 @@ what an operator put there.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -58,11 +58,14 @@ _RESERVED: Final = (".egressproxy.io", ".gateway.networking.k8s.io")
 
 @dataclass(frozen=True, slots=True)
 class DeclaredType:
-    """A type of an accepted FilterType. `implementation` is the built-in type that runs it."""
+    """A type of an accepted FilterType. `implementation` is the built-in type that runs it; `catalogue` names the
+    ConfigMap that it is from, "" for an object of its own.
+    """
 
     definition: FilterTypeDefinition
     implementation: str
     schema: ConfigSchemaChecker | None
+    catalogue: str = ""
 
     @property
     def name(self) -> str:
@@ -79,7 +82,7 @@ class DeclaredType:
         return {
             "summary": spec.summary,
             "support": "implementation-specific",
-            "source": str(self.definition),
+            "source": self.catalogue or str(self.definition),
             "phases": list(spec.phases),
             "also": [],
             "published": [],
@@ -138,9 +141,13 @@ class DeclaredType:
 class FilterTypes:
     """The FilterType objects of a configuration, checked."""
 
-    __slots__ = ("_conditions", "_known", "_refused")
+    __slots__ = ("_conditions", "_known", "_refused", "_refused_of")
 
-    def __init__(self, resources: ResourceSet, catalog: FilterCatalog, references: References) -> None:
+    def __init__(
+        self, resources: ResourceSet, catalog: FilterCatalog, references: References,
+        external: Iterable[tuple[str, FilterTypeDefinition]] = (),
+    ) -> None:  # fmt: skip
+        """`external` are the types of catalogues, each with the name of its ConfigMap: objects go before them."""
         self._known: dict[str, DeclaredType] = {}
         #: Type -> why its FilterType is not accepted, in words.
         self._refused: dict[str, str] = {}
@@ -149,6 +156,10 @@ class FilterTypes:
             resources.of(FilterTypeDefinition), key=lambda each: (each.origin.is_from_api, age_of(each))
         ):
             self._add(definition, catalog, references)
+        #: By the name of a catalogue: its types that are not accepted, and why.
+        self._refused_of: dict[str, dict[str, str]] = {}
+        for name, definition in external:
+            self._add(definition, catalog, references, name)
 
     def get(self, name: str) -> DeclaredType | None:
         """The type of this name, if an accepted FilterType makes it known."""
@@ -176,7 +187,13 @@ class FilterTypes:
             made[key] = {"conditions": conditions.to_list()}
         return made
 
-    def _add(self, definition: FilterTypeDefinition, catalog: FilterCatalog, references: References) -> None:
+    def refused(self, catalogue: str) -> Iterable[tuple[str, str]]:
+        """The types of this catalogue that are not accepted, and why."""
+        return self._refused_of.get(catalogue, {}).items()
+
+    def _add(
+        self, definition: FilterTypeDefinition, catalog: FilterCatalog, references: References, catalogue: str = ""
+    ) -> None:
         name = definition.spec.type
         reason, message = self._refusal(definition, catalog)
         schema, resolved = None, (True, "ResolvedRefs", "")
@@ -188,6 +205,13 @@ class FilterTypes:
                 reason, message = "InvalidSchema", f"spec.configSchema: {unresolved.message}"
             except SchemaError as error:
                 reason, message = "InvalidSchema", f"spec.configSchema: {error}"
+        if catalogue:
+            if not reason:
+                self._known[name] = DeclaredType(definition, _implementation(definition), schema, catalogue)
+            elif name not in self._known or self._known[name].catalogue != catalogue:
+                self._refused.setdefault(name, f"{catalogue} has it, and it is not accepted: {message}")
+                self._refused_of.setdefault(catalogue, {})[name] = message
+            return
         stated = self._conditions.setdefault(definition.key, [])
         if reason:
             follows = "this one has no effect" if reason == "Conflicted" else "what names the type stays closed"

@@ -23,13 +23,11 @@ PROBES = 4096
 class AddressBook:
     """Which Gateway has which address and port. Ask for the oldest Gateway first."""
 
-    __slots__ = ("_asked", "_given", "_networks", "_paths", "_single", "_taken")
+    __slots__ = ("_asked", "_bind", "_given", "_paths", "_taken")
 
     def __init__(self, bind: Iterable[str], asked: Collection[str]) -> None:
         """`bind`: addresses and networks of the process; `asked`: addresses that Gateways name, which stay theirs."""
-        entries = tuple(dict.fromkeys(bind))
-        self._single = tuple(entry for entry in entries if "/" not in entry)
-        self._networks = tuple(ip_network(entry) for entry in entries if "/" in entry)
+        self._bind = tuple(bind)
         self._asked = frozenset(asked)
         self._given: set[str] = set()
         self._paths: dict[str, str] = {}  # who took the path of a Unix socket first
@@ -58,17 +56,23 @@ class AddressBook:
         if parsed.is_unspecified:
             taken.setdefault(f"all {parsed.version}", name)
 
-    def choose(self, name: str, ports: Collection[int]) -> tuple[str, ...]:
-        """What a Gateway (`namespace/name`) binds by default, of networks one for each IP version; () for none free."""
-        if self._single and (not self._networks or self._is_free(self._single, ports)):
-            return self._single
+    def choose(self, name: str, ports: Collection[int], bind: Collection[str] = ()) -> tuple[str, ...]:
+        """What a Gateway (`namespace/name`) binds by default, of networks one for each IP version; () for none free.
+
+        `bind` stands in place of the addresses and networks of the process.
+        """
+        entries = tuple(dict.fromkeys(bind or self._bind))
+        single = tuple(entry for entry in entries if "/" not in entry)
+        networks = tuple(ip_network(entry) for entry in entries if "/" in entry)
+        if single and (not networks or self._is_free(single, ports)):
+            return single
         found = []
-        for version in dict.fromkeys(network.version for network in self._networks):
-            address = self._own(name, ports, [network for network in self._networks if network.version == version])
+        for version in dict.fromkeys(network.version for network in networks):
+            address = self._own(name, ports, [network for network in networks if network.version == version])
             if address:
                 self._given.add(address)
                 found.append(address)
-        return tuple(found) or self._single
+        return tuple(found) or single
 
     def _own(self, name: str, ports: Collection[int], networks: list[IPv4Network | IPv6Network]) -> str:
         """An address that no Gateway has; else one whose ports are free; else ""."""

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from egressproxy.config.compile.gateways.addresses import AddressBook
+from egressproxy.config.compile.gateways.gateway_classes import ADDRESSES, ClassParameters, GatewayClasses
 from egressproxy.config.compile.gateways.gateway_plan import GatewayPlan, SetPlan
 from egressproxy.config.compile.gateways.gateway_tls import set_frontend_conditions
 from egressproxy.config.compile.gateways.listener_conflicts import find_conflicts
 from egressproxy.config.compile.gateways.listener_plan import plan_listener
-from egressproxy.config.compile.interface import CONTROLLER, Defaults, Status, age_of, unserved
+from egressproxy.config.compile.interface import BUILTIN_CLASS, CONTROLLER, Defaults, Status, age_of, unserved
 from egressproxy.config.compile.references import References
 from egressproxy.config.compile.status import supported_features
 from egressproxy.config.compile.status.conditions import Conditions
@@ -20,44 +21,43 @@ from egressproxy.config.resources.gateway import Gateway, GatewayClass, Listener
 from egressproxy.model.published_object import Key
 from egressproxy.model.unix_socket import UNIX_SOCKET
 
-#: The GatewayClass that exists where the configuration holds none.
-BUILTIN_CLASS = "egressproxy"
 #: A condition of our own: `supportedFeatures` holds the names of Gateway API's features, and 64 of them at most.
 _FILTER_CATALOG = "egressproxy.io/FilterCatalog"
 _CLASS_REMEDY = f"add a GatewayClass with controllerName: {CONTROLLER}"
 
 
 def class_statuses(
-    resources: ResourceSet, generations: Mapping[Key, int], catalogue: Callable[[], str]
+    classes: GatewayClasses, generations: Mapping[Key, int], catalogue: Callable[[ClassParameters], str]
 ) -> dict[Key, Status]:
     """The status of every GatewayClass that is ours. `catalogue` says where that of the filter types is: asked for only
     where there is a class, since it looks through the installed packages.
     """
     statuses: dict[Key, Status] = {}
-    for gateway_class in resources.of(GatewayClass):
-        if gateway_class.spec.controller_name != CONTROLLER:
-            continue
+    for name, parameters in classes.parameters.items():
+        gateway_class = classes.by_name[name]
         conditions = Conditions(generations[gateway_class.key])
-        if gateway_class.spec.parameters_ref is None:
-            conditions.set("Accepted", True, "Accepted", "the class is served")
+        if parameters.problem:
+            conditions.set("Accepted", False, "InvalidParameters", parameters.problem)
         else:
-            conditions.set("Accepted", False, "InvalidParameters", "parametersRef is not supported: remove it")
+            conditions.set("Accepted", True, "Accepted", "the class is served")
         conditions.set("SupportedVersion", True, "SupportedVersion", "the versions of its kinds are served")
-        conditions.set(_FILTER_CATALOG, True, "Published", catalogue())
+        conditions.set(_FILTER_CATALOG, True, "Published", catalogue(parameters))
         features = [{"name": name} for name in sorted(supported_features.ROUTE_FEATURES)]
         statuses[gateway_class.key] = {"conditions": conditions.to_list(), "supportedFeatures": features}
     return statuses
 
 
 def plan_gateways(
-    resources: ResourceSet, references: References, defaults: Defaults, generations: Mapping[Key, int]
-) -> tuple[list[GatewayPlan], list[Problem]]:
+    resources: ResourceSet, references: References, defaults: Defaults, generations: Mapping[Key, int],
+    classes: GatewayClasses,
+) -> tuple[list[GatewayPlan], list[Problem]]:  # fmt: skip
     """Every Gateway that is ours, oldest first, with its listeners checked (without their routes); and warnings."""
-    classes = {c.name: c for c in resources.of(GatewayClass)}
     warnings: list[Problem] = []
-    ours = [gateway for gateway in sorted(resources.of(Gateway), key=age_of) if _is_ours(gateway, classes, warnings)]
+    named = classes.by_name
+    ours = [gateway for gateway in sorted(resources.of(Gateway), key=age_of) if _is_ours(gateway, named, warnings)]
     sets = _sets_by_gateway(resources, references, warnings)
-    asked = {address.ip for gateway in ours for address in gateway.spec.addresses if address.ip}
+    taken = [gateway for gateway in ours if not _why_not_taken(gateway, defaults)]
+    asked = {address.ip for gateway in taken for address in gateway.spec.addresses if address.ip}
     book = AddressBook(defaults.bind_addresses, asked)
     plans: list[GatewayPlan] = []
     for gateway in ours:
@@ -66,12 +66,13 @@ def plan_gateways(
         set_frontend_conditions(gateway, plan.conditions)
         for listener in gateway.spec.listeners:
             plan.listeners.append(plan_listener(gateway, gateway, listener, references, number))
-        _add_listener_sets(plan, sets.get(gateway.key, ()), references, generations)
+        _add_listener_sets(plan, sets.get(gateway.key, ()), references, generations, defaults)
         _refuse_insecure_fallback(plan, defaults)
         find_conflicts(plan.listeners)
-        _find_refusal(plan, classes.get(gateway.spec.gateway_class_name))
+        parameters = classes.of(gateway.spec.gateway_class_name)
+        _find_refusal(plan, parameters, defaults)
         if not plan.problem:
-            _find_addresses(plan, book, defaults)
+            _find_addresses(plan, book, defaults, parameters.addresses)
             _refuse_unbound(plan, defaults)
             _claim_ports(plan, book)
         plans.append(plan)
@@ -112,10 +113,23 @@ def _refuse_insecure_fallback(plan: GatewayPlan, defaults: Defaults) -> None:
             listener.refuse("Accepted", "UnsupportedValue", message)
 
 
-def _find_refusal(plan: GatewayPlan, gateway_class: GatewayClass | None) -> None:
+def _why_not_taken(owner: Gateway | ListenerSet, defaults: Defaults) -> str:
+    """Why an object of a cluster may bind nothing here, "" if it may: what it would bind is the operator's."""
+    namespaces = defaults.gateway_namespaces
+    if not namespaces or not owner.origin.is_from_cluster or owner.namespace in namespaces:
+        return ""
+    listed = ", ".join(namespaces)
+    return f"{owner.KIND}s of namespace {owner.namespace} are not taken: --gateway-namespace permits {listed}"
+
+
+def _find_refusal(plan: GatewayPlan, parameters: ClassParameters, defaults: Defaults) -> None:
     spec = plan.gateway.spec
-    if gateway_class is not None and gateway_class.spec.parameters_ref is not None:
-        plan.refuse("InvalidParameters", f"GatewayClass {gateway_class.name} is not accepted")
+    if why := _why_not_taken(plan.gateway, defaults):
+        plan.refuse("NotAllowed", why)
+    if parameters.problem:
+        plan.refuse(
+            "InvalidParameters", f"GatewayClass {spec.gateway_class_name} is not accepted: {parameters.problem}"
+        )
     if spec.infrastructure is not None and spec.infrastructure.parameters_ref is not None:
         ref = spec.infrastructure.parameters_ref
         plan.refuse("InvalidParameters", f"infrastructure.parametersRef: no parameters of kind {ref.kind} are known")
@@ -130,23 +144,27 @@ def _find_refusal(plan: GatewayPlan, gateway_class: GatewayClass | None) -> None
     plan.refuse_without_listeners()
 
 
-def _find_addresses(plan: GatewayPlan, book: AddressBook, defaults: Defaults) -> None:
-    """What it binds: `spec.addresses`, else those of the process. Status names those that this machine lacks."""
+def _find_addresses(plan: GatewayPlan, book: AddressBook, defaults: Defaults, of_class: Collection[str]) -> None:
+    """What it binds: `spec.addresses`, else those of its class, else those of the process. Status names those that this
+    machine lacks.
+    """
     spec = plan.gateway.spec
     asked = {address.ip: defaults.why_unusable(address.ip) for address in spec.addresses if address.ip}
+    if not spec.addresses or not all(address.ip or address.unix for address in spec.addresses):
+        ports = {listener.listener.port for listener in plan.listeners if not listener.problem}
+        chosen = book.choose(plan.gateway.full_name, ports, of_class)
+        asked |= {address: defaults.why_unusable(address) if of_class else "" for address in chosen}
+        if not chosen:
+            whose = f"the {ADDRESSES} of its GatewayClass" if of_class else "--bind"
+            message = f"every address of {whose} has a Gateway on these ports: give a larger network, or spec.addresses"
+            plan.unusable = ("AddressNotAssigned", message)
     found = [address for address, why in asked.items() if not why]
     missing = [f"{address} ({why})" for address, why in asked.items() if why]
     found += [str(address.unix) for address in spec.addresses if address.unix is not None]
-    if not spec.addresses or not all(address.ip or address.unix for address in spec.addresses):
-        ports = {listener.listener.port for listener in plan.listeners if not listener.problem}
-        chosen = book.choose(plan.gateway.full_name, ports)
-        found += chosen
-        if not chosen:
-            message = "every address of --bind has a Gateway on these ports: give a larger network, or spec.addresses"
-            plan.unusable = ("AddressNotAssigned", message)
     if missing:
         served = "; it is served on the others" if found else ""
-        remedy = "correct spec.addresses, or give this machine the address and reload"
+        place = f"the {ADDRESSES} of its GatewayClass" if of_class and not spec.addresses else "spec.addresses"
+        remedy = f"correct {place}, or give this machine the address and reload"
         plan.unusable = ("AddressNotUsable", f"these addresses cannot be bound: {', '.join(missing)}{served}: {remedy}")
     plan.addresses = tuple(dict.fromkeys(found))
     if not found and plan.unusable is not None:
@@ -170,8 +188,9 @@ def _sets_by_gateway(
 
 
 def _add_listener_sets(
-    plan: GatewayPlan, sets: Iterable[ListenerSet], references: References, generations: Mapping[Key, int]
-) -> None:
+    plan: GatewayPlan, sets: Iterable[ListenerSet], references: References, generations: Mapping[Key, int],
+    defaults: Defaults,
+) -> None:  # fmt: skip
     """Add the listeners of the ListenerSets that the Gateway admits, oldest set first."""
     gateway = plan.gateway
     allowed = gateway.spec.allowed_listeners.namespaces
@@ -179,6 +198,9 @@ def _add_listener_sets(
         number = generations[listener_set.key]
         attached = SetPlan(listener_set, Conditions(number))
         plan.sets.append(attached)
+        if why := _why_not_taken(listener_set, defaults):
+            attached.refuse("NotAllowed", "NotAllowed", why)
+            continue
         if not references.is_allowed(allowed, listener_set.namespace, gateway.namespace):
             message = f"allowedListeners of {gateway} do not admit ListenerSets of namespace {listener_set.namespace}"
             attached.refuse("NotAllowed", "NotAllowed", message)

@@ -27,10 +27,10 @@ UNSERVED: Final[Mapping[str, str]] = {
 }
 
 #: `GatewayClass.status.supportedFeatures`, 64 names at most: those of Gateway API v1.6 and of its sources after that,
-#: which call `HTTPRouteRetry` `HTTPRouteRetryCodes`.
+#: which call `HTTPRouteRetry` `HTTPRouteRetryCodes`. `Backend` is not among them: its core is the EndpointSelector.
 ROUTE_FEATURES: Final[tuple[str, ...]] = (
-    "Backend", "BackendExternalHostname", "BackendProtocolGRPC", "BackendProtocolHTTP2", "BackendProtocolMCP",
-    "BackendProtocolTCP", "BackendTLS", "BackendTLSPolicy", "BackendTLSPolicyClusterTrustBundle",
+    "BackendExternalHostname", "BackendProtocolGRPC", "BackendProtocolHTTP2", "BackendProtocolMCP",
+    "BackendProtocolTCP", "BackendProtocolWSS", "BackendTLS", "BackendTLSPolicy", "BackendTLSPolicyClusterTrustBundle",
     "BackendTLSPolicySANValidation", "CookieSessionPersistence", "CookieSessionPersistencePermanentLifetime",
     "GRPCRoute", "GRPCRouteNamedRouteRule", "Gateway", "GatewayAddressEmpty", "GatewayBackendClientCertificate",
     "GatewayFrontendClientCertificateValidation", "GatewayFrontendClientCertificateValidationInsecureFallback",

@@ -1,0 +1,305 @@
+"""What gateways write into an API server's objects, beside what other controllers have written there."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from egressproxy.config.compile.status.supported_features import ROUTE_FEATURES
+from tests.support import manifests as m
+from tests.support.net import free_port
+from tests.support.process import GatewayProcess
+from tests.support.real_api_server import RealApiServer, real_api_server
+from tests.support.waiting import WAIT_S, wait_until
+
+ROOT = Path(__file__).resolve().parents[2]
+GATEWAY, X = "gateway.networking.k8s.io", "gateway.networking.x-k8s.io"
+PROTOTYPE = "ainetworking.prototype.x-k8s.io"
+OURS, OTHER = "egressproxy.io/gateway-controller", "example.com/other"
+APPLY = "application/apply-patch+yaml"
+#: A writer has looked again by then at what is written, and at the Leases of others.
+LOOKED_S = 7.0
+WHEN = "2026-01-01T00:00:00Z"
+
+ANY: dict[str, Any] = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+TEXT = {"type": "string"}
+CONDITIONS = {
+    "type": "array", "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"],
+    "items": {
+        "type": "object", "required": ["type"],
+        "properties": {
+            **dict.fromkeys(("type", "status", "reason", "message", "lastTransitionTime"), TEXT),
+            "observedGeneration": {"type": "integer"},
+        },
+    },
+}  # fmt: skip
+
+
+def a_list(kind: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    return {"type": "array", **kind, "items": {"type": "object", "properties": {"conditions": CONDITIONS, **fields}}}
+
+
+ATOMIC = {"x-kubernetes-list-type": "atomic"}
+BY_NAME = {"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}
+REFERENCE = {"type": "object", "properties": dict.fromkeys(("group", "kind", "namespace", "name", "sectionName"), TEXT)}
+
+
+def of_references(name: str) -> dict[str, Any]:
+    return a_list(ATOMIC, controllerName=TEXT, **{name: REFERENCE})
+
+
+CONTROLLERS = a_list(BY_NAME, name=TEXT)
+CONTROLLERS["items"]["required"] = ["name"]
+LISTENERS = a_list(
+    BY_NAME, name=TEXT, attachedRoutes={"type": "integer"}, supportedKinds={"type": "array", "items": ANY}
+)
+LISTENERS["items"]["required"] = ["name"]
+FEATURES = {
+    "type": "array", "maxItems": 64, **BY_NAME,
+    "items": {"type": "object", "required": ["name"], "properties": {"name": TEXT}},
+}  # fmt: skip
+#: Of the kinds of others, as far as a gateway writes into them: version and fields of the status.
+KINDS: dict[tuple[str, str], tuple[str, dict[str, Any]]] = {
+    (GATEWAY, "GatewayClass"): ("v1", {"conditions": CONDITIONS, "supportedFeatures": FEATURES}),
+    (GATEWAY, "Gateway"): (
+        "v1",
+        {
+            "conditions": CONDITIONS, "listeners": LISTENERS, "attachedListenerSets": {"type": "integer"},
+            "addresses": {"type": "array", **ATOMIC, "items": ANY},
+        },
+    ),
+    (GATEWAY, "HTTPRoute"): ("v1", {"parents": of_references("parentRef")}),
+    (X, "XBackend"): ("v1alpha1", {"ancestors": of_references("ancestorRef")}),
+    (GATEWAY, "Backend"): ("v1alpha1", {"parents": of_references("parentRef")}),  # as XBackend had it before
+    (PROTOTYPE, "Backend"): ("v0alpha0", {"controllers": CONTROLLERS}),
+}  # fmt: skip
+
+
+def plural(kind: str) -> str:
+    return f"{kind.lower()}{'es' if kind.endswith('s') else 's'}"
+
+
+def definition(group: str, kind: str, version: str, fields: dict[str, Any]) -> dict[str, Any]:
+    served = {
+        "name": version, "served": True, "storage": True, "subresources": {"status": {}},
+        "schema": {
+            "openAPIV3Schema": {
+                "type": "object", "properties": {"spec": ANY, "status": {"type": "object", "properties": fields}},
+            }
+        },
+    }  # fmt: skip
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": f"{plural(kind)}.{group}", "annotations": {"api-approved.kubernetes.io": "unapproved, of a test"},
+        },
+        "spec": {
+            "group": group, "names": {"kind": kind, "plural": plural(kind)}, "versions": [served],
+            "scope": "Cluster" if kind == "GatewayClass" else "Namespaced",
+        },
+    }  # fmt: skip
+
+
+def path_of(group: str, kind: str, namespace: str = "team") -> str:
+    place = "" if kind == "GatewayClass" else f"/namespaces/{namespace}"
+    return f"/apis/{group}/{KINDS[group, kind][0]}{place}/{plural(kind)}"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealApiServer]:
+    with real_api_server(tmp_path_factory.mktemp("apiserver")) as made:
+        for namespace in ("team", "other"):
+            made.kubectl("create", "namespace", namespace)
+        definitions = yaml.safe_dump_all([definition(*name, *what) for name, what in KINDS.items()])
+        told = made.kubectl("create", "--validate=false", "-f", "-", text=definitions)
+        told += made.kubectl("create", "--validate=false", "-f", str(ROOT / "deploy/crds"))
+        assert "error" not in told.lower(), told
+        paths = [path_of(*name) for name in KINDS]
+        wait_until(lambda: all(made.request("GET", path)[0] == 200 for path in paths), "a kind is not served")
+        yield made
+
+
+def put(server: RealApiServer, value: dict[str, Any], namespace: str = "team") -> str:
+    """Apply an object as its owner; returns its path."""
+    metadata = {name: text for name, text in value["metadata"].items() if name != "namespace"}
+    value = {**value, "metadata": metadata}
+    group = value["apiVersion"].rpartition("/")[0]
+    path = f"{path_of(group, value['kind'], namespace)}/{value['metadata']['name']}"
+    status, told = server.request("PATCH", f"{path}?fieldManager=owner&force=true", value, APPLY)
+    assert status in (200, 201), told
+    return path
+
+
+def conditions_of(entry: dict[str, Any]) -> dict[str, tuple[str, str]]:
+    return {each["type"]: (each["status"], each["reason"]) for each in entry.get("conditions", ())}
+
+
+class Sourced(GatewayProcess):
+    """A gateway whose configuration is the API server's."""
+
+    def __init__(self, folder: Path, server: RealApiServer, *arguments: str, namespace: str = "team") -> None:
+        folder.mkdir(exist_ok=True)
+        options = ("--source", "kubernetes", "--kubeconfig", str(server.kubeconfig), *arguments)
+        super().__init__(folder, None, arguments=options, environment={"POD_NAMESPACE": namespace})
+
+
+def backend(group: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
+    return {"apiVersion": f"{group}/{KINDS[group, kind][0]}", "kind": kind, "metadata": {"name": "b"}, "spec": spec}
+
+
+def test_backends_have_our_entry_beside_those_of_others(server: RealApiServer, tmp_path: Path):
+    destination = {"type": "Fqdn", "fqdn": {"hostname": "a.example"}, "ports": [{"number": 443, "protocol": "HTTP"}]}
+    external = {
+        "type": "ExternalHostname", "externalHostname": {"hostname": "a.example"}, "port": {"number": 443},
+        "tls": {
+            "mode": "ServerOnly", "validation": {"hostname": "a.example", "wellKnownCACertificates": "System"},
+        },
+    }  # fmt: skip
+    forms = [
+        (backend(X, "XBackend", external), "ancestors", "controllerName"),
+        (backend(PROTOTYPE, "Backend", {"destination": destination}), "controllers", "name"),
+        (backend(GATEWAY, "Backend", external), "parents", "controllerName"),
+    ]
+    put(server, m.gateway(m.forward_listener(free_port())))
+    said = {"type": "Accepted", "status": "True", "reason": "Accepted", "message": "yes", "lastTransitionTime": WHEN}
+    paths = []
+    for value, section, owner in forms:
+        path = put(server, value)
+        paths.append((path, section, owner))
+        reference = {"ancestors": "ancestorRef", "parents": "parentRef"}.get(section)
+        entry = {owner: OTHER, "conditions": [said], **({reference: {"name": "gw"}} if reference else {})}
+        written = {**{name: value[name] for name in ("apiVersion", "kind", "metadata")}, "status": {section: [entry]}}
+        status, told = server.request("PATCH", f"{path}/status?fieldManager=other", written, APPLY)
+        assert status == 200, str(told)
+        group, kind = value["apiVersion"].rpartition("/")[0], value["kind"]
+        ref = {"group": group, "kind": kind, "name": "b"}
+        put(server, m.http_route(section, {"backendRefs": [ref]}, hostnames=[f"{section}.test"]))
+
+    def entries(path: str, section: str, owner: str) -> dict[str, dict[str, Any]]:
+        found = server.request("GET", path)[1].get("status", {}).get(section, ())
+        return {each[owner]: each for each in found}
+
+    with Sourced(tmp_path / "one", server):
+        for path, section, owner in paths:
+            wait_until(lambda: OURS in entries(path, section, owner), f"no entry of ours in {path}")  # noqa: B023
+            found = entries(path, section, owner)
+            assert conditions_of(found[OURS]) == {
+                "Accepted": ("True", "Accepted"),
+                "ResolvedRefs": ("True", "ResolvedRefs"),
+            }
+            assert conditions_of(found[OTHER]) == {"Accepted": ("True", "Accepted")}
+            assert found[OTHER]["conditions"][0]["lastTransitionTime"] == WHEN
+        # What another controller takes away of its own goes, and ours stays.
+        path, section, owner = paths[1]
+        gone = {**{name: forms[1][0][name] for name in ("apiVersion", "kind", "metadata")}, "status": {section: []}}
+        assert server.request("PATCH", f"{path}/status?fieldManager=other", gone, APPLY)[0] == 200
+        assert entries(path, section, owner).keys() == {OURS}
+        # Without a route the Gateway is no ancestor any more.
+        server.request("DELETE", f"{path_of(GATEWAY, 'HTTPRoute')}/ancestors")
+        path, section, owner = paths[0]
+        wait_until(lambda: entries(path, section, owner).keys() == {OTHER}, "our entry is still there")
+
+
+def of_class(server: RealApiServer, **spec: Any) -> str:
+    """The GatewayClass, applied; returns its path."""
+    value = {
+        "apiVersion": f"{GATEWAY}/v1", "kind": "GatewayClass", "metadata": {"name": "egressproxy"},
+        "spec": {"controllerName": OURS, **spec},
+    }  # fmt: skip
+    return put(server, value)
+
+
+def said(server: RealApiServer, path: str, kind: str = "Accepted") -> tuple[str, str, str]:
+    """Status, reason and message of a condition of an object, empty where it has none."""
+    conditions = server.request("GET", path)[1].get("status", {}).get("conditions", ())
+    found = next((each for each in conditions if each["type"] == kind), {})
+    return found.get("status", ""), found.get("reason", ""), found.get("message", "")
+
+
+def addresses(server: RealApiServer, path: str) -> list[str]:
+    return [each["value"] for each in server.request("GET", path)[1].get("status", {}).get("addresses", ())]
+
+
+def writes(server: RealApiServer, path: str) -> str:
+    version: str = server.request("GET", path)[1]["metadata"]["resourceVersion"]
+    return version
+
+
+def gateway(port: int, name: str = "gw") -> dict[str, Any]:
+    """One that binds what its class or its process says."""
+    made = m.gateway(m.forward_listener(port), name=name)
+    del made["spec"]["addresses"]
+    return made
+
+
+def test_a_class_has_its_features_and_its_parameters_say_what_its_gateways_bind(server: RealApiServer, tmp_path: Path):
+    path = of_class(server)
+    shared = put(server, gateway(free_port()))
+    maps = "/api/v1/namespaces/team/configmaps"
+    parameters = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "parameters"}}
+    ref = {"group": "", "kind": "ConfigMap", "namespace": "team", "name": "parameters"}
+    with Sourced(tmp_path / "one", server) as process:
+        wait_until(lambda: said(server, path)[0] == "True", "the class is not accepted")
+        features = [each["name"] for each in server.request("GET", path)[1]["status"]["supportedFeatures"]]
+        assert features == sorted(ROUTE_FEATURES)
+        assert addresses(server, shared) == ["127.0.0.1"]
+        of_class(server, parametersRef=ref)
+        wait_until(lambda: said(server, path)[:2] == ("False", "InvalidParameters"), "the class is accepted still")
+        assert "ConfigMap team/parameters does not exist" in said(server, path)[2]
+        wait_until(lambda: said(server, shared)[1] == "InvalidParameters", "the Gateway is accepted still")
+        assert process.metric("egress_config_generation") > 1
+        assert server.request("POST", maps, {**parameters, "data": {"addresses": "127.0.0.7"}})[0] == 201
+        wait_until(lambda: addresses(server, shared) == ["127.0.0.7"], "the address of the class is not bound")
+        assert said(server, path)[0] == "True"
+        server.request("PUT", f"{maps}/parameters", {**parameters, "data": {"adresses": "127.0.0.7"}})
+        wait_until(lambda: "unknown entry adresses" in said(server, path)[2], "the class is accepted still")
+    server.request("DELETE", path)
+    server.request("DELETE", shared)
+
+
+def test_of_two_installations_in_several_namespaces_one_writes(server: RealApiServer, tmp_path: Path):
+    """They say different things of one Gateway, and each would write its own again and again."""
+    path = put(server, gateway(free_port()))
+    bind = "--bind"
+    with Sourced(tmp_path / "one", server, bind, "127.0.0.1", namespace="team"):
+        wait_until(lambda: addresses(server, path) == ["127.0.0.1"], "no status is written")
+        with Sourced(tmp_path / "two", server, bind, "127.0.0.2", namespace="other") as two:
+            written = writes(server, path)
+            time.sleep(LOOKED_S)
+            assert writes(server, path) == written
+            assert addresses(server, path) == ["127.0.0.1"]
+            assert "status is written by this gateway" not in two.stderr
+            # One that reads this namespace alone writes here, and the other one leaves it alone.
+            server.request("DELETE", path)
+            path = put(server, gateway(free_port()))
+            some = ("--watch-namespace", "team", bind, "127.0.0.3")
+            with Sourced(tmp_path / "three", server, *some, namespace="team") as three:
+                wait_until(lambda: "(Lease team/egressproxy-egressproxy)" in three.stderr, "it has no Lease")
+                wait_until(lambda: addresses(server, path) == ["127.0.0.3"], "it does not write")
+                time.sleep(LOOKED_S)  # until the other one has seen the Lease
+                written = writes(server, path)
+                time.sleep(LOOKED_S)
+                assert writes(server, path) == written
+            wait_until(lambda: addresses(server, path) == ["127.0.0.1"], "nobody writes again")
+    server.request("DELETE", path)
+
+
+def test_gateways_of_namespaces_that_may_have_none_are_told_why(server: RealApiServer, tmp_path: Path):
+    ports = free_port(), free_port()
+    taken, other = put(server, gateway(ports[0])), put(server, gateway(ports[1]), "other")
+    with Sourced(tmp_path / "one", server, "--gateway-namespace", "team"):
+        wait_until(lambda: said(server, taken)[0] == "True", "the Gateway is not accepted")
+        wait_until(lambda: said(server, other)[:2] == ("False", "NotAllowed"), "its status says nothing")
+        assert "--gateway-namespace permits team" in said(server, other)[2]
+        with socket.create_connection(("127.0.0.1", ports[0]), WAIT_S):
+            pass
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", ports[1]), WAIT_S)
+    server.request("DELETE", taken)
+    server.request("DELETE", other)
