@@ -124,8 +124,9 @@ class ApiClient:
         self, method: str, path: str, params: Mapping[str, str] | None, data: bytes | None, content_type: str,
         silent_s: float = ANSWER_S,
     ) -> AsyncIterator[aiohttp.ClientResponse]:  # fmt: skip
-        for is_refused in (False, True):
-            authorization = await self._credentials.authorization(is_refused=is_refused)
+        refused: str | None = None
+        while True:
+            authorization = await self._credentials.authorization(refused)
             await self._take_new_files()
             fields = {"Authorization": authorization} if authorization else {}
             if data is not None:
@@ -139,7 +140,8 @@ class ApiClient:
                 )  # fmt: skip
                 async with asked as answer:
                     self._count(str(answer.status))
-                    if answer.status == _UNAUTHORIZED and not is_refused:
+                    if answer.status == _UNAUTHORIZED and refused is None:
+                        refused = authorization or ""
                         continue
                     if answer.status >= _ERRORS or answer.status < 200:
                         raise await _error(answer)
