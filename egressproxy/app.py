@@ -289,7 +289,7 @@ class App:
         before the process before this one has kept its place.
         """
         taking = asyncio.ensure_future(self._live.take())
-        ends = [asyncio.create_task(self._stop.wait())]
+        ends: list[asyncio.Task[object]] = [asyncio.create_task(self._stop.wait())]
         if self._predecessor is not None:
             ends.append(asyncio.create_task(self._predecessor.wait_withdrawn()))
         try:

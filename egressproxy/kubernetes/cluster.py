@@ -29,6 +29,8 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
 #: A process that lived for less has something wrong with it.
 SHORT_LIFE_S: Final = 30.0
 END_S: Final = 3.0
+#: Characters of what cannot be read.
+MAX_PROBLEM: Final = 4096
 
 
 class _Replaced(Exception):
@@ -151,8 +153,8 @@ class Cluster:
 
     @property
     def problem(self) -> str:
-        """What cannot be read of the cluster, or written to it, the first of it; "" for nothing."""
-        return next(iter(self._figures.problems), "")
+        """What cannot be read of the cluster, or written to it, as far as it fits into MAX_PROBLEM characters."""
+        return "; ".join(self._figures.problems)[:MAX_PROBLEM]
 
     def catalogue(self, packed: bytes) -> None:
         """Have the catalogue of filter types written, as `catalog_object.catalogue` makes it."""

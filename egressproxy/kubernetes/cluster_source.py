@@ -21,7 +21,16 @@ from egressproxy.ir.endpoint_slices import ready_endpoints
 from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError
 from egressproxy.kubernetes.credentials import Credentials, CredentialsError
 from egressproxy.kubernetes.discovery import discovered
-from egressproxy.kubernetes.object_store import OF_SERVICE, SLICES, ObjectStore, Scope, StoredObject, lines
+from egressproxy.kubernetes.object_store import (
+    OF_SERVICE,
+    READ_SCOPE,
+    SLICES,
+    ObjectStore,
+    Scope,
+    StoredObject,
+    lines,
+    read_kinds,
+)
 from egressproxy.kubernetes.reflector import FIRST_PAUSE_S, LONGEST_PAUSE_S, Reflector
 from egressproxy.model.kinds import CONFIGURED, GATEWAY, OURS, ServedKind
 from egressproxy.model.published_object import Key
@@ -53,6 +62,14 @@ _NEVER: Final = frozenset({("", "ServiceAccount")})
 _SERVICE_KIND: Final = next(kind for kind in CONFIGURED if kind.kind == "Service")
 #: Without one of these, more would be allowed than is meant: nothing is served before they are read.
 _RESTRICT: Final = frozenset({(OURS, "EgressPolicy"), (GATEWAY, "BackendTLSPolicy")})
+#: Without one of these, requests go another way than is meant, which may be a wider one: without the filters of their
+#: own route, say. They hold up the start. A kind that is new to the cluster holds up nothing that serves already.
+#: Whatever refers to an object of another kind is closed without it.
+_LEAD: Final = frozenset(
+    (GATEWAY, kind) for kind in ("GatewayClass", "Gateway", "ListenerSet", "HTTPRoute", "GRPCRoute", "TLSRoute")
+)
+#: Kinds of which a compilation has to know whether they are read, since one without objects says something.
+_TOLD_READ: Final = (("", "Pod"),)
 
 
 class _Given(Enum):
@@ -232,7 +249,8 @@ class ClusterSource:
             return f"the cluster has no {name} of {group or 'the core group'} any more, or not yet"
         for reflector, _ in self._reflectors.values():
             kind = reflector.scope.kind
-            if not reflector.is_settled or (not reflector.is_synced and (kind.group, kind.kind) in _RESTRICT):
+            holds_up = _RESTRICT if self._given is _Given.OBJECTS else _RESTRICT | _LEAD
+            if not reflector.is_settled or (not reflector.is_synced and (kind.group, kind.kind) in holds_up):
                 return reflector.problem or f"{reflector.scope} are not read yet"
         return ""
 
@@ -266,10 +284,23 @@ class ClusterSource:
             if scope not in self._reflectors:
                 self.store.forget(scope)
         self._leaving.clear()
+        self._note_read()
         self._given = _Given.OBJECTS
         self.store.changed.clear()
         self.store.services.clear()
         return zlib.compress(lines(each for _, each in self.relevant()), 1)
+
+    def _note_read(self) -> None:
+        """Have the kinds among the objects of which all is read (`object_store.read_kinds`)."""
+        read = []
+        for name in _TOLD_READ:
+            found = [
+                each for each, _ in self._reflectors.values() if (each.scope.kind.group, each.scope.kind.kind) == name
+            ]
+            if found and all(each.is_synced for each in found):
+                read.append(name)
+        key, each = read_kinds(read)
+        self.store.put(READ_SCOPE, key, each)
 
     def relevant(self) -> Iterator[tuple[Key, StoredObject]]:
         """Every object that a compilation reads, in the order of keys."""
@@ -317,6 +348,7 @@ class ClusterSource:
         while True:
             await self.wait()
             self._tell_problems()
+            self._note_read()
             if self._given is _Given.NOTHING or (self._given is _Given.FROM_DISK and self.why_not_ready()):
                 continue
             if not self.store.changed and not self.store.services and not self._has_lost_kinds:

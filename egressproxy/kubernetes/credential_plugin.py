@@ -158,12 +158,12 @@ async def _kill(process: Process) -> None:
         ends = time.monotonic() + REAP_S
         with suppress(ChildProcessError):  # none is left
             while time.monotonic() < ends:
-                if os.waitpid(-process.pid, os.WNOHANG) == (0, 0):
+                if os.waitpid(-process.pid, os.WNOHANG) == (0, 0):  # noqa: ASYNC222 (it does not wait)
                     await asyncio.sleep(0.01)
     finally:
         _adopt_orphans(False)
 
 
-def _adopt_orphans(does: bool) -> None:  # noqa: FBT001 (a flag of the kernel's)
+def _adopt_orphans(does: bool) -> None:
     with suppress(OSError, AttributeError):  # Linux alone has it
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(does), 0, 0, 0)

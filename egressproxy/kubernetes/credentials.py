@@ -86,7 +86,7 @@ class Credentials:
         self._renew = renew
         self._origin = origin
         self._renewed_at = time.monotonic()
-        self._renewing: asyncio.Task[object] | None = None
+        self._renewing: asyncio.Task[None] | None = None
 
     @classmethod
     async def load(cls, options: ClusterOptions) -> Credentials:
@@ -95,14 +95,14 @@ class Credentials:
         if options.kubeconfig is None and options.context is None and os.environ.get(_IN_CLUSTER):
             origin = "the service account of the Pod"
 
-            async def renew(_is_refused: bool) -> None:  # noqa: FBT001
+            async def renew(is_refused: bool) -> None:
                 load_incluster_config(client_configuration=configuration)
         else:
             file = str(options.kubeconfig) if options.kubeconfig is not None else None
             origin = f"kubeconfig {file or os.environ.get('KUBECONFIG') or '~/.kube/config'}"
             loader: list[_Loader] = []
 
-            async def renew(is_refused: bool) -> None:  # noqa: FBT001
+            async def renew(is_refused: bool) -> None:
                 if not loader:
                     found = KubeConfigMerger(file or KUBE_CONFIG_DEFAULT_LOCATION).config
                     loader.append(_Loader(found, options.context, config_base_path=None))
@@ -122,7 +122,7 @@ class Credentials:
         self._renewed_at = time.monotonic()
         if self._renewing is None:
             _complaints.said = ""
-            self._renewing = asyncio.ensure_future(asyncio.wait_for(self._renew(is_refused), ANSWER_S))
+            self._renewing = asyncio.create_task(self._renew_in_time(is_refused))
             self._renewing.add_done_callback(self._renewed)
         try:
             await asyncio.shield(self._renewing)
@@ -137,7 +137,11 @@ class Credentials:
         if _complaints.said:
             raise CredentialsError(f"{self._origin}: {_complaints.said}")
 
-    def _renewed(self, task: asyncio.Task[object]) -> None:
+    async def _renew_in_time(self, is_refused: bool) -> None:
+        async with asyncio.timeout(ANSWER_S):
+            await self._renew(is_refused)
+
+    def _renewed(self, task: asyncio.Task[None]) -> None:
         self._renewing = None
         if not task.cancelled():
             task.exception()  # who has asked is told, if somebody waits still

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from egressproxy.model import deep_json
-from egressproxy.model.kinds import ServedKind
+from egressproxy.model.kinds import READ_KINDS, ServedKind
 from egressproxy.model.published_object import Key
 
 #: Parts of `metadata` that are kept: the rest changes often, and decides nothing.
@@ -88,6 +88,16 @@ def _with_zone(endpoint: Any) -> Any:
 def is_older(version: str, than: str) -> bool:
     """Whether a resource version is before another one, as far as that can be told."""
     return version.isdecimal() and than.isdecimal() and int(version) < int(than)
+
+
+#: Of what is no object of the server's.
+READ_SCOPE: Final = Scope(ServedKind("", READ_KINDS, ("",)))
+
+
+def read_kinds(kinds: Iterable[tuple[str, str]]) -> tuple[Key, StoredObject]:
+    """What tells a compilation that all objects of these kinds (group and kind) are among those that it reads."""
+    manifest = {"apiVersion": "", "kind": READ_KINDS, "read": [list(each) for each in kinds]}
+    return ("", READ_KINDS, "", ""), StoredObject("", json.dumps(manifest).encode(), b"")
 
 
 class ObjectStore:

@@ -16,7 +16,7 @@ import pytest
 from egressproxy.ir.backend import EndpointAddress
 from egressproxy.kubernetes import cluster_source, reflector
 from egressproxy.kubernetes.cluster_source import ClusterSource
-from egressproxy.model.kinds import CONFIGURED
+from egressproxy.model.kinds import CONFIGURED, READ_KINDS
 from egressproxy.processes.workers.fleet import EndpointUpdates
 from egressproxy.run_options import ClusterOptions
 from tests.support.api_server import LEASE, ApiServer
@@ -62,7 +62,7 @@ class Sourced:
             while self.source.why_not_ready():
                 await self.source.wait()
         objects = map(json.loads, filter(None, zlib.decompress(self.source.take()).split(b"\n")))
-        return sorted(f"{each['kind']}/{each['metadata']['name']}" for each in objects)
+        return sorted(f"{each['kind']}/{each['metadata']['name']}" for each in objects if each["kind"] != READ_KINDS)
 
 
 @asynccontextmanager
@@ -163,15 +163,84 @@ async def test_kinds_that_come_later_are_found(tmp_path):
 
 async def test_nothing_is_served_before_policies_can_be_read(tmp_path):
     server = ApiServer()
-    server.forbidden |= {"egresspolicies", "tlsroutes"}
+    server.forbidden |= {"egresspolicies", "referencegrants"}
     async with sourced(tmp_path, server) as it:
         async with asyncio.timeout(20):
             while "egresspolicies" not in it.source.why_not_ready():
                 await it.source.wait()
         server.forbidden.discard("egresspolicies")
-        assert await it.take() == []  # without the routes that cannot be read
+        assert await it.take() == []  # without the grants that cannot be read
         (problem,) = it.source.problems()
-        assert problem.startswith("cannot list tlsroutes.gateway.networking.k8s.io: add to the ClusterRole")
+        assert problem.startswith("cannot list referencegrants.gateway.networking.k8s.io: add to the ClusterRole")
+
+
+#: What a kind does that may not be listed. `tests/gateway/test_unread_kinds.py` shows that no row opens anything.
+HOLDS_UP_START = ["GatewayClass", "Gateway", "ListenerSet", "HTTPRoute", "GRPCRoute", "TLSRoute"]
+HOLDS_UP_ALWAYS = ["EgressPolicy", "BackendTLSPolicy"]
+
+
+@pytest.mark.parametrize(
+    "kind", [each for each in CONFIGURED if each.kind != "ServiceAccount"], ids=lambda k: k.resource
+)
+async def test_a_kind_that_may_not_be_read_is_told_and_opens_nothing(tmp_path, kind):
+    server = ApiServer()
+    server.forbidden.add(kind.plural)
+    wanted = (kind.group, kind.kind, "team" if kind.is_namespaced else "", "x")
+    if kind.kind == "EndpointSlice":
+        wanted = ("", "Service", "team", "x")
+    async with sourced(tmp_path, server) as it:
+        it.source.want([wanted])
+        async with asyncio.timeout(20):
+            while not any(f"cannot list {kind.resource}" in each for each in it.source.problems()):
+                await it.source.wait()
+        if kind.kind in HOLDS_UP_START + HOLDS_UP_ALWAYS:
+            async with asyncio.timeout(20):
+                while f"cannot list {kind.resource}" not in it.source.why_not_ready():
+                    await it.source.wait()
+            server.forbidden.clear()
+        await it.take(wanted)
+        server.forbidden.clear()  # once it may be read, it is
+        await until(lambda: not it.source.problems())
+        server.forbidden.add(kind.plural)
+        server.forget_history()
+        await until(lambda: bool(it.source.problems()))
+        assert it.source.why_not_ready() == "", "what was read is in force still"
+
+
+@pytest.mark.parametrize("kind", HOLDS_UP_START + HOLDS_UP_ALWAYS)
+async def test_a_kind_that_is_new_and_may_not_be_read_holds_up_what_serves_where_it_restricts(tmp_path, kind):
+    found = next(each for each in CONFIGURED if each.kind == kind)
+    server = ApiServer(tuple(each for each in (*CONFIGURED, LEASE) if each != found))
+    async with sourced(tmp_path, server) as it:
+        await it.take()
+        server.forbidden.add(found.plural)
+        server.kinds = (*CONFIGURED, LEASE)
+        await until(lambda: any(found.resource in each for each in it.source.problems()))
+        assert bool(it.source.why_not_ready()) is (kind in HOLDS_UP_ALWAYS)
+
+
+async def test_whether_pods_are_read_is_told_with_the_objects(tmp_path):
+    server = ApiServer()
+    server.forbidden.add("pods")
+    pods = ("", "Pod", "", "")
+
+    def read() -> Any:
+        (marker,) = [each for key, each in it.source.relevant() if key[1] == READ_KINDS]
+        return json.loads(marker.manifest)["read"]
+
+    async with sourced(tmp_path, server) as it:
+        await it.take()
+        assert read() == []
+        await it.take(pods)
+        assert read() == []
+        server.forbidden.clear()
+        await until(lambda: it.changes == 1)  # although there is none
+        await it.take(pods)
+        assert read() == [["", "Pod"]]
+        server.put({**core("Pod", "p"), "spec": {}})
+        await until(lambda: it.changes == 2)
+        await it.take()
+        assert read() == [], "nobody asks for them any more"
 
 
 async def test_endpoints_stay_while_others_are_asked_for(tmp_path):
@@ -222,7 +291,7 @@ async def test_an_api_server_that_starts_without_our_kinds_takes_nothing_away(tm
         server.forget_history()
         before = len(server.asked("/apis"))
         await until(lambda: len(server.asked("/apis")) > before + 20)
-        assert [key[3] for key, _ in it.source.relevant()] == ["p"]
+        assert [key[3] for key, _ in it.source.relevant() if key[3]] == ["p"]
         monkeypatch.setattr(cluster_source, "GONE_S", 0.0)
         async with asyncio.timeout(20):
             while not it.changes:

@@ -59,7 +59,9 @@ async def test_a_plugin_that_hangs_is_killed_with_what_it_has_started(tmp_path, 
 
 
 async def test_a_plugin_that_is_not_waited_for_is_killed_too(tmp_path):
-    loading = asyncio.create_task(Credentials.load(kubeconfig(tmp_path, f"echo $$ > {tmp_path}/pid; sleep 1000")))
+    loading = asyncio.create_task(
+        Credentials.load(kubeconfig(tmp_path, f"sleep 0.2; echo $$ > {tmp_path}/pid; sleep 1000"))
+    )
     await until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().strip() != "")
     asked = [each for each in asyncio.all_tasks() if each not in (loading, asyncio.current_task())]
     for each in asked:
@@ -115,5 +117,5 @@ async def test_what_is_no_answer_is_told(tmp_path, said, why):
 
 
 async def test_a_program_that_is_not_there_is_told(tmp_path):
-    with pytest.raises(CredentialsError, match="the credential plugin /.*/none cannot be started"):
+    with pytest.raises(CredentialsError, match=r"the credential plugin /.*/none cannot be started"):
         await Credentials.load(kubeconfig(tmp_path, "", command="./none"))

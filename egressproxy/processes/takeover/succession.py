@@ -40,9 +40,9 @@ class Succession:
     """Serves the path once `start` has been called. Belongs to the event loop.
 
     `taking` is held while a configuration is put into service, and by us while a successor builds its own, for at most
-    HOLD_S where somebody waits for it. The kill switch never waits. `state_lock` gives the descriptor that holds the state
-    folder. `succeeded` is told which process serves now, and on which of our places: this one drains then, and writes
-    nothing more to the state folder.
+    HOLD_S where somebody waits for it. The kill switch never waits. `state_lock` gives the descriptor that holds the
+    state folder. `succeeded` is told which process serves now, and on which of our places: this one drains then, and
+    writes nothing more to the state folder.
     """
 
     def __init__(
