@@ -25,6 +25,8 @@ CONNECT_S: Final = 10.0
 #: Bytes of one answer, and of one line of a watch: etcd takes 1.5 MiB for an object.
 MAX_ANSWER: Final = 256 << 20
 MAX_LINE: Final = 32 << 20
+#: The form of an answer.
+JSON: Final = "application/json"
 _UNAUTHORIZED: Final = 401
 _ERRORS: Final = 400
 
@@ -76,7 +78,7 @@ class ApiClient:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=ANSWER_S)
         return aiohttp.ClientSession(
             connector=connector, timeout=timeout, auto_decompress=True, trust_env=False,
-            headers={"User-Agent": f"egressproxy/{__version__}", "Accept": "application/json"},
+            headers={"User-Agent": f"egressproxy/{__version__}"},
         )  # fmt: skip
 
     async def close(self) -> None:
@@ -84,9 +86,9 @@ class ApiClient:
         for session in (*self._old, self._session):
             await session.close()
 
-    async def get(self, path: str, params: Mapping[str, str] | None = None) -> dict[str, Any]:
+    async def get(self, path: str, params: Mapping[str, str] | None = None, accept: str = JSON) -> dict[str, Any]:
         """The object at a path. Raises ApiError, and what is in UNREACHABLE."""
-        return await self.send("GET", path, params)
+        return await self.send("GET", path, params, accept=accept)
 
     async def send(
         self,
@@ -94,23 +96,26 @@ class ApiClient:
         path: str,
         params: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
-        content_type: str = "application/json",
+        content_type: str = JSON,
+        accept: str = JSON,
     ) -> dict[str, Any]:
         """The answer to a request, an object. Raises ApiError, and what is in UNREACHABLE."""
         data = json.dumps(body).encode() if body is not None else None
-        async with asyncio.timeout(ANSWER_S), self._answer(method, path, params, data, content_type) as answer:
+        async with asyncio.timeout(ANSWER_S), self._answer(method, path, params, data, content_type, accept) as answer:
             found = deep_json.loads(await _whole(answer))
         if not isinstance(found, dict):
             raise ValueError(f"the API server answered {method} {path} with no object")
         return found
 
-    async def lines(self, path: str, params: Mapping[str, str], silent_s: float) -> AsyncIterator[bytes]:
+    async def lines(
+        self, path: str, params: Mapping[str, str], silent_s: float, accept: str = JSON
+    ) -> AsyncIterator[bytes]:
         """The lines of a watch, as they come, until the server ends it; a line without its end is left out.
 
         Raises ApiError, and what is in UNREACHABLE; TimeoutError where nothing comes for `silent_s`.
         """
         rest = b""
-        async with self._answer("GET", path, params, None, "", silent_s) as answer:
+        async with self._answer("GET", path, params, None, "", accept, silent_s) as answer:
             async for piece in answer.content.iter_any():
                 *whole, rest = (rest + piece).split(b"\n") if b"\n" in piece else (rest + piece,)
                 for line in whole:
@@ -122,13 +127,13 @@ class ApiClient:
     @asynccontextmanager
     async def _answer(
         self, method: str, path: str, params: Mapping[str, str] | None, data: bytes | None, content_type: str,
-        silent_s: float = ANSWER_S,
+        accept: str, silent_s: float = ANSWER_S,
     ) -> AsyncIterator[aiohttp.ClientResponse]:  # fmt: skip
         refused: str | None = None
         while True:
             authorization = await self._credentials.authorization(refused)
             await self._take_new_files()
-            fields = {"Authorization": authorization} if authorization else {}
+            fields = {"Accept": accept, **({"Authorization": authorization} if authorization else {})}
             if data is not None:
                 fields["Content-Type"] = content_type
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=silent_s)

@@ -21,6 +21,7 @@ from egressproxy.ir.endpoint_slices import ready_endpoints
 from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError
 from egressproxy.kubernetes.credentials import Credentials, CredentialsError
 from egressproxy.kubernetes.discovery import discovered
+from egressproxy.kubernetes.named_reflector import NamedReflector
 from egressproxy.kubernetes.object_store import (
     OF_SERVICE,
     READ_SCOPE,
@@ -48,8 +49,10 @@ QUIET_S: Final = 0.05
 PATIENCE_S: Final = 0.3
 #: Names of Services up to which only their EndpointSlices are asked for.
 FEW_SERVICES: Final = 100
-#: Objects of one kind and namespace that are watched by name, since each has a connection of its own.
+#: Objects of one kind and namespace that are read by name; and up to how many of them have a watch, and so a connection
+#: of their own.
 MOST_NAMES: Final = 500
+FEW_NAMES: Final = 16
 #: Names that objects may have: others mean something else in a selector, which is no good for all of it then.
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.:]{0,251}[a-z0-9])?")
 _SERVICE_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -111,6 +114,7 @@ class ClusterSource:
         self._given = _Given.NOTHING
         self._told: set[str] = set()
         self._too_many: list[str] = []  # sentences
+        self._names: dict[Scope, list[str]] = {}  # of scopes that are read by name
 
     async def run(self) -> None:
         """Until it is cancelled. A defect ends it: nobody would be told of changes any more."""
@@ -179,6 +183,7 @@ class ClusterSource:
     def _adjust(self) -> None:
         assert self.client is not None
         self._too_many.clear()
+        self._names.clear()
         wanted = dict.fromkeys(self._scopes())
         for scope in self._reflectors.keys() - wanted.keys():
             _, task = self._reflectors.pop(scope)
@@ -192,12 +197,17 @@ class ClusterSource:
                 task.cancel()
                 place = old.place
             if scope not in self._reflectors:
-                reflector = Reflector(self.client, self.store, scope, version, place, self._changed.set)
+                make = NamedReflector if scope.is_by_name else Reflector
+                reflector = make(self.client, self.store, scope, version, place, self._changed.set)
                 self._reflectors[scope] = (reflector, asyncio.create_task(reflector.run()))
+            made, _ = self._reflectors[scope]
+            if isinstance(made, NamedReflector):
+                made.want(self._names[scope])
 
     def _scopes(self) -> Iterator[Scope]:
         if self._options.publish_service:
-            yield Scope(_SERVICE_KIND, *self._options.publish_service.split("/"))
+            home, _, service = self._options.publish_service.partition("/")
+            yield Scope(_SERVICE_KIND, home, service)
         for kind in CONFIGURED:
             name = (kind.group, kind.kind)
             if name not in self._versions or name in _NEVER:
@@ -227,7 +237,13 @@ class ClusterSource:
                 self._too_many.append(
                     f"the configuration refers to {len(names)} {kind.kind}s{place}: only {MOST_NAMES} are read"
                 )
-            yield from (Scope(kind, namespace, name) for name in names[:MOST_NAMES])
+            kept = names[:MOST_NAMES]
+            if len(kept) <= FEW_NAMES:
+                yield from (Scope(kind, namespace, name) for name in kept)
+            else:
+                scope = Scope(kind, namespace, is_by_name=True)
+                self._names[scope] = kept
+                yield scope
 
     def _slices(self, kind: ServedKind) -> Iterator[Scope]:
         names = sorted({

@@ -28,12 +28,15 @@ _ZONE: Final = "topology.kubernetes.io/zone"
 
 
 class Scope(NamedTuple):
-    """What one watch sees: a kind, in one namespace ("": all, or none), of one name or a selector of labels."""
+    """What one watch sees: a kind, in one namespace ("": all, or none), of one name or a selector of labels; or
+    `is_by_name`, which is for many names.
+    """
 
     kind: ServedKind
     namespace: str = ""
     name: str = ""
     labels: str = ""
+    is_by_name: bool = False
 
     def __str__(self) -> str:
         place = f" in namespace {self.namespace}" if self.namespace else ""

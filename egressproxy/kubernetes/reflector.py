@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError
+from egressproxy.kubernetes.api_client import JSON, UNREACHABLE, ApiClient, ApiError
 from egressproxy.kubernetes.credentials import CredentialsError
 from egressproxy.kubernetes.object_store import ObjectStore, Scope, StoredObject, is_older, stored
 from egressproxy.model import deep_json
@@ -82,6 +82,11 @@ class Reflector:
         group = f"/apis/{kind.group}/{self.version}" if kind.group else f"/api/{self.version}"
         return f"{group}/namespaces/{namespace}/{kind.plural}" if namespace else f"{group}/{kind.plural}"
 
+    @property
+    def _accepts(self) -> str:
+        """The forms of events."""
+        return JSON
+
     def _params(self, **more: str) -> dict[str, str]:
         scope = self.scope
         if scope.name:
@@ -127,7 +132,7 @@ class Reflector:
             self._can_watch = False  # what is held stays, until discovery says that the kind is gone
         self.is_refused = error.status in _REFUSED
         is_forbidden = error.status == _FORBIDDEN
-        self._tell(_missing_right(self.scope) if is_forbidden else f"{self.scope} cannot be read: {error}")
+        self._tell(missing_right(self.scope) if is_forbidden else f"{self.scope} cannot be read: {error}")
         return max(min(error.retry_after_s, LONGEST_WAIT_S), FORBIDDEN_PAUSE_S if self.is_refused else 0.0)
 
     def _tell(self, problem: str) -> None:
@@ -153,14 +158,18 @@ class Reflector:
             continued = metadata.get("continue") or ""
             if not continued:
                 break
-        if is_older(place, self.place):
-            raise Stale(f"the API server answers with version {place}, and {self.place} was in force already")
-        self.place = place
+        self._begin_at(place)
         self._store.replace(self.scope, found)
         self._can_watch = self.is_synced = True
         self.is_refused = False
         self._tell("")
         self._on_change()
+
+    def _begin_at(self, place: str) -> None:
+        """Watch from this version on. Raises Stale."""
+        if is_older(place, self.place):
+            raise Stale(f"the API server answers with version {place}, and {self.place} was in force already")
+        self.place = place
 
     async def _watch(self) -> None:
         """Until the server ends it. Raises ApiError, and what is in UNREACHABLE."""
@@ -170,7 +179,7 @@ class Reflector:
         )
         has_begun = asyncio.get_running_loop().time()
         try:
-            async for line in self._client.lines(self.path, params, SILENT_S):
+            async for line in self._client.lines(self.path, params, SILENT_S, self._accepts):
                 try:
                     event = deep_json.loads(line)
                     self._take(event["type"], event["object"])
@@ -190,20 +199,23 @@ class Reflector:
         if is_older(version, self.place):
             return
         if what != "BOOKMARK":
-            key, each = stored(value, self.scope, self.version)
-            if what == "DELETED":
-                self._store.remove(self.scope, key, version)
-            elif what in ("ADDED", "MODIFIED"):
-                self._store.put(self.scope, key, each)
-            else:
+            if what not in ("ADDED", "MODIFIED", "DELETED"):
                 raise ValueError("an unknown kind of event")
+            self._take_object(what, value)
         self.place = version
         self._tell("")
         self._on_change()
 
+    def _take_object(self, what: str, value: dict[str, Any]) -> None:
+        key, each = stored(value, self.scope, self.version)
+        if what == "DELETED":
+            self._store.remove(self.scope, key, each.resource_version)
+        else:
+            self._store.put(self.scope, key, each)
 
-def _missing_right(scope: Scope) -> str:
+
+def missing_right(scope: Scope, verb: str = "list") -> str:
     """What cannot be read, with the rule that would permit it."""
     from egressproxy.kubernetes.access import told  # which most gateways never need
 
-    return told("list", scope.kind.group, scope.kind.plural, scope.namespace, scope.name)
+    return told(verb, scope.kind.group, scope.kind.plural, scope.namespace, scope.name)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from egressproxy.ir.backend import EndpointAddress
-from egressproxy.kubernetes import cluster_source, reflector
+from egressproxy.kubernetes import cluster_source, named_reflector, reflector
 from egressproxy.kubernetes.cluster_source import ClusterSource
 from egressproxy.model.kinds import CONFIGURED, READ_KINDS
 from egressproxy.processes.workers.fleet import EndpointUpdates
@@ -341,6 +341,70 @@ async def test_of_one_namespace_only_so_many_secrets_are_watched(tmp_path, monke
         await it.take(SECRET, *(("", "Secret", "greedy", f"n{number}") for number in range(9)))
         assert len(set(server.asked("secrets", "limit="))) == 4
         assert any("9 Secrets of namespace greedy" in each for each in it.source.problems())
+
+
+MANY = [("", "Secret", "team", f"n{number}") for number in range(20)]
+
+
+def put_many(server: ApiServer) -> list[str]:
+    for *_, name in MANY:
+        server.put(core("Secret", name))
+    server.put(core("Secret", "other"))
+    return sorted(f"Secret/{key[3]}" for key in MANY)
+
+
+async def test_many_secrets_of_a_namespace_have_one_watch_of_metadata(tmp_path):
+    server = ApiServer()
+    names = put_many(server)
+    async with sourced(tmp_path, server) as it:
+        assert await it.take(*MANY) == names
+        await until(lambda: len(server.asked("secrets", "watch=1")) == 1)
+        assert len(server.asked("secrets")) == 22, "each is read once"
+        server.put(core("Secret", "n5", data={"a": "b"}))
+        server.put(core("Secret", "other", data={"a": "b"}))
+        await until(lambda: it.changes == 1)
+        assert any(b'"b"' in each.manifest for key, each in it.source.relevant() if key[3] == "n5")
+        assert len(server.asked("secrets/n5")) == 2
+        assert server.asked("secrets/other") == []
+        server.delete("secrets", "team", "n6")
+        await until(lambda: it.changes == 2)
+        assert await it.take(*MANY) == [each for each in names if each != "Secret/n6"]
+        before = len(server.asked("secrets"))
+        assert "Secret/other" in await it.take(*MANY, ("", "Secret", "team", "other"))
+        assert len(server.asked("secrets")) == before + 1, "only the one that is new"
+        server.forget_history()
+        await until(lambda: len(server.asked("secrets", "watch=1")) == 2)
+        assert await it.take(*MANY[1:]) == [each for each in names if each not in ("Secret/n0", "Secret/n6")]
+        await until(lambda: not it.source.problems())
+
+
+async def test_secrets_that_may_be_read_by_name_alone_are_read_again_and_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(named_reflector, "READ_S", 0.05)
+    server = ApiServer()
+    server.named_only.add("secrets")
+    names = put_many(server)
+    async with sourced(tmp_path, server) as it:
+        assert await it.take(*MANY) == names
+        assert it.source.problems() == []
+        server.put(core("Secret", "n5", data={"a": "b"}))
+        server.delete("secrets", "team", "n6")
+        await until(lambda: it.changes > 0)
+        await until(lambda: "n6" not in {key[3] for key, _ in it.source.relevant()})
+        server.named_only.clear()
+        await until(lambda: len(server.asked("secrets", "watch=1")) == 1)
+
+
+async def test_names_of_many_that_may_not_be_read_are_told(tmp_path):
+    server = ApiServer()
+    put_many(server)
+    server.forbidden.add("secrets")
+    async with sourced(tmp_path, server) as it:
+        assert await it.take(*MANY) == []
+        problem = next(each for each in it.source.problems() if "secrets" in each)
+        assert "cannot get secrets n7 in namespace team: add to a Role of namespace team" in problem
+        server.forbidden.clear()
+        await until(lambda: not it.source.problems())
+        assert len(await it.take(*MANY)) == 20
 
 
 async def test_a_kind_that_is_served_in_another_version_is_watched_in_that(tmp_path):

@@ -149,11 +149,11 @@ async def test_a_missing_right_is_told_by_name_and_tried_again(tmp_path):
 async def test_an_event_that_makes_no_sense_has_all_listed_again(tmp_path, monkeypatch, line):
     real, said = ApiClient.lines, []
 
-    async def lines(self: ApiClient, path: str, params: Any, silent_s: float) -> AsyncIterator[bytes]:
+    async def lines(self: ApiClient, path: str, params: Any, silent_s: float, accept: str) -> AsyncIterator[bytes]:
         if not said:
             said.append(line)
             yield line
-        async for each in real(self, path, params, silent_s):
+        async for each in real(self, path, params, silent_s, accept):
             yield each
 
     monkeypatch.setattr(ApiClient, "lines", lines)
