@@ -14,13 +14,15 @@ from enum import Enum, auto
 from typing import Any, Final
 
 from egressproxy.config.compile.interface import CATALOG
-from egressproxy.model.kinds import CONFIGURED, ServedKind
+from egressproxy.model.kinds import CONFIGURED, ServedKind, lease_name
 from egressproxy.model.published_object import Key
 
 #: An API server allows `list` and `watch` of one name, too, where `resourceNames` has it (fieldSelector metadata.name).
 READ: Final = ("get", "list", "watch")
 #: Where Events about objects without a namespace are.
 DEFAULT_NAMESPACE: Final = "default"
+#: The GatewayClass that is there without an object.
+BUILTIN_CLASSES: Final = ("egressproxy",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +47,7 @@ class Needs:
 
     `namespaces` are those of --watch-namespace, none for all. `wanted` are the objects that its configuration looked up
     (`ResourceSet.wanted`), None where no configuration is known. `has_selector`: --secret-selector is given. `home` is
-    the gateway's own namespace, `published` namespace and name of --publish-service.
+    the gateway's own namespace, `published` namespace and name of --publish-service, `classes` its GatewayClasses.
     """
 
     namespaces: tuple[str, ...] = ()
@@ -53,6 +55,7 @@ class Needs:
     has_selector: bool = False
     home: str = CATALOG[0]
     published: tuple[str, str] | None = None
+    classes: tuple[str, ...] = BUILTIN_CLASSES
 
 
 class _When(Enum):
@@ -66,6 +69,7 @@ class _When(Enum):
     IF_WANTED = auto()
     NEVER = auto()
     AT_HOME = auto()
+    LEASES = auto()
     CATALOGUE = auto()
 
 
@@ -115,9 +119,9 @@ _TABLE: Final = (
     *map(_read, CONFIGURED),
     *(_status(kind) for kind in CONFIGURED if kind.kind not in _WITHOUT_STATUS),
     _Row("events.k8s.io", "events", ("create", "patch"), "Events about these objects.", _When.OF_OBJECTS),
-    _Row(
-        "coordination.k8s.io", "leases", ("get", "create", "update"), "Which replica writes status.", _When.AT_HOME
-    ),
+    _Row("coordination.k8s.io", "leases", ("get", "update"), "Which replica writes status.", _When.LEASES),
+    # A POST says no name, and cannot be limited to one.
+    _Row("coordination.k8s.io", "leases", ("create",), "The Leases, where they are not there yet.", _When.AT_HOME),
     # By server-side apply, whose `create` says a name: that of a POST says none, and could not be limited to one.
     _Row("", "configmaps", ("get", "create", "patch"), "The catalogue of filter types.", _When.CATALOGUE),
 )  # fmt: skip
@@ -131,6 +135,8 @@ def needed(needs: Needs) -> dict[str, tuple[Rule, ...]]:
         match row.when:
             case _When.AT_HOME:
                 found[needs.home].append(row.rule())
+            case _When.LEASES:
+                found[needs.home].append(row.rule(*map(lease_name, needs.classes)))
             case _When.CATALOGUE:
                 found[CATALOG[0]].append(row.rule(CATALOG[1]))
             case _When.BY_NAME:

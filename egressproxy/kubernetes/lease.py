@@ -25,7 +25,7 @@ DURATION_S: Final = 15.0
 RENEW_S: Final = 4.0
 MARGIN_S: Final = 5.0
 _GROUP: Final = "/apis/coordination.k8s.io/v1/namespaces"
-_NOT_FOUND, _CONFLICT = 404, 409
+_FORBIDDEN, _NOT_FOUND, _CONFLICT = 403, 404, 409
 
 
 class Lease:
@@ -60,12 +60,19 @@ class Lease:
                         await self.step()
                     self._tell("")
                 except (ApiError, CredentialsError, *UNREACHABLE) as error:
-                    self._tell(f"lease {self.namespace}/{self.name}: {error or type(error).__name__}")
+                    self._tell(self._why(error))
                 if was_held != (self.left_s() > 0):
                     log.info("status is %s by this gateway", "no longer written" if was_held else "written")
                 await asyncio.sleep(RENEW_S * random.uniform(0.8, 1.2))  # noqa: S311 (no secret)
         finally:
             await self._give_back()
+
+    def _why(self, error: Exception) -> str:
+        if isinstance(error, ApiError) and error.status == _FORBIDDEN:
+            from egressproxy.kubernetes.access import told  # which most gateways never need
+
+            return told("get", "coordination.k8s.io", "leases", self.namespace, self.name)
+        return f"lease {self.namespace}/{self.name}: {error or type(error).__name__}"
 
     def _tell(self, problem: str) -> None:
         if problem and problem != self.problem:

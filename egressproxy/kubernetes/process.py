@@ -26,6 +26,7 @@ from egressproxy.kubernetes.lease import Lease
 from egressproxy.kubernetes.object_store import StoredObject
 from egressproxy.kubernetes.saved_objects import SavedObjects, save, saved
 from egressproxy.kubernetes.status_writer import StatusWriter
+from egressproxy.model.kinds import lease_name
 from egressproxy.model.published_object import Key
 from egressproxy.net.loop import new_loop
 from egressproxy.net.process import close_memory, give_back_memory
@@ -190,7 +191,7 @@ class _SourceProcess:
         classes = [key[3] for key in statuses if key[1] == "GatewayClass"] or [_BUILT_IN_CLASS]
         for name in classes:
             if name not in self._leases:
-                lease = Lease(self._source.client, _own_namespace(), f"egressproxy-{name}"[:253], self._holder)
+                lease = Lease(self._source.client, _own_namespace(), lease_name(name), self._holder)
                 self._leases[name] = lease
                 self._start(lease.run(), _LEASE)
         ordered = [self._leases[name] for name in sorted(self._leases)]

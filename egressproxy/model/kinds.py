@@ -84,3 +84,8 @@ CONFIGURED: Final = (
     ServedKind("discovery.k8s.io", "EndpointSlice", ("v1",)),
     ServedKind("certificates.k8s.io", "ClusterTrustBundle", ("v1beta1", "v1alpha1"), is_namespaced=False),
 )
+
+
+def lease_name(gateway_class: str) -> str:
+    """The Lease that says which gateway writes the status of what belongs to a GatewayClass."""
+    return f"egressproxy-{gateway_class}"[:253]

@@ -114,8 +114,13 @@ def test_a_selector_reads_all_secrets_where_it_looks():
 
 def test_leases_are_at_home_and_the_catalogue_has_its_own_name():
     rules = needed(Needs(home="edge"))
-    assert permits(rules, "update", "leases.coordination.k8s.io", "edge")
-    assert not permits(rules, "get", "leases.coordination.k8s.io", "egressproxy-system")
+    leases = "leases.coordination.k8s.io"
+    for verb in ("get", "update"):
+        assert permits(rules, verb, leases, "edge", "egressproxy-egressproxy")
+        assert not permits(rules, verb, leases, "edge", "of-somebody-else")
+        assert not permits(rules, verb, leases, "egressproxy-system", "egressproxy-egressproxy")
+    assert permits(rules, "create", leases, "edge")
+    assert permits(needed(Needs(home="edge", classes=("a",))), "get", leases, "edge", "egressproxy-a")
     for verb in ("get", "create", "patch"):
         assert permits(rules, verb, "configmaps", "egressproxy-system", "egressproxy-filter-catalog")
         assert not permits(rules, verb, "configmaps", "egressproxy-system", "other")
