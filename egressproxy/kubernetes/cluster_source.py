@@ -49,10 +49,11 @@ QUIET_S: Final = 0.05
 PATIENCE_S: Final = 0.3
 #: Names of Services up to which only their EndpointSlices are asked for.
 FEW_SERVICES: Final = 100
-#: Objects of one kind and namespace that are read by name; and up to how many of them have a watch, and so a connection
-#: of their own.
+#: Objects of one kind and namespace that are read by name; and up to how many of them, and of all namespaces together,
+#: have a watch, and so a connection of their own.
 MOST_NAMES: Final = 500
 FEW_NAMES: Final = 16
+FEW_NAMES_IN_ALL: Final = 128
 #: Names that objects may have: others mean something else in a selector, which is no good for all of it then.
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.:]{0,251}[a-z0-9])?")
 _SERVICE_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -229,8 +230,9 @@ class ClusterSource:
         found: dict[str, list[str]] = {}
         for _, _, namespace, name in sorted(keys):
             is_watched = not namespaces or not kind.is_namespaced or namespace in namespaces
-            if is_watched and _NAME.fullmatch(name):
+            if is_watched and _NAME.fullmatch(name) and (not namespace or _NAME.fullmatch(namespace)):
                 found.setdefault(namespace, []).append(name)
+        few = FEW_NAMES if sum(map(len, found.values())) <= FEW_NAMES_IN_ALL else 1
         for namespace, names in found.items():
             if len(names) > MOST_NAMES:
                 place = f" of namespace {namespace}" if namespace else ""
@@ -238,7 +240,7 @@ class ClusterSource:
                     f"the configuration refers to {len(names)} {kind.kind}s{place}: only {MOST_NAMES} are read"
                 )
             kept = names[:MOST_NAMES]
-            if len(kept) <= FEW_NAMES:
+            if len(kept) <= few:
                 yield from (Scope(kind, namespace, name) for name in kept)
             else:
                 scope = Scope(kind, namespace, is_by_name=True)

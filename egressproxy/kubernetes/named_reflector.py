@@ -22,8 +22,6 @@ from egressproxy.model.published_object import Key
 
 log = logging.getLogger(__name__)
 
-#: How many of them are read at a time.
-AT_A_TIME: Final = 8
 #: How often they are read again where they cannot be watched, in seconds, and after how many times that is tried again.
 READ_S: Final = 60.0
 READS: Final = 10
@@ -85,9 +83,8 @@ class NamedReflector(Reflector):
             due, self._due = self._due, set()
             try:
                 async with asyncio.TaskGroup() as group:
-                    turn = asyncio.Semaphore(AT_A_TIME)
                     for name in due:
-                        group.create_task(self._read(name, turn))
+                        group.create_task(self._read(name))
             except* (ApiError, CredentialsError, *UNREACHABLE) as errors:
                 error = errors.exceptions[0]
                 self._tell(f"{self.scope} cannot be read: {error or type(error).__name__}")
@@ -103,10 +100,10 @@ class NamedReflector(Reflector):
                     refused = tuple(self._refused)
                     asyncio.get_running_loop().call_later(reflector.FORBIDDEN_PAUSE_S, self._read_again, refused)
 
-    async def _read(self, name: str, turn: asyncio.Semaphore) -> None:
+    async def _read(self, name: str) -> None:
         """Raises ApiError, CredentialsError, and what is in UNREACHABLE."""
         self._refused.pop(name, None)
-        async with turn:
+        async with self._client.turn:
             try:
                 key, found = stored(await self._client.get(f"{self.path}/{name}"), self.scope, self.version)
             except ApiError as error:

@@ -60,6 +60,11 @@ def stored(value: Mapping[str, Any], scope: Scope, version: str) -> tuple[Key, S
     if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
         raise ValueError(f"an object of {scope} has no name")
     kind = scope.kind
+    namespace = metadata.get("namespace", "") if kind.is_namespaced else ""
+    if not isinstance(namespace, str) or scope.namespace not in ("", namespace):
+        raise ValueError(f"an object of {scope} is of another namespace")
+    if scope.name not in ("", metadata["name"]):
+        raise ValueError(f"an object of {scope} has another name")
     kept = {name: metadata[name] for name in _METADATA if metadata.get(name)}
     if isinstance(kept.get("annotations"), dict):
         kept["annotations"] = {name: text for name, text in kept["annotations"].items() if name != _LAST_APPLIED}
@@ -71,7 +76,6 @@ def stored(value: Mapping[str, Any], scope: Scope, version: str) -> tuple[Key, S
     if kind.kind == "EndpointSlice" and version != kind.versions[0]:
         made["apiVersion"] = kind.api_version(kind.versions[0])
         made["endpoints"] = [_with_zone(each) for each in body.get("endpoints") or ()]
-    namespace = metadata.get("namespace", "") if kind.is_namespaced else ""
     key = (kind.group, kind.kind, namespace, metadata["name"])
     packed = deep_json.dumps(made)
     service = (metadata.get("labels") or {}).get(OF_SERVICE, "") if kind.kind == "EndpointSlice" else ""

@@ -378,6 +378,18 @@ async def test_many_secrets_of_a_namespace_have_one_watch_of_metadata(tmp_path):
         await until(lambda: not it.source.problems())
 
 
+async def test_names_in_many_namespaces_have_one_watch_in_each(tmp_path, monkeypatch):
+    monkeypatch.setattr(cluster_source, "FEW_NAMES_IN_ALL", 5)
+    server = ApiServer()
+    wanted = [("", "Secret", f"ns{number % 3}", f"n{number}") for number in range(6)]
+    for _, _, namespace, name in wanted:
+        server.put(core("Secret", name, namespace))
+    async with sourced(tmp_path, server) as it:
+        assert len(await it.take(*wanted, ("", "Secret", "../../api/v1/namespaces/x", "n"))) == 6
+        await until(lambda: len(server.asked("secrets", "watch=1")) == 3)
+        assert server.asked("..") == []
+
+
 async def test_secrets_that_may_be_read_by_name_alone_are_read_again_and_again(tmp_path, monkeypatch):
     monkeypatch.setattr(named_reflector, "READ_S", 0.05)
     server = ApiServer()
