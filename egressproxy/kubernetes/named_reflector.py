@@ -85,9 +85,13 @@ class NamedReflector(Reflector):
                 async with asyncio.TaskGroup() as group:
                     for name in due:
                         group.create_task(self._read(name))
-            except* (ApiError, CredentialsError, *UNREACHABLE) as errors:
+            except* Exception as errors:
                 error = errors.exceptions[0]
-                self._tell(f"{self.scope} cannot be read: {error or type(error).__name__}")
+                if isinstance(error, (ApiError, CredentialsError, *UNREACHABLE)):
+                    self._tell(f"{self.scope} cannot be read: {error or type(error).__name__}")
+                else:
+                    log.exception("internal error while %s are read; they are read again", self.scope)
+                    self._tell(f"{self.scope} cannot be read: internal error ({type(error).__name__})")
                 await asyncio.sleep(reflector.LONGEST_PAUSE_S)
                 self._read_again(due)
             else:

@@ -378,6 +378,26 @@ async def test_many_secrets_of_a_namespace_have_one_watch_of_metadata(tmp_path):
         await until(lambda: not it.source.problems())
 
 
+async def test_an_object_of_many_that_makes_no_sense_is_told_and_read_again(tmp_path, monkeypatch):
+    server = ApiServer()
+    names = put_many(server)
+    real = named_reflector.stored
+
+    def stored(value: Any, *more: Any) -> Any:
+        if value["metadata"]["name"] == "n3" and "fine" not in value["metadata"].get("labels", {}):
+            raise AttributeError("a defect")
+        return real(value, *more)
+
+    monkeypatch.setattr(named_reflector, "stored", stored)
+    async with sourced(tmp_path, server) as it:
+        it.source.want(MANY)
+        await until(lambda: any("internal error (AttributeError)" in each for each in it.source.problems()))
+        fine = core("Secret", "n3")
+        fine["metadata"]["labels"] = {"fine": "yes"}
+        server.put(fine)
+        assert await it.take(*MANY) == names
+
+
 async def test_names_in_many_namespaces_have_one_watch_in_each(tmp_path, monkeypatch):
     monkeypatch.setattr(cluster_source, "FEW_NAMES_IN_ALL", 5)
     server = ApiServer()
