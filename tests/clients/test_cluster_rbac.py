@@ -147,12 +147,15 @@ def test_the_service_account_itself_reads_and_writes_so(server: RealApiServer):
     lease = {
         "apiVersion": "coordination.k8s.io/v1",
         "kind": "Lease",
-        "metadata": {"name": "x"},
+        "metadata": {"name": "egressproxy-egressproxy"},
         "spec": {"holderIdentity": "a"},
     }
     status, made = server.request("POST", leases, lease, token=token)
     assert status == 201
-    assert server.request("PUT", f"{leases}/x", made, token=token)[0] == 200
+    assert server.request("PUT", f"{leases}/egressproxy-egressproxy", made, token=token)[0] == 200
+    other = {**lease, "metadata": {"name": "of-somebody-else"}}
+    _, made = server.request("POST", leases, other)
+    assert server.request("PUT", f"{leases}/of-somebody-else", made, token=token)[0] == 403
     event = {
         "apiVersion": "events.k8s.io/v1", "kind": "Event", "metadata": {"name": "x.1", "namespace": "team"},
         "eventTime": "2026-01-01T00:00:00.000000Z", "reportingController": "egressproxy.io/gateway-controller",
