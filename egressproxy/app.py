@@ -239,8 +239,8 @@ class App:
                 await self._drain()
                 return 0
             if before is not None:
-                await before.serving(self._sockets.taken)
-                self._kill_switch.told = before.kill
+                await before.serving(self._sockets.taken, self._kill_switch.follow)
+                self._kill_switch.told.append(before.kill)
                 await self._start_own()
         except FAILURES as error:
             return self._start_failed(str(error))
@@ -286,18 +286,22 @@ class App:
         return 0
 
     async def _first_taken(self) -> bool:
-        """Whether a configuration came into service before a signal did: an API server may be away for long."""
+        """Whether a configuration came into service before a signal did, since an API server may be away for long, and
+        before the process before this one has kept its place.
+        """
         taking = asyncio.ensure_future(self._live.take())
-        stopping = asyncio.create_task(self._stop.wait())
+        ends: list[asyncio.Task[object]] = [asyncio.create_task(self._stop.wait())]
+        if self._predecessor is not None:
+            ends.append(asyncio.create_task(self._predecessor.wait_withdrawn()))
         try:
-            await asyncio.wait((taking, stopping), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait((taking, *ends), return_when=asyncio.FIRST_COMPLETED)
             if not taking.done():
                 return False
             taking.result()
             return True
         finally:
-            taking.cancel()
-            stopping.cancel()
+            for task in (taking, *ends):
+                task.cancel()
 
     def _start_failed(self, why: str) -> int:
         if self.options.log_format == "json":

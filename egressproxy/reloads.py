@@ -22,6 +22,7 @@ from egressproxy.model.unix_socket import is_unix, parse_unix_socket
 from egressproxy.model.work import at_once
 from egressproxy.net.listening import BindError, is_inside
 from egressproxy.net.service_manager import ServiceManager
+from egressproxy.net.wanted_lock import WantedLock
 from egressproxy.processes.loader.loader import Loader
 from egressproxy.processes.loader.notices import accepted, broken, rejected
 from egressproxy.processes.loader.process import LoadingFailed
@@ -115,7 +116,7 @@ class LiveConfiguration:
         self._on_change = on_change
         self._own = own
         self.published = PublishedConfiguration()
-        self.taking = asyncio.Lock()
+        self.taking = WantedLock()
         self.is_draining = False  # no configuration is taken any more; one that is being taken does not end this
         self._loaded = Loaded()
         self._packed = b""  # the spec in service, as `ir.packing` writes it, compressed

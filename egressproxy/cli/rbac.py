@@ -13,10 +13,10 @@ from egressproxy.cli.options import config_option
 from egressproxy.cli.problems import show_problems
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Set
+    from collections.abc import Iterator
 
+    from egressproxy.config.reading.load import ResourceSet
     from egressproxy.kubernetes.access import Rule
-    from egressproxy.model.published_object import Key
 
 _WITHOUT_CONFIG = """\
 # No Secrets, and of the ConfigMaps the catalogue alone: which ones a configuration refers to is not known here. To have
@@ -78,14 +78,19 @@ def command(
 
     Exit status: 0 printed, 1 the manifests would be refused, 2 wrong usage.
     """
+    from egressproxy.config.compile.interface import CONTROLLER
+    from egressproxy.config.resources.gateway import GatewayClass
     from egressproxy.kubernetes.access import Needs, roles
 
-    wanted = _wanted(config) if config else None
+    resources = _read(config) if config else None
+    wanted = resources.wanted if resources is not None else None
+    found = resources.of(GatewayClass) if resources is not None else ()
+    ours = (each.name for each in found if each.spec.controller_name == CONTROLLER)
     needs = Needs(
         namespaces=tuple(dict.fromkeys(namespaces)),
         wanted=wanted,
         has_selector=secret_selector is not None,
-        classes=tuple(dict.fromkeys(classes)),
+        classes=tuple(dict.fromkeys((*classes, *ours))),
         published=published,
     )
     click.echo("# What egressproxy may do in a cluster, made by `egressproxy rbac`.")
@@ -100,15 +105,15 @@ def command(
             click.echo("rules:\n" + "".join(_lines(rules)), nl=False)
 
 
-def _wanted(config: tuple[Path, ...]) -> Set[Key]:
-    """What the manifests refer to. Exits with 1 where they would be refused."""
+def _read(config: tuple[Path, ...]) -> ResourceSet:
+    """The manifests, compiled. Exits with 1 where they would be refused."""
     from egressproxy.processes.loader.compilation import examined
 
     resources, compiled = examined(config, ("127.0.0.1",))
     if compiled.problems:
         show_problems(compiled.problems, sys.stderr)
         sys.exit(1)
-    return resources.wanted
+    return resources
 
 
 def _lines(rules: tuple[Rule, ...]) -> Iterator[str]:

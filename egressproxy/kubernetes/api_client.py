@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import socket
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
@@ -22,22 +23,31 @@ from egressproxy.model import deep_json
 #: For one answer, in seconds; a page of a list has 500 objects.
 ANSWER_S: Final = 60.0
 CONNECT_S: Final = 10.0
-#: Bytes of one answer, and of one line of a watch: etcd takes 1.5 MiB for an object.
-MAX_ANSWER: Final = 256 << 20
+#: How many objects are read by name at a time.
+AT_A_TIME: Final = 8
+#: Bytes of one answer, of one that is an error, and of one line of a watch: etcd takes 1.5 MiB for an object.
+MAX_ANSWER: Final = 64 << 20
+MAX_ERROR: Final = 1 << 20
 MAX_LINE: Final = 32 << 20
+#: The form of an answer.
+JSON: Final = "application/json"
 _UNAUTHORIZED: Final = 401
-_ERRORS: Final = 400
+#: No redirect is followed: it could lead elsewhere, with the token.
+_GOOD: Final = range(200, 300)
 
 
 class ApiError(Exception):
     """An answer that is an error. `reason` is that of metav1.Status, `message` a sentence of the server's."""
 
     def __init__(self, status: int, reason: str, message: str, retry_after_s: float = 0.0) -> None:
-        super().__init__(f"{status} {reason}: {message}" if reason else f"{status}: {message}")
+        super().__init__(status, reason, message)
         self.status = status
         self.reason = reason
         self.message = message
         self.retry_after_s = retry_after_s
+
+    def __str__(self) -> str:
+        return f"{self.status} {self.reason}: {self.message}" if self.reason else f"{self.status}: {self.message}"
 
     @classmethod
     def of_status(cls, value: Any) -> ApiError:
@@ -48,10 +58,14 @@ class ApiError(Exception):
         after = details.get("retryAfterSeconds") if isinstance(details, dict) else None
         return cls(
             code if isinstance(code, int) else 0,
-            str(status.get("reason") or ""),
-            str(status.get("message") or "no message")[:500],
+            _in_one_line(status.get("reason") or "")[:100],
+            _in_one_line(status.get("message") or "no message")[:500],
             float(after) if isinstance(after, int) else 0.0,
         )
+
+
+class AnswerTooLong(ValueError):
+    """More than is taken."""
 
 
 #: What a request may raise when the server is away, or is none: it is tried again later.
@@ -67,6 +81,7 @@ class ApiClient:
         self._files = credentials.files()
         self._session = self._made()
         self._old: list[aiohttp.ClientSession] = []
+        self.turn = asyncio.Semaphore(AT_A_TIME)  # for reading many objects by name
         self.requests: dict[str, int] = {}  # by status, or the name of an error
 
     def _made(self) -> aiohttp.ClientSession:
@@ -76,7 +91,7 @@ class ApiClient:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=ANSWER_S)
         return aiohttp.ClientSession(
             connector=connector, timeout=timeout, auto_decompress=True, trust_env=False,
-            headers={"User-Agent": f"egressproxy/{__version__}", "Accept": "application/json"},
+            headers={"User-Agent": f"egressproxy/{__version__}", "Accept-Encoding": "gzip"},
         )  # fmt: skip
 
     async def close(self) -> None:
@@ -84,9 +99,9 @@ class ApiClient:
         for session in (*self._old, self._session):
             await session.close()
 
-    async def get(self, path: str, params: Mapping[str, str] | None = None) -> dict[str, Any]:
+    async def get(self, path: str, params: Mapping[str, str] | None = None, accept: str = JSON) -> dict[str, Any]:
         """The object at a path. Raises ApiError, and what is in UNREACHABLE."""
-        return await self.send("GET", path, params)
+        return await self.send("GET", path, params, accept=accept)
 
     async def send(
         self,
@@ -94,42 +109,49 @@ class ApiClient:
         path: str,
         params: Mapping[str, str] | None = None,
         body: Mapping[str, Any] | None = None,
-        content_type: str = "application/json",
+        content_type: str = JSON,
+        accept: str = JSON,
     ) -> dict[str, Any]:
         """The answer to a request, an object. Raises ApiError, and what is in UNREACHABLE."""
         data = json.dumps(body).encode() if body is not None else None
-        async with asyncio.timeout(ANSWER_S), self._answer(method, path, params, data, content_type) as answer:
-            found = deep_json.loads(await _whole(answer))
+        async with asyncio.timeout(ANSWER_S), self._answer(method, path, params, data, content_type, accept) as answer:
+            found = deep_json.loads(await _whole(answer, MAX_ANSWER))
         if not isinstance(found, dict):
             raise ValueError(f"the API server answered {method} {path} with no object")
         return found
 
-    async def lines(self, path: str, params: Mapping[str, str], silent_s: float) -> AsyncIterator[bytes]:
+    async def lines(
+        self, path: str, params: Mapping[str, str], silent_s: float, accept: str = JSON
+    ) -> AsyncIterator[bytes]:
         """The lines of a watch, as they come, until the server ends it; a line without its end is left out. An empty
         one comes first, once the server has begun to answer: the first event may be far.
 
         Raises ApiError, and what is in UNREACHABLE; TimeoutError where nothing comes for `silent_s`.
         """
-        rest = b""
-        async with self._answer("GET", path, params, None, "", silent_s) as answer:
+        rest = bytearray()
+        async with self._answer("GET", path, params, None, "", accept, silent_s) as answer:
             yield b""
             async for piece in answer.content.iter_any():
-                *whole, rest = (rest + piece).split(b"\n") if b"\n" in piece else (rest + piece,)
-                for line in whole:
-                    if line:
-                        yield line
+                *whole, after = piece.split(b"\n")
+                for end in whole:
+                    rest += end
+                    if rest:
+                        yield bytes(rest)
+                        rest.clear()
+                rest += after
                 if len(rest) > MAX_LINE:
                     raise ValueError(f"the API server sent an event of more than {MAX_LINE >> 20} MiB for {path}")
 
     @asynccontextmanager
     async def _answer(
         self, method: str, path: str, params: Mapping[str, str] | None, data: bytes | None, content_type: str,
-        silent_s: float = ANSWER_S,
+        accept: str, silent_s: float = ANSWER_S,
     ) -> AsyncIterator[aiohttp.ClientResponse]:  # fmt: skip
-        for is_refused in (False, True):
-            authorization = await self._credentials.authorization(is_refused=is_refused)
+        refused: str | None = None
+        while True:
+            authorization = await self._credentials.authorization(refused)
             await self._take_new_files()
-            fields = {"Authorization": authorization} if authorization else {}
+            fields = {"Accept": accept, **({"Authorization": authorization} if authorization else {})}
             if data is not None:
                 fields["Content-Type"] = content_type
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=silent_s)
@@ -141,9 +163,10 @@ class ApiClient:
                 )  # fmt: skip
                 async with asked as answer:
                     self._count(str(answer.status))
-                    if answer.status == _UNAUTHORIZED and not is_refused:
+                    if answer.status == _UNAUTHORIZED and refused is None:
+                        refused = authorization or ""
                         continue
-                    if answer.status >= _ERRORS or answer.status < 200:
+                    if answer.status not in _GOOD:
                         raise await _error(answer)
                     yield answer
                     return
@@ -166,25 +189,33 @@ class ApiClient:
         self.requests[what] = self.requests.get(what, 0) + 1
 
 
-async def _whole(answer: aiohttp.ClientResponse) -> bytes:
+async def _whole(answer: aiohttp.ClientResponse, most: int) -> bytes:
+    """Raises AnswerTooLong."""
     found = bytearray()
     async for piece in answer.content.iter_any():
         found += piece
-        if len(found) > MAX_ANSWER:
-            raise ValueError(f"the API server answered with more than {MAX_ANSWER >> 20} MiB")
+        if len(found) > most:
+            raise AnswerTooLong(f"the API server answered with more than {most} bytes")
     return bytes(found)
 
 
 async def _error(answer: aiohttp.ClientResponse) -> ApiError:
     try:
-        status = json.loads(await _whole(answer))
-    except ValueError:
+        status = json.loads(await _whole(answer, MAX_ERROR))
+    except (ValueError, RecursionError):
         status = {}
     error = ApiError.of_status(status)
     error.status = answer.status
     with suppress(ValueError):
-        error.retry_after_s = float(answer.headers.get("Retry-After", error.retry_after_s))
+        after_s = float(answer.headers.get("Retry-After", ""))
+        if math.isfinite(after_s):
+            error.retry_after_s = after_s
     return error
+
+
+def _in_one_line(text: object) -> str:
+    """What others have written, for the log."""
+    return "".join(each if each.isprintable() else " " for each in str(text)[:1000])
 
 
 def _socket(info: tuple[Any, ...]) -> socket.socket:

@@ -33,6 +33,8 @@ END_S: Final = 3.0
 _SILENT: Final = (
     "the process that asks the API server does not answer, and routes in service are newer than what it said last"
 )
+#: Characters of what cannot be read.
+MAX_PROBLEM: Final = 4096
 
 
 class _Replaced(Exception):
@@ -191,8 +193,8 @@ class Cluster:
 
     @property
     def problem(self) -> str:
-        """What cannot be read of the cluster, or written to it, the first of it; "" for nothing."""
-        return next(iter(self._figures.problems), "")
+        """What cannot be read of the cluster, or written to it, as far as it fits into MAX_PROBLEM characters."""
+        return "; ".join(self._figures.problems)[:MAX_PROBLEM]
 
     def catalogue(self, packed: bytes) -> None:
         """Have the catalogue of filter types written, as `catalog_object.catalogue` makes it."""

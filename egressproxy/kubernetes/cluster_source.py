@@ -21,7 +21,17 @@ from egressproxy.ir.endpoint_slices import ready_endpoints
 from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError
 from egressproxy.kubernetes.credentials import Credentials, CredentialsError
 from egressproxy.kubernetes.discovery import discovered
-from egressproxy.kubernetes.object_store import OF_SERVICE, SLICES, ObjectStore, Scope, StoredObject, lines
+from egressproxy.kubernetes.named_reflector import NamedReflector
+from egressproxy.kubernetes.object_store import (
+    OF_SERVICE,
+    READ_SCOPE,
+    SLICES,
+    ObjectStore,
+    Scope,
+    StoredObject,
+    lines,
+    read_kinds,
+)
 from egressproxy.kubernetes.reflector import FIRST_PAUSE_S, LONGEST_PAUSE_S, Reflector
 from egressproxy.model.kinds import CONFIGURED, GATEWAY, OURS, ServedKind
 from egressproxy.model.published_object import Key
@@ -39,8 +49,11 @@ QUIET_S: Final = 0.05
 PATIENCE_S: Final = 0.3
 #: Names of Services up to which only their EndpointSlices are asked for.
 FEW_SERVICES: Final = 100
-#: Objects of one kind and namespace that are watched by name, since each has a connection of its own.
+#: Objects of one kind and namespace that are read by name; and up to how many of them, and of all namespaces together,
+#: have a watch, and so a connection of their own.
 MOST_NAMES: Final = 500
+FEW_NAMES: Final = 16
+FEW_NAMES_IN_ALL: Final = 128
 #: Names that objects may have: others mean something else in a selector, which is no good for all of it then.
 _NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.:]{0,251}[a-z0-9])?")
 _SERVICE_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
@@ -54,6 +67,14 @@ _NEVER: Final = frozenset({("", "ServiceAccount")})
 _SERVICE_KIND: Final = next(kind for kind in CONFIGURED if kind.kind == "Service")
 #: Without one of these, more would be allowed than is meant: nothing is served before they are read.
 _RESTRICT: Final = frozenset({(OURS, "EgressPolicy"), (GATEWAY, "BackendTLSPolicy")})
+#: Without one of these, requests go another way than is meant, which may be a wider one: without the filters of their
+#: own route, say. They hold up the start. A kind that is new to the cluster holds up nothing that serves already.
+#: Whatever refers to an object of another kind is closed without it.
+_LEAD: Final = frozenset(
+    (GATEWAY, kind) for kind in ("GatewayClass", "Gateway", "ListenerSet", "HTTPRoute", "GRPCRoute", "TLSRoute")
+)
+#: Kinds of which a compilation has to know whether they are read, since one without objects says something.
+_TOLD_READ: Final = (("", "Pod"),)
 
 
 class _Given(Enum):
@@ -98,6 +119,7 @@ class ClusterSource:
         self._given = _Given.NOTHING
         self._told: set[str] = set()
         self._too_many: list[str] = []  # sentences
+        self._names: dict[Scope, list[str]] = {}  # of scopes that are read by name
 
     async def run(self) -> None:
         """Until it is cancelled. A defect ends it: nobody would be told of changes any more."""
@@ -166,6 +188,7 @@ class ClusterSource:
     def _adjust(self) -> None:
         assert self.client is not None
         self._too_many.clear()
+        self._names.clear()
         wanted = dict.fromkeys(self._scopes())
         for scope in self._reflectors.keys() - wanted.keys():
             _, task = self._reflectors.pop(scope)
@@ -179,12 +202,17 @@ class ClusterSource:
                 task.cancel()
                 place = old.place
             if scope not in self._reflectors:
-                reflector = Reflector(self.client, self.store, scope, version, place, self._changed.set)
+                make = NamedReflector if scope.is_by_name else Reflector
+                reflector = make(self.client, self.store, scope, version, place, self._changed.set)
                 self._reflectors[scope] = (reflector, asyncio.create_task(reflector.run()))
+            made, _ = self._reflectors[scope]
+            if isinstance(made, NamedReflector):
+                made.want(self._names[scope])
 
     def _scopes(self) -> Iterator[Scope]:
         if self._options.publish_service:
-            yield Scope(_SERVICE_KIND, *self._options.publish_service.split("/"))
+            home, _, service = self._options.publish_service.partition("/")
+            yield Scope(_SERVICE_KIND, home, service)
         for kind in CONFIGURED:
             name = (kind.group, kind.kind)
             if name not in self._versions or name in _NEVER:
@@ -206,15 +234,22 @@ class ClusterSource:
         found: dict[str, list[str]] = {}
         for _, _, namespace, name in sorted(keys):
             is_watched = not namespaces or not kind.is_namespaced or namespace in namespaces
-            if is_watched and _NAME.fullmatch(name):
+            if is_watched and _NAME.fullmatch(name) and (not namespace or _NAME.fullmatch(namespace)):
                 found.setdefault(namespace, []).append(name)
+        few = FEW_NAMES if sum(map(len, found.values())) <= FEW_NAMES_IN_ALL else 1
         for namespace, names in found.items():
             if len(names) > MOST_NAMES:
                 place = f" of namespace {namespace}" if namespace else ""
                 self._too_many.append(
                     f"the configuration refers to {len(names)} {kind.kind}s{place}: only {MOST_NAMES} are read"
                 )
-            yield from (Scope(kind, namespace, name) for name in names[:MOST_NAMES])
+            kept = names[:MOST_NAMES]
+            if len(kept) <= few:
+                yield from (Scope(kind, namespace, name) for name in kept)
+            else:
+                scope = Scope(kind, namespace, is_by_name=True)
+                self._names[scope] = kept
+                yield scope
 
     def _slices(self, kind: ServedKind) -> Iterator[Scope]:
         names = sorted({
@@ -236,7 +271,8 @@ class ClusterSource:
             return f"the cluster has no {name} of {group or 'the core group'} any more, or not yet"
         for reflector, _ in self._reflectors.values():
             kind = reflector.scope.kind
-            if not reflector.is_settled or (not reflector.is_synced and (kind.group, kind.kind) in _RESTRICT):
+            holds_up = _RESTRICT if self._given is _Given.OBJECTS else _RESTRICT | _LEAD
+            if not reflector.is_settled or (not reflector.is_synced and (kind.group, kind.kind) in holds_up):
                 return reflector.problem or f"{reflector.scope} are not read yet"
         return ""
 
@@ -270,11 +306,24 @@ class ClusterSource:
             if scope not in self._reflectors:
                 self.store.forget(scope)
         self._leaving.clear()
+        self._note_read()
         self._given = _Given.OBJECTS
         self.store.changed.clear()
         self.store.services.clear()
         self.changed_routes.clear()
         return zlib.compress(lines(each for _, each in self.relevant()), 1)
+
+    def _note_read(self) -> None:
+        """Have the kinds among the objects of which all is read (`object_store.read_kinds`)."""
+        read = []
+        for name in _TOLD_READ:
+            found = [
+                each for each, _ in self._reflectors.values() if (each.scope.kind.group, each.scope.kind.kind) == name
+            ]
+            if found and all(each.is_synced for each in found):
+                read.append(name)
+        key, each = read_kinds(read)
+        self.store.put(READ_SCOPE, key, each)
 
     def take_routes(self, wanted: Collection[Key]) -> bytes:
         """As `take`, without HTTPRoutes that have not changed since, and of other kinds as if these were `wanted`."""
@@ -335,6 +384,7 @@ class ClusterSource:
         while True:
             await self.wait()
             self._tell_problems()
+            self._note_read()
             if self._given is _Given.NOTHING or (self._given is _Given.FROM_DISK and self.why_not_ready()):
                 continue
             if not self.store.changed and not self.store.services and not self._has_lost_kinds:

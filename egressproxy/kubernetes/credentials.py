@@ -1,7 +1,7 @@
 """Credentials: which API server is asked, and as whom. They come from a kubeconfig or from the Pod's service account,
 and are renewed before they end.
 
-Kubernetes' own client reads them: exec plugins, client certificates, OIDC, projected tokens. It is imported here alone,
+Kubernetes' own client reads them: client certificates, OIDC, projected tokens. It is imported here alone,
 since it takes some 30 MB beside aiohttp (version 36: 84 MB).
 """
 
@@ -17,16 +17,21 @@ from typing import Any, Final
 from urllib.parse import urlsplit
 
 from kubernetes.aio.client import Configuration
-from kubernetes.aio.config import ConfigException, load_incluster_config, load_kube_config
+from kubernetes.aio.config import ConfigException, load_incluster_config
+from kubernetes.aio.config.kube_config import (
+    KUBE_CONFIG_DEFAULT_LOCATION,
+    FileOrData,
+    KubeConfigLoader,
+    KubeConfigMerger,
+)
 
+from egressproxy.kubernetes.credential_plugin import CredentialPlugin, PluginFailed
 from egressproxy.run_options import ClusterOptions
 
 #: How often what may have been renewed is looked at, in seconds.
 RENEW_S: Final = 60.0
-#: How long a plugin may take. It is not started again while it runs.
-ANSWER_S: Final = 30.0
-#: What a plugin has written follows after this and a number: it may be secret.
-_OF_PLUGIN: Final = "exec: process returned "
+#: How long that may take.
+ANSWER_S: Final = 40.0
 #: Set in every Pod.
 _IN_CLUSTER: Final = "KUBERNETES_SERVICE_HOST"
 
@@ -36,19 +41,14 @@ class CredentialsError(Exception):
 
 
 class _Complaints(logging.Handler):
-    """What the client logs, and does not raise: a plugin that fails. `said` is the last of it, without its output."""
+    """What the client logs, and does not raise. `said` is the last of it."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)
         self.said = ""
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.said = _in_short(record.getMessage())
-
-
-def _in_short(error: str) -> str:
-    before, is_plugin, after = error.partition(_OF_PLUGIN)
-    return f"{before}{is_plugin}{after.partition('.')[0]}" if is_plugin else error
+        self.said = record.getMessage()
 
 
 _complaints: Final = _Complaints()
@@ -57,15 +57,36 @@ _logger.propagate = False
 _logger.addHandler(_complaints)
 
 
+class _Loader(KubeConfigLoader):  # type: ignore[misc]
+    """Of a kubeconfig; it runs a plugin in our way."""
+
+    is_refused = False
+    _plugin: CredentialPlugin | None = None
+
+    async def load_from_exec_plugin(self) -> bool:
+        """Whether it says who asks. Raises PluginFailed."""
+        if self._plugin is None:
+            self._plugin = CredentialPlugin(self._user["exec"].value, self._get_base_path(self._user.path))
+        status = await self._plugin.status(is_refused=self.is_refused)
+        if token := status.get("token"):
+            self.token = f"Bearer {token}"
+        if status.get("clientCertificateData"):
+            self.cert_file, self.key_file = (
+                FileOrData(status, None, data_key_name=name, base64_file_content=False).as_file()
+                for name in ("clientCertificateData", "clientKeyData")
+            )
+        return True
+
+
 class Credentials:
     """Made by `load`. They belong to the event loop."""
 
-    def __init__(self, configuration: Any, renew: Callable[[], Coroutine[Any, Any, object]], origin: str) -> None:
+    def __init__(self, configuration: Any, renew: Callable[[bool], Coroutine[Any, Any, object]], origin: str) -> None:
         self._configuration = configuration
         self._renew = renew
         self._origin = origin
         self._renewed_at = time.monotonic()
-        self._renewing: asyncio.Task[object] | None = None
+        self._renewing: asyncio.Task[None] | None = None
 
     @classmethod
     async def load(cls, options: ClusterOptions) -> Credentials:
@@ -74,22 +95,19 @@ class Credentials:
         if options.kubeconfig is None and options.context is None and os.environ.get(_IN_CLUSTER):
             origin = "the service account of the Pod"
 
-            async def renew() -> None:
+            async def renew(is_refused: bool) -> None:
                 load_incluster_config(client_configuration=configuration)
         else:
             file = str(options.kubeconfig) if options.kubeconfig is not None else None
             origin = f"kubeconfig {file or os.environ.get('KUBECONFIG') or '~/.kube/config'}"
-            loader: list[Any] = []
+            loader: list[_Loader] = []
 
-            async def renew() -> None:
-                if loader:
-                    await loader[0].load_and_set(configuration)
-                else:
-                    loader.append(
-                        await load_kube_config(
-                            file, options.context, client_configuration=configuration, persist_config=False
-                        )
-                    )
+            async def renew(is_refused: bool) -> None:
+                if not loader:
+                    found = KubeConfigMerger(file or KUBE_CONFIG_DEFAULT_LOCATION).config
+                    loader.append(_Loader(found, options.context, config_base_path=None))
+                loader[0].is_refused = is_refused
+                await loader[0].load_and_set(configuration)
 
         made = cls(configuration, renew, origin)
         await made.renew()
@@ -97,17 +115,19 @@ class Credentials:
             raise CredentialsError(f"{origin}: the cluster has no server with an http or https URL")
         return made
 
-    async def renew(self) -> None:
-        """Read again what may have changed; whoever asks meanwhile waits for the same. Raises CredentialsError."""
+    async def renew(self, *, is_refused: bool = False) -> None:
+        """Read again what may have changed; whoever asks meanwhile waits for the same. `is_refused`: an API server has
+        not taken what is there. Raises CredentialsError.
+        """
         self._renewed_at = time.monotonic()
         if self._renewing is None:
             _complaints.said = ""
-            self._renewing = asyncio.ensure_future(self._renew())
+            self._renewing = asyncio.create_task(self._renew_in_time(is_refused))
             self._renewing.add_done_callback(self._renewed)
         try:
-            await asyncio.wait_for(asyncio.shield(self._renewing), ANSWER_S)
-        except ConfigException as error:
-            raise CredentialsError(f"{self._origin}: {_in_short(str(error))}") from None
+            await asyncio.shield(self._renewing)
+        except (ConfigException, PluginFailed) as error:
+            raise CredentialsError(f"{self._origin}: {error}") from None
         except TimeoutError:
             raise CredentialsError(f"{self._origin} has not answered within {ANSWER_S:g} s") from None
         except OSError as error:
@@ -117,7 +137,11 @@ class Credentials:
         if _complaints.said:
             raise CredentialsError(f"{self._origin}: {_complaints.said}")
 
-    def _renewed(self, task: asyncio.Task[object]) -> None:
+    async def _renew_in_time(self, is_refused: bool) -> None:
+        async with asyncio.timeout(ANSWER_S):
+            await self._renew(is_refused)
+
+    def _renewed(self, task: asyncio.Task[None]) -> None:
         self._renewing = None
         if not task.cancelled():
             task.exception()  # who has asked is told, if somebody waits still
@@ -159,10 +183,18 @@ class Credentials:
             context.verify_mode = ssl.CERT_NONE
         return context
 
-    async def authorization(self, *, is_refused: bool = False) -> str | None:
-        """The field of a request, None where a client certificate says who asks. `is_refused`: the one before was."""
-        if is_refused or time.monotonic() - self._renewed_at > RENEW_S:
+    async def authorization(self, refused: str | None = None) -> str | None:
+        """The field of a request, None where a client certificate says who asks. `refused` is the field that an API
+        server has just not taken, "" for none: another one is got, unless it is there by now. Raises CredentialsError.
+        """
+        if refused is not None:
+            if (await self._field() or "") == refused:
+                await self.renew(is_refused=True)
+        elif time.monotonic() - self._renewed_at > RENEW_S:
             await self.renew()
+        return await self._field()
+
+    async def _field(self) -> str | None:
         found: str | None = await self._configuration.get_api_key_with_prefix("BearerToken")
         return found
 

@@ -114,13 +114,20 @@ class Lease:
                         await self.step()
                     self._tell("")
                 except (ApiError, CredentialsError, *UNREACHABLE) as error:
-                    self._tell(f"lease {self.namespace}/{self.name}: {error or type(error).__name__}")
+                    self._tell(self._why(error))
                 if was_held != (self.left_s() > 0):
                     what = "no longer written" if was_held else "written"
                     log.info("status is %s by this gateway (Lease %s/%s)", what, self.namespace, self.name)
                 await asyncio.sleep(RENEW_S * random.uniform(0.8, 1.2))  # noqa: S311 (no secret)
         finally:
             await self._give_back()
+
+    def _why(self, error: Exception) -> str:
+        if isinstance(error, ApiError) and error.status == _FORBIDDEN:
+            from egressproxy.kubernetes.access import told  # which most gateways never need
+
+            return told("get", "coordination.k8s.io", "leases", self.namespace, self.name)
+        return f"lease {self.namespace}/{self.name}: {error or type(error).__name__}"
 
     def _tell(self, problem: str) -> None:
         if problem and problem != self.problem:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from egressproxy.model import deep_json
-from egressproxy.model.kinds import ServedKind
+from egressproxy.model.kinds import READ_KINDS, ServedKind
 from egressproxy.model.published_object import Key
 
 #: Parts of `metadata` that are kept: the rest changes often, and decides nothing.
@@ -28,12 +28,15 @@ _ZONE: Final = "topology.kubernetes.io/zone"
 
 
 class Scope(NamedTuple):
-    """What one watch sees: a kind, in one namespace ("": all, or none), of one name or a selector of labels."""
+    """What one watch sees: a kind, in one namespace ("": all, or none), of one name or a selector of labels; or
+    `is_by_name`, which is for many names.
+    """
 
     kind: ServedKind
     namespace: str = ""
     name: str = ""
     labels: str = ""
+    is_by_name: bool = False
 
     def __str__(self) -> str:
         place = f" in namespace {self.namespace}" if self.namespace else ""
@@ -57,6 +60,11 @@ def stored(value: Mapping[str, Any], scope: Scope, version: str) -> tuple[Key, S
     if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
         raise ValueError(f"an object of {scope} has no name")
     kind = scope.kind
+    namespace = metadata.get("namespace", "") if kind.is_namespaced else ""
+    if not isinstance(namespace, str) or scope.namespace not in ("", namespace):
+        raise ValueError(f"an object of {scope} is of another namespace")
+    if scope.name not in ("", metadata["name"]):
+        raise ValueError(f"an object of {scope} has another name")
     kept = {name: metadata[name] for name in _METADATA if metadata.get(name)}
     if isinstance(kept.get("annotations"), dict):
         kept["annotations"] = {name: text for name, text in kept["annotations"].items() if name != _LAST_APPLIED}
@@ -68,7 +76,6 @@ def stored(value: Mapping[str, Any], scope: Scope, version: str) -> tuple[Key, S
     if kind.kind == "EndpointSlice" and version != kind.versions[0]:
         made["apiVersion"] = kind.api_version(kind.versions[0])
         made["endpoints"] = [_with_zone(each) for each in body.get("endpoints") or ()]
-    namespace = metadata.get("namespace", "") if kind.is_namespaced else ""
     key = (kind.group, kind.kind, namespace, metadata["name"])
     packed = deep_json.dumps(made)
     service = (metadata.get("labels") or {}).get(OF_SERVICE, "") if kind.kind == "EndpointSlice" else ""
@@ -88,6 +95,16 @@ def _with_zone(endpoint: Any) -> Any:
 def is_older(version: str, than: str) -> bool:
     """Whether a resource version is before another one, as far as that can be told."""
     return version.isdecimal() and than.isdecimal() and int(version) < int(than)
+
+
+#: Of what is no object of the server's.
+READ_SCOPE: Final = Scope(ServedKind("", READ_KINDS, ("",)))
+
+
+def read_kinds(kinds: Iterable[tuple[str, str]]) -> tuple[Key, StoredObject]:
+    """What tells a compilation that all objects of these kinds (group and kind) are among those that it reads."""
+    manifest = {"apiVersion": "", "kind": READ_KINDS, "read": [list(each) for each in kinds]}
+    return ("", READ_KINDS, "", ""), StoredObject("", json.dumps(manifest).encode(), b"")
 
 
 class ObjectStore:

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError
+from egressproxy.kubernetes.api_client import JSON, UNREACHABLE, AnswerTooLong, ApiClient, ApiError
 from egressproxy.kubernetes.credentials import CredentialsError
 from egressproxy.kubernetes.object_store import ObjectStore, Scope, StoredObject, is_older, stored
 from egressproxy.model import deep_json
@@ -24,12 +24,15 @@ from egressproxy.model.published_object import Key
 
 log = logging.getLogger(__name__)
 
-#: Objects in a page of a list.
+#: Objects in a page of a list, which is smaller where they are too large for one answer; and in all pages.
 PAGE: Final = 500
+MOST_OBJECTS: Final = 500_000
 #: How long the server is asked to keep a watch, at random between these, in seconds; and how long it may be silent
 #: before another one is begun: bookmarks come every minute, and a connection may be stuck on its way.
 WATCH_S: Final = (240.0, 480.0)
 SILENT_S: Final = 150.0
+#: How much longer a watch may last than the server was asked for, before another one is begun.
+LEEWAY_S: Final = 60.0
 #: The pauses after failures. What needs a person (a right, a kind) is tried again less often.
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 5.0
@@ -69,6 +72,7 @@ class Reflector:
         self.version = version
         self._on_change = on_change
         self._can_watch = False
+        self._page = PAGE
 
     @property
     def is_settled(self) -> bool:
@@ -81,6 +85,11 @@ class Reflector:
         kind, namespace = self.scope.kind, self.scope.namespace
         group = f"/apis/{kind.group}/{self.version}" if kind.group else f"/api/{self.version}"
         return f"{group}/namespaces/{namespace}/{kind.plural}" if namespace else f"{group}/{kind.plural}"
+
+    @property
+    def _accepts(self) -> str:
+        """The forms of events."""
+        return JSON
 
     def _params(self, **more: str) -> dict[str, str]:
         scope = self.scope
@@ -127,7 +136,7 @@ class Reflector:
             self._can_watch = False  # what is held stays, until discovery says that the kind is gone
         self.is_refused = error.status in _REFUSED
         is_forbidden = error.status == _FORBIDDEN
-        self._tell(_missing_right(self.scope) if is_forbidden else f"{self.scope} cannot be read: {error}")
+        self._tell(missing_right(self.scope) if is_forbidden else f"{self.scope} cannot be read: {error}")
         return max(min(error.retry_after_s, LONGEST_WAIT_S), FORBIDDEN_PAUSE_S if self.is_refused else 0.0)
 
     def _tell(self, problem: str) -> None:
@@ -138,11 +147,17 @@ class Reflector:
     async def _list(self) -> None:
         found: dict[Key, StoredObject] = {}
         place, continued = "", ""
-        while True:
-            params = self._params(limit=str(PAGE))
+        for _ in range(MOST_OBJECTS):
+            params = self._params(limit=str(self._page))
             if continued:
                 params["continue"] = continued
-            page = await self._client.get(self.path, params)
+            try:
+                page = await self._client.get(self.path, params)
+            except AnswerTooLong:
+                if self._page == 1:
+                    raise
+                self._page = max(1, self._page // 4)
+                continue
             metadata, items = page.get("metadata"), page.get("items")
             if not isinstance(metadata, dict) or not isinstance(items, list | None):
                 raise ValueError(f"the answer for {self.path} is no list")
@@ -150,17 +165,25 @@ class Reflector:
             for item in items or ():
                 key, each = stored(item, self.scope, self.version)
                 found[key] = each
-            continued = metadata.get("continue") or ""
-            if not continued:
+            if len(found) > MOST_OBJECTS:
+                raise ValueError(f"the API server has more than {MOST_OBJECTS} objects")
+            before, continued = continued, metadata.get("continue") or ""
+            if not continued or continued == before or not isinstance(continued, str):
                 break
-        if is_older(place, self.place):
-            raise Stale(f"the API server answers with version {place}, and {self.place} was in force already")
-        self.place = place
+        if continued:
+            raise ValueError("the API server answers with pages without an end")
+        self._begin_at(place)
         self._store.replace(self.scope, found)
         self._can_watch = self.is_synced = True
         self.is_refused = False
         self._tell("")
         self._on_change()
+
+    def _begin_at(self, place: str) -> None:
+        """Watch from this version on. Raises Stale."""
+        if is_older(place, self.place):
+            raise Stale(f"the API server answers with version {place}, and {self.place} was in force already")
+        self.place = place
 
     async def _watch(self) -> None:
         """Until the server ends it. Raises ApiError, and what is in UNREACHABLE."""
@@ -170,19 +193,23 @@ class Reflector:
         )
         has_begun = asyncio.get_running_loop().time()
         try:
-            async for line in self._client.lines(self.path, params, SILENT_S):
-                if not line:
-                    self._tell("")
-                    continue
-                try:
-                    event = deep_json.loads(line)
-                    self._take(event["type"], event["object"])
-                except (ValueError, KeyError, TypeError, AttributeError):
-                    self._can_watch = False  # what else it has said may be missing
-                    raise ValueError(f"an event of {self.scope} cannot be understood") from None
+            async with asyncio.timeout(longest_s + LEEWAY_S) as lasting:
+                async for line in self._client.lines(self.path, params, SILENT_S, self._accepts):
+                    if not line:
+                        self._tell("")
+                        continue
+                    try:
+                        event = deep_json.loads(line)
+                        self._take(event["type"], event["object"])
+                    except (ValueError, KeyError, TypeError, AttributeError):
+                        self._can_watch = False  # what else it has said may be missing
+                        raise ValueError(f"an event of {self.scope} cannot be understood") from None
         except aiohttp.SocketTimeoutError:
             if asyncio.get_running_loop().time() - has_begun < SILENT_S:
                 raise  # it cannot be connected to
+        except TimeoutError:
+            if not lasting.expired():
+                raise
         self._tell("")
 
     def _take(self, what: str, value: dict[str, Any]) -> None:
@@ -193,20 +220,23 @@ class Reflector:
         if is_older(version, self.place):
             return
         if what != "BOOKMARK":
-            key, each = stored(value, self.scope, self.version)
-            if what == "DELETED":
-                self._store.remove(self.scope, key, version)
-            elif what in ("ADDED", "MODIFIED"):
-                self._store.put(self.scope, key, each)
-            else:
+            if what not in ("ADDED", "MODIFIED", "DELETED"):
                 raise ValueError("an unknown kind of event")
+            self._take_object(what, value)
         self.place = version
         self._tell("")
         self._on_change()
 
+    def _take_object(self, what: str, value: dict[str, Any]) -> None:
+        key, each = stored(value, self.scope, self.version)
+        if what == "DELETED":
+            self._store.remove(self.scope, key, each.resource_version)
+        else:
+            self._store.put(self.scope, key, each)
 
-def _missing_right(scope: Scope) -> str:
+
+def missing_right(scope: Scope, verb: str = "list") -> str:
     """What cannot be read, with the rule that would permit it."""
     from egressproxy.kubernetes.access import told  # which most gateways never need
 
-    return told("list", scope.kind.group, scope.kind.plural, scope.namespace, scope.name)
+    return told(verb, scope.kind.group, scope.kind.plural, scope.namespace, scope.name)

@@ -53,6 +53,9 @@ _PROTOTYPE: Final = "ainetworking.prototype.x-k8s.io"
 #: Discovery lists it first: of two groups with a kind `Backend`, kubectl takes the first that it is told of.
 OURS: Final = "egressproxy.io"
 
+#: Among the objects of a cluster: which kinds are read. No API server has it.
+READ_KINDS: Final = "ReadKinds"
+
 CONFIGURED: Final = (
     ServedKind(GATEWAY, "GatewayClass", ("v1", "v1beta1"), ("gc",), is_namespaced=False),
     ServedKind(GATEWAY, "Gateway", ("v1", "v1beta1"), ("gtw", "gw")),

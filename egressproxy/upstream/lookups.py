@@ -49,8 +49,8 @@ class Lookup:
         self.waiters: list[asyncio.Future[Any]] = []
 
 
-class Turns:
-    """The turns of one resolver. A lookup that `begin` or `next` let go is counted until `ended`."""
+class LookupScheduler:
+    """Which lookups of one resolver may begin. A lookup that `begin` or `next` let go is counted until `ended`."""
 
     __slots__ = ("_apart", "_of_domain", "_queue", "asking", "waiting")
 
@@ -179,13 +179,13 @@ class Turns:
                 self._add_to(self._queue, lookup)
 
     def __repr__(self) -> str:
-        return f"Turns({self.asking.total} in progress, {self.waiting.total} wait)"
+        return f"LookupScheduler({self.asking.total} in progress, {self.waiting.total} wait)"
 
 
 class Lookups:
     """`run` asks for a name and calls `end`. `too_late` gets each lookup that has waited for `timeout_s` seconds."""
 
-    __slots__ = ("_run", "_timeout_s", "_too_late", "known", "turns")
+    __slots__ = ("_run", "_timeout_s", "_too_late", "known", "scheduler")
 
     def __init__(
         self,
@@ -197,14 +197,14 @@ class Lookups:
         self._too_late = too_late
         self._timeout_s = timeout_s
         self.known: dict[str, Lookup] = {}  # by host
-        self.turns = Turns()
+        self.scheduler = LookupScheduler()
 
     def start(self, host: str, client: str, now: float) -> Lookup | None:
         """Begin to look up this name for this client, or have it wait; None: the queue is full. `now`: monotonic s."""
         lookup = Lookup(host, client, now)
-        if self.turns.begin(lookup):
+        if self.scheduler.begin(lookup):
             self._begin(lookup)
-        elif self.turns.wait(lookup):
+        elif self.scheduler.wait(lookup):
             lookup.late = asyncio.get_running_loop().call_later(self._timeout_s, self._is_late, lookup)
         else:
             return None
@@ -214,12 +214,12 @@ class Lookups:
     def end(self, lookup: Lookup) -> None:
         """Remove a finished lookup, and begin the next lookups in the queue."""
         del self.known[lookup.host]
-        self.turns.ended(lookup)
+        self.scheduler.ended(lookup)
         self._begin_next()
 
     def close(self) -> None:
         """Stop all lookups; their waiters get CancelledError."""
-        self.turns.clear()
+        self.scheduler.clear()
         for lookup in list(self.known.values()):
             if lookup.task is not None:
                 lookup.task.cancel()
@@ -234,18 +234,18 @@ class Lookups:
 
     def _begin_next(self) -> None:
         """Begin the lookups whose turn it is. Those for which nobody waits any more are dropped."""
-        while (lookup := self.turns.next()) is not None:
+        while (lookup := self.scheduler.next()) is not None:
             if all(waiter.done() for waiter in lookup.waiters):
                 self._stop_waiting(lookup)
                 del self.known[lookup.host]
-                self.turns.ended(lookup)
+                self.scheduler.ended(lookup)
             else:
                 self._begin(lookup)
 
     def _is_late(self, lookup: Lookup) -> None:
         lookup.late = None
         del self.known[lookup.host]
-        self.turns.leave(lookup)
+        self.scheduler.leave(lookup)
         self._begin_next()
         self._too_late(lookup)
 
@@ -256,4 +256,4 @@ class Lookups:
             lookup.late = None
 
     def __repr__(self) -> str:
-        return f"Lookups({self.turns.asking.total} under way, {self.turns.waiting.total} wait)"
+        return f"Lookups({self.scheduler.asking.total} under way, {self.scheduler.waiting.total} wait)"

@@ -174,14 +174,14 @@ class Resolver:
         too_many = client != "" and self._waiting.of(client) >= MAX_WAITERS_OF_CLIENT
         if lookup is None or too_many or self._waiting.total >= MAX_WAITERS:
             self._stats("error")
-            whose = " of this client" if too_many or self._lookups.turns.has_its_share(client) else ""
+            whose = " of this client" if too_many or self._lookups.scheduler.has_its_share(client) else ""
             failure = NameFailure(Reason.DNS_ERROR, f"too many names{whose} are being looked up")
             waiter.set_exception(failure.fault(host))
             return waiter
         self._waiting.add(client)
         waiter.add_done_callback(partial(self._left, client))
         lookup.waiters.append(waiter)
-        self._lookups.turns.join(lookup, client)
+        self._lookups.scheduler.join(lookup, client)
         if stale is not None:
             loop.call_later(STALE_AFTER_S, self._use_stale, waiter, stale)
         return waiter
@@ -209,7 +209,7 @@ class Resolver:
     def _prefetch(self, host: str, entry: KnownName, now: float) -> None:
         """Ask for a name that is in use before what is known of it expires, unless there is much to ask for already."""
         entry.prefetch_at = math.inf
-        is_busy = self._lookups.turns.asking.total >= MAX_PREFETCHES
+        is_busy = self._lookups.scheduler.asking.total >= MAX_PREFETCHES
         if not is_busy and host not in self._lookups.known and not self._without_dns(host):
             self._lookups.start(host, "", now)
 

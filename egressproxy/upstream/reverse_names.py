@@ -67,7 +67,7 @@ class ReverseNames:
             waiter.set_result(_TOO_MANY)
             return waiter
         lookup.waiters.append(waiter)
-        self._lookups.turns.join(lookup, client)
+        self._lookups.scheduler.join(lookup, client)
         return waiter
 
     def close(self) -> None:

@@ -135,6 +135,7 @@ def test_every_object_of_ours_in_the_schema_is_closed():
         ("source=files,gateway.create=false", "there is no configuration"),
         ("listeners=null", "listeners is empty"),
         ("networkPolicy.clients.enabled=true", "networkPolicy.clients.namespaces is empty"),
+        ("networkPolicy.ingress.enabled=true,metrics.podMonitor.enabled=true", "metricsFrom is empty, so that nobody"),
         ("podDisruptionBudget.minAvailable=1", "podDisruptionBudget has minAvailable and maxUnavailable"),
         ("mode=sidecar,sidecar.listener=x", "sidecar.listener: no listener is called x"),
         ("config.gateway\\.yaml=x", "config: gateway.yaml is the file of the Gateway that the chart makes"),
@@ -330,9 +331,10 @@ def test_rights_are_those_that_the_gateway_says_it_needs(namespaces: list[str]):
     home = "egressproxy-system"
     words = ["--set", "rbac.pods=true"]
     if namespaces:
-        words += ["--set", f"watchNamespaces={{{','.join(namespaces)}}}"]
+        words += ["--set", f"watchNamespaces={{{','.join(namespaces)}}},rbac.gatewayClasses={{more}}"]
         namespaces = [*namespaces, home]
-    needs = access.needed(access.Needs(namespaces=tuple(namespaces), published=(home, "egressproxy")))
+    classes = ("egressproxy", "more") if namespaces else ("egressproxy",)
+    needs = access.needed(access.Needs(namespaces=tuple(namespaces), published=(home, "egressproxy"), classes=classes))
     wanted = {
         (namespace, rule.group, resource, name, verb)
         for namespace, rules in needs.items()
@@ -416,6 +418,17 @@ def test_the_service_has_a_port_for_each_listener():
 def test_a_service_of_a_daemonset_stays_on_the_node():
     assert one("Service", rendered(CHART / "ci/daemonset.yaml"))["spec"]["internalTrafficPolicy"] == "Local"
     assert of_kind("Service", rendered(CHART / "ci/daemonset-host.yaml")) == []
+
+
+def test_nobody_scrapes_who_is_not_named():
+    words = ["--set", "networkPolicy.ingress.enabled=true,metrics.port=15990"]
+    assert "15990" not in str(one("NetworkPolicy", template(*words))["spec"])
+    words += ["--set", "networkPolicy.ingress.metricsFrom[0].podSelector.matchLabels.a=b"]
+    _, scrapes = one("NetworkPolicy", template(*words))["spec"]["ingress"]
+    assert scrapes == {
+        "from": [{"podSelector": {"matchLabels": {"a": "b"}}}],
+        "ports": [{"protocol": "TCP", "port": 15990}],
+    }
 
 
 def test_the_only_way_out_leads_to_the_gateways_pods():

@@ -14,7 +14,7 @@ import pytest
 from egressproxy.kubernetes import api_client
 from egressproxy.kubernetes import reflector as reflecting
 from egressproxy.kubernetes.api_client import ApiClient
-from egressproxy.kubernetes.object_store import ObjectStore, Scope
+from egressproxy.kubernetes.object_store import ObjectStore, Scope, stored
 from egressproxy.kubernetes.reflector import Reflector
 from egressproxy.model.deep_json import is_too_deep
 from egressproxy.model.kinds import CONFIGURED
@@ -59,8 +59,10 @@ class Watched:
 
 
 @asynccontextmanager
-async def watched(folder: Path, *names: str, place: str = "") -> AsyncIterator[Watched]:
-    server = ApiServer()
+async def watched(
+    folder: Path, *names: str, place: str = "", server: ApiServer | None = None
+) -> AsyncIterator[Watched]:
+    server = server or ApiServer()
     for name in names:
         server.put(route(name))
     async with server.running():
@@ -149,11 +151,11 @@ async def test_a_missing_right_is_told_by_name_and_tried_again(tmp_path):
 async def test_an_event_that_makes_no_sense_has_all_listed_again(tmp_path, monkeypatch, line):
     real, said = ApiClient.lines, []
 
-    async def lines(self: ApiClient, path: str, params: Any, silent_s: float) -> AsyncIterator[bytes]:
+    async def lines(self: ApiClient, path: str, params: Any, silent_s: float, accept: str) -> AsyncIterator[bytes]:
         if not said:
             said.append(line)
             yield line
-        async for each in real(self, path, params, silent_s):
+        async for each in real(self, path, params, silent_s, accept):
             yield each
 
     monkeypatch.setattr(ApiClient, "lines", lines)
@@ -221,3 +223,59 @@ async def test_a_watch_of_which_nothing_comes_is_begun_again(tmp_path, monkeypat
         await it.until(lambda: "r2" in it.hostnames())
         assert not it.reflector.problem
         assert len(it.server.asked("httproutes", "limit=")) == 1
+
+
+def listing(*items: Any, more: str = "") -> dict[str, Any]:
+    return {"metadata": {"resourceVersion": "7", **({"continue": more} if more else {})}, "items": list(items)}
+
+
+async def test_objects_that_are_too_many_for_one_answer_come_in_smaller_pages(tmp_path, monkeypatch):
+    """Somebody who writes large routes holds up nobody's."""
+    monkeypatch.setattr(api_client, "MAX_ANSWER", 20_000)
+    server = ApiServer()
+    for number in range(12):
+        server.put({**route(f"r{number}"), "spec": {"hostnames": ["a.example"], "x": "y" * 4000}})
+    async with watched(tmp_path, server=server) as it:
+        await it.until(lambda: len(it.hostnames()) == 12)
+        assert it.reflector.problem == ""
+
+
+@pytest.mark.parametrize(
+    ("pages", "why"),
+    [
+        (lambda number: listing(more="same"), "pages without an end"),
+        (lambda number: listing(route(f"r{number}"), route(f"s{number}"), more=str(number)), "more than 5 objects"),
+    ],
+)
+async def test_pages_without_an_end_are_given_up(tmp_path, monkeypatch, pages, why):
+    monkeypatch.setattr(reflecting, "MOST_OBJECTS", 5)
+    count = iter(range(10_000))
+
+    async def get(_self: ApiClient, _path: str, *_more: Any) -> dict[str, Any]:
+        return pages(next(count))
+
+    monkeypatch.setattr(ApiClient, "get", get)
+    async with watched(tmp_path) as it:
+        await it.until(lambda: why in it.reflector.problem)
+
+
+@pytest.mark.parametrize("namespace", ["elsewhere", None, 5])
+async def test_an_object_of_another_namespace_than_was_asked_for_is_not_taken(namespace):
+    value = route("r")
+    value["metadata"]["namespace"] = namespace
+    with pytest.raises(ValueError, match="is of another namespace"):
+        stored(value, Scope(ROUTES, "team"), "v1")
+
+
+async def test_an_object_of_another_name_than_was_asked_for_is_not_taken():
+    with pytest.raises(ValueError, match="has another name"):
+        stored(route("r"), Scope(ROUTES, "team", "other"), "v1")
+
+
+async def test_a_watch_that_the_server_does_not_end_is_begun_again(tmp_path, monkeypatch):
+    monkeypatch.setattr(reflecting, "WATCH_S", (0.0, 0.0))
+    monkeypatch.setattr(reflecting, "LEEWAY_S", 0.05)
+    server = ApiServer()
+    async with watched(tmp_path, server=server) as it:
+        await until(lambda: len(server.asked("httproutes", "watch=1")) > 2)
+        assert it.reflector.problem == ""

@@ -28,6 +28,7 @@ class ApiServer:
         self.objects: dict[tuple[str, str, str], dict[str, Any]] = {}
         self.version = 100
         self.forbidden: set[str] = set()  # plurals
+        self.named_only: set[str] = set()  # plurals that may be read by name alone
         self.invalid: set[str] = set()  # plurals for which requests are no good
         self.fields: dict[str, tuple[str, str]] = {}  # by plural: the list that its status has, and a field in it
         self.forgotten = 0  # watches from before this version get 410
@@ -154,7 +155,8 @@ class ApiServer:
         kind = next((each for each in self.kinds if (each.group, each.plural) == (group, plural)), None)
         if kind is None or version not in kind.versions:
             return _error(404, "NotFound")
-        if plural in self.forbidden:
+        is_one = bool(more) or "metadata.name" in request.query.get("fieldSelector", "")
+        if plural in self.forbidden or (plural in self.named_only and not is_one):
             return _error(403, "Forbidden")
         if plural in self.invalid:
             return _error(400, "BadRequest")

@@ -60,11 +60,11 @@ async def test_a_client_with_its_share_waits_while_others_begin(bench: Bench, mo
     for host, client in (("a.1", "a"), ("b.2", "a"), ("c.3", "b"), ("d.4", ""), ("e.5", "")):
         assert bench.wish(host, client)
     assert bench.under_way() == ["a.1", "c.3", "d.4", "e.5"], "our own wishes have no share"
-    assert not bench.lookups.turns.has_its_share("a"), "it may wait"
-    bench.lookups.turns.waiting.share = 1
+    assert not bench.lookups.scheduler.has_its_share("a"), "it may wait"
+    bench.lookups.scheduler.waiting.share = 1
     assert bench.wish("f.6", "a") is None
-    assert bench.lookups.turns.has_its_share("a")
-    assert not bench.lookups.turns.has_its_share("")
+    assert bench.lookups.scheduler.has_its_share("a")
+    assert not bench.lookups.scheduler.has_its_share("")
     bench.ends("c.3")
     assert "b.2" not in bench.under_way()
     bench.ends("a.1")
@@ -90,8 +90,8 @@ async def test_a_name_that_two_wish_for_begins_with_the_turn_of_either(bench: Be
     for host in ("a.1", "b.2", "c.3"):
         bench.wish(host, "a")
     wanted = bench.lookups.known["c.3"]
-    bench.lookups.turns.join(wanted, "b")
-    bench.lookups.turns.join(wanted, "b")
+    bench.lookups.scheduler.join(wanted, "b")
+    bench.lookups.scheduler.join(wanted, "b")
     assert repr(bench.lookups) == "Lookups(1 under way, 3 wait)"
     bench.ends("a.1")
     bench.ends("b.2")
@@ -111,7 +111,7 @@ async def test_what_nobody_waits_for_any_more_does_not_begin(bench: Bench, monke
 
 async def test_places_to_wait_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(lookups, "MAX_LOOKUPS", 0)
-    bench.lookups.turns.waiting.limit = 1
+    bench.lookups.scheduler.waiting.limit = 1
     assert bench.wish("a.1", "a")
     assert bench.wish("b.2", "b") is None
     assert list(bench.lookups.known) == ["a.1"]

@@ -444,7 +444,7 @@ async def test_the_cache_is_bounded_by_what_it_takes(bench: Bench, monkeypatch: 
 
 async def test_lookups_and_waiters_are_bounded(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(lookups, "MAX_LOOKUPS", 2)
-    bench.resolver._lookups.turns.waiting.limit = 0
+    bench.resolver._lookups.scheduler.waiting.limit = 0
     monkeypatch.setattr(resolver_module, "MAX_WAITERS", 3)
     bench.server.zone["*"] = Rule(("192.0.2.1",), gate=asyncio.Event())
     waiting = [bench.resolver.resolve(name) for name in ("a.test", "b.test", "a.test")]
@@ -460,7 +460,7 @@ async def test_lookups_and_waiters_are_bounded(bench: Bench, monkeypatch: pytest
 async def test_one_client_leaves_lookups_and_waiters_for_others(bench: Bench, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(lookups, "MAX_LOOKUPS_OF_CLIENT", 2)
     monkeypatch.setattr(resolver_module, "MAX_WAITERS_OF_CLIENT", 3)
-    bench.resolver._lookups.turns.waiting.share = 0
+    bench.resolver._lookups.scheduler.waiting.share = 0
     gate = asyncio.Event()
     bench.server.zone["*"] = Rule(("192.0.2.1",), gate=gate)
     waiting = [bench.resolver.resolve(name, "greedy") for name in ("a.test", "b.other", "a.test")]
@@ -534,7 +534,7 @@ async def test_names_that_need_no_query_are_answered_while_every_place_for_one_i
     (bench.folder / "hosts").write_text("10.0.0.2 file.test\n")
     bench.server.zone["*"] = Rule(silent=True)
     bench.make(hosts=(("policy.test", (ip_address("10.0.0.1"),)),))
-    bench.resolver._lookups.turns.waiting.limit = 0
+    bench.resolver._lookups.scheduler.waiting.limit = 0
     waiting = bench.resolver.resolve("a.test")
     assert "too many" in (await bench.fault("b.test")).detail
     assert await bench.addresses("policy.test") == ["10.0.0.1"]

@@ -40,6 +40,8 @@ T = TypeVar("T")
 #: Under which keys people keep a credential, for references that say none: the first that is there.
 CREDENTIAL_KEYS: Final = ("token", "apiKey", "api-key")
 #: What an editor leaves at the end of a Secret; the injector takes it off.
+#: The label that each Namespace has.
+_NAME: Final = "kubernetes.io/metadata.name"
 _SPACE: Final = b" \t\r\n"
 _TRUST_BUNDLE: Final = (ClusterTrustBundle.GROUP, ClusterTrustBundle.KIND)
 
@@ -107,7 +109,7 @@ class References:
                     self._grants[grant.namespace].add(entry)
 
     def is_allowed(self, allowed: RouteNamespaces, namespace: str, home: str) -> bool:
-        """Whether objects of `namespace` may attach to one in `home`; each has `kubernetes.io/metadata.name`."""
+        """Whether objects of `namespace` may attach to one in `home`."""
         match allowed.from_:
             case "All":
                 return True
@@ -117,7 +119,9 @@ class References:
                 declared = self._resources.find(Namespace, "", namespace)
                 labels = declared.metadata.labels if declared is not None else {}
                 selector = allowed.selector
-                return selector is not None and selector.matches({**labels, "kubernetes.io/metadata.name": namespace})
+                if selector is None or (declared is None and self._resources.has_cluster and selector.keys - {_NAME}):
+                    return False  # in a cluster a Namespace is there; it was not read
+                return selector.matches({**labels, _NAME: namespace})
         return False
 
     def namespace_of(self, source: Resource, ref: Reference) -> str:
@@ -195,10 +199,13 @@ class References:
             raise self.not_found("NotFound", ref.group, ref.kind, *place, needs_grant=source.NAMESPACED)
         return tuple(found.keys)
 
-    @property
     def pods(self) -> Sequence[Pod]:
-        """All Pods, for identity by address."""
+        """All Pods, for identity by address. Raises UnresolvedRef where those of the cluster are not read."""
         self._resources.wanted.add(("", Pod.KIND, "", ""))
+        if not self._resources.is_read(Pod):
+            raise UnresolvedRef(
+                "NotFound", "the Pods of the cluster are not read (`rbac.pods` of the chart permits it)"
+            )
         return self._resources.of(Pod)
 
     def not_found(

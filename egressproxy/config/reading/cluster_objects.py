@@ -27,6 +27,7 @@ from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.resources.routes import GrpcRoute, HttpRoute, TcpRoute, TlsRoute
 from egressproxy.config.resources.x_backend import XBackend
 from egressproxy.model import deep_json
+from egressproxy.model.kinds import READ_KINDS
 
 #: Written by somebody who is trusted with less than a file of the operator's.
 _ORIGIN: Final = Origin(is_from_api=True, is_from_cluster=True)
@@ -62,15 +63,19 @@ _TARGETS: Final = {
 
 
 def cluster_objects(
-    packed: bytes, tell: Callable[[Problem], None], others: Iterable[Resource] = ()
+    packed: bytes, tell: Callable[[Problem], None], others: Iterable[Resource], read: set[tuple[str, str]]
 ) -> Iterator[Resource]:
     """The objects of `kubernetes.cluster_source`; `tell` is called for each that is not served as it is written.
-    `others` are objects from elsewhere, which policies may be for, too.
+    `others` are objects from elsewhere, which policies may be for, too. `read` gets the kinds (group and kind) of which
+    the source says that all are among them.
     """
     everything, unknown = list(others), []
     for line in zlib.decompress(packed).split(b"\n"):
         if line:
             value: dict[str, Any] = deep_json.loads(line)
+            if value["kind"] == READ_KINDS:
+                read |= {(group, kind) for group, kind in value["read"]}
+                continue
             made = _read(value, tell, is_too_deep=deep_json.is_too_deep(line))
             if isinstance(made, Resource):
                 everything.append(made)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -51,10 +51,11 @@ class ResourceSet:
 
     `problems` is why it must not be put into service, and `broken` what is missing for that: see `read_all`. `wanted`
     are the keys of objects that were looked up, of the kinds in `BY_REFERENCE`, whether they are there or not; of Pods
-    it is one key without a name.
+    it is one key without a name. `read`: where objects of a cluster are among them, the kinds of which the cluster says
+    that all are.
     """
 
-    __slots__ = ("_by_class", "broken", "by_key", "objects", "problems", "wanted", "warnings")
+    __slots__ = ("_by_class", "broken", "by_key", "objects", "problems", "read", "wanted", "warnings")
 
     def __init__(
         self,
@@ -62,7 +63,9 @@ class ResourceSet:
         warnings: Iterable[Problem] = (),
         problems: Iterable[Problem] = (),
         broken: BrokenObjects | None = None,
+        read: Collection[tuple[str, str]] | None = None,
     ) -> None:
+        self.read = read
         self.objects: tuple[Resource, ...] = tuple(objects)
         self.warnings: tuple[Problem, ...] = tuple(warnings)
         self.problems: tuple[Problem, ...] = tuple(problems)
@@ -93,6 +96,17 @@ class ResourceSet:
         """One object of a class; the namespace does not matter for cluster-scoped kinds."""
         found = self.get(kind.GROUP, kind.KIND, namespace if kind.NAMESPACED else "", name)
         return found if isinstance(found, kind) else None
+
+    @property
+    def has_cluster(self) -> bool:
+        """Whether objects of a cluster are among them."""
+        return self.read is not None
+
+    def is_read(self, kind: type[Resource]) -> bool:
+        """Whether all objects of a kind are among them, as far as the cluster has any: of those that are read all at
+        once, and only where somebody has asked.
+        """
+        return self.read is None or (kind.GROUP, kind.KIND) in self.read
 
     def of(self, kind: type[R]) -> tuple[R, ...]:
         """All objects of a class, in the order of files."""
@@ -170,6 +184,7 @@ class _ManifestReader:
         self.objects: dict[Key, Resource] = {}
         self.problems: list[Problem] = []
         self.warnings: list[Problem] = []
+        self.read_kinds: set[tuple[str, str]] | None = None  # with objects of a cluster: see ResourceSet
         self.unread: list[Problem] = []  # folders with files, and no manifest among them
         self.broken = BrokenObjects()
         self._origin = Origin()  # of the file that is being read
@@ -182,7 +197,8 @@ class _ManifestReader:
 
     def finish(self) -> ResourceSet:
         """What was read, and what is wrong with it."""
-        return ResourceSet(self.objects.values(), (*self.unread, *self.warnings), self.problems, self.broken)
+        warnings = (*self.unread, *self.warnings)
+        return ResourceSet(self.objects.values(), warnings, self.problems, self.broken, self.read_kinds)
 
     def files(self, path: Path) -> list[Path]:
         """The file itself, or the manifests of a folder."""
@@ -232,7 +248,8 @@ class _ManifestReader:
         def tell(problem: Problem) -> None:
             (self.problems if problem.severity is Severity.ERROR else self.warnings).append(problem)
 
-        for made in cluster_objects(packed, tell, tuple(self.objects.values())):
+        self.read_kinds = set()
+        for made in cluster_objects(packed, tell, tuple(self.objects.values()), self.read_kinds):
             first = self.objects.setdefault(made.key, made)
             if first is not made:
                 message = f"the object of this name in {first.origin} stands in its place"

@@ -224,6 +224,11 @@ class LabelSelector(Model):
     match_expressions: tuple[LabelSelectorRequirement, ...] = ()
     """Further conditions on labels."""
 
+    @property
+    def keys(self) -> set[str]:
+        """The labels that it asks for."""
+        return {*self.match_labels, *(each.key for each in self.match_expressions)}
+
     def matches(self, labels: Mapping[str, str]) -> bool:
         """Whether an object with these labels is selected."""
         return all(labels.get(k) == v for k, v in self.match_labels.items()) and all(

@@ -83,7 +83,9 @@ def _changed(resources: ResourceSet, write: Write, folder: Path, waiting: tuple[
         assert old is not None
         _check_preconditions(write, body, current)
         write = replace(write, is_dry_run=_is_tried(write, body))
-        rest = ResourceSet((each for each in resources.objects if each is not old), resources.warnings)
+        rest = ResourceSet(
+            (each for each in resources.objects if each is not old), resources.warnings, read=resources.read
+        )
         return AppliedWrite(write, rest, old, "", Path(old.origin.file))
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     manifest, warnings = _made(write, current, body, now)
@@ -100,7 +102,7 @@ def _changed(resources: ResourceSet, write: Write, folder: Path, waiting: tuple[
         raise refusal_of(error, write, file) from None
     assert made.key[:2] == write.key[:2]
     objects = [made if each is old else each for each in resources.objects]
-    together = ResourceSet(objects if old is not None else [*objects, made], resources.warnings)
+    together = ResourceSet(objects if old is not None else [*objects, made], resources.warnings, read=resources.read)
     return AppliedWrite(write, together, made, text, file, current is None, False, warnings, size)
 
 

@@ -7,10 +7,12 @@ that they speak. A version is one set of meanings; a field that may be missing t
     successor                                    predecessor
     hello {versions, release, pid}          ->
                                             <-   hello {version, release, pid}, or refused {why}
-    switch                                  ->                       (from here on the predecessor changes nothing)
+    switch                                  ->                       (from here on reloads wait at the predecessor)
                                             <-   socket {giver, kept} with the descriptor, for each
                                             <-   lock with the descriptor of the state folder's lock, if it has one
                                             <-   killed {identities}: the last of these
+    working                                 ->   every second, until it serves
+                                            <-   kill {name, kills, why}   as often as need be, until `done`
     serving {places}                        ->                       (from here on the predecessor drains)
                                             <-   done
     kill {name, kills, why}                 ->   as often as need be, until the predecessor has ended
@@ -26,13 +28,16 @@ import json
 import os
 import socket
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
+from egressproxy.model.kill_switch import KillChange
 from egressproxy.processes.workers.channel import FrameChannel
 
 VERSIONS: Final = (1,)
+#: How often a successor says that it works, in seconds.
+WORKING_S: Final = 1.0
 _CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
@@ -41,6 +46,7 @@ class Conversation:
 
     def __init__(self, sock: socket.socket, on_end: Callable[[], None] = lambda: None) -> None:
         self.peer, self.peer_user = peer_of(sock)
+        self.withdrawn = asyncio.Event()  # the other end has said so
         self._heard: asyncio.Queue[tuple[dict[str, Any], list[int]] | None] = asyncio.Queue()
         self._on_end = on_end
         self._channel = FrameChannel(sock, self._on_frame, self._ended)
@@ -64,6 +70,10 @@ class Conversation:
         fields, descriptors = said
         return fields["type"], fields, descriptors
 
+    def say_kill(self, change: KillChange) -> None:
+        """As `kill_of` reads it."""
+        self.say("kill", name=change.name, kills=change.kills, why=change.why)
+
     def close(self) -> None:
         self._channel.close()
         while not self._heard.empty():
@@ -81,11 +91,18 @@ class Conversation:
             self._channel.close()
             self._ended()
             return
+        if said["type"] == "withdrawn":
+            self.withdrawn.set()
         self._heard.put_nowait((said, descriptors))
 
     def _ended(self) -> None:
         self._heard.put_nowait(None)
         self._on_end()
+
+
+def kill_of(fields: Mapping[str, Any]) -> KillChange:
+    """The change that a message `kill` tells."""
+    return KillChange(str(fields.get("name")), fields.get("kills") is True, str(fields.get("why")))
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int]:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import socket
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import Any, Final
 
 from egressproxy import __version__
 from egressproxy.model.kill_switch import KillChange, KilledIdentities, KilledIdentity
 from egressproxy.net.listening_sockets import ListeningSockets, Place
-from egressproxy.processes.takeover.messages import VERSIONS, Conversation, close_all
+from egressproxy.processes.takeover.messages import VERSIONS, WORKING_S, Conversation, close_all, kill_of
 from egressproxy.processes.workers.fleet import ConfigRefused
 
 log = logging.getLogger("egressproxy")
@@ -30,10 +31,15 @@ class Predecessor:
         #: Descriptor of the lock of its state folder; whoever takes it sets it to None.
         self.lock: int | None = None
         self.killed = KilledIdentities()
+        self._working: asyncio.Task[None] | None = None
 
     @property
     def pid(self) -> int:
         return self._conversation.peer
+
+    async def wait_withdrawn(self) -> None:
+        """Until it keeps its place after all: `serving` says why."""
+        await self._conversation.withdrawn.wait()
 
     @classmethod
     async def find(cls, path: Path) -> Predecessor | None:
@@ -67,10 +73,11 @@ class Predecessor:
         return found
 
     async def switch(self, sockets: ListeningSockets) -> None:
-        """Get what it has. It changes nothing of that until `serving`, or the end of this process. Where it ends
-        meanwhile, this process goes on with what has come. Raises ConfigRefused.
+        """Get what it has. Until `serving`, or the end of this process, its reloads wait, for as long as it lets them.
+        Where it ends meanwhile, this process goes on with what has come. Raises ConfigRefused.
         """
         self._conversation.say("switch")
+        self._working = asyncio.create_task(self._tell_working())
         try:
             while True:
                 kind, fields, descriptors = await self._said()
@@ -91,21 +98,39 @@ class Predecessor:
         except EOFError:
             log.warning("process %d has ended while this one took its place", self.pid)
 
-    async def serving(self, places: Iterable[Place]) -> None:
-        """This process accepts connections at these places that it was given. Raises ConfigRefused where the other one
-        has withdrawn.
+    async def _tell_working(self) -> None:
+        while True:
+            self._conversation.say("working")
+            await asyncio.sleep(WORKING_S)
+
+    async def serving(self, places: Iterable[Place], follow: Callable[[KillChange], Awaitable[None]]) -> None:
+        """This process accepts connections at these places that it was given. What the kill switch was told since
+        `switch` is given to `follow`. Raises ConfigRefused where the other one has withdrawn.
         """
+        self._end_working()
         self._conversation.say("serving", places=list(places))
         try:
-            await self._next("done")
+            while True:
+                kind, fields, descriptors = await self._said()
+                close_all(descriptors)
+                if kind == "kill":
+                    await follow(kill_of(fields))
+                elif kind == "done":
+                    return
         except EOFError:
             log.warning("process %d has ended while this one took its place", self.pid)
 
+    def _end_working(self) -> None:
+        if self._working is not None:
+            self._working.cancel()
+            self._working = None
+
     def kill(self, change: KillChange) -> None:
         """What is under way there for this client is cut, too. Once it has ended: nothing."""
-        self._conversation.say("kill", name=change.name, kills=change.kills, why=change.why)
+        self._conversation.say_kill(change)
 
     def close(self) -> None:
+        self._end_working()
         self._conversation.close()
         if self.lock is not None:
             os.close(self.lock)

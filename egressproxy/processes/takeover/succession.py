@@ -15,20 +15,23 @@ from pathlib import Path
 from typing import Any, Final
 
 from egressproxy import __version__
-from egressproxy.model.kill_switch import KillChange
 from egressproxy.model.unix_socket import SCHEME
 from egressproxy.net.listening import UNIX_REMEDIES
 from egressproxy.net.listening_sockets import ListeningSockets, Place
-from egressproxy.processes.takeover.messages import VERSIONS, Conversation, close_all
+from egressproxy.net.wanted_lock import WantedLock
+from egressproxy.processes.takeover.messages import VERSIONS, Conversation, close_all, kill_of
 from egressproxy.processes.workers.fleet import ConfigRefused
 from egressproxy.processes.workers.kill_switch import KillSwitch
 
 log = logging.getLogger("egressproxy")
 
 #: From the first word of a successor to its request, in which it starts its processes, and from there to its service,
-#: in which it reads and builds its configuration. No reload and no write is served here in the second of the two.
-START_S: Final = 120.0
+#: in which it reads and builds its configuration.
+START_S: Final = 30.0
 SWITCH_S: Final = 120.0
+#: In the second of the two: how long a reload or a write waits for it, and how long it may say nothing at all.
+HOLD_S: Final = 20.0
+QUIET_S: Final = 5.0
 #: Without descriptors: how long nobody is let in.
 PAUSE_S: Final = 1.0
 
@@ -36,13 +39,14 @@ PAUSE_S: Final = 1.0
 class Succession:
     """Serves the path once `start` has been called. Belongs to the event loop.
 
-    `taking` is held while a configuration is put into service; `state_lock` gives the descriptor that holds the state
-    folder. `succeeded` is told which process serves now, and on which of our places: this one drains then, and writes
-    nothing more to the state folder.
+    `taking` is held while a configuration is put into service, and by us while a successor builds its own, for at most
+    HOLD_S where somebody waits for it. The kill switch never waits. `state_lock` gives the descriptor that holds the
+    state folder. `succeeded` is told which process serves now, and on which of our places: this one drains then, and
+    writes nothing more to the state folder.
     """
 
     def __init__(
-        self, path: Path, sockets: ListeningSockets, taking: asyncio.Lock, kill_switch: KillSwitch,
+        self, path: Path, sockets: ListeningSockets, taking: WantedLock, kill_switch: KillSwitch,
         state_lock: Callable[[], int | None], succeeded: Callable[[int, frozenset[Place]], None],
     ) -> None:  # fmt: skip
         self._path = path
@@ -126,8 +130,7 @@ class Succession:
                 kind, fields, descriptors = await successor.next()
                 close_all(descriptors)
                 if kind == "kill":
-                    change = KillChange(str(fields.get("name")), fields.get("kills") is True, str(fields.get("why")))
-                    await self._kill_switch.follow(change)
+                    await self._kill_switch.follow(kill_of(fields))
         except (EOFError, TimeoutError):
             pass
         finally:
@@ -155,29 +158,69 @@ class Succession:
 
     async def _hand_over(self, successor: Conversation) -> bool:
         """Whether it serves. Where it does not, nothing has changed here."""
+        listeners = self._kill_switch.told
         try:
             await _said(successor, "switch", START_S)
-            async with self._taking, self._kill_switch.turn:
-                self._give(successor)
-                serving = await _said(successor, "serving", SWITCH_S)
+            async with self._taking:
+                async with self._kill_switch.turn:
+                    self._give(successor)
+                    listeners.append(successor.say_kill)
+                serving = await self._serving(successor)
                 taken = frozenset((str(address), int(port)) for address, port in serving["places"])
-                self._sockets.leave_paths(taken)
-                self._kill_switch.leave(successor.peer)
-                self._succeeded(successor.peer, taken)
+                async with self._kill_switch.turn:
+                    self._sockets.leave_paths(taken)
+                    self._kill_switch.leave(successor.peer)
+                    self._succeeded(successor.peer, taken)
         except EOFError:
             log.warning("process %d has ended before it served: this one goes on", successor.peer)
             return False
-        except TimeoutError:
-            log.warning("process %d has not come to serve within %g s: this one goes on", successor.peer, SWITCH_S)
-            successor.say("withdrawn", why=f"it took longer than {SWITCH_S:g} s")
+        except TimeoutError as error:
+            why = str(error) or f"it has not asked for the sockets within {START_S:g} s"
+            log.warning("process %d is given up, and this one goes on: %s", successor.peer, why)
+            successor.say("withdrawn", why=why)
             return False
         except (KeyError, TypeError, ValueError):
             log.warning("process %d does not say what it serves: this one goes on", successor.peer)
             successor.say("withdrawn", why="it has not said what it serves")
             return False
+        finally:
+            if successor.say_kill in listeners:
+                listeners.remove(successor.say_kill)
         self.stop()
         successor.say("done")
         return True
+
+    async def _serving(self, successor: Conversation) -> dict[str, Any]:
+        """What it says once it serves. Raises EOFError, and TimeoutError with a sentence."""
+        loop = asyncio.get_running_loop()
+        last = loop.time() + SWITCH_S
+        too_long = f"it has not come to serve within {SWITCH_S:g} s"
+        wanted = asyncio.create_task(self._taking.wait_wanted())
+        hearing = asyncio.create_task(successor.next())
+        heard_at = loop.time()
+        try:
+            while True:
+                until = min(last, heard_at + QUIET_S)
+                waited = (hearing,) if wanted.done() else (hearing, wanted)
+                await asyncio.wait(waited, timeout=until - loop.time(), return_when=asyncio.FIRST_COMPLETED)
+                if wanted.done() and loop.time() + HOLD_S < last:
+                    last = loop.time() + HOLD_S
+                    too_long = f"a reload or a write has waited for it for {HOLD_S:g} s"
+                    log.info("a reload waits for process %d, for %g s at most", successor.peer, HOLD_S)
+                if hearing.done():
+                    kind, fields, descriptors = hearing.result()
+                    close_all(descriptors)
+                    if kind == "serving":
+                        return fields
+                    heard_at = loop.time()
+                    hearing = asyncio.create_task(successor.next())
+                elif loop.time() >= last:
+                    raise TimeoutError(too_long)
+                elif loop.time() >= heard_at + QUIET_S:
+                    raise TimeoutError(f"it has said nothing for {QUIET_S:g} s")
+        finally:
+            wanted.cancel()
+            hearing.cancel()
 
     def _give(self, successor: Conversation) -> None:
         for given in self._sockets.to_give():

@@ -35,7 +35,7 @@ class KillSwitch:
         self._file = folder / NAME if folder is not None else None
         self._killed = KilledIdentities()
         self.turn = asyncio.Lock()  # held while something changes
-        self.told: Callable[[KillChange], None] | None = None  # who is told of a change that holds
+        self.told: list[Callable[[KillChange], None]] = []  # who is told of a change that holds
         self._successor = 0  # the process that has this one's place
         self._changes: set[asyncio.Task[int]] = set()
         metrics.add_gauge(
@@ -83,11 +83,15 @@ class KillSwitch:
         self._successor, self._file = successor, None
 
     async def follow(self, change: KillChange) -> None:
-        """What that process says is carried out here, too, as long as something is under way here."""
+        """What the process before or after this one says is carried out here, too."""
         async with self.turn:
             with suppress(LookupError, ValueError, NotAnswered):  # NotKilled: it was never killed here
                 self._killed = self._killed.changed(change, time.time())
                 await self._fleet.kill(self._killed, change)
+            with suppress(OSError):  # which was logged
+                await self._keep(self._killed, "it is so until the process ends, and was not written")
+            for tell in self.told:
+                tell(change)
 
     async def answer(self, change: KillChange | None) -> bytes:
         """What holds behind this change, if it is not None, as JSON: `killed`, how many exchanges were `cut`, and
@@ -126,8 +130,8 @@ class KillSwitch:
                 log.warning("kill switch: the identity %r is out of service; exchanges cut: %d", change.name, cut)
             else:
                 log.warning("kill switch: the identity %r is in service again", change.name)
-            if self.told is not None:
-                self.told(change)
+            for tell in self.told:
+                tell(change)
             return cut
 
     async def _keep(self, killed: KilledIdentities, otherwise: str) -> None:

@@ -16,7 +16,8 @@ from egressproxy.errors import NotAnswered
 from egressproxy.model.kill_switch import KillChange, KilledIdentities, KilledIdentity
 from egressproxy.net.file_lock import memory_file
 from egressproxy.net.listening_sockets import ListeningSockets, Place
-from egressproxy.processes.takeover import messages, succession
+from egressproxy.net.wanted_lock import WantedLock
+from egressproxy.processes.takeover import messages, predecessor, succession
 from egressproxy.processes.takeover.messages import Conversation
 from egressproxy.processes.takeover.predecessor import Predecessor
 from egressproxy.processes.takeover.succession import Succession
@@ -47,17 +48,18 @@ class Owner:
 
     def __init__(self) -> None:
         self.lock = memory_file("lock")
-        self.taking = asyncio.Lock()
+        self.taking = WantedLock()
         self.fleet = Cutting()
         self.kill_switch = KillSwitch(cast(Fleet, self.fleet), Metrics("0"))
         self.successors: list[tuple[int, frozenset[Place]]] = []
 
     @property
     def is_frozen(self) -> bool:
-        return self.taking.locked() and self.kill_switch.turn.locked()
+        return self.taking.locked()
 
     def succeeded(self, pid: int, taken: frozenset[Place]) -> None:
         assert self.is_frozen
+        assert self.kill_switch.turn.locked()
         self.successors.append((pid, taken))
 
     def succession(self, path: Path, sockets: ListeningSockets) -> Succession:
@@ -101,6 +103,10 @@ async def world(tmp_path: Path) -> AsyncIterator[World]:
     made.close()
 
 
+async def nobody(change: KillChange) -> None:
+    raise AssertionError(change)
+
+
 async def heard(successor: Conversation, kind: str) -> dict[str, Any]:
     while True:
         said, fields, descriptors = await successor.next(WAIT_S)
@@ -113,7 +119,7 @@ async def test_a_successor_gets_everything_and_the_old_one_drains_when_it_serves
     before = await world.find()
     sockets = ListeningSockets()
     await before.switch(sockets)
-    assert world.owner.is_frozen, "nothing changes meanwhile"
+    assert world.owner.is_frozen, "no reload meanwhile"
     assert before.killed.every == KILLED.every
     assert before.lock is not None
     assert os.fstat(before.lock).st_ino == os.fstat(world.owner.lock).st_ino
@@ -122,7 +128,7 @@ async def test_a_successor_gets_everything_and_the_old_one_drains_when_it_serves
     with sockets.bind(*world.place) as sock, socket.create_connection(world.place):
         sock.accept()[0].close()
     assert world.owner.successors == []
-    await before.serving(sockets.taken)
+    await before.serving(sockets.taken, nobody)
     assert world.owner.successors == [(os.getpid(), frozenset({world.place, (own.address, 0)}))]
     assert not world.owner.is_frozen
     assert world.path.exists()
@@ -159,7 +165,7 @@ async def test_a_second_successor_is_refused_while_the_first_has_the_turn(world:
     with pytest.raises(ConfigRefused, match=r"keeps its place: another process takes it already"):
         await world.find()
     await first.switch(ListeningSockets())
-    await first.serving([])
+    await first.serving([], nobody)
     assert len(world.owner.successors) == 1
     first.close()
 
@@ -171,10 +177,77 @@ async def test_a_successor_that_takes_too_long_is_told_and_the_old_one_goes_on(
     monkeypatch.setattr(succession, "SWITCH_S", 0.01)
     await before.switch(ListeningSockets())
     await until(lambda: not world.owner.is_frozen)
-    with pytest.raises(ConfigRefused, match=r"keeps its place: it took longer than 0\.01 s"):
-        await before.serving([])
+    with pytest.raises(ConfigRefused, match=r"keeps its place: it has not come to serve within 0\.01 s"):
+        await before.serving([], nobody)
     assert world.owner.successors == []
     before.close()
+
+
+async def test_the_kill_switch_does_not_wait_for_a_successor_which_follows(world: World):
+    before = await world.find()
+    await before.switch(ListeningSockets())
+    changes = KillChange("agents/b", kills=True, why="w"), KillChange("agents/a", kills=False)
+    for change in changes:
+        async with asyncio.timeout(WAIT_S):
+            await world.owner.kill_switch.answer(change)
+    assert [each.name for each in world.owner.fleet.killed.every] == ["agents/b"]
+    successor = Owner()
+    await successor.kill_switch.start(before.killed)
+    await before.serving([], successor.kill_switch.follow)
+    assert [each.name for each in successor.fleet.killed.every] == ["agents/b"]
+    assert world.owner.kill_switch.told == []
+    before.close()
+
+
+async def test_a_kill_reaches_every_process_that_still_drains(world: World):
+    """Of three in a row the last one is told, and says it to the one before, which says it to the first."""
+    first = KillSwitch(cast(Fleet, fleet := Cutting()), Metrics("0"))
+    passed: list[asyncio.Task[None]] = []
+    world.owner.kill_switch.told.append(lambda change: passed.append(asyncio.create_task(first.follow(change))))
+    before = await world.find()
+    await before.switch(ListeningSockets())
+    await before.serving([], nobody)
+    before.kill(KillChange("agents/b", kills=True))
+    await until(lambda: len(fleet.killed) == 1)
+    before.close()
+
+
+async def test_a_reload_does_not_wait_long_for_a_successor(world: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(succession, "HOLD_S", 0.01)
+    before = await world.find()
+    await before.switch(ListeningSockets())
+    async with asyncio.timeout(WAIT_S), world.owner.taking:
+        await before.wait_withdrawn()
+    with pytest.raises(ConfigRefused, match=r"a reload or a write has waited for it for 0\.01 s"):
+        await before.serving([], nobody)
+    assert world.owner.successors == []
+    before.close()
+
+
+async def test_a_successor_that_says_nothing_is_given_up(world: World, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(succession, "QUIET_S", 0.01)
+    hanging = world.says()
+    hanging.say("hello", versions=[1])
+    hanging.say("switch")
+    assert (await heard(hanging, "withdrawn"))["why"] == "it has said nothing for 0.01 s"
+    await until(lambda: not world.owner.is_frozen)
+    assert world.owner.successors == []
+    hanging.close()
+
+
+async def test_a_successor_says_that_it_works(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(predecessor, "WORKING_S", 0.0)
+    one, other = socket.socketpair(socket.AF_UNIX)
+    before, old = Predecessor(Conversation(one), Path("p")), Conversation(other)
+    old.say("killed", identities=[])
+    await before.switch(ListeningSockets())
+    for _ in range(3):
+        await heard(old, "working")
+    old.say("withdrawn", why="w")
+    with pytest.raises(ConfigRefused):
+        await before.serving([], nobody)
+    before.close()
+    old.close()
 
 
 async def test_a_predecessor_that_ends_in_the_midst_leaves_its_sockets(world: World):
@@ -184,7 +257,7 @@ async def test_a_predecessor_that_ends_in_the_midst_leaves_its_sockets(world: Wo
     world.close()
     with sockets.bind(*world.place) as sock, socket.create_connection(world.place):
         sock.accept()[0].close()
-    await before.serving(sockets.taken)
+    await before.serving(sockets.taken, nobody)
     before.close()
 
 

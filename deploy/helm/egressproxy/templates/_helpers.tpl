@@ -143,6 +143,9 @@ limits:
 {{- if and .Values.networkPolicy.clients.enabled (eq .Values.networkPolicy.clients.kind "NetworkPolicy") (not .Values.networkPolicy.clients.namespaces) -}}
 {{- fail "networkPolicy.clients.namespaces is empty: a NetworkPolicy holds in one namespace, so name those of the clients, or set networkPolicy.clients.kind to AdminNetworkPolicy or CiliumClusterwideNetworkPolicy, which go by namespaceLabels" -}}
 {{- end -}}
+{{- if and .Values.networkPolicy.ingress.enabled (ne .Values.mode "sidecar") (or .Values.metrics.podMonitor.enabled .Values.metrics.serviceMonitor.enabled) (not .Values.networkPolicy.ingress.metricsFrom) -}}
+{{- fail "networkPolicy.ingress.metricsFrom is empty, so that nobody may scrape: name the peers of your Prometheus, as [{namespaceSelector: {matchLabels: {kubernetes.io/metadata.name: monitoring}}}]" -}}
+{{- end -}}
 {{- if and .Values.podDisruptionBudget.enabled (ne (toString .Values.podDisruptionBudget.minAvailable) "") (ne (toString .Values.podDisruptionBudget.maxUnavailable) "") -}}
 {{- fail "podDisruptionBudget has minAvailable and maxUnavailable: set one of them to \"\"" -}}
 {{- end -}}

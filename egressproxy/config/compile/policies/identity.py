@@ -50,16 +50,18 @@ def read_identity(
             users, users_of = _users(policy, references)
         except UnresolvedRef as unresolved:
             unread[f"spec.identity.basic.secretRef of {policy}: {unresolved.with_hint}"] = None
-    if unread:
-        blockers |= unread
-        return IdentityIR(is_required=True)
     addresses: list[AddressClientIR] = []
     if address is not None:
         addresses = [
             AddressClientIR(tuple(client.cidrs), client.namespace, client.service_account) for client in address.clients
         ]
-        if address.pods:
-            addresses += _pods(references.pods)
+        try:
+            addresses += _pods(references.pods()) if address.pods else ()
+        except UnresolvedRef as unresolved:
+            unread[f"spec.identity.address.pods of {chosen['address']}: {unresolved.with_hint}"] = None
+    if unread:
+        blockers |= unread
+        return IdentityIR(is_required=True)
     return IdentityIR(
         is_required=bool(issuers or users) if required is None else required,
         issuers=tuple(issuers),

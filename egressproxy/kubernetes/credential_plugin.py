@@ -1,0 +1,169 @@
+"""CredentialPlugin: the program that a kubeconfig names to say who asks (`exec`), run when it has to be.
+
+It runs again once what it has said expires, or an API server refuses it. One that does not end is killed, with what it
+has started, and not run again for a while. What it writes to standard error reaches nobody: it may be secret.
+Source: Kubernetes, "Authenticating", client-go credential plugins.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import json
+import os
+import signal
+import time
+from asyncio.subprocess import DEVNULL, PIPE, Process
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any, Final
+
+#: How long it may take, in seconds.
+ANSWER_S: Final = 30.0
+#: What it may say.
+MAX_BYTES: Final = 1 << 20
+#: How long after a run it is not run again for an answer that was refused; and the pauses after runs that failed.
+REFUSED_S: Final = 10.0
+FIRST_PAUSE_S: Final = 1.0
+LONGEST_PAUSE_S: Final = 60.0
+#: What it has started has to be gone so long after it was killed.
+REAP_S: Final = 1.0
+#: Source: <linux/prctl.h>.
+_PR_SET_CHILD_SUBREAPER: Final = 36
+
+
+class PluginFailed(Exception):
+    """A sentence, which names the program."""
+
+
+class CredentialPlugin:
+    """One user's. `status` is what it said last."""
+
+    def __init__(self, spec: Mapping[str, Any], folder: str) -> None:
+        """`spec` is `exec` of a kubeconfig in `folder`. Raises PluginFailed."""
+        command, self._version = spec.get("command"), spec.get("apiVersion")
+        args, variables = spec.get("args") or [], spec.get("env") or []
+        if not isinstance(command, str) or not isinstance(self._version, str):
+            raise PluginFailed("exec has to have a command and an apiVersion")
+        if not isinstance(args, list) or not all(isinstance(each, str) for each in args):
+            raise PluginFailed(f"exec {command}: args is no list of texts")
+        self._command = os.path.join(folder, command) if os.sep in command else command
+        self._args = args
+        try:
+            more = {each["name"]: each["value"] for each in variables}
+        except (KeyError, TypeError):
+            raise PluginFailed(f"exec {command}: env is no list of name and value") from None
+        asked = {"apiVersion": self._version, "kind": "ExecCredential", "spec": {"interactive": False}}
+        self._environment = {**os.environ, **more, "KUBERNETES_EXEC_INFO": json.dumps(asked)}
+        self._status: dict[str, Any] = {}
+        self._expires: datetime | None = None
+        self._ran_at = -REFUSED_S  # when it began last
+        self._failure = ""  # of the last run
+        self._pause_s = 0.0
+        self._ended_at = 0.0
+
+    async def status(self, *, is_refused: bool = False) -> Mapping[str, Any]:
+        """What it says, of a run before where that holds. `is_refused`: an API server did not take that. Raises
+        PluginFailed.
+        """
+        now = time.monotonic()
+        if self._failure:
+            if now - self._ended_at < self._pause_s:
+                raise PluginFailed(self._failure)
+        elif self._status and not self._has_expired() and not (is_refused and now - self._ran_at > REFUSED_S):
+            return self._status
+        self._ran_at = now
+        try:
+            self._status = await self._answer()
+            self._failure, self._pause_s = "", 0.0
+        except PluginFailed as error:
+            self._failure = str(error)
+            self._pause_s = min(max(self._pause_s * 2, FIRST_PAUSE_S), LONGEST_PAUSE_S)
+            raise
+        finally:
+            self._ended_at = time.monotonic()
+        return self._status
+
+    def _has_expired(self) -> bool:
+        return self._expires is not None and self._expires <= datetime.now(UTC)
+
+    async def _answer(self) -> dict[str, Any]:
+        """Raises PluginFailed."""
+        output = await self._run()
+        try:
+            found = json.loads(output)
+            if found["apiVersion"] != self._version or found["kind"] != "ExecCredential":
+                raise ValueError("another kind")
+            status = found["status"]
+            texts = [status.get(each) for each in ("token", "clientCertificateData", "clientKeyData")]
+            if not all(isinstance(each, str | None) for each in texts):
+                raise ValueError("no text")
+            expires = status.get("expirationTimestamp")
+            expiry = datetime.fromisoformat(expires) if expires else None
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise PluginFailed(f"{self} has printed no ExecCredential of {self._version}") from None
+        if not texts[0] and not (texts[1] and texts[2]):
+            raise PluginFailed(f"{self} gives neither a token nor a certificate with its key")
+        self._expires = expiry.replace(tzinfo=expiry.tzinfo or UTC) if expiry is not None else None
+        return dict(status)
+
+    async def _run(self) -> bytes:
+        """What it prints. Raises PluginFailed."""
+        try:
+            process = await asyncio.create_subprocess_exec(
+                self._command, *self._args, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL, env=self._environment,
+                start_new_session=True,
+            )  # fmt: skip
+        except (OSError, ValueError) as error:
+            why = error.strerror if isinstance(error, OSError) else error
+            raise PluginFailed(f"{self} cannot be started ({why})") from None
+        has_ended = False
+        try:
+            async with asyncio.timeout(ANSWER_S):
+                output = await self._output(process)
+                status = await process.wait()
+            has_ended = True
+        except TimeoutError:
+            raise PluginFailed(f"{self} has not ended within {ANSWER_S:g} s, and was killed") from None
+        finally:
+            if not has_ended:
+                await _kill(process)
+        if status != 0:
+            raise PluginFailed(f"{self} ended with status {status}")
+        return output
+
+    async def _output(self, process: Process) -> bytes:
+        assert process.stdout is not None
+        output = b""
+        while piece := await process.stdout.read(65536):
+            output += piece
+            if len(output) > MAX_BYTES:
+                raise PluginFailed(f"{self} printed more than {MAX_BYTES} bytes, and was killed")
+        return output
+
+    def __str__(self) -> str:
+        return f"the credential plugin {self._command}"
+
+
+async def _kill(process: Process) -> None:
+    """Kill it and its process group, and leave no zombie: what it has started becomes this process's to be waited for,
+    which alone would be the container's first process, and may wait for nobody.
+    """
+    _adopt_orphans(True)
+    try:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()
+        ends = time.monotonic() + REAP_S
+        with suppress(ChildProcessError):  # none is left
+            while time.monotonic() < ends:
+                if os.waitpid(-process.pid, os.WNOHANG) == (0, 0):  # noqa: ASYNC222 (it does not wait)
+                    await asyncio.sleep(0.01)
+    finally:
+        _adopt_orphans(False)
+
+
+def _adopt_orphans(does: bool) -> None:
+    with suppress(OSError, AttributeError):  # Linux alone has it
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(does), 0, 0, 0)
