@@ -30,14 +30,6 @@ _FORBIDDEN, _NOT_FOUND, _CONFLICT = 403, 404, 409
 _MAX_MANAGER: Final = 128  # characters
 
 
-def lease_names(gateway_class: str) -> tuple[str, str]:
-    """The Leases of a GatewayClass: that of objects without a namespace, and of those in its own; and that of the
-    objects of all namespaces.
-    """
-    name = f"egressproxy-{gateway_class}"[:240]
-    return name, f"{name}-namespaces"
-
-
 class LeasesElsewhere:
     """The Leases of one name in all namespaces: in which of them somebody holds it. The answer is good for a while."""
 

@@ -24,10 +24,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from egressproxy.config.compile.interface import BUILTIN_CLASS
 from egressproxy.kubernetes import messages
 from egressproxy.kubernetes.cluster_source import ClusterSource
-from egressproxy.kubernetes.lease import RENEW_S, Lease, LeasesElsewhere, lease_names
+from egressproxy.kubernetes.lease import RENEW_S, Lease, LeasesElsewhere
 from egressproxy.kubernetes.object_store import StoredObject, lines
 from egressproxy.kubernetes.saved_objects import SavedObjects, save, saved
 from egressproxy.kubernetes.status_writer import StatusWriter
+from egressproxy.model.kinds import lease_names
 from egressproxy.model.published_object import Key
 from egressproxy.net.loop import new_loop
 from egressproxy.net.process import close_memory, give_back_memory

@@ -84,3 +84,11 @@ CONFIGURED: Final = (
     ServedKind("discovery.k8s.io", "EndpointSlice", ("v1",)),
     ServedKind("certificates.k8s.io", "ClusterTrustBundle", ("v1beta1", "v1alpha1"), is_namespaced=False),
 )
+
+
+def lease_names(gateway_class: str) -> tuple[str, str]:
+    """The Leases of a GatewayClass: that of objects without a namespace, and of those in its own; and that of the
+    objects of all namespaces.
+    """
+    name = f"egressproxy-{gateway_class}"[:240]
+    return name, f"{name}-namespaces"

@@ -88,7 +88,7 @@ async def test_an_error_is_told_in_one_line(tmp_path):
 
 async def test_lines_are_put_together_and_one_that_is_too_long_ends_the_watch(tmp_path, monkeypatch):
     async with answering(tmp_path, HEAD + b"\r\n", b"a", b"b\n\nc", b"d\ne\n", b"half") as client:
-        assert [line async for line in client.lines("/x", {}, 5.0)] == [b"ab", b"cd", b"e"]
+        assert [line async for line in client.lines("/x", {}, 5.0)] == [b"", b"ab", b"cd", b"e"]
     monkeypatch.setattr(api_client, "MAX_LINE", 1000)
     async with answering(tmp_path, HEAD + b"\r\n", *[bytes(300)] * 10) as client:
         with pytest.raises(ValueError, match="an event of more than"):
