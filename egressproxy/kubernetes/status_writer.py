@@ -36,6 +36,8 @@ _MERGED: Final = frozenset({"controllers"})
 _IDENTITY: Final = ("parentRef", "ancestorRef", "name", "type")
 _CONFLICT: Final = 409
 _OF_SERVER: Final = 500
+#: What a server says, with 500, where the definition of the kind has no such field.
+_UNDECLARED: Final = "not declared in schema"
 #: The server has no such subresource, or we have no right to it: told once, and tried again after so many seconds.
 AGAIN_S: Final = 300.0
 _NEVER: Final = frozenset({403, 404, 405})

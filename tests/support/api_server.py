@@ -18,12 +18,13 @@ from aiohttp import web
 from egressproxy.model.kinds import CONFIGURED, ServedKind
 
 LEASE = ServedKind("coordination.k8s.io", "Lease", ("v1",))
+EVENT = ServedKind("events.k8s.io", "Event", ("v1",))
 
 
 class ApiServer:
     """`objects` by (plural, namespace, name). `url` is there once it is started."""
 
-    def __init__(self, kinds: tuple[ServedKind, ...] = (*CONFIGURED, LEASE)) -> None:
+    def __init__(self, kinds: tuple[ServedKind, ...] = (*CONFIGURED, LEASE, EVENT)) -> None:
         self.kinds = kinds
         self.objects: dict[tuple[str, str, str], dict[str, Any]] = {}
         self.version = 100
@@ -252,6 +253,9 @@ class ApiServer:
         if is_applied:
             return web.json_response(self.put(body))
         held = self.objects[key]
+        if request.method == "DELETE":
+            self.delete(*key)
+            return web.json_response({"kind": "Status", "status": "Success"})
         if request.content_type == "application/merge-patch+json":
             return web.json_response(self.put({**held, **body}))
         if request.method in ("PUT", "PATCH"):

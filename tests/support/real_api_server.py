@@ -10,64 +10,91 @@ import os
 import shutil
 import ssl
 import subprocess
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import pytest
+import yaml
 
+from egressproxy.model.kinds import CONFIGURED, ServedKind
+from tests.support.cluster_access import ClusterAccess
 from tests.support.kubectl import find_kubectl
 from tests.support.net import free_port
 from tests.support.waiting import wait_until
 
 PROGRAM = "EGRESSPROXY_KUBE_APISERVER"
 _ADMIN = "admin-token"
+_ROOT: Final = Path(__file__).resolve().parents[2]
+#: Where those of Gateway API are looked for, if $EGRESSPROXY_GATEWAY_API_CRDS does not say it.
+GATEWAY_API_CRDS: Final = _ROOT.parent / "shared/apiserver/gateway-api-crds"
+WORKING_GROUP: Final = [kind for kind in CONFIGURED if kind.kind in ("Backend", "XBackendDestination") and "egressproxy" not in kind.group]
 
 
-class RealApiServer:
-    """Made by `real_api_server`. `request` and `kubectl` act as cluster-admin. `restart` kills it, and starts it again
-    with what its etcd holds.
+class RealApiServer(ClusterAccess):
+    """Made by `real_api_server`. What is asked for is asked for as cluster-admin. `stop` kills it, and its etcd where
+    that is said; `start` starts what is not there, with what etcd holds.
     """
 
-    def __init__(self, folder: Path, port: int, restart: Callable[[], None]) -> None:
-        self._restart = restart
-        self.url = f"https://127.0.0.1:{port}"
-        self.kubeconfig = folder / "kubeconfig"
-        self._tls = ssl.create_default_context(cafile=folder / "certs/apiserver.crt")
-        self.kubeconfig.write_text(
+    def __init__(
+        self, folder: Path, port: int, stop: Callable[[bool], None], start: Callable[[], None]
+    ) -> None:
+        self._ca = folder / "certs/apiserver.crt"
+        super().__init__(
+            f"https://127.0.0.1:{port}", _ADMIN, ssl.create_default_context(cafile=self._ca), has_old_slices=True
+        )
+        self._stop = stop
+        self._start = start
+        self.kubeconfig = self.kubeconfig_of(_ADMIN, folder / "kubeconfig")
+
+    def kubeconfig_of(self, token: str, file: Path) -> Path:
+        """The file, as of whoever has this token."""
+        file.write_text(
             json.dumps({
                 "apiVersion": "v1", "kind": "Config", "current-context": "test",
                 "contexts": [{"name": "test", "context": {"cluster": "test", "user": "admin"}}],
                 "clusters": [
-                    {"name": "test", "cluster": {
-                        "server": self.url, "certificate-authority": str(folder / "certs/apiserver.crt"),
-                    }},
+                    {"name": "test", "cluster": {"server": self.url, "certificate-authority": str(self._ca)}},
                 ],
-                "users": [{"name": "admin", "user": {"token": _ADMIN}}],
+                "users": [{"name": "admin", "user": {"token": token}}],
             })
         )  # fmt: skip
+        return file
 
-    def request(
-        self, method: str, path: str, body: Any = None, content_type: str = "application/json", token: str = _ADMIN
-    ) -> tuple[int, Any]:
-        """Status and body of the answer."""
-        headers = {"Authorization": f"Bearer {token}", "Content-Type": content_type}
-        data = None if body is None else json.dumps(body).encode()
-        asked = urllib.request.Request(self.url + path, data, headers, method=method)
-        try:
-            with urllib.request.urlopen(asked, context=self._tls) as answer:
-                return answer.status, json.load(answer)
-        except urllib.error.HTTPError as error:
-            text = error.read()
-            return error.code, json.loads(text) if text.startswith(b"{") else text  # it has not begun to serve the kind
+    def stop(self, *, and_etcd: bool = False) -> None:
+        """With SIGKILL."""
+        self._stop(and_etcd)
+
+    def start(self) -> None:
+        """Returns when it answers again."""
+        self._start()
+        wait_until(lambda: _is_ready(self), "the API server is not ready again")
 
     def restart(self) -> None:
-        """Returns when it answers again."""
-        self._restart()
-        wait_until(lambda: _is_ready(self), "the API server is not ready again")
+        """Kill it, and return when it answers again."""
+        self.stop()
+        self.start()
+
+    def install_kinds(self) -> None:
+        """Ours, Gateway API's, and those of the working group, whose schemas are nowhere to be had: they admit all."""
+        gateway_api = Path(os.environ.get("EGRESSPROXY_GATEWAY_API_CRDS", GATEWAY_API_CRDS))
+        if not gateway_api.is_dir():
+            pytest.skip(f"Gateway API's CustomResourceDefinitions are not at {gateway_api}")
+        files = [gateway_api / f"{kind.group}_{kind.plural}.yaml" for kind in CONFIGURED]
+        written = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in files if file.exists()]
+        made = [*map(_with_empty_groups, written), *map(_without_schema, WORKING_GROUP)]
+        path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+        for each in (*made, *yaml.safe_load_all((_ROOT / "deploy/crds/egressproxy.io.yaml").read_text(encoding="utf-8"))):
+            status, told = self.request("POST", path, each)
+            assert status in (201, 409), told
+        built_in = ("", "discovery.k8s.io", "certificates.k8s.io")
+        for kind in (each for each in CONFIGURED if each.group not in built_in):
+            wait_until(lambda kind=kind: self._serves(kind), f"{kind.resource} is not served")
+
+    def _serves(self, kind: ServedKind) -> bool:
+        paths = [f"/apis/{kind.group}/{version}/{kind.plural}" for version in kind.versions]
+        return any(self.request("GET", path)[0] == 200 for path in paths)
 
     def kubectl(self, *arguments: str, text: str = "") -> str:
         """What it prints, on both outputs; whether it succeeded does not matter."""
@@ -101,20 +128,21 @@ def real_api_server(folder: Path) -> Iterator[RealApiServer]:
     )  # fmt: skip
     running: list[subprocess.Popen[bytes]] = []
 
-    def start(command: list[str]) -> None:
+    def start() -> None:
         with (folder / "server.log").open("ab") as log:
-            running.append(subprocess.Popen(command, cwd=folder, stdout=log, stderr=log))
+            for command in commands[len(running) :]:
+                running.append(subprocess.Popen(command, cwd=folder, stdout=log, stderr=log))
 
-    def restart() -> None:
-        running[-1].kill()
-        running.pop().wait()
-        start(commands[1])
+    def stop(and_etcd: bool) -> None:
+        while len(running) > (0 if and_etcd else 1):
+            process = running.pop()
+            process.kill()
+            process.wait()
 
     try:
-        for command in commands:
-            start(command)
+        start()
         wait_until((folder / "certs/apiserver.crt").exists, "the API server has made no certificate")
-        server = RealApiServer(folder, port, restart)
+        server = RealApiServer(folder, port, stop, start)
         wait_until(lambda: _is_ready(server), f"the API server is not ready: {folder}/server.log")
         yield server
     finally:
@@ -130,3 +158,45 @@ def _is_ready(server: RealApiServer) -> bool:
         return all(server.request("GET", f"/api/v1/namespaces/{name}")[0] == 200 for name in names)
     except (OSError, ValueError):
         return False
+
+
+def _with_empty_groups(value: Any) -> Any:
+    """A definition in which the group of a reference may be "", which this server takes for null."""
+    if isinstance(value, list):
+        return [_with_empty_groups(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    made = {name: _with_empty_groups(part) for name, part in value.items()}
+    group = (made.get("properties") or {}).get("group") if isinstance(made.get("properties"), dict) else None
+    if isinstance(group, dict) and group.get("type") == "string":
+        group["nullable"] = True
+    return made
+
+
+def _without_schema(kind: ServedKind) -> dict[str, Any]:
+    """A CustomResourceDefinition that admits every spec, with the status that the working group's have."""
+    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    controller = {
+        "type": "object", "required": ["name"],
+        "properties": {"name": {"type": "string"}, "conditions": {"type": "array", "items": anything}},
+    }  # fmt: skip
+    controllers = {
+        "type": "array", "items": controller, "x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"],
+    }  # fmt: skip
+    status = {"type": "object", "properties": {"controllers": controllers}}
+    versions = [
+        {
+            "name": version, "served": True, "storage": version == kind.versions[0], "subresources": {"status": {}},
+            "schema": {"openAPIV3Schema": {"type": "object", "properties": {"spec": anything, "status": status}}},
+        }
+        for version in kind.versions
+    ]  # fmt: skip
+    names = {"kind": kind.kind, "plural": kind.plural, "singular": kind.singular}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
+        "metadata": {
+            "name": kind.resource,
+            "annotations": {"api-approved.kubernetes.io": "unapproved, for tests"},
+        },
+        "spec": {"group": kind.group, "names": names, "scope": "Namespaced", "versions": versions},
+    }  # fmt: skip

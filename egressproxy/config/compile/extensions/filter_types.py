@@ -196,7 +196,7 @@ class FilterTypes:
     ) -> None:
         name = definition.spec.type
         reason, message = self._refusal(definition, catalog)
-        schema, resolved = None, (True, "ResolvedRefs", "")
+        schema, resolved = None, (True, "ResolvedRefs", "every reference is resolved")
         if not reason and definition.spec.config_schema is not None:
             try:
                 schema = ConfigSchemaChecker(_schema(definition, definition.spec.config_schema, references))

@@ -96,10 +96,11 @@ def _is_ours(gateway: Gateway, classes: dict[str, GatewayClass], warnings: list[
     found = classes.get(name)
     if found is not None:
         return found.spec.controller_name == CONTROLLER
-    if not classes and name == BUILTIN_CLASS:
+    if name == BUILTIN_CLASS:
         return True
-    ours = [c.name for c in classes.values() if c.spec.controller_name == CONTROLLER]
-    remedy = f"write {' or '.join(sorted(ours))}" if ours else _CLASS_REMEDY if classes else f"write {BUILTIN_CLASS}"
+    ours = {c.name for c in classes.values() if c.spec.controller_name == CONTROLLER}
+    served = sorted(ours | ({BUILTIN_CLASS} - classes.keys()))
+    remedy = f"write {' or '.join(served)}" if served else _CLASS_REMEDY
     message = f"there is no GatewayClass {name}: the Gateway is not served"
     warnings.append(unserved(gateway, "spec.gatewayClassName", message, remedy, "GatewayClassNotFound"))
     return False

@@ -75,18 +75,31 @@ spec: {controllerName: egressproxy.io/gateway-controller}
     assert features == sorted(features)
 
 
-def test_the_built_in_class_ends_where_classes_are_written():
+@pytest.mark.parametrize("controller", ["egressproxy.io/gateway-controller", "example.com/other"])
+def test_classes_of_other_names_end_nothing_that_the_built_in_class_serves(controller: str):
+    """In a cluster somebody else writes them."""
+    other = f"""
+apiVersion: gateway.networking.k8s.io/v1
+kind: GatewayClass
+metadata: {{name: mine}}
+spec: {{controllerName: {controller}}}
+"""
+    assert listener(compiled(FORWARD, other)).gateway == "default/gw"
+
+
+def test_a_class_that_is_not_there_is_told_with_those_that_are():
     ours = """
 apiVersion: gateway.networking.k8s.io/v1
 kind: GatewayClass
 metadata: {name: mine}
 spec: {controllerName: egressproxy.io/gateway-controller}
 """
-    made = compiled(FORWARD, ours)
+    made = compiled(FORWARD.replace("gatewayClassName: egressproxy", "gatewayClassName: their"), ours)
     assert not made.spec.listeners
     warning, nothing = made.warnings
-    assert warning.message == "there is no GatewayClass egressproxy: the Gateway is not served"
-    assert (warning.file, warning.line, warning.column, warning.remedy) == ("config.yaml", 6, 21, "write mine")
+    assert warning.message == "there is no GatewayClass their: the Gateway is not served"
+    expected = ("config.yaml", 6, 21, "write egressproxy or mine")
+    assert (warning.file, warning.line, warning.column, warning.remedy) == expected
     assert nothing.message == "no listener is served: no client is answered"
 
 
