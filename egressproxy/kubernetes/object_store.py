@@ -60,6 +60,8 @@ def stored(value: Mapping[str, Any], scope: Scope, version: str) -> tuple[Key, S
     if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
         raise ValueError(f"an object of {scope} has no name")
     kind = scope.kind
+    if value.get("kind", kind.kind) != kind.kind:
+        raise ValueError(f"among {scope} there is an object of another kind")
     namespace = metadata.get("namespace", "") if kind.is_namespaced else ""
     if not isinstance(namespace, str) or scope.namespace not in ("", namespace):
         raise ValueError(f"an object of {scope} is of another namespace")
@@ -129,6 +131,10 @@ class ObjectStore:
         self._scopes[scope] = fresh
         for key in {**held, **fresh}:
             self._compare(key, held.get(key), fresh.get(key))
+
+    def lacks(self, scope: Scope, objects: Mapping[Key, StoredObject]) -> bool:
+        """Whether something that a scope holds is not among these."""
+        return not self._scopes.get(scope, {}).keys() <= objects.keys()
 
     def put(self, scope: Scope, key: Key, fresh: StoredObject) -> None:
         """Hold an object that was added or changed."""

@@ -2,8 +2,8 @@
 
 A list is asked for in pages, of the state as it is now (no `resourceVersion`: a quorum has to agree), and the watch
 goes on from there. Bookmarks move its place forward. The list is made again where the server has forgotten the place
-(410), or the watch ends with an error or says what cannot be understood. Every failure is followed by a pause that
-grows, with jitter. Source: Kubernetes API concepts, "Efficient detection of changes".
+(410), or the watch ends with an error or says what cannot be understood. A list that lacks what was there is asked for
+twice. Every failure is followed by a pause that grows, with jitter. Source: Kubernetes API concepts, "Efficient detection of changes".
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ LONGEST_PAUSE_S: Final = 5.0
 FORBIDDEN_PAUSE_S: Final = 15.0
 #: What a server may ask for at most: nothing new is in force meanwhile.
 LONGEST_WAIT_S: Final = 30.0
+#: Before a list is believed that lacks what was there.
+CONFIRM_S: Final = 1.0
 _FORBIDDEN, _NOT_FOUND, _GONE = 403, 404, 410
 #: The request itself is no good, and will not be: of a name that no object can have, say.
 _REFUSED: Final = frozenset({400, _FORBIDDEN, 405, 406, 422})
@@ -145,33 +147,13 @@ class Reflector:
             self._on_change()
 
     async def _list(self) -> None:
-        found: dict[Key, StoredObject] = {}
-        place, continued = "", ""
-        for _ in range(MOST_OBJECTS):
-            params = self._params(limit=str(self._page))
-            if continued:
-                params["continue"] = continued
-            try:
-                page = await self._client.get(self.path, params)
-            except AnswerTooLong:
-                if self._page == 1:
-                    raise
-                self._page = max(1, self._page // 4)
-                continue
-            metadata, items = page.get("metadata"), page.get("items")
-            if not isinstance(metadata, dict) or not isinstance(items, list | None):
-                raise ValueError(f"the answer for {self.path} is no list")
-            place = place or str(metadata.get("resourceVersion") or "")
-            for item in items or ():
-                key, each = stored(item, self.scope, self.version)
-                found[key] = each
-            if len(found) > MOST_OBJECTS:
-                raise ValueError(f"the API server has more than {MOST_OBJECTS} objects")
-            before, continued = continued, metadata.get("continue") or ""
-            if not continued or continued == before or not isinstance(continued, str):
-                break
-        if continued:
-            raise ValueError("the API server answers with pages without an end")
+        place, found = await self._pages()
+        # No watch has said that they are gone: a server may answer before it has read them itself.
+        if self._store.lacks(self.scope, found):
+            await asyncio.sleep(CONFIRM_S)
+            place, found = await self._pages()
+        elif self.place and not found and not self.is_synced:
+            place, found = await self._pages()
         self._begin_at(place)
         self._store.replace(self.scope, found)
         self._can_watch = self.is_synced = True
@@ -184,6 +166,39 @@ class Reflector:
         if is_older(place, self.place):
             raise Stale(f"the API server answers with version {place}, and {self.place} was in force already")
         self.place = place
+
+    async def _pages(self) -> tuple[str, dict[Key, StoredObject]]:
+        """All pages of a list, and the resource version of the first."""
+        found: dict[Key, StoredObject] = {}
+        place, continued = "", ""
+        kind = f"{self.scope.kind.kind}List"
+        for _ in range(MOST_OBJECTS):
+            params = self._params(limit=str(self._page))
+            if continued:
+                params["continue"] = continued
+            try:
+                page = await self._client.get(self.path, params)
+            except AnswerTooLong:
+                if self._page == 1:
+                    raise
+                self._page = max(1, self._page // 4)
+                continue
+            metadata, items = page.get("metadata"), page.get("items", "")
+            is_such = page.get("kind", kind) == kind
+            if not is_such or not isinstance(metadata, dict) or not isinstance(items, list | None):
+                raise ValueError(f"the answer for {self.path} is no list of kind {kind}")
+            place = place or str(metadata.get("resourceVersion") or "")
+            for item in items or ():
+                key, each = stored(item, self.scope, self.version)
+                found[key] = each
+            if len(found) > MOST_OBJECTS:
+                raise ValueError(f"the API server has more than {MOST_OBJECTS} objects")
+            before, continued = continued, metadata.get("continue") or ""
+            if not continued:
+                return place, found
+            if continued == before or not isinstance(continued, str):
+                break
+        raise ValueError("the API server answers with pages without an end")
 
     async def _watch(self) -> None:
         """Until the server ends it. Raises ApiError, and what is in UNREACHABLE."""

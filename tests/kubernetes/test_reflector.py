@@ -39,6 +39,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(reflecting, "FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(reflecting, "FORBIDDEN_PAUSE_S", 0.01)
     monkeypatch.setattr(reflecting, "LONGEST_PAUSE_S", 0.05)
+    monkeypatch.setattr(reflecting, "CONFIRM_S", 0.01, raising=False)
 
 
 class Watched:
@@ -60,9 +61,10 @@ class Watched:
 
 @asynccontextmanager
 async def watched(
-    folder: Path, *names: str, place: str = "", server: ApiServer | None = None
+    folder: Path, *names: str, place: str = "", server: ApiServer | None = None, lie: str = ""
 ) -> AsyncIterator[Watched]:
     server = server or ApiServer()
+    server.lie(lie)
     for name in names:
         server.put(route(name))
     async with server.running():
@@ -121,6 +123,59 @@ async def test_an_older_list_never_replaces_what_is_held(tmp_path):
         it.server.says = None
         await it.until(lambda: not it.hostnames())
         assert it.reflector.problem == ""
+
+
+@pytest.mark.parametrize("lie", ["empty", "no-items", "other-kind"])
+async def test_a_list_that_lies_takes_nothing_away(tmp_path, lie):
+    """An empty one is believed when it says so twice."""
+    async with watched(tmp_path, "deny") as it:
+        await it.until(lambda: it.reflector.is_synced)
+        it.server.lie(lie)
+        it.server.forget_history()
+        if lie == "empty":
+            await until(lambda: len(it.server.asked("httproutes", "limit=")) == 3)
+        else:
+            await it.until(lambda: "is no list" in it.reflector.problem)
+        assert set(it.hostnames()) == {"deny"}
+        it.server.lie("")
+        it.server.delete("httproutes", "team", "deny")
+        it.server.forget_history()
+        await it.until(lambda: not it.hostnames())
+        assert not it.reflector.problem
+
+
+async def test_an_empty_list_after_a_restart_is_asked_for_again(tmp_path):
+    async with watched(tmp_path, "deny", place="50", lie="empty") as it:
+        await it.until(lambda: it.reflector.is_synced)
+        assert set(it.hostnames()) == {"deny"}
+
+
+async def test_an_object_of_another_kind_is_none_of_the_scope(tmp_path):
+    async with watched(tmp_path, "r1") as it:
+        await it.until(lambda: it.reflector.is_synced)
+        with pytest.raises(ValueError, match="another kind"):
+            stored({"kind": "Secret", "metadata": {"name": "s"}}, Scope(ROUTES), "v1")
+
+
+async def test_pages_that_expire_are_asked_for_from_the_first(tmp_path, monkeypatch):
+    monkeypatch.setattr(reflecting, "PAGE", 2)
+    async with watched(tmp_path, "r1", "r2", "r3", lie="expired") as it:
+        await until(lambda: len(it.server.asked("httproutes", "limit=")) > 2)
+        assert not it.hostnames()
+        it.server.lie("")
+        await it.until(lambda: set(it.hostnames()) == {"r1", "r2", "r3"})
+
+
+async def test_a_server_that_is_slow_is_waited_for(tmp_path):
+    async with watched(tmp_path, "r1") as it:
+        await it.until(lambda: it.reflector.is_synced)
+        it.server.latency_s, it.server.trickles = 0.1, True
+        it.server.forget_history()
+        it.server.put(route("r2"))
+        await it.until(lambda: "r2" in it.hostnames())
+        it.server.put(route("r3"))
+        await it.until(lambda: "r3" in it.hostnames())
+        assert not it.reflector.problem
 
 
 async def test_what_was_in_force_before_a_restart_counts(tmp_path):

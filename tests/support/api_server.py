@@ -37,7 +37,11 @@ class ApiServer:
         self.is_stuck = False  # watches that begin are told nothing
         self.complains: int | None = None  # the code of what watches are told in place of events
         self.says: int | None = None  # a version that lists claim to be of
+        self.lies = ""  # how lists lie: `empty` (each once, since `lie` was called), `no-items`, `other-kind`, `expired`
+        self.latency_s = 0.0  # before an answer, and again between two pieces of it where it trickles
+        self.trickles = False
         self.url = ""
+        self._lied: set[str] = set()
         self._history: list[tuple[int, str, dict[str, Any]]] = []
         self._changed = asyncio.Event()
         self._cut = 0
@@ -84,6 +88,11 @@ class ApiServer:
         """End every watch in the midst of an event."""
         self._cut += 1
         self._changed.set()
+
+    def lie(self, how: str) -> None:
+        """Have lists lie from now on; "" for no more."""
+        self.lies = how
+        self._lied.clear()
 
     def asked(self, *words: str) -> list[str]:
         """The requests with all of these words."""
@@ -179,7 +188,7 @@ class ApiServer:
         name, equals, wanted = selector.partition("=")
         return not selector or (labels.get(name) == wanted if equals else name in labels)
 
-    async def _list(self, request: web.Request, kind: ServedKind, version: str, namespace: str) -> web.Response:
+    async def _list(self, request: web.Request, kind: ServedKind, version: str, namespace: str) -> web.StreamResponse:
         if re.search(r"[=,].*[=,]", request.query.get("fieldSelector", "")):
             return _error(400, "BadRequest")
         found = [
@@ -192,7 +201,29 @@ class ApiServer:
         if start + limit < len(found):
             metadata["continue"] = str(start + limit)
         items = [_without_type(each) for each in found[start : start + limit]]
-        return web.json_response({"kind": f"{kind.kind}List", "metadata": metadata, "items": items})
+        answer = {"kind": f"{kind.kind}List", "metadata": metadata, "items": items}
+        if self.lies == "empty" and request.path_qs not in self._lied:
+            self._lied.add(request.path_qs)
+            answer["items"] = []
+        elif self.lies == "no-items":
+            del answer["items"]
+        elif self.lies == "other-kind":
+            answer["kind"] = "WidgetList"
+        elif self.lies == "expired" and (start or start + limit < len(found)):
+            return _error(410, "Expired")
+        if not self.latency_s:
+            return web.json_response(answer)
+        return await self._slowly(request, json.dumps(answer).encode())
+
+    async def _slowly(self, request: web.Request, body: bytes) -> web.StreamResponse:
+        await asyncio.sleep(self.latency_s)
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        size = -(-len(body) // 20) if self.trickles else len(body)
+        for at in range(0, len(body), size):
+            await answer.write(body[at : at + size])
+            await asyncio.sleep(self.latency_s / 20)
+        return answer
 
     async def _watch(self, request: web.Request, kind: ServedKind, version: str, namespace: str) -> web.StreamResponse:
         place = int(request.query["resourceVersion"])
@@ -214,7 +245,10 @@ class ApiServer:
             for at, what, value in [each for each in self._history if each[0] > place]:
                 place = at
                 if self._matches(request, kind, namespace, value):
-                    await answer.write(json.dumps({"type": what, "object": value}).encode() + b"\n")
+                    line = json.dumps({"type": what, "object": value}).encode() + b"\n"
+                    for piece in (line[:20], line[20:]) if self.trickles else (line,):
+                        await answer.write(piece)
+                        await asyncio.sleep(self.latency_s)
             if self._cut != cut:
                 await answer.write(b'{"type": "ADDED", "object": {"meta')
                 assert request.transport is not None

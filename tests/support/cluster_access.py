@@ -43,13 +43,13 @@ class ClusterAccess:
 
     def find(self, manifest: Manifest) -> Manifest | None:
         """The object of this kind and name as the server has it."""
-        status, found = self.request("GET", self._path(manifest))
+        status, found = self.request("GET", self.path(manifest))
         return found if status == 200 else None
 
     def put(self, manifest: Manifest) -> None:
         """Create the object, or replace what it says."""
         held = self.find(manifest)
-        path, made = self._path(manifest), self._written(manifest)
+        path, made = self.path(manifest), self._written(manifest)
         if held is None:
             done = self.request("POST", path.rpartition("/")[0], made)
         else:
@@ -66,7 +66,7 @@ class ClusterAccess:
 
     def delete(self, manifest: Manifest) -> None:
         """The object is gone at once, if it was there."""
-        status, told = self.request("DELETE", f"{self._path(manifest)}?gracePeriodSeconds=0")
+        status, told = self.request("DELETE", f"{self.path(manifest)}?gracePeriodSeconds=0")
         assert status in (200, 404), told
 
     def conditions(self, manifest: Manifest) -> set[str]:
@@ -95,7 +95,7 @@ class ClusterAccess:
         is_old = self._has_old_slices and manifest["apiVersion"] == SLICES
         return {**manifest, "apiVersion": OLD_SLICES} if is_old else manifest
 
-    def _path(self, manifest: Manifest) -> str:
+    def path(self, manifest: Manifest) -> str:
         written = self._written(manifest)
         kind = kind_of(manifest)
         group = f"/apis/{written['apiVersion']}" if kind.group else f"/api/{written['apiVersion']}"

@@ -10,7 +10,7 @@ import base64
 import http.client
 import json
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -20,14 +20,15 @@ from typing import Any
 import yaml
 
 from tests.e2e.world import Origin, read_message
+from tests.support.cluster_access import ClusterAccess, Manifest
 from tests.support.http2 import Http2Server
 from tests.support.http2_client import Http2Client, head
+from tests.support.load_process import LoadProcess
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.pki import Pki, chain
-from tests.support.waiting import WAIT_S
+from tests.support.waiting import WAIT_S, wait_until
 
-Manifest = dict[str, Any]
 PORTS = ("HTTP", "LABELLED", "TLS", "TCP", "HTTPS", "CLASS", "GATEWAY", "SET", "KNOWN")
 STATES = ("good", "changed", "broken", "unreadable")
 #: The source address of a client, whose Pod a policy asks for.
@@ -207,3 +208,96 @@ def _calls(sock: socket.socket) -> None:
 
 def _packed(value: bytes) -> str:
     return base64.b64encode(value).decode()
+
+
+# --- what happens to objects ----------------------------------------------------------------------------------------
+#: What half of the objects are while the others are something else: what is broken takes no other with it.
+ROUNDS = (
+    ("absent", "absent"), ("good", "good"), ("changed", "broken"), ("broken", "changed"), ("unreadable", "good"),
+    ("good", "unreadable"), ("absent", "good"), ("good", "absent"),
+)  # fmt: skip
+
+
+def put_base(api: ClusterAccess, world: World, cases: Iterable[Case]) -> None:
+    """Write everything but the objects of the cases."""
+    for name in NAMESPACES:
+        api.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
+    for each in (*world.base, *(given for case in cases for given in case.given)):
+        api.put(each)
+
+
+def become(api: ClusterAccess, case: Case, state: str) -> None:
+    """Have the object of a case in this state."""
+    if state == "absent":
+        api.delete(case.object)
+    else:
+        api.put(case.states[state])
+
+
+def play(api: ClusterAccess, world: World, cases: list[Case], *, can_delete: Callable[[Case], bool]) -> None:
+    """Have every object in every state, and see what clients get and what status says."""
+    for number, states in enumerate(ROUNDS):
+        expected: list[tuple[Case, str]] = []
+        for place, case in enumerate(cases):
+            state = states[place % 2]
+            if state == "absent" and not can_delete(case):
+                state = "broken"
+            if state != "unreadable" or state in case.states:
+                become(api, case, state)
+                expected.append((case, state))
+        _all_are(number, world, expected)
+        for case, state in expected:
+            if state == "broken" and case.says:
+                wait_until(
+                    lambda case=case: case.says in api.conditions(case.about),  # type: ignore[misc]
+                    f"{case.label}: {case.says} is not said",
+                )
+    for case, state in expected:
+        if state == "good":
+            wait_until(
+                lambda case=case: not {case.says} & api.conditions(case.about),  # type: ignore[misc]
+                f"{case.label}: {case.says} is said still",
+            )
+
+
+def _all_are(number: int, world: World, expected: list[tuple[Case, str]]) -> None:
+    """Return once clients get what they have to, all at the same time."""
+    wrong: list[str] = []
+
+    def is_right() -> bool:
+        wrong.clear()
+        for case, state in expected:
+            if (got := world.ask(case)) != case.gets[state]:
+                wrong.append(f"{case.label} {state}: {got} and not {case.gets[state]}")
+        return not wrong
+
+    try:
+        wait_until(is_right)
+    except AssertionError:
+        raise AssertionError(f"round {number}: {wrong}") from None
+
+
+class SteadyLoad:
+    """Requests for `STEADY`, all the time (tests.support.load)."""
+
+    def __init__(self, process: LoadProcess) -> None:
+        self._process = process
+        self.origin_port = process.origin_port
+        self.report: dict[str, Any] = {}
+
+    @contextmanager
+    def on(self, world: World) -> Iterator[None]:
+        """Ask within the block; none of the requests may be lost."""
+        self._process.begin(targets=[("127.0.0.1", world.ports["HTTP"], "")], connections=4, requests=1)
+        yield
+        self.report = self._process.finish()
+        assert self.report["lost"] == 0, self.report
+
+
+@contextmanager
+def under_load() -> Iterator[SteadyLoad]:
+    process = LoadProcess("tests.support.load")
+    try:
+        yield SteadyLoad(process)
+    finally:
+        process.stop()

@@ -44,6 +44,7 @@ class RealApiServer(ClusterAccess):
         super().__init__(
             f"https://127.0.0.1:{port}", _ADMIN, ssl.create_default_context(cafile=self._ca), has_old_slices=True
         )
+        self.store = ""  # the URL of its etcd
         self._stop = stop
         self._start = start
         self.kubeconfig = self.kubeconfig_of(_ADMIN, folder / "kubeconfig")
@@ -143,6 +144,7 @@ def real_api_server(folder: Path) -> Iterator[RealApiServer]:
         start()
         wait_until((folder / "certs/apiserver.crt").exists, "the API server has made no certificate")
         server = RealApiServer(folder, port, stop, start)
+        server.store = store
         wait_until(lambda: _is_ready(server), f"the API server is not ready: {folder}/server.log")
         yield server
     finally:
