@@ -35,14 +35,15 @@ class EventWriter:
         self._client = client
         self._objects = objects
         self._events: dict[int, Notice] = {}
-        self._written: dict[int, int] = {}  # the count that was written, by number
+        #: By number: the count that was written, the uid of the object that it is about, and the Event's own name.
+        self._written: dict[int, tuple[int, str, str]] = {}
         self._due = asyncio.Event()
         self.problem = ""
 
     def show(self, events: Sequence[tuple[int, Notice]]) -> None:
         """Write these, as `telemetry.events.Events.all` gives them."""
         self._events = dict(events)
-        self._written = {number: count for number, count in self._written.items() if number in self._events}
+        self._written = {number: each for number, each in self._written.items() if number in self._events}
         self._due.set()
 
     async def run(self) -> None:
@@ -50,21 +51,29 @@ class EventWriter:
         while True:
             await self._due.wait()
             self._due.clear()
-            due = [(number, each) for number, each in self._events.items() if self._written.get(number) != each.count]
+            due = [(number, each) for number, each in self._events.items() if self._count(number) != each.count]
             subjects = {subject for _, each in due for subject in (each.regarding, each.related) if subject}
             found = await asyncio.to_thread(references, subjects, self._objects())
             for number, notice in due:
                 await self._write(number, notice, found)
                 await asyncio.sleep(PAUSE_S)
 
+    def _count(self, number: int) -> int:
+        return self._written.get(number, (0, "", ""))[0]
+
     async def _write(self, number: int, notice: Notice, found: Mapping[Any, Mapping[str, str]]) -> None:
         made = next(each for each in published(number, notice, found) if each.group == _GROUP)
         # A server refuses an Event of this group that is new and has fields of the other one.
         value = {name: each for name, each in json.loads(made.manifest).items() if not name.startswith("deprecated")}
-        value["metadata"] = {"name": made.name, "namespace": made.namespace}
+        uid = value["regarding"]["uid"]
+        _, was_about, name = self._written.get(number, (0, uid, made.name))
+        is_new = number not in self._written or was_about != uid
+        if was_about != uid:  # the object was deleted, and made again
+            name = f"{made.name}-{uid[:7]}"
+        value["metadata"] = {"name": name, "namespace": made.namespace}
         path = f"/apis/{_GROUP}/v1/namespaces/{made.namespace}/events"
         try:
-            if number not in self._written:
+            if is_new:
                 try:
                     await self._client.send("POST", path, None, value)
                 except ApiError as error:
@@ -72,8 +81,8 @@ class EventWriter:
                         raise
             else:
                 series = {"series": value.get("series")}
-                await self._client.send("PATCH", f"{path}/{made.name}", None, series, "application/merge-patch+json")
-            self._written[number] = notice.count
+                await self._client.send("PATCH", f"{path}/{name}", None, series, "application/merge-patch+json")
+            self._written[number] = notice.count, uid, name
             self.problem = ""
         except ApiError as error:
             if error.status == _NOT_FOUND:  # the namespace is gone, or the Event has reached its age

@@ -51,6 +51,26 @@ async def test_an_event_is_written_once_and_then_counted(tmp_path):
         await client.close()
 
 
+async def test_an_object_that_is_made_again_has_events_of_its_own(tmp_path):
+    """`kubectl describe` shows those with its uid."""
+    server, there = ApiServer((EVENT,)), [GATEWAY]
+    async with server.running():
+        client = await client_of(tmp_path, server)
+        writer = EventWriter(client, lambda: there)
+        task = asyncio.create_task(writer.run())
+        writer.show([(1, NOTICE)])
+        await until(lambda: server.objects)
+        there[0] = replace(GATEWAY, manifest=GATEWAY.manifest.replace(b"the-uid", b"another"))
+        for count in (2, 3):
+            writer.show([(1, replace(NOTICE, count=count))])
+            await until(lambda count=count: len([*server.asked("POST"), *server.asked("PATCH")]) == count)
+        found = {each["regarding"]["uid"]: each.get("series", {}).get("count") for each in server.objects.values()}
+        assert found == {"the-uid": None, "another": 3}
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await client.close()
+
+
 async def test_events_that_may_not_be_written_are_told_once(tmp_path, caplog):
     server = ApiServer((EVENT,))
     server.forbidden.add("events")
