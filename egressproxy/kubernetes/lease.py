@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError
 from egressproxy.kubernetes.credentials import CredentialsError
+from egressproxy.kubernetes.rights import missing_right
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +90,7 @@ class Lease:
         self._held_until = 0.0
         self._seen: tuple[str, float] = ("", clock())  # the version of the object, and since when
         self.problem = ""
+        self._verb = ""  # what was asked last
         #: One that has to be held before this one is taken: of those who want several, nobody has a part for good.
         self.after: Lease | None = None
 
@@ -105,21 +107,17 @@ class Lease:
                     async with asyncio.timeout(RENEW_S):
                         await self.step()
                     self._tell("")
-                except (ApiError, CredentialsError, *UNREACHABLE) as error:
-                    self._tell(self._why(error))
+                except ApiError as error:
+                    right = missing_right(self._verb, "coordination.k8s.io", "leases", self.namespace, self.name)
+                    self._tell(right if error.status == _FORBIDDEN else f"lease {self.namespace}/{self.name}: {error}")
+                except (CredentialsError, *UNREACHABLE) as error:
+                    self._tell(f"lease {self.namespace}/{self.name}: {error or type(error).__name__}")
                 if was_held != (self.left_s() > 0):
                     what = "no longer written" if was_held else "written"
                     log.info("status is %s by this gateway (Lease %s/%s)", what, self.namespace, self.name)
                 await asyncio.sleep(RENEW_S * random.uniform(0.8, 1.2))  # noqa: S311 (no secret)
         finally:
             await self._give_back()
-
-    def _why(self, error: Exception) -> str:
-        if isinstance(error, ApiError) and error.status == _FORBIDDEN:
-            from egressproxy.kubernetes.access import told  # which most gateways never need
-
-            return told("get", "coordination.k8s.io", "leases", self.namespace, self.name)
-        return f"lease {self.namespace}/{self.name}: {error or type(error).__name__}"
 
     def _tell(self, problem: str) -> None:
         if problem and problem != self.problem:
@@ -132,6 +130,7 @@ class Lease:
             await self._give_back()
             return
         asked_at = self._clock()
+        self._verb = "get"
         try:
             found = await self._client.get(f"{self._path}/{self.name}")
         except ApiError as error:
@@ -165,6 +164,7 @@ class Lease:
             "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
             "metadata": {"name": self.name, "namespace": self.namespace, **_version(found)}, "spec": spec,
         }  # fmt: skip
+        self._verb = "patch" if is_new else "update"
         try:
             if is_new:
                 # Server-side apply, whose right to create can be limited to a name. Who comes second is no owner of

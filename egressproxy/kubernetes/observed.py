@@ -11,6 +11,7 @@ from typing import Any, Final
 from egressproxy.kubeapi.read.events import published, references
 from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError
 from egressproxy.kubernetes.credentials import CredentialsError
+from egressproxy.kubernetes.rights import missing_right
 from egressproxy.model.published_object import PublishedObject
 from egressproxy.processes.loader.result import shown
 from egressproxy.telemetry.notices import Notice
@@ -20,7 +21,7 @@ log = logging.getLogger(__name__)
 #: Between two writes of Events, in seconds: a flood must not reach the API server.
 PAUSE_S: Final = 0.2
 _GROUP: Final = "events.k8s.io"
-_NOT_FOUND, _CONFLICT = 404, 409
+_FORBIDDEN, _NOT_FOUND, _CONFLICT = 403, 404, 409
 #: Owner of the fields that we apply.
 MANAGER: Final = "egressproxy"
 
@@ -87,7 +88,9 @@ class EventWriter:
         except ApiError as error:
             if error.status == _NOT_FOUND:  # the namespace is gone, or the Event has reached its age
                 self._written.pop(number, None)
-            self._tell(f"Events cannot be written in namespace {made.namespace}: {error}")
+            right = missing_right("create" if is_new else "patch", _GROUP, "events", made.namespace)
+            why = right if error.status == _FORBIDDEN else str(error)
+            self._tell(f"Events cannot be written in namespace {made.namespace}: {why}")
         except (CredentialsError, *UNREACHABLE):
             return  # told by those who read
 
@@ -105,7 +108,7 @@ async def write_catalogue(client: ApiClient, packed: bytes) -> None:
         try:
             await client.send("PATCH", path, owner, json.loads(each.manifest), "application/apply-patch+yaml")
         except (ApiError, CredentialsError, *UNREACHABLE) as error:
-            what = f"ConfigMap {each.namespace}/{each.name}"
-            log.warning(
-                "the catalogue of filter types cannot be written to %s: %s", what, error or type(error).__name__
-            )
+            what, why = f"ConfigMap {each.namespace}/{each.name}", str(error) or type(error).__name__
+            if isinstance(error, ApiError) and error.status == _FORBIDDEN:
+                why = missing_right("patch", "", "configmaps", each.namespace, each.name)
+            log.warning("the catalogue of filter types cannot be written to %s: %s", what, why)

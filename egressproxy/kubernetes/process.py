@@ -319,7 +319,8 @@ class _SourceProcess:
         assert source is not None
         while True:
             await asyncio.sleep(FIGURES_S)
-            problems = source.problems()
+            leases = [each for held in self._leases.values() for each in held.values()]
+            problems = source.problems() + [each.problem for each in leases if each.problem]
             if self._writer is not None:
                 problems += self._writer.problems
             problems += [each.problem for each in self._elsewhere.values() if each.problem]

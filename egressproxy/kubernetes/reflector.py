@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import aiohttp
 
+from egressproxy.kubernetes import rights
 from egressproxy.kubernetes.api_client import JSON, UNREACHABLE, AnswerTooLong, ApiClient, ApiError
 from egressproxy.kubernetes.credentials import CredentialsError
 from egressproxy.kubernetes.object_store import ObjectStore, Scope, StoredObject, is_older, stored
@@ -252,6 +253,4 @@ class Reflector:
 
 def missing_right(scope: Scope, verb: str = "list") -> str:
     """What cannot be read, with the rule that would permit it."""
-    from egressproxy.kubernetes.access import told  # which most gateways never need
-
-    return told(verb, scope.kind.group, scope.kind.plural, scope.namespace, scope.name)
+    return rights.missing_right(verb, scope.kind.group, scope.kind.plural, scope.namespace, scope.name)

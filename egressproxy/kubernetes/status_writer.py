@@ -18,6 +18,7 @@ from typing import Any, Final
 from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError
 from egressproxy.kubernetes.credentials import CredentialsError
 from egressproxy.kubernetes.object_store import ObjectStore, StoredObject
+from egressproxy.kubernetes.rights import missing_right
 from egressproxy.model.kinds import CONFIGURED, GATEWAY, OURS
 from egressproxy.model.published_object import Key
 
@@ -36,11 +37,10 @@ _MERGED: Final = frozenset({"controllers"})
 _IDENTITY: Final = ("parentRef", "ancestorRef", "name", "type")
 _CONFLICT: Final = 409
 _OF_SERVER: Final = 500
-#: What a server says, with 500, where the definition of the kind has no such field.
-_UNDECLARED: Final = "not declared in schema"
 #: The server has no such subresource, or we have no right to it: told once, and tried again after so many seconds.
 AGAIN_S: Final = 300.0
-_NEVER: Final = frozenset({403, 404, 405})
+_FORBIDDEN: Final = 403
+_NEVER: Final = frozenset({_FORBIDDEN, 404, 405})
 
 _KINDS: Final = {(kind.group, kind.kind): kind for kind in CONFIGURED}
 #: What an API server says of a field that its definition of the kind lacks.
@@ -204,10 +204,13 @@ class StatusWriter:
             return False
         if error.status == _CONFLICT or (error.status >= _OF_SERVER and _UNDECLARED not in str(error)):
             return False
-        resource = _KINDS[key[:2]].resource
+        kind = _KINDS[key[:2]]
+        resource = kind.resource
         if error.status in _NEVER and self._store.find(key) is held:  # and not deleted meanwhile
             place = f" in namespace {key[2]}" if key[2] else ""
             why = f"status of {resource}{place} cannot be written: {error}"
+            if error.status == _FORBIDDEN:
+                why = missing_right("patch", kind.group, f"{kind.plural}/status", key[2])
             if key[:3] not in self._told:
                 log.warning("%s", why)
             self._told[key[:3]] = why, self._clock() + AGAIN_S

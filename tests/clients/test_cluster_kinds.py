@@ -33,10 +33,16 @@ def test_each_kind_is_in_force_as_it_is_and_kubectl_says_what_became_of_it(serve
         put_base(server, world, cases)
         with gateway, load.on(world):
             # What a schema does not admit is refused there; that of the working group's kinds admits it.
-            taken = [case for case in cases if "unreadable" not in case.states or case.says == "Accepted=False/UnsupportedValue"]
+            taken = [
+                case
+                for case in cases
+                if "unreadable" not in case.states or case.says == "Accepted=False/UnsupportedValue"
+            ]
             refused = [case for case in cases if case not in taken]
             for case in refused:
-                status, told = server.request("POST", server.path(case.object).rpartition("/")[0], case.states["unreadable"])
+                status, told = server.request(
+                    "POST", server.path(case.object).rpartition("/")[0], case.states["unreadable"]
+                )
                 assert status in (400, 422), (case.label, told)
                 del case.states["unreadable"]  # type: ignore[attr-defined]
             play(server, world, cases, can_delete=lambda case: case.object["kind"] != "Namespace")
@@ -48,4 +54,6 @@ def test_each_kind_is_in_force_as_it_is_and_kubectl_says_what_became_of_it(serve
                 return server.kubectl("describe", "httproute", "-n", "team", route.label)
 
             wait_until(lambda: {"BackendNotFound", "BackendInvalid"} <= {*described().split()}, "it is not described")
-            assert server.kubectl("get", "gateways.gateway.networking.k8s.io", "-n", "team", "gw").split()[-2:-1] == ["True"]
+            assert server.kubectl("get", "gateways.gateway.networking.k8s.io", "-n", "team", "gw").split()[-2:-1] == [
+                "True"
+            ]

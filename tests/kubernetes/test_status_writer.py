@@ -16,6 +16,7 @@ from egressproxy.model.kinds import CONFIGURED
 from egressproxy.run_options import ClusterOptions
 from tests.kubernetes.kit import client_of
 from tests.support.api_server import ApiServer
+from tests.support.waiting import until
 
 EARLY, LATE = "2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z"
 
@@ -125,10 +126,11 @@ async def test_a_missing_right_is_told_once(tmp_path):
         await writer.write()
         await writer.write()
         assert len(server.asked("PATCH")) == 1
-        assert writer.problems == [
-            "status of gateways.gateway.networking.k8s.io in namespace default cannot be written: "
-            "403 Forbidden: forbidden here"
-        ]
+        (problem,) = writer.problems
+        assert problem.startswith(
+            "cannot patch gateways.gateway.networking.k8s.io/status in namespace default: add to a Role of namespace"
+        )
+        assert '"resources": ["gateways/status"], "verbs": ["patch"]' in problem
         await client.close()
 
 
@@ -158,6 +160,20 @@ async def test_one_of_two_holds_a_lease_and_the_other_follows(tmp_path):
         await one.step()
         assert not one.left_s()
         assert server.objects["leases", "infra", "egress"]["spec"]["leaseTransitions"] == 1
+        await client.close()
+
+
+async def test_a_lease_that_may_not_be_had_is_told_with_the_rule(tmp_path):
+    server = ApiServer()
+    server.forbidden.add("leases")
+    async with server.running():
+        client = await client_of(tmp_path, server)
+        lease = Lease(client, "infra", "egress", "one")
+        task = asyncio.create_task(lease.run())
+        await until(lambda: lease.problem)
+        assert lease.problem.startswith("cannot get leases.coordination.k8s.io in namespace infra: add to a Role of")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
         await client.close()
 
 
@@ -206,7 +222,7 @@ async def test_a_status_that_was_forbidden_is_tried_again_and_in_other_namespace
         server.forbidden.add("gateways")
         writer.show({KEY: ours})
         await writer.write()
-        assert "default" in writer.problems[0]
+        assert "namespace default" in writer.problems[0]
         server.forbidden.clear()
         writer.show({KEY: ours, (*KEY[:2], "other", "gw"): ours})
         await writer.write()

@@ -37,7 +37,9 @@ class ApiServer:
         self.is_stuck = False  # watches that begin are told nothing
         self.complains: int | None = None  # the code of what watches are told in place of events
         self.says: int | None = None  # a version that lists claim to be of
-        self.lies = ""  # how lists lie: `empty` (each once, since `lie` was called), `no-items`, `other-kind`, `expired`
+        self.lies = (
+            ""  # how lists lie: `empty` (each once, since `lie` was called), `no-items`, `other-kind`, `expired`
+        )
         self.latency_s = 0.0  # before an answer, and again between two pieces of it where it trickles
         self.trickles = False
         self.url = ""
@@ -177,7 +179,8 @@ class ApiServer:
 
     def _matches(self, request: web.Request, kind: ServedKind, namespace: str, value: dict[str, Any]) -> bool:
         metadata = value["metadata"]
-        if value["kind"] != kind.kind or (namespace and metadata.get("namespace") != namespace):
+        group, _, _ = value["apiVersion"].rpartition("/")
+        if (group, value["kind"]) != (kind.group, kind.kind) or (namespace and metadata.get("namespace") != namespace):
             return False
         field = request.query.get("fieldSelector", "")
         if field and metadata["name"] != field.removeprefix("metadata.name="):

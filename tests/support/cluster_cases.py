@@ -92,7 +92,9 @@ class World:
             if state in text
         }
         given = tuple(text.get("given", ()))
-        return Case(label, states, given, text["gets"], text.get("says", ""), text.get("about", first), text.get("asks", "HTTP"))
+        return Case(
+            label, states, given, text["gets"], text.get("says", ""), text.get("about", first), text.get("asks", "HTTP")
+        )
 
     def _filled(self, value: Any, label: str) -> Any:
         if isinstance(value, dict):

@@ -29,7 +29,9 @@ _ADMIN = "admin-token"
 _ROOT: Final = Path(__file__).resolve().parents[2]
 #: Where those of Gateway API are looked for, if $EGRESSPROXY_GATEWAY_API_CRDS does not say it.
 GATEWAY_API_CRDS: Final = _ROOT.parent / "shared/apiserver/gateway-api-crds"
-WORKING_GROUP: Final = [kind for kind in CONFIGURED if kind.kind in ("Backend", "XBackendDestination") and "egressproxy" not in kind.group]
+WORKING_GROUP: Final = [
+    kind for kind in CONFIGURED if kind.kind in ("Backend", "XBackendDestination") and "egressproxy" not in kind.group
+]
 
 
 class RealApiServer(ClusterAccess):
@@ -37,9 +39,7 @@ class RealApiServer(ClusterAccess):
     that is said; `start` starts what is not there, with what etcd holds.
     """
 
-    def __init__(
-        self, folder: Path, port: int, stop: Callable[[bool], None], start: Callable[[], None]
-    ) -> None:
+    def __init__(self, folder: Path, port: int, stop: Callable[[bool], None], start: Callable[[], None]) -> None:
         self._ca = folder / "certs/apiserver.crt"
         super().__init__(
             f"https://127.0.0.1:{port}", _ADMIN, ssl.create_default_context(cafile=self._ca), has_old_slices=True
@@ -86,7 +86,10 @@ class RealApiServer(ClusterAccess):
         written = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in files if file.exists()]
         made = [*map(_with_empty_groups, written), *map(_without_schema, WORKING_GROUP)]
         path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-        for each in (*made, *yaml.safe_load_all((_ROOT / "deploy/crds/egressproxy.io.yaml").read_text(encoding="utf-8"))):
+        for each in (
+            *made,
+            *yaml.safe_load_all((_ROOT / "deploy/crds/egressproxy.io.yaml").read_text(encoding="utf-8")),
+        ):
             status, told = self.request("POST", path, each)
             assert status in (201, 409), told
         built_in = ("", "discovery.k8s.io", "certificates.k8s.io")
