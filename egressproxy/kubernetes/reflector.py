@@ -3,7 +3,8 @@
 A list is asked for in pages, of the state as it is now (no `resourceVersion`: a quorum has to agree), and the watch
 goes on from there. Bookmarks move its place forward. The list is made again where the server has forgotten the place
 (410), or the watch ends with an error or says what cannot be understood. A list that lacks what was there is asked for
-twice. Every failure is followed by a pause that grows, with jitter. Source: Kubernetes API concepts, "Efficient detection of changes".
+twice. Every failure is followed by a pause that grows, with jitter. Source: Kubernetes API concepts, "Efficient
+detection of changes".
 """
 
 from __future__ import annotations

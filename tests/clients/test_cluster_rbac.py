@@ -117,17 +117,7 @@ def test_nothing_beyond_is_permitted(
 
 def test_the_service_account_itself_reads_and_writes_so(server: RealApiServer):
     """With a token of its own: lists by name, the catalogue by server-side apply, a Lease."""
-    path = "/api/v1/namespaces/egressproxy-system/serviceaccounts/egressproxy/token"
-    _, asked = server.request(
-        "POST",
-        path,
-        {
-            "apiVersion": "authentication.k8s.io/v1",
-            "kind": "TokenRequest",
-            "spec": {"audiences": ["https://kubernetes.default.svc"]},
-        },
-    )
-    token = asked["status"]["token"]
+    token = server.token_of("egressproxy-system", "egressproxy")
     secrets = "/api/v1/namespaces/team/secrets"
     assert server.request("GET", f"{secrets}?fieldSelector=metadata.name=cert", token=token)[0] == 200
     status, refused = server.request("GET", secrets, token=token)

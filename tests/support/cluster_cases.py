@@ -106,21 +106,21 @@ class World:
         return value
 
     # --- clients ------------------------------------------------------------------------------------------------
-    def ask(self, case: Case) -> str:
-        """What a client gets: `200 a`, `404`, `grpc 14`, `cert one`, `closed`."""
+    def ask(self, case: Case, address: str = "127.0.0.1") -> str:
+        """What a client gets at this address: `200 a`, `404`, `grpc 14`, `cert one`, `closed`."""
         host = f"{case.label}.test"
         try:
             if case.asks == "grpc":
-                return self._call(host)
+                return self._call(address, host)
             if case.asks in ("TLS", "HTTPS"):
-                return self._shown(self.ports[case.asks], host)
-            return self._get(self.ports[case.asks], host, POD if case.asks == "KNOWN" else "127.0.0.1")
+                return self._shown((address, self.ports[case.asks]), host)
+            return self._get(address, self.ports[case.asks], host, POD if case.asks == "KNOWN" else "127.0.0.1")
         except (OSError, EOFError, http.client.HTTPException):
             return "closed"
 
     @staticmethod
-    def _get(port: int, host: str, source: str) -> str:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=WAIT_S, source_address=(source, 0))
+    def _get(address: str, port: int, host: str, source: str) -> str:
+        connection = http.client.HTTPConnection(address, port, timeout=WAIT_S, source_address=(source, 0))
         try:
             connection.request("GET", "/", headers={"Host": host})
             answer = connection.getresponse()
@@ -129,12 +129,12 @@ class World:
             connection.close()
         return f"200 {text}" if answer.status == 200 else str(answer.status)
 
-    def _call(self, host: str) -> str:
+    def _call(self, address: str, host: str) -> str:
         client = Http2Client()
         fields = head(b"POST", b"/some.Service/Call", host.encode())
         fields += [(b"content-type", b"application/grpc"), (b"te", b"trailers")]
         stream = client.request(fields, b"\0\0\0\0\0")
-        with socket.create_connection(("127.0.0.1", self.ports["HTTP"]), WAIT_S) as sock:
+        with socket.create_connection((address, self.ports["HTTP"]), WAIT_S) as sock:
             while not client.of(stream).is_whole:
                 sock.sendall(client.outgoing())
                 piece = sock.recv(65536)
@@ -144,12 +144,12 @@ class World:
         answer = client.of(stream)
         return f"grpc {dict(answer.trailers or answer.fields)[b'grpc-status'].decode()}"
 
-    def _shown(self, port: int, name: str) -> str:
+    def _shown(self, place: tuple[str, int], name: str) -> str:
         """The name in the certificate that is shown."""
         context = self._pki.client_context()
         context.check_hostname = False
         with (
-            socket.create_connection(("127.0.0.1", port), WAIT_S) as sock,
+            socket.create_connection(place, WAIT_S) as sock,
             context.wrap_socket(sock, server_hostname=name) as tls,
         ):
             subject = dict(part[0] for part in (tls.getpeercert() or {})["subject"])
@@ -280,26 +280,30 @@ def _all_are(number: int, world: World, expected: list[tuple[Case, str]]) -> Non
 
 
 class SteadyLoad:
-    """Requests for `STEADY`, all the time (tests.support.load)."""
+    """Requests for `STEADY`, all the time (tests.support.load), and their origin."""
 
-    def __init__(self, process: LoadProcess) -> None:
-        self._process = process
-        self.origin_port = process.origin_port
-        self.report: dict[str, Any] = {}
+    def __init__(self, origin: LoadProcess) -> None:
+        self.origin_port = origin.origin_port
+        self.answered = 0
 
     @contextmanager
-    def on(self, world: World) -> Iterator[None]:
+    def on(self, world: World, address: str = "127.0.0.1") -> Iterator[None]:
         """Ask within the block; none of the requests may be lost."""
-        self._process.begin(targets=[("127.0.0.1", world.ports["HTTP"], "")], connections=4, requests=1)
-        yield
-        self.report = self._process.finish()
-        assert self.report["lost"] == 0, self.report
+        process = LoadProcess("tests.support.load")
+        try:
+            process.begin(targets=[(address, world.ports["HTTP"], "")], connections=2, requests=1)
+            yield
+            report = process.finish()
+        finally:
+            process.stop()
+        assert report["lost"] == 0, report
+        self.answered += report["answered"]
 
 
 @contextmanager
 def under_load() -> Iterator[SteadyLoad]:
-    process = LoadProcess("tests.support.load")
+    origin = LoadProcess("tests.support.load")
     try:
-        yield SteadyLoad(process)
+        yield SteadyLoad(origin)
     finally:
-        process.stop()
+        origin.stop()

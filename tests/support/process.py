@@ -81,6 +81,12 @@ class GatewayProcess:
         return self._process.pid
 
     def start(self) -> GatewayProcess:
+        self.launch()
+        self._wait_until_ready()
+        return self
+
+    def launch(self) -> None:
+        """Start it, and wait for nothing."""
         command = [str(Path(sys.executable).with_name("egressproxy")), self._verb]
         command += ["--admin", f"127.0.0.1:{self.admin_port}"]
         if self._has_configuration:
@@ -95,8 +101,6 @@ class GatewayProcess:
                 stderr=errors,
                 env={**inherited, **self._environment},
             )
-        self._wait_until_ready()
-        return self
 
     def stop(self) -> int:
         """Ask it to drain and end; returns its exit status."""

@@ -44,7 +44,6 @@ class RealApiServer(ClusterAccess):
         super().__init__(
             f"https://127.0.0.1:{port}", _ADMIN, ssl.create_default_context(cafile=self._ca), has_old_slices=True
         )
-        self.store = ""  # the URL of its etcd
         self._stop = stop
         self._start = start
         self.kubeconfig = self.kubeconfig_of(_ADMIN, folder / "kubeconfig")
@@ -62,6 +61,15 @@ class RealApiServer(ClusterAccess):
             })
         )  # fmt: skip
         return file
+
+    def token_of(self, namespace: str, account: str) -> str:
+        """A token of a service account."""
+        path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
+        spec = {"audiences": ["https://kubernetes.default.svc"]}
+        body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": spec}
+        status, found = self.request("POST", path, body)
+        assert status == 201, found
+        return str(found["status"]["token"])
 
     def stop(self, *, and_etcd: bool = False) -> None:
         """With SIGKILL."""
@@ -147,7 +155,6 @@ def real_api_server(folder: Path) -> Iterator[RealApiServer]:
         start()
         wait_until((folder / "certs/apiserver.crt").exists, "the API server has made no certificate")
         server = RealApiServer(folder, port, stop, start)
-        server.store = store
         wait_until(lambda: _is_ready(server), f"the API server is not ready: {folder}/server.log")
         yield server
     finally:
