@@ -10,6 +10,8 @@ ifndef VENV
 VENV        := .venv-$(or $(shell $(PYTHON) -c 'import platform; print(platform.python_version())' 2>/dev/null),none)
 endif
 SHARED_CASES ?= ../shared/cases
+# Gateway API's definitions, for tests on a real API server.
+GATEWAY_API_CRDS ?= ../shared/apiserver/gateway-api-crds
 # What says the most about a Python in the shortest time: a real process, the codec, what goes between processes, and what
 # frames and tracebacks keep alive.
 SMOKE       := tests/smoke tests/test_patterns.py tests/protocols/http1 tests/model tests/net/test_tls.py \
@@ -68,9 +70,9 @@ nightly: install-dev ## what takes hours: the long forms of tests, the compiled 
 smoke: install-tests ## a start, some answers, an end, and the codec's tests: another Python in a minute (PYTHON=…)
 	@$(BIN)/python -m pytest --quiet $(ARGS) $(SMOKE)
 
-test-kubernetes: install-dev ## tests on a real API server: KUBE_APISERVER=…/kube-apiserver, with etcd on PATH
-	@EGRESSPROXY_KUBE_APISERVER=$(KUBE_APISERVER) $(BIN)/python -m pytest $(or $(ARGS),tests/clients/test_cluster_crds.py \
-	  tests/clients/test_cluster_rbac.py tests/clients/test_cluster_source.py tests/clients/test_cluster_status.py)
+test-kubernetes: install-dev ## tests on a real API server: KUBE_APISERVER=…/kube-apiserver, etcd on PATH; GATEWAY_API_CRDS=FOLDER
+	@EGRESSPROXY_KUBE_APISERVER=$(KUBE_APISERVER) EGRESSPROXY_GATEWAY_API_CRDS=$(GATEWAY_API_CRDS) $(BIN)/python -m pytest \
+	  $(or $(ARGS),$(wildcard tests/clients/test_cluster_*.py))
 
 test-compiled: install-dev ## compile a copy of the checkout and test there what serves (a part: ARGS="tests/gateway -k reload")
 	@PYTHON=$(BIN)/python .ci/compiled pytest -p no:cacheprovider -o timeout=120 $(or $(ARGS),--quiet --numprocesses 2 --dist worksteal $(SERVING))

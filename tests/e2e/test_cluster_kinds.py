@@ -18,12 +18,6 @@ from tests.support.process import GatewayProcess
 pytestmark = pytest.mark.process
 
 
-def test_there_is_a_case_for_each_kind_but_the_one_that_is_never_read():
-    with cluster_world() as world:
-        played = {kind_of(case.object) for case in world.cases}
-    assert {kind.kind for kind in CONFIGURED if kind not in played} == {"ServiceAccount"}
-
-
 async def test_each_kind_is_in_force_as_it_is_and_a_broken_one_takes_no_other_with_it(tmp_path: Path):
     server = ApiServer()
     async with server.running():
@@ -35,6 +29,8 @@ async def test_each_kind_is_in_force_as_it_is_and_a_broken_one_takes_no_other_wi
 
         def played() -> None:
             with under_load() as load, cluster_world(load.origin_port) as world:
+                kinds = {kind_of(case.object) for case in world.cases}
+                assert {kind.kind for kind in CONFIGURED if kind not in kinds} == {"ServiceAccount"}  # is never read
                 put_base(api, world, world.cases)
                 with gateway, load.on(world):
                     play(api, world, world.cases, can_delete=lambda _case: True)

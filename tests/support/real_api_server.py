@@ -27,8 +27,8 @@ from tests.support.waiting import wait_until
 PROGRAM = "EGRESSPROXY_KUBE_APISERVER"
 _ADMIN = "admin-token"
 _ROOT: Final = Path(__file__).resolve().parents[2]
-#: Where those of Gateway API are looked for, if $EGRESSPROXY_GATEWAY_API_CRDS does not say it.
-GATEWAY_API_CRDS: Final = _ROOT.parent / "shared/apiserver/gateway-api-crds"
+#: The folder of Gateway API's own definitions (the experimental channel).
+CRDS: Final = "EGRESSPROXY_GATEWAY_API_CRDS"
 WORKING_GROUP: Final = [
     kind for kind in CONFIGURED if kind.kind in ("Backend", "XBackendDestination") and "egressproxy" not in kind.group
 ]
@@ -87,9 +87,9 @@ class RealApiServer(ClusterAccess):
 
     def install_kinds(self) -> None:
         """Ours, Gateway API's, and those of the working group, whose schemas are nowhere to be had: they admit all."""
-        gateway_api = Path(os.environ.get("EGRESSPROXY_GATEWAY_API_CRDS", GATEWAY_API_CRDS))
+        gateway_api = Path(os.environ.get(CRDS, "/-"))
         if not gateway_api.is_dir():
-            pytest.skip(f"Gateway API's CustomResourceDefinitions are not at {gateway_api}")
+            pytest.skip(f"${CRDS} names no folder of Gateway API's CustomResourceDefinitions")
         files = [gateway_api / f"{kind.group}_{kind.plural}.yaml" for kind in CONFIGURED]
         written = [yaml.safe_load(file.read_text(encoding="utf-8")) for file in files if file.exists()]
         made = [*map(_with_empty_groups, written), *map(_without_schema, WORKING_GROUP)]
