@@ -171,7 +171,9 @@ async def test_a_lease_that_may_not_be_had_is_told_with_the_rule(tmp_path):
         lease = Lease(client, "infra", "egress", "one")
         task = asyncio.create_task(lease.run())
         await until(lambda: lease.problem)
-        assert lease.problem.startswith("cannot get leases.coordination.k8s.io in namespace infra: add to a Role of")
+        assert lease.problem.startswith(
+            "cannot get leases.coordination.k8s.io egress in namespace infra: add to a Role of"
+        )
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         await client.close()

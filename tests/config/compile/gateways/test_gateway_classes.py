@@ -178,7 +178,7 @@ def of_cluster(*objects: dict[str, Any], permitted: tuple[str, ...] = ("infra",)
     """What an API server has, beside the operator's `own` manifests."""
     files = load_text(own, "config.yaml").objects if own else ()
     packed = zlib.compress(b"\n".join(json.dumps(each).encode() for each in objects))
-    resources = ResourceSet([*files, *cluster_objects(packed, lambda _problem: None)])
+    resources = ResourceSet([*files, *cluster_objects(packed, lambda _problem: None, (), set())])
     return compile_rest(resources, Catalog(), Defaults(gateway_namespaces=permitted))
 
 
