@@ -94,10 +94,19 @@ def _lacks(
     else:
         gateway.start()
     try:
+        if rule.verbs == ("patch",):  # of status: there has to be something that has none yet
+            for case in cases:
+                if case.object["apiVersion"].startswith(rule.group) and case.object["kind"].endswith(
+                    ("Route", "Backend")
+                ):
+                    made = {**case.object["metadata"], "name": account}
+                    server.put({**case.object, "metadata": made})
         # As the rule is for one resource of them, where a rule has several.
-        wanted = f'"resources": ["{rule.resources[0]}"'
+        wanted = [f'"resources": ["{each}"' for each in rule.resources]
         denied = next(case for case in cases if case.object["kind"] == "Pod")  # an Event
-        wait_until(lambda: world.ask(denied, address) and wanted in gateway.stderr, f"{rule} is not told")
+        wait_until(
+            lambda: world.ask(denied, address) and any(map(gateway.stderr.__contains__, wanted)), f"{rule} is not told"
+        )
         if is_closed:
             assert set(differences(world, cases, address).values()) <= {"closed"}
         else:
@@ -116,7 +125,13 @@ def _lacks(
 def test_a_right_that_lacks_is_told_and_opens_nothing(set_up: Any, tmp_path: Path):
     """Each rule that `egressproxy rbac` prints, and none of the others. It heals without a restart."""
     server, world, cases, _ = set_up
-    rules = [(namespace, rule) for namespace, found in needed(NEEDS).items() for rule in found]
+    # Of an XBackend nothing is written before another route leads to it.
+    rules = [
+        (namespace, rule)
+        for namespace, found in needed(NEEDS).items()
+        for rule in found
+        if rule.resources != ("xbackends/status",)
+    ]
     assert len(rules) > 15
     with ThreadPoolExecutor(2) as pool:
         done = [pool.submit(_lacks, server, world, cases, tmp_path, number, *each) for number, each in enumerate(rules)]
