@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Iterator
+from ipaddress import ip_address
 from typing import Any
 
 import pytest
@@ -13,12 +14,14 @@ from egressproxy.gateway.build import SnapshotBuilder
 from egressproxy.gateway.gateway import GatewayServer
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.route_updates import updating
-from egressproxy.gateway.snapshot import Snapshot
+from egressproxy.gateway.snapshot import Snapshot, replace_endpoints
+from egressproxy.ir.backend import EndpointAddress
 from egressproxy.model.authority import Authority
 from egressproxy.model.fields import Fields
 from egressproxy.model.work import at_once
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
+from tests.gateway.backends.test_retries import pods
 from tests.gateway.conftest import Start
 from tests.support import manifests as m
 from tests.support.conversation import Conversation, compiled_spec
@@ -181,3 +184,25 @@ def test_a_filter_of_a_changed_route_goes_on_counting(converse: Start):
         (stats,) = {id(each): each for each in talk.snapshot.filters.stats()}.values()
         assert stats.runs == number
         change(talk, routes("2"), "agents/r")
+
+
+def test_a_changed_route_has_the_connector_of_its_service_whatever_addresses_that_had_before(converse: Start):
+    def objects(address: str, *names: str) -> list[Manifest]:
+        rule = {"backendRefs": [{"name": "pods", "port": 80}]}
+        return [*pods(address), *(m.http_route(name, rule, hostnames=[f"{name}.test"]) for name in names)]
+
+    talk = converse([*BACKENDS, *objects("10.0.0.1", "a")])
+    (connector,) = talk.snapshot.connectors.values()
+    change(talk, objects("10.0.0.2", "b"), "agents/b")
+    assert list(talk.snapshot.connectors.values()) == [connector]
+    fresh = (EndpointAddress(ip_address("10.0.0.2"), 8080),)
+    talk.act(lambda: replace_endpoints(talk.snapshot.connectors, {("agents/pods", 80): fresh}))
+    assert talk.snapshot.connectors == {connector.spec: connector}
+    assert connector.spec.backend.endpoints == fresh
+    for name in (b"a", b"b"):
+        talk.client >> b"GET / HTTP/1.1\r\nHost: %s.test\r\n\r\n" % name
+        if name == b"a":
+            talk.dialled("10.0.0.2", 8080)
+        talk.origin << b"GET / HTTP/1.1\r\nHost: %s.test\r\nVia: 1.1 gw\r\n\r\n" % name
+        talk.origin >> ANSWER + b"hi"
+        talk.client << PASSED + b"hi"
