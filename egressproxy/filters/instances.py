@@ -139,8 +139,9 @@ class FilterInstances:
         self._reach = None  # it holds the builder
 
     def adopt(self, other: FilterInstances) -> None:
-        """What was built in `other`, whose previous one this is, is in service beside what is here."""
-        other._tell_in_service(placed for key, placed in other._made.items() if key not in self._made)
+        """What was built in `other`, whose previous one this is, is beside what is here from now on."""
+        if self._reach is None:  # else `seal` is still to come
+            other._tell_in_service(placed for key, placed in other._made.items() if key not in self._made)
         self._made |= other._made
         self._closed |= other._closed
 

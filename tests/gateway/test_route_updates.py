@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from ipaddress import ip_address
 from typing import Any
 
 import pytest
 
+import egressproxy.gateway.gateway as module
 from egressproxy.filters.catalog import Catalog
 from egressproxy.gateway.build import SnapshotBuilder
 from egressproxy.gateway.gateway import GatewayServer
@@ -18,7 +21,8 @@ from egressproxy.gateway.snapshot import Snapshot, replace_endpoints
 from egressproxy.ir.backend import EndpointAddress
 from egressproxy.model.authority import Authority
 from egressproxy.model.fields import Fields
-from egressproxy.model.work import at_once
+from egressproxy.model.work import BlockingWork, at_once
+from egressproxy.net.cooperative import in_turns
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
 from tests.gateway.backends.test_retries import pods
@@ -124,6 +128,52 @@ async def test_anything_else_takes_a_whole_configuration(more: list[Manifest], g
     gateway.snapshot = await gateway.prepare(compiled_spec([*OWNERS, *more, *routes]))
     is_served = "another" in str(more) or "second" in str(more)
     assert await gateway.update_routes(compiled_spec([*OWNERS, *more, routes[0]]), {"agents/r1"}) is is_served
+
+
+def one_route(host: str, backend: str) -> list[Manifest]:
+    return [*OWNERS, m.http_route("r", m.prefix_rule("/", backend), hostnames=[host])]
+
+
+def backend_of(snapshot: Snapshot | None, host: str) -> str:
+    assert snapshot is not None
+    found = [port.first.http.sole(host) for port in snapshot.ports.values()]
+    return next((each.backends[0].connector.name for each in found if each is not None), "")
+
+
+async def test_updates_come_into_service_in_their_order(gateway: GatewayServer, monkeypatch: pytest.MonkeyPatch):
+    gateway.snapshot = await gateway.prepare(compiled_spec(one_route("a.test", "one")))
+    pauses = [0.05, 0.0]
+
+    async def slowly(work: BlockingWork[Any]) -> Any:
+        pause_s = pauses.pop(0)
+        found = await in_turns(work)
+        await asyncio.sleep(pause_s)
+        return found
+
+    monkeypatch.setattr(module, "in_turns", slowly)
+    parts = [compiled_spec(one_route("a.test", "two")), compiled_spec(one_route("b.test", "two"))]
+    assert await asyncio.gather(*(gateway.update_routes(part, {"agents/r"}) for part in parts)) == [True, True]
+    assert (backend_of(gateway.snapshot, "a.test"), backend_of(gateway.snapshot, "b.test")) == ("", "agents/two")
+
+
+async def test_an_update_is_for_one_configuration(gateway: GatewayServer, monkeypatch: pytest.MonkeyPatch):
+    first, part = compiled_spec(one_route("a.test", "one")), compiled_spec(one_route("a.test", "two"))
+    assert not await gateway.update_routes(part, {"agents/r"})
+    fresh = await gateway.prepare(first)
+    assert await gateway.update_routes(part, {"agents/r"})  # before anybody is served
+    assert backend_of(fresh, "a.test") == "agents/two"
+    gateway.snapshot = await gateway.prepare(first)
+    assert not await gateway.update_routes(replace(part, generation=7), {"agents/r"})
+    other = await gateway.prepare(first)
+
+    async def swapped(work: BlockingWork[Any]) -> Any:
+        found = await in_turns(work)
+        gateway.snapshot = other
+        return found
+
+    monkeypatch.setattr(module, "in_turns", swapped)
+    assert not await gateway.update_routes(part, {"agents/r"})
+    assert backend_of(other, "a.test") == "agents/one"
 
 
 def change(talk: Conversation, routes: list[Manifest], *names: str) -> None:

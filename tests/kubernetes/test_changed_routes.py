@@ -26,7 +26,7 @@ from egressproxy.processes.loader.process import LoadingFailed
 from egressproxy.processes.workers.channel import FrameChannel
 from egressproxy.processes.workers.worker import InProcess
 from egressproxy.reloads import LiveConfiguration
-from egressproxy.run_options import ClusterOptions, RunOptions
+from egressproxy.run_options import ClusterOptions, FilterListener, RunOptions
 from egressproxy.telemetry.events import Events
 from egressproxy.telemetry.metrics import Metrics
 from tests.support import manifests as m
@@ -267,9 +267,12 @@ async def test_a_change_of_something_else_takes_a_whole_configuration(live: Live
     assert {name for name, _ in served(live)} == {"agents/a", "agents/b"}
 
 
-@pytest.mark.parametrize("why", ["", "quick", "rejected", "guarded"])
+@pytest.mark.parametrize("why", ["", "quick", "rejected", "guarded", "filters"])
 async def test_where_a_whole_configuration_has_to_be_looked_at_it_is_read(why: str, monkeypatch: pytest.MonkeyPatch):
-    options = RunOptions(cluster=ClusterOptions(), admin=None, access_log="off", guarded=why == "guarded")
+    filters = FilterListener("127.0.0.1", free_port()) if why == "filters" else None
+    options = RunOptions(
+        cluster=ClusterOptions(), admin=None, access_log="off", guarded=why == "guarded", filters=filters
+    )
     live = App(options)._live
     live._cluster = cluster = Objects()
     live._generation, live._is_rejected, live._took_s = 1, why == "rejected", 0.1 if why == "quick" else 5.0
