@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import weakref
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from ipaddress import ip_address
@@ -174,6 +176,30 @@ async def test_an_update_is_for_one_configuration(gateway: GatewayServer, monkey
     monkeypatch.setattr(module, "in_turns", swapped)
     assert not await gateway.update_routes(part, {"agents/r"})
     assert backend_of(other, "a.test") == "agents/one"
+
+
+@pytest.mark.parametrize("more", [[], [m.policy(["other.test"], name="another")]])
+async def test_an_update_leaves_no_garbage(
+    more: list[Manifest], gateway: GatewayServer, monkeypatch: pytest.MonkeyPatch
+):
+    """What is garbage when a reload freezes the heap stays for good."""
+    gateway.snapshot = await gateway.prepare(compiled_spec(one_route("a.test", "one")))
+    gateway.snapshot.filters.seal()
+    builders: list[weakref.ref[SnapshotBuilder]] = []
+
+    def noted(*arguments: Any) -> SnapshotBuilder:
+        made = SnapshotBuilder(*arguments)
+        builders.append(weakref.ref(made))
+        return made
+
+    monkeypatch.setattr(module, "SnapshotBuilder", noted)
+    gc.disable()
+    try:
+        part = compiled_spec([*one_route("a.test", "two"), *more])
+        assert await gateway.update_routes(part, {"agents/r"}) is (not more)
+        assert [each() for each in builders] == [None]
+    finally:
+        gc.enable()
 
 
 def change(talk: Conversation, routes: list[Manifest], *names: str) -> None:
