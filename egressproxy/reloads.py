@@ -340,10 +340,12 @@ class LiveConfiguration:
 
     async def _update_routes(self) -> bool:
         """Put changed HTTPRoutes into what is in service. Returns False where a whole configuration has to be read:
-        that is quick, or what was read last is rejected, or what would change has to be looked at first.
+        that is quick, or what was read last is rejected, or what would change has to be looked at first, or filters are
+        served and no routes.
         """
         cluster = self._cluster
-        is_one_step = self._took_s < LONG_S or self._is_rejected or self._options.guarded
+        options = self._options
+        is_one_step = self._took_s < LONG_S or self._is_rejected or options.guarded or options.filters is not None
         if cluster is None or not self._generation or is_one_step:
             return False
         wanted = self._wanted_by_routes
@@ -364,7 +366,7 @@ class LiveConfiguration:
             return False
         self._wanted_by_routes = loaded.wanted
         self._wanted |= loaded.wanted
-        if not await self._fleet.update_routes(RouteChanges(loaded.spec, names)):
+        if not await self._fleet.update_routes(RouteChanges(loaded.spec, names, self._generation)):
             return False
         cluster.routes_in_service()
         return True

@@ -134,15 +134,19 @@ class FilterInstances:
             if key not in self._made:
                 placed.close()
         self._tell_in_service(self._made.values())
-        self._previous = {}
-        self._counted = {}
-        self._reach = None  # it holds the builder
+        self._forget_parts()
 
     def adopt(self, other: FilterInstances) -> None:
-        """What was built in `other`, whose previous one this is, is in service beside what is here."""
-        other._tell_in_service(placed for key, placed in other._made.items() if key not in self._made)
+        """What was built in `other`, whose previous one this is, is beside what is here from now on."""
+        if self._reach is None:  # else `seal` is still to come
+            other._tell_in_service(placed for key, placed in other._made.items() if key not in self._made)
         self._made |= other._made
         self._closed |= other._closed
+        other._forget_parts()
+
+    def _forget_parts(self) -> None:
+        """Hold nothing that building needed: the builder holds this, and would be garbage that has to be looked for."""
+        self._previous, self._counted, self._reach = {}, {}, None
 
     def _tell_in_service(self, fresh: Iterable[PlacedFilter]) -> None:
         for placed in fresh:
@@ -162,6 +166,7 @@ class FilterInstances:
             if key not in self._previous:
                 placed.close()
         self._made = {}
+        self._forget_parts()
 
     def _context(self, spec: ExtensionIR) -> tuple[FilterType, FilterContext]:
         where = f"{spec.source}: filter {spec.name}"

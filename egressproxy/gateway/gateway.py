@@ -85,6 +85,8 @@ class GatewayServer:
         self.snapshot: Snapshot | None = None
         self.binds_ports = True  # False: the snapshot is for somebody else's traffic (ext_proc_server)
         self._prepared: FilterInstances | None = None  # of a configuration that is not in service yet
+        self._first: Snapshot | None = None  # what was prepared, while nothing is in service
+        self._updating = asyncio.Lock()  # each update is built upon the one before
         self._bind = bind
         self._bound: dict[tuple[str, int], BoundPort] = {}
         self._closing: set[BoundPort] = set()
@@ -125,14 +127,17 @@ class GatewayServer:
             if config.system_roots != in_force():
                 await asyncio.to_thread(make_ready, config.system_roots)
                 put_in_force(config.system_roots)
-            return await in_turns(builder.snapshot(config))
+            fresh = await in_turns(builder.snapshot(config))
         except BaseException:
             self._forget_prepared()
             self._forget_resolvers()
             raise
+        if self.snapshot is None:
+            self._first = fresh
+        return fresh
 
     def _forget_prepared(self) -> None:
-        prepared, self._prepared = self._prepared, None
+        prepared, self._prepared, self._first = self._prepared, None, None
         if prepared is not None:
             prepared.close()
 
@@ -195,7 +200,7 @@ class GatewayServer:
             connector.start()
         self._forget_resolvers()
         fresh.filters.seal()
-        self._prepared = None
+        self._prepared = self._first = None
         self.overload.start()
         return old
 
@@ -208,22 +213,27 @@ class GatewayServer:
         return self.snapshot is None or replace_endpoints(self.snapshot.connectors, updates)
 
     async def update_routes(self, config: ConfigIR, names: Collection[str]) -> bool:
-        """Put these HTTPRoutes (namespace/name) into service as `config` has them. Returns False where a whole
-        configuration has to be. Raises as `prepare`; nothing has changed then.
+        """Have the configuration in service, or the first one that is prepared, serve these HTTPRoutes (namespace/name)
+        as `config`, of its generation, has them. Returns False where a whole one has to be built. Raises as `prepare`;
+        nothing has changed then.
         """
-        snapshot = self.snapshot
-        if snapshot is None or not self.binds_ports or config.system_roots != in_force():
-            return False
-        builder = SnapshotBuilder(self.catalog, self.network, self.metrics, snapshot)
-        update = None
-        try:
-            update = await in_turns(updating(builder, snapshot, config, names))
-        finally:
-            if update is None:
-                builder.filters.close()
-        if update is not None:
-            update.put_into_service(snapshot)
-        return update is not None
+        async with self._updating:
+            snapshot = self.snapshot or self._first
+            if snapshot is None or snapshot.generation != config.generation or not self.binds_ports:
+                return False
+            if config.system_roots != in_force():
+                return False
+            builder = SnapshotBuilder(self.catalog, self.network, self.metrics, snapshot)
+            is_done = False
+            try:
+                update = await in_turns(updating(builder, snapshot, config, names))
+                if update is not None and snapshot is (self.snapshot or self._first):
+                    update.put_into_service(snapshot)
+                    is_done = True
+            finally:
+                if not is_done:
+                    builder.filters.close()
+            return is_done
 
     # --- the end ---------------------------------------------------------------------------------------------------
     def end_connections(self) -> None:

@@ -10,6 +10,7 @@ from egressproxy.gateway.build import SnapshotBuilder, placeholders, without_rou
 from egressproxy.gateway.exchange.admission import HTTP_PORT
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener, Snapshot
+from egressproxy.ir.backend import Destination
 from egressproxy.ir.gateway import ConfigIR, ListenerIR
 from egressproxy.model.authority import Authority
 from egressproxy.model.work import BlockingWork, Work
@@ -33,9 +34,9 @@ class RouteUpdate(NamedTuple):
 
     def put_into_service(self, snapshot: Snapshot) -> None:
         """Have the next requests meet the changed routes, on all listeners at once."""
-        for spec, connector in self.builder.parts.connectors.items():
-            if spec not in snapshot.connectors:
-                snapshot.connectors[spec] = connector
+        for connector in self.builder.parts.connectors.values():
+            if connector.spec not in snapshot.connectors:
+                snapshot.connectors[connector.spec] = connector
                 connector.start()
         snapshot.filters.adopt(self.builder.filters)
         for each in self.listeners:
@@ -64,6 +65,12 @@ def updating(
         return None
     builder.parts.watches = snapshot.watches
     builder.parts.system_roots = config.system_roots
+    for number, connector in enumerate(list(snapshot.connectors.values())):
+        backend = connector.spec.backend
+        if backend.destination is Destination.SERVICE:  # other addresses come by themselves (`replace_endpoints`)
+            builder.parts.services.setdefault((backend.name, backend.port), []).append(connector)
+        if not number % 512:
+            yield None
     pairs = [(active[key], spec) for key, spec in fresh.items()]
     return RouteUpdate(builder, (yield from builder.with_code(partial(_changed, builder, pairs, names))))
 

@@ -33,6 +33,8 @@ class SharedParts:
         self, network: Network, filters: FilterInstances, known: Mapping[ConnectionIR, Connector], notices: Notices
     ) -> None:
         self.connectors: dict[ConnectionIR, Connector] = {}
+        #: Known connectors that serve whatever addresses their Service has by now, by its name and port.
+        self.services: dict[tuple[str, int], list[Connector]] = {}
         self._network = network
         self._filters = filters
         self._known = known
@@ -95,9 +97,17 @@ class SharedParts:
         )  # fmt: skip
         found = self.connectors.get(spec)
         if found is None:
-            found = self._known.get(spec) or Connector(spec, self._network)
+            found = self._known.get(spec) or self._with_other_addresses(spec) or Connector(spec, self._network)
             self.connectors[spec] = found
         return found
+
+    def _with_other_addresses(self, spec: ConnectionIR) -> Connector | None:
+        """The one among `services` that differs in its addresses alone."""
+        backend = spec.backend
+        for each in self.services.get((backend.name, backend.port), ()):
+            if each.spec == replace(spec, backend=replace(backend, endpoints=each.spec.backend.endpoints)):
+                return each
+        return None
 
     def _shared(self, addresses: AddressesIR) -> AddressesIR:
         """The one object that stands for all equal address rules."""

@@ -57,6 +57,7 @@ class Cluster:
         self._on_endpoints = on_endpoints
         self._on_routes = on_routes
         self._has_given_routes = False  # since the last objects
+        self._is_behind = False  # an answer with all that has changed is still to come
         self._updates = 0
         self._events = events
         self._seen = 0
@@ -153,19 +154,22 @@ class Cluster:
                 self._last = await self._answer(keys, PATIENCE_S if self._last is not None else None)
             except TimeoutError:
                 assert self._last is not None
+                self._is_behind = True
                 if self._has_given_routes:
                     raise LoadingFailed(_SILENT) from None
             except _Replaced:
                 continue
             else:
-                self._has_given_routes = False
+                self._has_given_routes, self._is_behind = False, self._last.is_late
             return self._last.packed
 
     async def changed_routes(self, wanted: Iterable[Key]) -> tuple[bytes, tuple[str, ...]] | None:
         """As `objects`, without HTTPRoutes but for those that have changed since; and their names (namespace/name).
 
-        None where they are not there in time.
+        None where they are not there in time, or more has changed that is not there yet.
         """
+        if self._is_behind:
+            return None
         self._has_given_routes = True
         try:
             found = await self._answer(tuple(sorted(wanted)), PATIENCE_S, is_of_routes=True)

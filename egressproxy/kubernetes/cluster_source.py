@@ -302,10 +302,7 @@ class ClusterSource:
 
     def take(self) -> bytes:
         """What a compilation reads, compressed (`config.reading.cluster_objects`)."""
-        for scope in self._leaving:
-            if scope not in self._reflectors:
-                self.store.forget(scope)
-        self._leaving.clear()
+        self._forget_left()
         self._note_read()
         self._given = _Given.OBJECTS
         self.store.changed.clear()
@@ -327,9 +324,18 @@ class ClusterSource:
 
     def take_routes(self, wanted: Collection[Key]) -> bytes:
         """As `take`, without HTTPRoutes that have not changed since, and of other kinds as if these were `wanted`."""
+        self._forget_left()
         found = self.relevant(wanted)
         kept = (each for key, each in found if key[:2] != _HTTP_ROUTE or key in self.changed_routes)
         return zlib.compress(lines(kept), 1)
+
+    def _forget_left(self) -> None:
+        """Hold nothing of scopes that are not watched any more: what has taken their place is read."""
+        for scope in self._leaving:
+            if scope not in self._reflectors:
+                self.store.forget(scope)
+                self._changed.set()
+        self._leaving.clear()
 
     def relevant(self, wanted: Collection[Key] | None = None) -> Iterator[tuple[Key, StoredObject]]:
         """Every object that a compilation reads, in the order of keys."""

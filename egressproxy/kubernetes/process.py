@@ -182,9 +182,7 @@ class _SourceProcess:
             elif self._given is not None and source.changed_routes and not asked.is_of_routes:
                 left_s = STALE_S - (time.monotonic() - asked_at)
                 if left_s <= 0:
-                    self._given = source.with_changed_routes(self._given)
-                    packed = zlib.compress(lines(each for _, each in self._given), 1)
-                    self._send(messages.Objects(asked.number, packed, is_late=True))
+                    await self._give_late(source, asked, self._given)
                     return
             with suppress(TimeoutError):
                 await asyncio.wait_for(source.wait(), left_s)
@@ -195,13 +193,30 @@ class _SourceProcess:
         self._given, self._places = list(source.relevant()), source.places()
         self._send(messages.Objects(asked.number, packed))
 
+    async def _give_late(
+        self, source: ClusterSource, asked: messages.Ask, given: list[tuple[Key, StoredObject]]
+    ) -> None:
+        """Give what was given last again, with the changed HTTPRoutes; and tell when the rest can be had."""
+        self._given, self._places = self._with_changed_routes(source, given)
+        packed = zlib.compress(lines(each for _, each in self._given), 1)
+        self._send(messages.Objects(asked.number, packed, is_late=True))
+        while source.why_not_ready():
+            await source.wait()
+        self._send(messages.Changed())
+
     def _give_routes(self, source: ClusterSource, asked: messages.Ask) -> None:
         names = tuple(sorted(f"{namespace}/{name}" for _, _, namespace, name in source.changed_routes))
-        packed = source.take_routes(frozenset(asked.wanted)) if names else b""
+        packed = source.take_routes(frozenset(asked.wanted))
         if self._given is not None:
-            places = {place: at for place, at in source.places().items() if place.startswith(_HTTP_ROUTES)}
-            self._with_routes = source.with_changed_routes(self._given), {**self._places, **places}
+            self._with_routes = self._with_changed_routes(source, self._given)
         self._send(messages.Objects(asked.number, packed, names))
+
+    def _with_changed_routes(
+        self, source: ClusterSource, given: list[tuple[Key, StoredObject]]
+    ) -> tuple[list[tuple[Key, StoredObject]], dict[str, str]]:
+        """What was given last, with the HTTPRoutes as they are by now; and its places."""
+        places = {place: at for place, at in source.places().items() if place.startswith(_HTTP_ROUTES)}
+        return source.with_changed_routes(given), {**self._places, **places}
 
     def _tell_endpoints(self) -> None:
         """Objects were rejected, and the addresses of Services among them: a Pod's may be another one's by now."""

@@ -36,7 +36,7 @@ from egressproxy.errors import BadRequest, Reason
 from egressproxy.ir.route import HttpRouteIR, MatchIR, PathMatchType, ValueMatch
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import has_dot_segment
-from egressproxy.model.work import Work
+from egressproxy.model.work import Work, at_once
 from egressproxy.routing.conditions import MatchInput, Presence, ValueTest
 from egressproxy.routing.hosts import HostMap
 from egressproxy.routing.patterns import PatternError, compile_pattern
@@ -94,8 +94,7 @@ class HttpTable(Generic[T]):
                 hosts.setdefault(hostname, _Bucket(hostname)).candidates += candidates
             yield None
         for bucket in hosts.values():
-            bucket.seal()
-            yield None
+            yield from bucket.seal()
         return cls(hosts, frozenset(reserved))
 
     def replacing(
@@ -126,8 +125,7 @@ class HttpTable(Generic[T]):
             if candidates:
                 fresh = made[hostname] = _Bucket(hostname)
                 fresh.candidates = candidates
-                fresh.seal()
-            yield None
+                yield from fresh.seal()
         return HttpTable(self._hosts.replaced(made), self._reserved), set(left)
 
     def at(self, hostname: str) -> Iterator[T]:
@@ -308,7 +306,7 @@ class _Bucket(Generic[T]):
         self._longest = 0
         self._is_bound = False
 
-    def seal(self) -> None:
+    def seal(self) -> Work[None]:
         ranked = sorted(self.candidates, key=attrgetter("rank"))
         self.candidates = []
         if not ranked:
@@ -316,7 +314,9 @@ class _Bucket(Generic[T]):
         first = ranked[0]
         if first.plain and first.path_type is PathMatchType.PREFIX and not first.path:
             self.always = first
-        for candidate in ranked:
+        for number, candidate in enumerate(ranked):
+            if not number % 128:
+                yield None
             if candidate.pattern is not None or candidate.headers or candidate.query:
                 self.asks = True
             if candidate.any_service:
@@ -379,7 +379,7 @@ class _Bucket(Generic[T]):
         """The same without the rule of this payload."""
         made: _Bucket[T] = _Bucket(self.hostname)
         made.candidates = [candidate for candidate in self.sealed() if candidate.result[0] is not payload]
-        made.seal()
+        at_once(made.seal())
         return made
 
 
@@ -392,6 +392,7 @@ def _candidates(route: HttpRouteIR, payloads: Sequence[T]) -> Work[list[_Candida
             made.append(_candidate(origin, match, payload))
             if made[-1].has_expressions:
                 yield None  # it may have taken a millisecond or two to compile
+    yield None
     return made
 
 

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import random
+import weakref
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
+from ipaddress import ip_address
 from typing import Any
 
 import pytest
 
+import egressproxy.gateway.gateway as module
 from egressproxy.filters.catalog import Catalog
 from egressproxy.gateway.build import SnapshotBuilder
 from egressproxy.gateway.gateway import GatewayServer
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.route_updates import updating
-from egressproxy.gateway.snapshot import Snapshot
+from egressproxy.gateway.snapshot import Snapshot, replace_endpoints
+from egressproxy.ir.backend import EndpointAddress
 from egressproxy.model.authority import Authority
 from egressproxy.model.fields import Fields
-from egressproxy.model.work import at_once
+from egressproxy.model.work import BlockingWork, at_once
+from egressproxy.net.cooperative import in_turns
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.metrics import Metrics
+from tests.gateway.backends.test_retries import pods
 from tests.gateway.conftest import Start
 from tests.support import manifests as m
 from tests.support.conversation import Conversation, compiled_spec
@@ -123,6 +132,76 @@ async def test_anything_else_takes_a_whole_configuration(more: list[Manifest], g
     assert await gateway.update_routes(compiled_spec([*OWNERS, *more, routes[0]]), {"agents/r1"}) is is_served
 
 
+def one_route(host: str, backend: str) -> list[Manifest]:
+    return [*OWNERS, m.http_route("r", m.prefix_rule("/", backend), hostnames=[host])]
+
+
+def backend_of(snapshot: Snapshot | None, host: str) -> str:
+    assert snapshot is not None
+    found = [port.first.http.sole(host) for port in snapshot.ports.values()]
+    return next((each.backends[0].connector.name for each in found if each is not None), "")
+
+
+async def test_updates_come_into_service_in_their_order(gateway: GatewayServer, monkeypatch: pytest.MonkeyPatch):
+    gateway.snapshot = await gateway.prepare(compiled_spec(one_route("a.test", "one")))
+    pauses = [0.05, 0.0]
+
+    async def slowly(work: BlockingWork[Any]) -> Any:
+        pause_s = pauses.pop(0)
+        found = await in_turns(work)
+        await asyncio.sleep(pause_s)
+        return found
+
+    monkeypatch.setattr(module, "in_turns", slowly)
+    parts = [compiled_spec(one_route("a.test", "two")), compiled_spec(one_route("b.test", "two"))]
+    assert await asyncio.gather(*(gateway.update_routes(part, {"agents/r"}) for part in parts)) == [True, True]
+    assert (backend_of(gateway.snapshot, "a.test"), backend_of(gateway.snapshot, "b.test")) == ("", "agents/two")
+
+
+async def test_an_update_is_for_one_configuration(gateway: GatewayServer, monkeypatch: pytest.MonkeyPatch):
+    first, part = compiled_spec(one_route("a.test", "one")), compiled_spec(one_route("a.test", "two"))
+    assert not await gateway.update_routes(part, {"agents/r"})
+    fresh = await gateway.prepare(first)
+    assert await gateway.update_routes(part, {"agents/r"})  # before anybody is served
+    assert backend_of(fresh, "a.test") == "agents/two"
+    gateway.snapshot = await gateway.prepare(first)
+    assert not await gateway.update_routes(replace(part, generation=7), {"agents/r"})
+    other = await gateway.prepare(first)
+
+    async def swapped(work: BlockingWork[Any]) -> Any:
+        found = await in_turns(work)
+        gateway.snapshot = other
+        return found
+
+    monkeypatch.setattr(module, "in_turns", swapped)
+    assert not await gateway.update_routes(part, {"agents/r"})
+    assert backend_of(other, "a.test") == "agents/one"
+
+
+@pytest.mark.parametrize("more", [[], [m.policy(["other.test"], name="another")]])
+async def test_an_update_leaves_no_garbage(
+    more: list[Manifest], gateway: GatewayServer, monkeypatch: pytest.MonkeyPatch
+):
+    """What is garbage when a reload freezes the heap stays for good."""
+    gateway.snapshot = await gateway.prepare(compiled_spec(one_route("a.test", "one")))
+    gateway.snapshot.filters.seal()
+    builders: list[weakref.ref[SnapshotBuilder]] = []
+
+    def noted(*arguments: Any) -> SnapshotBuilder:
+        made = SnapshotBuilder(*arguments)
+        builders.append(weakref.ref(made))
+        return made
+
+    monkeypatch.setattr(module, "SnapshotBuilder", noted)
+    gc.disable()
+    try:
+        part = compiled_spec([*one_route("a.test", "two"), *more])
+        assert await gateway.update_routes(part, {"agents/r"}) is (not more)
+        assert [each() for each in builders] == [None]
+    finally:
+        gc.enable()
+
+
 def change(talk: Conversation, routes: list[Manifest], *names: str) -> None:
     builder = SnapshotBuilder(talk.catalog, talk.network, talk.metrics, talk.snapshot)
     config = compiled_spec([*BACKENDS, *routes])
@@ -181,3 +260,25 @@ def test_a_filter_of_a_changed_route_goes_on_counting(converse: Start):
         (stats,) = {id(each): each for each in talk.snapshot.filters.stats()}.values()
         assert stats.runs == number
         change(talk, routes("2"), "agents/r")
+
+
+def test_a_changed_route_has_the_connector_of_its_service_whatever_addresses_that_had_before(converse: Start):
+    def objects(address: str, *names: str) -> list[Manifest]:
+        rule = {"backendRefs": [{"name": "pods", "port": 80}]}
+        return [*pods(address), *(m.http_route(name, rule, hostnames=[f"{name}.test"]) for name in names)]
+
+    talk = converse([*BACKENDS, *objects("10.0.0.1", "a")])
+    (connector,) = talk.snapshot.connectors.values()
+    change(talk, objects("10.0.0.2", "b"), "agents/b")
+    assert list(talk.snapshot.connectors.values()) == [connector]
+    fresh = (EndpointAddress(ip_address("10.0.0.2"), 8080),)
+    talk.act(lambda: replace_endpoints(talk.snapshot.connectors, {("agents/pods", 80): fresh}))
+    assert talk.snapshot.connectors == {connector.spec: connector}
+    assert connector.spec.backend.endpoints == fresh
+    for name in (b"a", b"b"):
+        talk.client >> b"GET / HTTP/1.1\r\nHost: %s.test\r\n\r\n" % name
+        if name == b"a":
+            talk.dialled("10.0.0.2", 8080)
+        talk.origin << b"GET / HTTP/1.1\r\nHost: %s.test\r\nVia: 1.1 gw\r\n\r\n" % name
+        talk.origin >> ANSWER + b"hi"
+        talk.client << PASSED + b"hi"

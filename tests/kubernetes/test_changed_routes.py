@@ -26,7 +26,7 @@ from egressproxy.processes.loader.process import LoadingFailed
 from egressproxy.processes.workers.channel import FrameChannel
 from egressproxy.processes.workers.worker import InProcess
 from egressproxy.reloads import LiveConfiguration
-from egressproxy.run_options import ClusterOptions, RunOptions
+from egressproxy.run_options import ClusterOptions, FilterListener, RunOptions
 from egressproxy.telemetry.events import Events
 from egressproxy.telemetry.metrics import Metrics
 from tests.support import manifests as m
@@ -48,13 +48,15 @@ class Source:
 
     def __init__(self) -> None:
         self.changed_routes = {ROUTE}
+        self.place = "7"
+        self.is_back = asyncio.Event()
 
     def want(self, _keys: object, *, and_others: bool) -> None: ...
     def why_not_ready(self) -> str:
-        return "it is away"
+        return "" if self.is_back.is_set() else "it is away"
 
     async def wait(self) -> None:
-        await asyncio.Event().wait()
+        await self.is_back.wait()
 
     def with_changed_routes(self, given: Any) -> list[tuple[Key, StoredObject]]:
         return [*(each for each in given if each[0] != ROUTE), (ROUTE, stored("new"))]
@@ -63,7 +65,7 @@ class Source:
         return b"part"
 
     def places(self) -> dict[str, str]:
-        return {"httproutes.gateway.networking.k8s.io": "7", "egresspolicies.egressproxy.io": "8"}
+        return {"httproutes.gateway.networking.k8s.io": self.place, "egresspolicies.egressproxy.io": "8"}
 
 
 async def test_what_was_given_last_has_the_routes_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -72,7 +74,7 @@ async def test_what_was_given_last_has_the_routes_as_they_are(tmp_path: Path, mo
     told: list[Any] = []
     channel = FrameChannel(ours, lambda frame, _: told.append(messages.decode(frame)), lambda: None)
     process = _SourceProcess(theirs)
-    process._source = Source()
+    process._source = source = Source()
     process._begun = messages.Begin(ClusterOptions(), tmp_path, "info", "text")
     process._given = [(ROUTE, stored("old")), (("", "ConfigMap", "agents", "c"), stored("kept"))]
     process._places = {"egresspolicies.egressproxy.io": "5"}
@@ -84,10 +86,15 @@ async def test_what_was_given_last_has_the_routes_as_they_are(tmp_path: Path, mo
     assert zlib.decompress(kept.packed) == b"kept\nnew"
     assert kept.places == {"httproutes.gateway.networking.k8s.io": "7", "egresspolicies.egressproxy.io": "5"}
     process._given = [(ROUTE, stored("old"))]
+    source.place = "9"
     process._on_frame(messages.encode(messages.Ask(2, ())), [])
     await until(lambda: len(told) == 2)
     assert told == [messages.Objects(1, b"part", ("agents/r",)), messages.Objects(2, told[1].packed, is_late=True)]
     assert zlib.decompress(told[1].packed) == b"new"
+    assert process._places["httproutes.gateway.networking.k8s.io"] == "9"
+    source.is_back.set()  # what else has changed was told while nobody could have it
+    await until(lambda: len(told) == 3)
+    assert told[2] == messages.Changed()
     channel.close()
     process._channel.close()
 
@@ -111,6 +118,8 @@ async def test_objects_that_are_older_than_routes_in_service_are_refused(monkeyp
     answers.append(messages.Objects(0, b"first"))
     assert await it.objects(()) == b"first"
     assert await it.objects(()) == b"first"  # nobody has answered
+    answers.append(messages.Objects(0, b"second"))
+    assert await it.objects(()) == b"second"
     it.endpoints["team/web", 80] = ()
     answers.append(messages.Objects(0, b"part", ("agents/r",)))
     assert await it.changed_routes(()) == (b"part", ("agents/r",))
@@ -120,6 +129,32 @@ async def test_objects_that_are_older_than_routes_in_service_are_refused(monkeyp
     assert (await it.objects(()), it.endpoints) == (b"late", {("team/web", 80): ()})
     assert await it.objects(()) == b"late"
     assert await it.changed_routes(()) is None
+
+
+async def test_changed_routes_are_not_asked_for_while_something_else_is_behind(monkeypatch: pytest.MonkeyPatch):
+    """The question would take the place of the one that is still to be answered."""
+    monkeypatch.setattr(cluster_module, "PATIENCE_S", 0.05)
+    metrics = Metrics("")
+    it = Cluster(RunOptions(cluster=ClusterOptions()), metrics, Events(metrics, lambda: None, 0.0), *[lambda: None] * 4)
+    asked: list[messages.Ask] = []
+    monkeypatch.setattr(it, "_send", asked.append)
+
+    async def answered(is_late: bool = False) -> None:
+        task = asyncio.create_task(it.objects(()))
+        await until(lambda: len(asked) == 1)
+        it._on_frame(messages.encode(messages.Objects(asked.pop().number, b"", is_late=is_late)), [])
+        await task
+
+    await answered()
+    await it.objects(())  # nobody has answered
+    asked.clear()
+    for _ in range(2):
+        assert await it.changed_routes(()) is None
+        assert asked == []
+        await answered(is_late=True)
+    await answered()
+    assert await it.changed_routes(()) is None
+    assert len(asked) == 1
 
 
 class Objects:
@@ -232,9 +267,12 @@ async def test_a_change_of_something_else_takes_a_whole_configuration(live: Live
     assert {name for name, _ in served(live)} == {"agents/a", "agents/b"}
 
 
-@pytest.mark.parametrize("why", ["", "quick", "rejected", "guarded"])
+@pytest.mark.parametrize("why", ["", "quick", "rejected", "guarded", "filters"])
 async def test_where_a_whole_configuration_has_to_be_looked_at_it_is_read(why: str, monkeypatch: pytest.MonkeyPatch):
-    options = RunOptions(cluster=ClusterOptions(), admin=None, access_log="off", guarded=why == "guarded")
+    filters = FilterListener("127.0.0.1", free_port()) if why == "filters" else None
+    options = RunOptions(
+        cluster=ClusterOptions(), admin=None, access_log="off", guarded=why == "guarded", filters=filters
+    )
     live = App(options)._live
     live._cluster = cluster = Objects()
     live._generation, live._is_rejected, live._took_s = 1, why == "rejected", 0.1 if why == "quick" else 5.0

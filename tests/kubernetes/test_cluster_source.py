@@ -315,6 +315,25 @@ async def test_changed_routes_are_given_without_the_others(tmp_path):
         assert not it.source.changed_routes
 
 
+async def test_addresses_go_on_changing_where_changed_routes_want_another_service(tmp_path):
+    server = ApiServer()
+    for name in ("web", "more"):
+        server.put(core("Service", name, spec={"ports": [{"port": 80, "name": "http"}]}))
+        server.put(endpoints(name))
+    async with sourced(tmp_path, server) as it:
+        await it.take(SERVICE)
+        it.source.want({("", "Service", "team", "more")}, and_others=True)
+        async with asyncio.timeout(20):
+            while it.source.why_not_ready():
+                await it.source.wait()
+        it.source.take_routes({SERVICE})
+        there = [{"addresses": ["10.0.0.1"]}]
+        server.put({**endpoints("web"), "endpoints": there, "ports": [{"name": "http", "port": 8080}]})
+        address = EndpointAddress(ip_address("10.0.0.1"), 8080)
+        await until(lambda: it.endpoints.get(("team/web", 80)) == (address,))
+        assert it.changes == 0
+
+
 POLICY = {"apiVersion": "egressproxy.io/v1alpha1", "kind": "EgressPolicy", "metadata": {"name": "p"}, "spec": {}}
 WITHOUT_OURS = tuple(each for each in CONFIGURED if each.group != "egressproxy.io")
 

@@ -380,3 +380,11 @@ def test_the_rule_of_every_request_for_a_host_is_known():
     own, common = route("own", prefix("/v1")), route("common", prefix("/"), hosts=("*.test",))
     assert table(own, common).sole("a.test") is None, "some go by the one, others by the other"
     assert table(own, common).sole("b.test") == "common"
+
+
+def test_a_host_of_many_routes_is_built_in_many_turns():
+    rules = (HttpRuleIR(matches=(MatchIR(),)),)
+    routes = [(HttpRouteIR(f"n/r{number}", ("a.test",), rules), [number]) for number in range(2000)]
+    assert len(list(HttpTable.building(routes))) >= 2010
+    table = at_once(HttpTable.building(routes))
+    assert len(list(table.replacing("HTTPRoute", {"n/r1"}, []))) >= 10

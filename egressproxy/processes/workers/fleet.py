@@ -49,12 +49,14 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class RouteChanges:
-    """HTTPRoutes (`names`: namespace/name) that are other ones than in the configuration in service, or are gone. They
-    are in `packed`, a ConfigIR as of Configuration, with all listeners and without the other HTTPRoutes of a cluster.
+    """HTTPRoutes (`names`: namespace/name) that are other ones than in the configuration of this generation, or are
+    gone. They are in `packed`, a ConfigIR as of Configuration, with all listeners and without the other HTTPRoutes of a
+    cluster.
     """
 
     packed: bytes = field(repr=False)
     names: tuple[str, ...]
+    generation: int
 
 
 #: The addresses of Services, by name ("namespace/name") and port.

@@ -17,7 +17,7 @@ from egressproxy.model.admin_requests import CachePurge, HoldDecision, HoldPage
 from egressproxy.model.kill_switch import KillChange
 from egressproxy.model.pickling import ADDRESSES, classes, dumps, loads
 from egressproxy.model.process_limits import NO_LIMITS, ProcessLimits
-from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Guarded
+from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Guarded, RouteChanges
 from egressproxy.run_options import FilterListener
 from egressproxy.telemetry.counts import Counts, MetricFamily, MetricKind
 from egressproxy.telemetry.notices import InvolvedObject, Notice
@@ -139,6 +139,7 @@ _FIND: Final = classes(
         *get_args(Message),
         *get_args(Request),
         Configuration,
+        RouteChanges,
         CachePurge,
         HoldDecision,
         HoldPage,

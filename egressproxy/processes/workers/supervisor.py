@@ -227,15 +227,20 @@ class Supervisor(Fleet):
 
     async def _bring_up(self, handle: Handle) -> None:
         """Give a fresh worker what is in service when it has built it. Raises ConfigRefused, WorkerEnded."""
-        while handle.built is not self._current:
+        routes = None  # those that it has
+        while handle.built is not self._current or routes is not self._routes:
             assert self._current is not None
-            await handle.build(self._current)
+            if handle.built is not self._current:
+                await handle.build(self._current)
+                routes = None
+            elif (routes := self._routes) is not None:
+                await _have_routes(handle, routes)
         self._members.add(handle)
         if self._current is not None:
             await handle.swap(self._current, self._sockets)
+        if self._routes is not None and self._routes is not routes:  # they came meanwhile
+            await _have_routes(handle, self._routes)
         try:
-            if self._routes is not None:
-                await handle.answer(_routes(self._routes))
             if self._endpoints:
                 await handle.answer(_endpoints(self._endpoints))
         except NotAnswered as error:
@@ -278,14 +283,17 @@ class Supervisor(Fleet):
         return await self._have_all_done(_endpoints(updates))
 
     async def update_routes(self, changes: RouteChanges) -> bool:
-        self._routes = changes
-        return await self._have_all_done(_routes(changes))
+        before, self._routes = self._routes, changes
+        is_done = await self._have_all_done(_routes(changes))
+        if not is_done:
+            self._routes = before
+        return is_done
 
     async def _have_all_done(self, question: Question) -> bool:
         """Whether every worker answers with 1; what one would have done that ends meanwhile, its successor does."""
-        asked = (handle.answer(question) for handle in self._serving())
-        answers = await asyncio.gather(*asked, return_exceptions=True)
-        return all(answer == 1 for answer in answers if not isinstance(answer, NotAnswered))
+        serving = self._serving()
+        answers = await asyncio.gather(*(each.answer(question) for each in serving), return_exceptions=True)
+        return all(answer == 1 or each.is_gone for each, answer in zip(serving, answers, strict=True))
 
     async def _swap(
         self, handle: Handle, configuration: Configuration, new: dict[tuple[str, int], socket.socket]
@@ -410,6 +418,16 @@ class Supervisor(Fleet):
                     handle.kill()
 
 
+async def _have_routes(handle: Handle, changes: RouteChanges) -> None:
+    """Raises ConfigRefused where a worker does not take routes that are in service elsewhere."""
+    try:
+        is_done = await handle.answer(_routes(changes)) == 1
+    except NotAnswered as error:
+        raise ConfigRefused(str(error)) from None
+    if not is_done:
+        raise ConfigRefused("it has not taken the routes that have changed")
+
+
 async def _kill(handle: Handle, killed: KilledIdentities, change: KillChange | None) -> int:
     """How many exchanges it has cut. It is told all names only where it has missed a change. Raises NotAnswered."""
     cut: int | None = None
@@ -426,7 +444,7 @@ def _endpoints(updates: EndpointUpdates) -> Question:
 
 
 def _routes(changes: RouteChanges) -> Question:
-    return Question("update_routes", (changes.packed, changes.names))
+    return Question("update_routes", (changes,))
 
 
 def _all_killed(killed: KilledIdentities) -> Question:

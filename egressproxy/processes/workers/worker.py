@@ -243,11 +243,11 @@ class Worker:
         """1 where the endpoints of all of these Services could be replaced in what is in service, else 0."""
         return int(self.gateway.replace_endpoints(updates))
 
-    async def _update_routes(self, packed: bytes, names: Sequence[str]) -> int:
-        """1 where these HTTPRoutes are in service as this configuration has them; 0: a whole one has to be built."""
+    async def _update_routes(self, changes: RouteChanges) -> int:
+        """1 where the configuration of this generation has these routes by now; 0: another one has to be built."""
         try:
-            spec = await in_turns(unpacking(packed))
-            return int(await self.gateway.update_routes(spec, frozenset(names)))
+            spec = replace(await in_turns(unpacking(changes.packed)), generation=changes.generation)
+            return int(await self.gateway.update_routes(spec, frozenset(changes.names)))
         except (ssl.SSLError, ValueError, OSError):  # the whole configuration says what is wrong
             return 0
 
@@ -329,7 +329,7 @@ class InProcess(Fleet):
         return self.worker.gateway.replace_endpoints(updates)
 
     async def update_routes(self, changes: RouteChanges) -> bool:
-        return bool(await self.worker.answer("update_routes", (changes.packed, changes.names)))
+        return bool(await self.worker.answer("update_routes", (changes,)))
 
     def reopen_access_log(self) -> None:
         self.worker.access_log.reopen()

@@ -23,13 +23,15 @@ from egressproxy.ir.route import WeightedBackend
 from egressproxy.model.kill_switch import KillChange, KilledIdentities, KilledIdentity
 from egressproxy.net.listening import BindError
 from egressproxy.processes.workers import supervisor as module
-from egressproxy.processes.workers.fleet import ConfigRefused, Configuration
+from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, RouteChanges
 from egressproxy.processes.workers.handle import Handle
 from egressproxy.processes.workers.messages import Question
 from egressproxy.processes.workers.supervisor import Supervisor
 from egressproxy.run_options import RunOptions
 from egressproxy.telemetry.counts import Counts
 from egressproxy.telemetry.metrics import Metrics
+from tests.support import manifests as m
+from tests.support.conversation import compiled_spec
 from tests.support.net import free_port
 from tests.support.waiting import WAIT_S
 
@@ -105,6 +107,28 @@ async def test_who_has_not_built_in_time_is_replaced_by_one_that_serves_the_new_
     assert len(known & {handle.pid for handle in fleet._serving()}) == 1
     assert {handle.configuration and handle.configuration.generation for handle in fleet._serving()} == {2}
     assert await status(port) == b"403"
+
+
+async def test_who_takes_the_place_of_another_one_never_serves_without_changed_routes(fleet: Supervisor):
+    port = free_port()
+    before = [m.gateway(m.forward_listener(port)), m.policy(["other.test"])]
+    route = m.http_route("r", m.prefix_rule("/", "missing"), hostnames=["a.test"])
+    await fleet.start()
+    await fleet.apply(Configuration(pack(compiled_spec(before)), {(HOST, port): "agents/gw/forward"}, 1))
+    assert await status(port) == b"403"
+    assert await fleet.update_routes(RouteChanges(pack(compiled_spec([*before, route])), ("agents/r",), 1))
+    known = {handle.pid for handle in fleet._serving()}
+    for pid in known:
+        os.kill(pid, signal.SIGKILL)
+    await until(lambda: not fleet._serving())
+    answers = []
+    while len(answers) < 20:
+        if fleet._serving():
+            answers.append(await status(port))
+        await asyncio.sleep(0.01)
+    assert set(answers) == {b"500"}
+    assert not await fleet.update_routes(RouteChanges(pack(compiled_spec(before)), ("agents/r",), 2))
+    assert await status(port) == b"500"
 
 
 async def test_it_is_not_ready_while_nobody_serves_and_takes_a_configuration_all_the_same(fleet: Supervisor):
