@@ -19,7 +19,7 @@ from typing import Any, Final
 from egressproxy.ir.backend import EndpointAddress
 from egressproxy.ir.endpoint_slices import ready_endpoints
 from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError
-from egressproxy.kubernetes.credentials import Credentials, CredentialsError
+from egressproxy.kubernetes.credentials import Credentials
 from egressproxy.kubernetes.discovery import discovered
 from egressproxy.kubernetes.named_reflector import NamedReflector
 from egressproxy.kubernetes.object_store import (
@@ -141,7 +141,7 @@ class ClusterSource:
                 if self.client is None:
                     self.client = ApiClient(await Credentials.load(self._options))
                 found = await discovered(self.client)
-            except (CredentialsError, ApiError, *UNREACHABLE) as error:
+            except (ApiError, *UNREACHABLE) as error:
                 self._problem = f"the API server cannot be reached: {error or type(error).__name__}"
                 self._changed.set()
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 (no secret)

@@ -6,10 +6,9 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from egressproxy.kubernetes.api_client import ApiClient, ApiError
+from egressproxy.kubernetes.api_client import ApiClient, ApiError, api_root
 from egressproxy.model.kinds import CONFIGURED, ServedKind
 
-_NOT_FOUND: Final = 404
 #: Older versions that are read, too, beside those that files may have.
 _ALSO: Final = {("discovery.k8s.io", "EndpointSlice"): ("v1beta1",)}
 
@@ -44,9 +43,9 @@ async def discovered(client: ApiClient) -> dict[tuple[str, str], str]:
 
 async def _watchable(client: ApiClient, group: str, version: str) -> set[str]:
     try:
-        listed = await client.get(f"/apis/{group}/{version}" if group else f"/api/{version}")
+        listed = await client.get(api_root(f"{group}/{version}" if group else version))
     except ApiError as error:
-        if error.status == _NOT_FOUND:
+        if error.is_not_found:
             return set()
         raise
     return {

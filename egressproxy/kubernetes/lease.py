@@ -15,9 +15,8 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from egressproxy.kubernetes.access import missing_right
 from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError
-from egressproxy.kubernetes.credentials import CredentialsError
-from egressproxy.kubernetes.rights import missing_right
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +26,6 @@ RENEW_S: Final = 4.0
 MARGIN_S: Final = 5.0
 _GROUP: Final = "/apis/coordination.k8s.io/v1/namespaces"
 _ALL: Final = "/apis/coordination.k8s.io/v1/leases"
-_FORBIDDEN, _NOT_FOUND, _CONFLICT = 403, 404, 409
 _MAX_MANAGER: Final = 128  # characters
 
 
@@ -55,11 +53,11 @@ class LeasesElsewhere:
         try:
             found = await self._client.get(_ALL, {"fieldSelector": f"metadata.name={self._name}"})
         except ApiError as error:
-            if error.status != _FORBIDDEN:
+            if not error.is_forbidden:
                 return False
             self.problem = f"leases {self._name} of other namespaces cannot be listed: {error}"
             found = {"items": []}
-        except (CredentialsError, *UNREACHABLE):
+        except UNREACHABLE:
             return False
         now, before = self._clock(), self._seen
         held = {
@@ -109,8 +107,8 @@ class Lease:
                     self._tell("")
                 except ApiError as error:
                     right = missing_right(self._verb, "coordination.k8s.io", "leases", self.namespace, self.name)
-                    self._tell(right if error.status == _FORBIDDEN else f"lease {self.namespace}/{self.name}: {error}")
-                except (CredentialsError, *UNREACHABLE) as error:
+                    self._tell(right if error.is_forbidden else f"lease {self.namespace}/{self.name}: {error}")
+                except UNREACHABLE as error:
                     self._tell(f"lease {self.namespace}/{self.name}: {error or type(error).__name__}")
                 if was_held != (self.left_s() > 0):
                     what = "no longer written" if was_held else "written"
@@ -134,7 +132,7 @@ class Lease:
         try:
             found = await self._client.get(f"{self._path}/{self.name}")
         except ApiError as error:
-            if error.status != _NOT_FOUND:
+            if not error.is_not_found:
                 raise
             found = {"metadata": {"name": self.name}, "spec": {}}
             is_free, is_new = True, True
@@ -169,14 +167,13 @@ class Lease:
             if is_new:
                 # Server-side apply, whose right to create can be limited to a name. Who comes second is no owner of
                 # these fields, and is refused.
-                made = await self._client.send(
-                    "PATCH", f"{self._path}/{self.name}", {"fieldManager": self._holder[-_MAX_MANAGER:]}, body,
-                    "application/apply-patch+yaml",
-                )  # fmt: skip
+                made = await self._client.apply(
+                    f"{self._path}/{self.name}", body, self._holder[-_MAX_MANAGER:], force=False
+                )
             else:
                 made = await self._client.send("PUT", f"{self._path}/{self.name}", None, body)
         except ApiError as error:
-            if error.status != _CONFLICT:
+            if not error.is_conflict:
                 raise
             self._held_until = 0.0  # another one was quicker
             return
@@ -195,7 +192,7 @@ class Lease:
                 if spec.get("holderIdentity") == self._holder:
                     spec = {**spec, "holderIdentity": "", "leaseDurationSeconds": 1}
                     await self._client.send("PUT", f"{self._path}/{self.name}", None, {**found, "spec": spec})
-        except (ApiError, CredentialsError, *UNREACHABLE):
+        except (ApiError, *UNREACHABLE):
             return  # it ends by itself
 
 

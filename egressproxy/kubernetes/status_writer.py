@@ -15,18 +15,16 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final
 
-from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError
-from egressproxy.kubernetes.credentials import CredentialsError
+from egressproxy.kubernetes.access import missing_right
+from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError, api_root
 from egressproxy.kubernetes.object_store import ObjectStore, StoredObject
-from egressproxy.kubernetes.rights import missing_right
 from egressproxy.model.kinds import CONFIGURED, GATEWAY, OURS
 from egressproxy.model.published_object import Key
 
 log = logging.getLogger(__name__)
 
-#: `controllerName` of our entries, and the owner of the fields that we apply.
+#: `controllerName` of our entries.
 CONTROLLER: Final = "egressproxy.io/gateway-controller"
-MANAGER: Final = "egressproxy"
 #: Writes at once, and how long one may take.
 AT_ONCE: Final = 8
 WRITE_S: Final = 5.0
@@ -35,12 +33,10 @@ WRITE_S: Final = 5.0
 _SHARED: Final = {"parents": "controllerName", "ancestors": "controllerName", "controllers": "name"}
 _MERGED: Final = frozenset({"controllers"})
 _IDENTITY: Final = ("parentRef", "ancestorRef", "name", "type")
-_CONFLICT: Final = 409
 _OF_SERVER: Final = 500
 #: The server has no such subresource, or we have no right to it: told once, and tried again after so many seconds.
 AGAIN_S: Final = 300.0
-_FORBIDDEN: Final = 403
-_NEVER: Final = frozenset({_FORBIDDEN, 404, 405})
+_NEVER: Final = frozenset({403, 404, 405})
 
 _KINDS: Final = {(kind.group, kind.kind): kind for kind in CONFIGURED}
 #: What an API server says of a field that its definition of the kind lacks.
@@ -170,7 +166,6 @@ class StatusWriter:
             kind = _KINDS[key[:2]]
             manifest = json.loads(held.manifest)
             api_version = manifest["apiVersion"]
-            group = f"/apis/{api_version}" if kind.group else f"/api/{api_version}"
             place = f"/namespaces/{key[2]}" if kind.is_namespaced else ""
             metadata = {"name": key[3], "resourceVersion": held.resource_version}
             if kind.is_namespaced:
@@ -178,10 +173,9 @@ class StatusWriter:
             body = {"apiVersion": api_version, "kind": kind.kind, "metadata": metadata, "status": status}
             try:
                 async with asyncio.timeout(min(left_s, WRITE_S)):
-                    made = await self._client.send(
-                        "PATCH", f"{group}{place}/{kind.plural}/{key[3]}/status",
-                        {"fieldManager": MANAGER, "force": "true"}, body, "application/apply-patch+yaml",
-                    )  # fmt: skip
+                    made = await self._client.apply(
+                        f"{api_root(api_version)}{place}/{kind.plural}/{key[3]}/status", body
+                    )
                 self.writes += 1
                 self._told.pop(key[:3], None)
                 self._tried.pop(key[:2], None)
@@ -190,7 +184,7 @@ class StatusWriter:
                 return True
             except ApiError as error:
                 return self._failed(key, held, ours, error)
-            except (CredentialsError, *UNREACHABLE):
+            except UNREACHABLE:
                 return False  # told by those who read
 
     def _is_forbidden(self, key: Key) -> bool:
@@ -202,14 +196,14 @@ class StatusWriter:
         """Whether trying again helps nothing, before the object or its status is another one."""
         if self._has_other_names(key[:2], error):
             return False
-        if error.status == _CONFLICT or (error.status >= _OF_SERVER and _UNDECLARED not in str(error)):
+        if error.is_conflict or (error.status >= _OF_SERVER and _UNDECLARED not in str(error)):
             return False
         kind = _KINDS[key[:2]]
         resource = kind.resource
         if error.status in _NEVER and self._store.find(key) is held:  # and not deleted meanwhile
             place = f" in namespace {key[2]}" if key[2] else ""
             why = f"status of {resource}{place} cannot be written: {error}"
-            if error.status == _FORBIDDEN:
+            if error.is_forbidden:
                 why = missing_right("patch", kind.group, f"{kind.plural}/status", key[2])
             if key[:3] not in self._told:
                 log.warning("%s", why)
