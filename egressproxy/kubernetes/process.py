@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import logging
 import os
 import secrets
@@ -19,23 +18,22 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from egressproxy.config.compile.interface import BUILTIN_CLASS
 from egressproxy.kubernetes import messages
 from egressproxy.kubernetes.cluster_source import ClusterSource
-from egressproxy.kubernetes.lease import RENEW_S, Lease, LeasesElsewhere
+from egressproxy.kubernetes.gateway_status import completed
+from egressproxy.kubernetes.lease import StatusLeases
 from egressproxy.kubernetes.object_store import StoredObject, lines
 from egressproxy.kubernetes.saved_objects import SavedObjects, save, saved
 from egressproxy.kubernetes.status_writer import StatusWriter
-from egressproxy.model.kinds import lease_names
 from egressproxy.model.published_object import Key
 from egressproxy.net.loop import new_loop
 from egressproxy.net.process import close_memory, give_back_memory
-from egressproxy.processes.loader.published import MAX_MESSAGE, PublishedConfiguration
+from egressproxy.processes.loader.published import PublishedConfiguration
 from egressproxy.processes.workers.channel import FrameChannel
 from egressproxy.processes.workers.fleet import EndpointUpdates
-from egressproxy.run_options import ClusterOptions
 from egressproxy.telemetry.diagnostics import Diagnostics
 from egressproxy.telemetry.notices import Notice
 
@@ -56,8 +54,6 @@ FIGURES_S: Final = 5.0
 _NAME: Final = "egress-cluster"
 _LEASE: Final = "lease"
 _HTTP_ROUTES: Final = "httproutes."
-#: The condition of a Gateway while something of the cluster cannot be read.
-_UNREADABLE: Final = "egressproxy.io/SourceIncomplete"
 
 
 def main() -> None:
@@ -93,8 +89,7 @@ class _SourceProcess:
         self._answering: asyncio.Task[None] | None = None
         self._told_endpoints: EndpointUpdates = {}  # after a rejection
         self._is_saving = asyncio.Lock()
-        self._leases: dict[LeasePlace, dict[str, Lease]] = {}  # by GatewayClass
-        self._elsewhere: dict[str, LeasesElsewhere] = {}  # by GatewayClass, where all namespaces are read
+        self._leases: StatusLeases | None = None
         self._writer: StatusWriter | None = None
         self._published = PublishedConfiguration()
         self._events: EventWriter | None = None
@@ -220,43 +215,22 @@ class _SourceProcess:
         objects = self._published.objects()
         statuses = await asyncio.to_thread(lambda: {each.key: each.status for each in objects if each.status})
         classes = [key[3] for key in statuses if key[1] == "GatewayClass"] or [BUILTIN_CLASS]
-        assert self._begun is not None
-        for place in lease_places(self._begun.options):
-            held = self._leases.setdefault(place, {})
-            for name in classes:
-                if name not in held:
-                    lease_name = lease_names(name)[place.is_of_all]
-                    held[name] = Lease(self._source.client, place.namespace, lease_name, self._holder)
-                    self._start(held[name].run(), _LEASE)
-                if place.is_of_all and name not in self._elsewhere:
-                    self._elsewhere[name] = LeasesElsewhere(self._source.client, lease_names(name)[0])
-                    self._start(self._look_elsewhere(self._elsewhere[name], place))
-            ordered = [held[name] for name in sorted(held)]
-            for lease, before in zip(ordered, (None, *ordered), strict=False):
-                lease.after = before
-        if self._writer is None:
-            self._writer = StatusWriter(self._source.client, self._source.store, self._left_s, self._completed)
+        if self._leases is None or self._writer is None:
+            assert self._begun is not None
+            self._leases = leases = StatusLeases(self._source.client, self._begun.options, self._holder)
+            self._writer = StatusWriter(self._source.client, self._source.store, leases.left_s, self._completed)
             self._start(self._writer.run())
+            self._start(leases.look_elsewhere(self._writer.look_again))
+        for lease in self._leases.want(classes):
+            self._start(lease.run(), _LEASE)
         self._writer.show(statuses)
 
     def _completed(self, key: Key, status: bytes) -> bytes:
-        """The status of a Gateway with the addresses in front of it, and with what cannot be read of the cluster."""
+        """The status (JSON) with what only this process knows: of a Gateway, its addresses and missing objects."""
         source = self._source
         if key[1] != "Gateway" or source is None:
             return status
-        addresses, problems = source.addresses(), source.problems()
-        if not addresses and not problems:
-            return status
-        made = json.loads(status)
-        if addresses:
-            made["addresses"] = addresses
-        if problems:
-            generation = next((each["observedGeneration"] for each in made["conditions"]), 0)
-            made["conditions"].append({
-                "type": _UNREADABLE, "status": "True", "reason": "CannotBeRead", "observedGeneration": generation,
-                "message": "; ".join(problems)[:MAX_MESSAGE], "lastTransitionTime": self._began,
-            })  # fmt: skip
-        return json.dumps(made).encode()
+        return completed(status, source.addresses(), source.problems(), self._began)
 
     def _write_events(self, events: Sequence[tuple[int, Notice]]) -> None:
         if self._source is None or self._source.client is None or not _HAS_KUBEAPI:
@@ -273,29 +247,6 @@ class _SourceProcess:
             from egressproxy.kubernetes.observed import write_catalogue
 
             self._start(write_catalogue(self._source.client, packed))
-
-    def _left_s(self, key: Key | None) -> float:
-        """For how long the status of this object may be written; None: that of any."""
-        if key is None:
-            return max(map(self._held_s, self._leases), default=0.0)
-        assert self._begun is not None
-        options = self._begun.options
-        place = lease_place(options, key)
-        is_of_another = place.is_of_all and key[2] != options.lease_namespace
-        if is_of_another and any(each.may_be_held(key[2]) for each in self._elsewhere.values()):
-            return 0.0
-        return self._held_s(place)
-
-    def _held_s(self, place: LeasePlace) -> float:
-        """For how long all Leases of a place are ours."""
-        return min((lease.left_s() for lease in self._leases.get(place, {}).values()), default=0.0)
-
-    async def _look_elsewhere(self, leases: LeasesElsewhere, place: LeasePlace) -> None:
-        """Look again and again where another installation writes, while this one writes elsewhere."""
-        while True:
-            if self._held_s(place) and await leases.look() and self._writer is not None:
-                self._writer.look_again()
-            await asyncio.sleep(RENEW_S if self._held_s(place) else 1.0)
 
     async def _keep(self) -> None:
         """Keep the objects that were given last on disk: they are in service."""
@@ -319,44 +270,16 @@ class _SourceProcess:
         assert source is not None
         while True:
             await asyncio.sleep(FIGURES_S)
-            leases = [each for held in self._leases.values() for each in held.values()]
-            problems = source.problems() + [each.problem for each in leases if each.problem]
+            problems = source.problems()
+            if self._leases is not None:
+                problems += self._leases.problems
             if self._writer is not None:
                 problems += self._writer.problems
-            problems += [each.problem for each in self._elsewhere.values() if each.problem]
             if self._events is not None and self._events.problem:
                 problems.append(self._events.problem)
             self._send(messages.Figures(*source.figures(), tuple(problems)))
             if self._writer is not None:
                 self._writer.look_again()
-            assert self._begun is not None
-            if bool(self._held_s(lease_places(self._begun.options)[0])) is not self._is_leading:
-                self._is_leading = not self._is_leading
-                if self._is_leading:
-                    self._send(messages.Leading())
-
-
-class LeasePlace(NamedTuple):
-    """Where Leases are. `is_of_all`: those of the objects of all namespaces, which are in one."""
-
-    namespace: str
-    is_of_all: bool = False
-
-
-def lease_place(options: ClusterOptions, key: Key) -> LeasePlace:
-    """Where the Leases are that say who writes the status of an object: installations meet there wherever they run.
-
-    Those that read some namespaces alone meet in these. One that reads all leaves such a namespace to them
-    (`LeasesElsewhere`), and meets the others of its kind in one place.
-    """
-    if not key[2]:
-        return LeasePlace(options.lease_namespace)
-    return LeasePlace(key[2]) if options.namespaces else LeasePlace(options.lease_namespace, True)
-
-
-def lease_places(options: ClusterOptions) -> tuple[LeasePlace, ...]:
-    """All that `lease_place` gives; first that of objects without a namespace."""
-    first = LeasePlace(options.lease_namespace)
-    if not options.namespaces:
-        return first, LeasePlace(options.lease_namespace, True)
-    return tuple(dict.fromkeys((first, *map(LeasePlace, options.namespaces))))
+            was_leading, self._is_leading = self._is_leading, self._leases is not None and self._leases.is_leader
+            if self._is_leading and not was_leading:
+                self._send(messages.Leading())
