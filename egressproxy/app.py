@@ -135,7 +135,7 @@ class App:
         self._taken: frozenset[Place] = frozenset()  # the places of its sockets
         self._is_leaving = False
         self._started = started
-        self._loader = Loader(first, options.cluster.gateway_namespaces if options.cluster is not None else ())
+        self._loader = Loader(first)
         self.metrics = Metrics(__version__)
         self._exposition: Exposition | None = None
         wait_s = NOTICES_S if options.workers == 1 else 0.0  # those of workers have been collected by them

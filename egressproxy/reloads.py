@@ -27,6 +27,7 @@ from egressproxy.processes.loader.loader import Loader
 from egressproxy.processes.loader.notices import accepted, broken, rejected
 from egressproxy.processes.loader.process import LoadingFailed
 from egressproxy.processes.loader.published import PublishedConfiguration, digest
+from egressproxy.processes.loader.request import LoadRequest
 from egressproxy.processes.loader.result import ListenerAddress, Loaded, builtin
 from egressproxy.processes.workers.fleet import (
     ConfigRefused,
@@ -218,7 +219,7 @@ class LiveConfiguration:
         if not options.is_configured:
             return builtin(options.open_port)
         if self._cluster is None:
-            return await self._loader.load(options.sources, options.bind, self.memory(), options.state_dir)
+            return await self._load(None, {})
         return await self._read_cluster(self._cluster, unbound)
 
     async def _read_cluster(self, cluster: ObjectSource, unbound: Mapping[tuple[str, int], str]) -> Loaded:
@@ -238,11 +239,14 @@ class LiveConfiguration:
         self._wanted = loaded.wanted
         return loaded
 
-    async def _load(self, packed: bytes, unbound: Mapping[tuple[str, int], str]) -> Loaded:
-        """These objects of a cluster, with what is in files."""
+    async def _load(self, packed: bytes | None, unbound: Mapping[tuple[str, int], str]) -> Loaded:
+        """Load what is in files, and these objects of a cluster."""
         options = self._options
         places = tuple((*place, why) for place, why in unbound.items())
-        return await self._loader.load(options.sources, options.bind, self.memory(), options.state_dir, packed, places)
+        namespaces = options.cluster.gateway_namespaces if options.cluster is not None else ()
+        return await self._loader.load(LoadRequest(
+            options.sources, options.bind, self.memory(), options.state_dir, packed, places, namespaces
+        ))  # fmt: skip
 
     async def put_in_service(self, fresh: Loaded, acknowledged: Collection[str] = ()) -> None:
         """Build and swap; the caller holds `taking`. Raises Guarded, ConfigRefused, BindError or OSError, and has
