@@ -67,28 +67,20 @@ MAX_TOLD = 200
 
 
 class ObjectSource(Protocol):
-    """Where objects come from beside files: a cluster."""
+    """The source of objects beside files: `kubernetes.cluster.Cluster`, which says what each of these does."""
 
-    async def objects(self, wanted: frozenset[Key]) -> bytes:
-        """What a compilation reads (`config.reading.cluster_objects`), with the `wanted` ones."""
+    async def objects(self, wanted: frozenset[Key]) -> bytes: ...
 
-    async def changed_routes(self, wanted: frozenset[Key]) -> tuple[bytes, tuple[str, ...]] | None:
-        """As `objects`, without HTTPRoutes but for those that have changed since; and their names (namespace/name).
+    async def changed_routes(self, wanted: frozenset[Key]) -> tuple[bytes, tuple[str, ...]] | None: ...
 
-        None where they are not there in time.
-        """
-
-    def routes_in_service(self) -> None: ...  # those that `changed_routes` gave last
+    def routes_in_service(self) -> None: ...
 
     @property
-    def endpoints(self) -> EndpointUpdates:
-        """The addresses of Services that have changed since the objects were given."""
+    def endpoints(self) -> EndpointUpdates: ...
 
-    def catalogue(self, packed: bytes) -> None:
-        """The catalogue of filter types, as `catalog_object.catalogue` makes it."""
+    def catalogue(self, packed: bytes) -> None: ...
 
-    def in_service(self, shown: bytes, rejection: str, reason: str) -> None:
-        """What is in service (`Loaded.shown`), and why the objects that were given last are not, "" if they are."""
+    def in_service(self, shown: bytes, rejection: str, reason: str) -> None: ...
 
 
 class LiveConfiguration:

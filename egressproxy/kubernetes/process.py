@@ -1,6 +1,6 @@
-"""The process that asks the API server. It says what changed on the socket that it was started with, and ends with it.
+"""The process that asks the API server. It joins `cluster_source`, which reads, and `status_writer` with the gateway.
 
-What needs no process stands elsewhere: `cluster_source` reads, `status_writer` writes. Here the two meet the gateway.
+It speaks `messages` on the socket that is its standard input, and ends with it.
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ log = logging.getLogger(__name__)
 
 #: Without its Kubernetes-shaped API, a gateway writes no Events.
 _HAS_KUBEAPI: Final = find_spec("egressproxy.kubeapi") is not None
-#: How long the API server has to answer, before what was kept on disk is served, in seconds.
+#: How long the API server has to answer before the objects on disk are served, in seconds.
 OFFLINE_S: Final = 5.0
-#: The same, before what was given last is given again with the routes that have changed since; less than
-#: `cluster.PATIENCE_S`.
+#: How long it has before the objects that were given last are given again, with the routes that have changed since.
+#: This is less than `cluster.PATIENCE_S`.
 STALE_S: Final = 3.0
-#: How often figures are told.
+#: How often `Figures` are sent.
 FIGURES_S: Final = 5.0
 _NAME: Final = "egress-cluster"
 _LEASE: Final = "lease"
@@ -74,12 +74,14 @@ async def _serve(sock: socket.socket) -> None:
 
 
 class _SourceProcess:
+    #: Both are there from the first message on.
+    _begun: messages.Begin
+    _source: ClusterSource
+
     def __init__(self, sock: socket.socket) -> None:
         self._ended = asyncio.Event()
         self._channel = FrameChannel(sock, self._on_frame, self._ended.set)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._begun: messages.Begin | None = None
-        self._source: ClusterSource | None = None
         self._saved: SavedObjects | None = None
         self._given: list[tuple[Key, StoredObject]] | None = None  # what was given last, if not from disk
         self._places: dict[str, str] = {}  # of what was given last
@@ -162,7 +164,6 @@ class _SourceProcess:
 
     async def _answer(self, asked: messages.Ask) -> None:
         source = self._source
-        assert source is not None
         source.want(asked.wanted, and_others=asked.is_of_routes)
         asked_at = time.monotonic()
         while why_not := source.why_not_ready():
@@ -199,16 +200,14 @@ class _SourceProcess:
         self._send(messages.Objects(asked.number, packed, names))
 
     def _tell_endpoints(self) -> None:
-        """Objects were rejected, and the addresses of Services among them: a Pod's may be another one's by now."""
-        assert self._source is not None
+        """Send the addresses of all Services, which were rejected with the other objects: Pods may have changed."""
         found = self._source.every_endpoint() if self._given is not None else {}
         if found and found != self._told_endpoints:
             self._told_endpoints = found
             self._send(messages.Endpoints(found))
 
     async def _write_status(self, told: messages.InService) -> None:
-        """Have the status of these objects written, by whoever has the Leases of their GatewayClasses."""
-        assert self._source is not None
+        """Have the status of these objects written, if this gateway has the Leases of their GatewayClasses."""
         if self._source.client is None:  # the objects come from disk
             return
         self._published.publish(told.shown, told.rejection, told.reason)
@@ -216,7 +215,6 @@ class _SourceProcess:
         statuses = await asyncio.to_thread(lambda: {each.key: each.status for each in objects if each.status})
         classes = [key[3] for key in statuses if key[1] == "GatewayClass"] or [BUILTIN_CLASS]
         if self._leases is None or self._writer is None:
-            assert self._begun is not None
             self._leases = leases = StatusLeases(self._source.client, self._begun.options, self._holder)
             self._writer = StatusWriter(self._source.client, self._source.store, leases.left_s, self._completed)
             self._start(self._writer.run())
@@ -227,13 +225,12 @@ class _SourceProcess:
 
     def _completed(self, key: Key, status: bytes) -> bytes:
         """The status (JSON) with what only this process knows: of a Gateway, its addresses and missing objects."""
-        source = self._source
-        if key[1] != "Gateway" or source is None:
+        if key[1] != "Gateway":
             return status
-        return completed(status, source.addresses(), source.problems(), self._began)
+        return completed(status, self._source.addresses(), self._source.problems(), self._began)
 
     def _write_events(self, events: Sequence[tuple[int, Notice]]) -> None:
-        if self._source is None or self._source.client is None or not _HAS_KUBEAPI:
+        if self._source.client is None or not _HAS_KUBEAPI:
             return
         if self._events is None:
             from egressproxy.kubernetes.observed import EventWriter
@@ -243,14 +240,13 @@ class _SourceProcess:
         self._events.show(events)
 
     def _write_catalogue(self, packed: bytes) -> None:
-        if self._source is not None and self._source.client is not None and _HAS_KUBEAPI:
+        if self._source.client is not None and _HAS_KUBEAPI:
             from egressproxy.kubernetes.observed import write_catalogue
 
             self._start(write_catalogue(self._source.client, packed))
 
     async def _keep(self) -> None:
         """Keep the objects that were given last on disk: they are in service."""
-        assert self._begun is not None
         folder = self._begun.state_dir
         if folder is None:
             return
@@ -266,20 +262,17 @@ class _SourceProcess:
         give_back_memory()
 
     async def _tell_figures(self) -> None:
-        source = self._source
-        assert source is not None
         while True:
             await asyncio.sleep(FIGURES_S)
-            problems = source.problems()
+            problems = self._source.problems()
             if self._leases is not None:
                 problems += self._leases.problems
             if self._writer is not None:
                 problems += self._writer.problems
+                self._writer.look_again()
             if self._events is not None and self._events.problem:
                 problems.append(self._events.problem)
-            self._send(messages.Figures(*source.figures(), tuple(problems)))
-            if self._writer is not None:
-                self._writer.look_again()
+            self._send(messages.Figures(*self._source.figures(), tuple(problems)))
             was_leading, self._is_leading = self._is_leading, self._leases is not None and self._leases.is_leader
             if self._is_leading and not was_leading:
                 self._send(messages.Leading())

@@ -31,7 +31,7 @@ _NONCE_BYTES: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class SavedObjects:
-    """`packed` is as `ClusterSource.take` gives it; `places` are resource versions by scope, `wanted` the keys."""
+    """`packed` is as `ClusterSource.take` gives it; `places` are the resource versions of scopes, by their text."""
 
     packed: bytes = field(repr=False)
     places: Mapping[str, str]
@@ -60,7 +60,7 @@ def save(
 
 
 def saved(folder: Path, key_file: Path | None) -> SavedObjects | None:
-    """What was saved last, None for nothing, and for what cannot be read, which is told."""
+    """The objects that were saved last. None if there are none, or if the file cannot be used, which is logged."""
     target = folder / FILE
     try:
         line, _, data = target.read_bytes().partition(b"\n")

@@ -70,7 +70,6 @@ class StatusWriter:
         self._settled: dict[Key, tuple[bytes, bytes | None]] = {}  # what the server has, and what we would say: no more
         self._names: dict[tuple[str, str], int] = {}  # by group and kind: which of `_NAMES` the server knows
         self._tried: dict[tuple[str, str], set[int]] = {}  # which of them since a write has succeeded
-        self.writes = 0
 
     def show(self, statuses: Mapping[Key, bytes]) -> None:
         """Write these statuses (JSON, by key), and take our entries out of all others."""
@@ -176,7 +175,6 @@ class StatusWriter:
                     made = await self._client.apply(
                         f"{api_root(api_version)}{place}/{kind.plural}/{key[3]}/status", body
                     )
-                self.writes += 1
                 self._told.pop(key[:3], None)
                 self._tried.pop(key[:2], None)
                 self._written[key] = held.resource_version

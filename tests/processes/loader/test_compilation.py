@@ -32,7 +32,8 @@ for _ in preparations():
     pass
 modules, made = set(sys.modules), len(ADAPTERS)
 assert all(kind.__pydantic_complete__ for kind in KINDS)
-read_answer(egressproxy.processes.loader.answer.answer(write_request(LoadRequest((Path(sys.argv[1]),), ("127.0.0.1",)))))
+request = write_request(LoadRequest((Path(sys.argv[1]),), ("127.0.0.1",)))
+read_answer(egressproxy.processes.loader.answer.answer(request))
 assert len(ADAPTERS) == made
 print(*sorted(set(sys.modules) - modules))
 """

@@ -340,7 +340,7 @@ async def test_who_is_out_of_service_has_to_be_known(world: World, monkeypatch: 
     def give(successor: Conversation) -> None:
         successor.say("killed", identities=[{"identity": "agents/a"}])
 
-    monkeypatch.setattr(world.succession, "_give", give)
+    monkeypatch.setattr(world.succession, "_send_state", give)
     before = await world.find()
     with pytest.raises(ConfigRefused, match="so nobody is served"):
         await before.switch(ListeningSockets())
