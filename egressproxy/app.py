@@ -147,10 +147,7 @@ class App:
         if options.cluster is not None:
             from egressproxy.kubernetes.cluster import Cluster
 
-            self._cluster = Cluster(
-                options, self.metrics, self._events, lambda: self._live.ask_for_reload(), lambda: self._live.lead(),
-                lambda: self._live.ask_for_endpoints(), lambda: self._live.ask_for_routes(),
-            )  # fmt: skip
+            self._cluster = Cluster(options, self.metrics, self._events)
         self._live = LiveConfiguration(
             options, self._loader, self._fleet, self.metrics, self._events, self._objects_changed, self._own,
             self._cluster, self._manager,
@@ -221,7 +218,7 @@ class App:
             if before is None:
                 self._open_state(None)
             if self._cluster is not None:
-                self._cluster.start()
+                self._cluster.start(self._live)
             await self._fleet.start()
             if before is not None:
                 await before.switch(self._sockets)  # from here on it changes nothing

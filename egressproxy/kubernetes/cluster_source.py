@@ -21,6 +21,7 @@ from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError
 from egressproxy.kubernetes.credentials import Credentials
 from egressproxy.kubernetes.discovery import AvailableKinds, discovered
 from egressproxy.kubernetes.gateway_status import service_addresses
+from egressproxy.kubernetes.messages import Changed, ChangedRoutes, Endpoints
 from egressproxy.kubernetes.named_reflector import NamedReflector
 from egressproxy.kubernetes.object_store import READ_SCOPE, SLICES, ObjectStore, Scope, StoredObject, lines, read_kinds
 from egressproxy.kubernetes.reflector import FIRST_PAUSE_S, LONGEST_PAUSE_S, Reflector
@@ -61,24 +62,23 @@ class _Given(Enum):
 
 
 class ClusterSource:
-    """Belongs to the event loop. `on_change` is called when what `take` gives is not what it gave last."""
+    """The objects of a cluster that a compilation reads (`take`). Belongs to the event loop."""
 
     def __init__(
-        self, options: ClusterOptions, places: Mapping[str, str], on_change: Callable[[], None],
-        on_endpoints: Callable[[EndpointUpdates], None], on_routes: Callable[[], None],
-    ) -> None:  # fmt: skip
-        """`places` are resource versions up to which each scope, by its text, was in force before. `on_endpoints` is
-        called in place of `on_change` where nothing but addresses of Services is different, `on_routes` where
-        HTTPRoutes are.
+        self,
+        options: ClusterOptions,
+        places: Mapping[str, str],
+        tell: Callable[[Changed | ChangedRoutes | Endpoints], None],
+    ) -> None:
+        """`places` are resource versions up to which each scope, by its text, was in force before. `tell` is called
+        when objects are other ones than `take` gave last.
         """
-        self._on_endpoints = on_endpoints
-        self._on_routes = on_routes
+        self._tell = tell
         self.changed_routes: set[Key] = set()  # since `take`
         self.store = ObjectStore()
         self.client: ApiClient | None = None
         self._options = options
         self._before = places
-        self._on_change = on_change
         self._wanted: frozenset[Key] = frozenset()
         self._reflectors: dict[Scope, tuple[Reflector, asyncio.Task[None]]] = {}
         self._leaving: list[Scope] = []
@@ -284,12 +284,12 @@ class ClusterSource:
             self.store.changed.clear()
             self.changed_routes |= routes
             if is_other:
-                self._on_change()
+                self._tell(Changed())
                 continue
             if routes:
-                self._on_routes()
+                self._tell(ChangedRoutes())
             if updates := self._endpoints():
-                self._on_endpoints(updates)
+                self._tell(Endpoints(updates))
 
     def _endpoints(self) -> EndpointUpdates:
         """The addresses of the Services whose slices have changed, where a configuration refers to them."""

@@ -139,10 +139,7 @@ class _SourceProcess:
         if begin.state_dir is not None:
             self._saved = saved(begin.state_dir, begin.options.state_key)
         places = self._saved.places if self._saved is not None else {}
-        self._source = ClusterSource(
-            begin.options, places, lambda: self._send(messages.Changed()),
-            lambda updates: self._send(messages.Endpoints(updates)), lambda: self._send(messages.ChangedRoutes()),
-        )  # fmt: skip
+        self._source = ClusterSource(begin.options, places, self._send)
         self._start(self._source.run())
         self._start(self._tell_figures())
 

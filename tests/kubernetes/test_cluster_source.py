@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from egressproxy.ir.backend import EndpointAddress
-from egressproxy.kubernetes import cluster_source, discovery, named_reflector, reflector, watched_scopes
+from egressproxy.kubernetes import cluster_source, discovery, messages, named_reflector, reflector, watched_scopes
 from egressproxy.kubernetes.cluster_source import ClusterSource
 from egressproxy.model.kinds import CONFIGURED, READ_KINDS
 from egressproxy.processes.workers.fleet import EndpointUpdates
@@ -48,16 +48,16 @@ class Sourced:
         self.changes = 0
         self.routes = 0
         self.endpoints: EndpointUpdates = {}
-        self.source = ClusterSource(options, places, self._count, self._take_endpoints, self._count_routes)
+        self.source = ClusterSource(options, places, self._tell)
 
-    def _count_routes(self) -> None:
-        self.routes += 1
-
-    def _count(self) -> None:
-        self.changes += 1
-
-    def _take_endpoints(self, updates: EndpointUpdates) -> None:
-        self.endpoints = {**self.endpoints, **updates}
+    def _tell(self, message: messages.Changed | messages.ChangedRoutes | messages.Endpoints) -> None:
+        match message:
+            case messages.Changed():
+                self.changes += 1
+            case messages.ChangedRoutes():
+                self.routes += 1
+            case messages.Endpoints(updates):
+                self.endpoints = {**self.endpoints, **updates}
 
     async def take(self, *wanted: tuple[str, str, str, str]) -> list[str]:
         """The names of what a compilation would read, `Kind/name`."""
