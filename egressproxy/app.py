@@ -31,10 +31,11 @@ from egressproxy.net.service_manager import ServiceManager, given_descriptors
 from egressproxy.net.system_roots import watched
 from egressproxy.net.terminal import LOOK_S, ControllingTerminal
 from egressproxy.processes.loader.loader import Loader
+from egressproxy.processes.loader.notices import tell_problems
 from egressproxy.processes.loader.process import LoaderProcess
 from egressproxy.processes.workers.fleet import ConfigRefused, Fleet, settle_heap
 from egressproxy.processes.workers.kill_switch import KillSwitch
-from egressproxy.reloads import FAILURES, LiveConfiguration, counted, tell_problems
+from egressproxy.reloads import FAILURES, LiveConfiguration, counted
 from egressproxy.run_options import RunOptions
 from egressproxy.telemetry.diagnostics import Diagnostics
 from egressproxy.telemetry.events import Events
@@ -174,7 +175,7 @@ class App:
         assert self._exposition is not None, "asked by an admin server"
         self._events.take()
         counts = await self._fleet.counts()
-        figures, validities = self._fleet.figures(), self._live.validities
+        figures, validities = self._fleet.figures(), self._live.certificates.validities
         return await asyncio.to_thread(self._exposition.render, counts, accept, figures, validities)
 
     def _objects_changed(self) -> None:
@@ -253,7 +254,7 @@ class App:
             asyncio.create_task(each)
             for each in (
                 self._live.reload_when_asked(),
-                self._live.watch_certificates(),
+                self._live.certificates.run(),
                 self._watch(changed),
                 self._live.update_when_asked(),
             )

@@ -124,14 +124,9 @@ class ApiClient:
         return await self.send("GET", path, params, accept=accept)
 
     async def send(
-        self,
-        method: str,
-        path: str,
-        params: Mapping[str, str] | None = None,
-        body: Mapping[str, Any] | None = None,
-        content_type: str = JSON,
-        accept: str = JSON,
-    ) -> dict[str, Any]:
+        self, method: str, path: str, params: Mapping[str, str] | None = None, body: Mapping[str, Any] | None = None,
+        content_type: str = JSON, accept: str = JSON,
+    ) -> dict[str, Any]:  # fmt: skip
         """The answer to a request, an object. Raises ApiError, and what is in UNREACHABLE."""
         data = json.dumps(body).encode() if body is not None else None
         async with asyncio.timeout(ANSWER_S), self._answer(method, path, params, data, content_type, accept) as answer:

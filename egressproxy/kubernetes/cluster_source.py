@@ -20,11 +20,11 @@ from egressproxy.ir.endpoint_slices import ready_endpoints
 from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError
 from egressproxy.kubernetes.credentials import Credentials
 from egressproxy.kubernetes.discovery import AvailableKinds, discovered
-from egressproxy.kubernetes.gateway_status import service_addresses
 from egressproxy.kubernetes.messages import Changed, ChangedRoutes, Endpoints
 from egressproxy.kubernetes.named_reflector import NamedReflector
 from egressproxy.kubernetes.object_store import READ_SCOPE, SLICES, ObjectStore, Scope, StoredObject, lines, read_kinds
 from egressproxy.kubernetes.reflector import FIRST_PAUSE_S, LONGEST_PAUSE_S, Reflector
+from egressproxy.kubernetes.status_writer import service_addresses
 from egressproxy.kubernetes.watched_scopes import watched_scopes
 from egressproxy.model.kinds import GATEWAY, OURS
 from egressproxy.model.published_object import Key
@@ -65,11 +65,9 @@ class ClusterSource:
     """The objects of a cluster that a compilation reads (`take`). Belongs to the event loop."""
 
     def __init__(
-        self,
-        options: ClusterOptions,
-        places: Mapping[str, str],
+        self, options: ClusterOptions, places: Mapping[str, str],
         tell: Callable[[Changed | ChangedRoutes | Endpoints], None],
-    ) -> None:
+    ) -> None:  # fmt: skip
         """`places` are resource versions up to which each scope, by its text, was in force before. `tell` is called
         when objects are other ones than `take` gave last.
         """
@@ -168,7 +166,7 @@ class ClusterSource:
         for reflector, _ in self._reflectors.values():
             kind = reflector.scope.kind
             holds_up = _RESTRICT if self._given is _Given.OBJECTS else _RESTRICT | _LEAD
-            if not reflector.is_settled or (not reflector.is_synced and (kind.group, kind.kind) in holds_up):
+            if not reflector.is_synced and (not reflector.is_refused or (kind.group, kind.kind) in holds_up):
                 return reflector.problem or f"{reflector.scope} are not read yet"
         return ""
 

@@ -86,12 +86,8 @@ async def _watchable(client: ApiClient, group: str, version: str) -> set[str]:
     return {
         str(each.get("name"))
         for each in _dicts(listed.get("resources"))
-        if {"list", "watch"} <= _words(each.get("verbs"))
+        if isinstance(verbs := each.get("verbs"), list) and "list" in verbs and "watch" in verbs
     }
-
-
-def _words(value: Any) -> set[str]:
-    return {each for each in value if isinstance(each, str)} if isinstance(value, list) else set()
 
 
 def _dicts(value: Any) -> list[dict[str, Any]]:

@@ -162,10 +162,10 @@ class Lease:
             "renewTime": now,
             "leaseTransitions": int(before.get("leaseTransitions") or 0) + (not is_ours and not is_new),
         }
-        body = {
-            "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
-            "metadata": {"name": self.name, "namespace": self.namespace, **_version(found)}, "spec": spec,
-        }  # fmt: skip
+        metadata = {"name": self.name, "namespace": self.namespace}
+        if version := found["metadata"].get("resourceVersion"):
+            metadata["resourceVersion"] = version
+        body = {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": metadata, "spec": spec}
         self._verb = "patch" if is_new else "update"
         try:
             if is_new:
@@ -200,11 +200,6 @@ class Lease:
             return  # it ends by itself
 
 
-def _version(found: Mapping[str, Any]) -> dict[str, str]:
-    version = found["metadata"].get("resourceVersion")
-    return {"resourceVersion": version} if version else {}
-
-
 class LeasePlace(NamedTuple):
     """A namespace with Leases. `is_of_all`: they are for objects of all namespaces."""
 
@@ -225,10 +220,8 @@ def lease_place(options: ClusterOptions, key: Key) -> LeasePlace:
 
 def lease_places(options: ClusterOptions) -> tuple[LeasePlace, ...]:
     """All places that `lease_place` gives; the first is that of objects without a namespace."""
-    first = LeasePlace(options.lease_namespace)
-    if not options.namespaces:
-        return first, LeasePlace(options.lease_namespace, True)
-    return tuple(dict.fromkeys((first, *map(LeasePlace, options.namespaces))))
+    others = map(LeasePlace, options.namespaces) if options.namespaces else (LeasePlace(options.lease_namespace, True),)
+    return tuple(dict.fromkeys((LeasePlace(options.lease_namespace), *others)))
 
 
 class StatusLeases:

@@ -16,7 +16,7 @@ from typing import Any, Final
 from egressproxy.kubernetes import reflector
 from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError
 from egressproxy.kubernetes.object_store import ObjectStore, Scope, stored
-from egressproxy.kubernetes.reflector import Reflector, missing_right
+from egressproxy.kubernetes.reflector import Reflector
 from egressproxy.model.published_object import Key
 
 log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class NamedReflector(Reflector):
                 key, found = stored(await self._client.get(f"{self.path}/{name}"), self.scope, self.version)
             except ApiError as error:
                 if error.is_forbidden:
-                    self._refused[name] = missing_right(self.scope._replace(name=name), "get")
+                    self._refused[name] = self._missing_right("get", name)
                 elif error.is_not_found and name in self._names:
                     self._store.remove(self.scope, self._key(name), "")
                 else:

@@ -23,11 +23,10 @@ from typing import TYPE_CHECKING, Any, Final
 from egressproxy.config.compile.interface import BUILTIN_CLASS
 from egressproxy.kubernetes import messages
 from egressproxy.kubernetes.cluster_source import ClusterSource
-from egressproxy.kubernetes.gateway_status import completed
 from egressproxy.kubernetes.lease import StatusLeases
 from egressproxy.kubernetes.object_store import StoredObject, lines
 from egressproxy.kubernetes.saved_objects import SavedObjects, save, saved
-from egressproxy.kubernetes.status_writer import StatusWriter
+from egressproxy.kubernetes.status_writer import StatusWriter, gateway_status
 from egressproxy.model.published_object import Key
 from egressproxy.net.loop import new_loop
 from egressproxy.net.process import close_memory, give_back_memory
@@ -224,7 +223,7 @@ class _SourceProcess:
         """The status (JSON) with what only this process knows: of a Gateway, its addresses and missing objects."""
         if key[1] != "Gateway":
             return status
-        return completed(status, self._source.addresses(), self._source.problems(), self._began)
+        return gateway_status(status, self._source.addresses(), self._source.problems(), self._began)
 
     def _write_events(self, events: Sequence[tuple[int, Notice]]) -> None:
         if self._source.client is None or not _HAS_KUBEAPI:

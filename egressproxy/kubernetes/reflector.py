@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import aiohttp
 
-from egressproxy.kubernetes import access
+from egressproxy.kubernetes.access import missing_right
 from egressproxy.kubernetes.api_client import JSON, UNREACHABLE, AnswerTooLong, ApiClient, ApiError, api_root
 from egressproxy.kubernetes.object_store import ObjectStore, Scope, StoredObject, is_older, stored
 from egressproxy.model import deep_json
@@ -78,11 +78,6 @@ class Reflector:
         self._page = PAGE
 
     @property
-    def is_settled(self) -> bool:
-        """Whether waiting brings nothing more: it is listed, or a person has to do something."""
-        return self.is_synced or self.is_refused
-
-    @property
     def path(self) -> str:
         """Of the collection."""
         kind, namespace = self.scope.kind, self.scope.namespace
@@ -131,15 +126,19 @@ class Reflector:
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
     def _failed(self, error: ApiError) -> float:
-        """How long to wait at least."""
+        """How many seconds to wait at least."""
         if error.status == _GONE:
             self._can_watch = False
             return 0.0
         if error.is_not_found or error.status in _REFUSED:
             self._can_watch = False  # what is held stays, until discovery says that the kind is gone
         self.is_refused = error.status in _REFUSED
-        self._tell(missing_right(self.scope) if error.is_forbidden else f"{self.scope} cannot be read: {error}")
+        right = self._missing_right("list", self.scope.name) if error.is_forbidden else ""
+        self._tell(right or f"{self.scope} cannot be read: {error}")
         return max(min(error.retry_after_s, LONGEST_WAIT_S), FORBIDDEN_PAUSE_S if self.is_refused else 0.0)
+
+    def _missing_right(self, verb: str, name: str) -> str:
+        return missing_right(verb, self.scope.kind.group, self.scope.kind.plural, self.scope.namespace, name)
 
     def _tell(self, problem: str) -> None:
         if problem != self.problem:
@@ -248,8 +247,3 @@ class Reflector:
             self._store.remove(self.scope, key, each.resource_version)
         else:
             self._store.put(self.scope, key, each)
-
-
-def missing_right(scope: Scope, verb: str = "list") -> str:
-    """What cannot be read, with the rule that would permit it."""
-    return access.missing_right(verb, scope.kind.group, scope.kind.plural, scope.namespace, scope.name)

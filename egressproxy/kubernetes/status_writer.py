@@ -1,8 +1,8 @@
 """StatusWriter: writes what became of each object into its `status`, where the API server has something else.
 
-It applies on the server side, to the subresource `status`, with the resource version that was seen, so that nothing of
-others is lost: lists such as `parents` belong to whoever wrote them last, and hold the entries of all controllers.
-Of a list that an API server merges (`controllers`), only our own entry is applied.
+It writes the subresource `status` by server-side apply, with the resource version that was seen, so that nothing of
+others is lost. Lists such as `parents` belong to whoever wrote them last, and hold the entries of all controllers. Of a
+list that an API server merges (`controllers`), only our own entry is applied.
 Source: Gateway API RouteStatus, PolicyStatus, BackendStatus; Kubernetes server-side apply.
 """
 
@@ -12,7 +12,7 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
 from egressproxy.kubernetes.access import missing_right
@@ -20,6 +20,7 @@ from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError, 
 from egressproxy.kubernetes.object_store import ObjectStore, StoredObject
 from egressproxy.model.kinds import CONFIGURED, GATEWAY, OURS
 from egressproxy.model.published_object import Key
+from egressproxy.processes.loader.published import MAX_MESSAGE
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +38,9 @@ _OF_SERVER: Final = 500
 #: The server has no such subresource, or we have no right to it: told once, and tried again after so many seconds.
 AGAIN_S: Final = 300.0
 _NEVER: Final = frozenset({403, 404, 405})
+
+#: The condition of a Gateway while something of the cluster cannot be read.
+_INCOMPLETE: Final = "egressproxy.io/SourceIncomplete"
 
 _KINDS: Final = {(kind.group, kind.kind): kind for kind in CONFIGURED}
 #: What an API server says of a field that its definition of the kind lacks.
@@ -268,3 +272,36 @@ def _is_foreign(entry: Any) -> bool:
     """Whether this is a condition of somebody else's domain."""
     domain, slash, _ = str(entry.get("type", "")).partition("/") if isinstance(entry, dict) else ("", "", "")
     return bool(slash) and domain != OURS
+
+
+def gateway_status(status: bytes, addresses: Sequence[dict[str, str]], problems: Sequence[str], since: str) -> bytes:
+    """The status of a Gateway (JSON) with these addresses, and with a condition for the problems if there are any.
+
+    `since` is the time of the condition (RFC 3339).
+    """
+    if not addresses and not problems:
+        return status
+    made = json.loads(status)
+    if addresses:
+        made["addresses"] = addresses
+    if problems:
+        generation = next((each["observedGeneration"] for each in made["conditions"]), 0)
+        made["conditions"].append({
+            "type": _INCOMPLETE, "status": "True", "reason": "CannotBeRead", "observedGeneration": generation,
+            "message": "; ".join(problems)[:MAX_MESSAGE], "lastTransitionTime": since,
+        })  # fmt: skip
+    return json.dumps(made).encode()
+
+
+def service_addresses(service: StoredObject) -> list[dict[str, str]]:
+    """The addresses of a Service as `status.addresses` has them: of its load balancer, else its own."""
+    ingress = (json.loads(service.status or b"{}").get("loadBalancer") or {}).get("ingress") or []
+    spec = json.loads(service.manifest).get("spec") or {}
+    ips = [each["ip"] for each in ingress if each.get("ip")] or spec.get("externalIPs") or []
+    names = [each["hostname"] for each in ingress if each.get("hostname")]
+    if not ips and not names:
+        ips = [each for each in spec.get("clusterIPs") or [spec.get("clusterIP")] if each and each != "None"]
+    return [
+        *({"type": "IPAddress", "value": each} for each in ips),
+        *({"type": "Hostname", "value": each} for each in names),
+    ]

@@ -23,7 +23,7 @@ QUIET_S: Final = 15.0
 
 #: Functions of the process that loads.
 LOAD: Final = "egressproxy.processes.loader.answer:answer"
-SCHEMA: Final = "egressproxy.processes.loader.schema:schema"
+SCHEMA: Final = "egressproxy.config.schema:written_schema"
 CATALOGUE: Final = "egressproxy.processes.loader.catalog_object:catalogue"
 
 T = TypeVar("T")

@@ -27,18 +27,17 @@ import asyncio
 import json
 import os
 import socket
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 from egressproxy.model.kill_switch import KillChange
+from egressproxy.net.listening import peer_of
 from egressproxy.processes.workers.channel import FrameChannel
 
 VERSIONS: Final = (1,)
 #: How often a successor says that it works, in seconds.
 WORKING_S: Final = 1.0
-_CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 class Conversation:
@@ -113,12 +112,6 @@ class Conversation:
 def kill_of(fields: Mapping[str, Any]) -> KillChange:
     """The change that a message `kill` tells."""
     return KillChange(str(fields.get("name")), fields.get("kills") is True, str(fields.get("why")))
-
-
-def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """The process and the user at the other end. Raises OSError."""
-    pid, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return pid, user
 
 
 def close_all(descriptors: Sequence[int]) -> None:

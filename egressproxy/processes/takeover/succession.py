@@ -171,14 +171,12 @@ class Succession:
         except EOFError:
             log.warning("process %d has ended before it served: this one goes on", successor.peer)
             return False
-        except TimeoutError as error:
-            why = str(error) or f"it has not asked for the sockets within {START_S:g} s"
+        except (TimeoutError, KeyError, TypeError, ValueError) as error:
+            why = "it has not said what it serves"
+            if isinstance(error, TimeoutError):
+                why = str(error) or f"it has not asked for the sockets within {START_S:g} s"
             log.warning("process %d is given up, and this one goes on: %s", successor.peer, why)
             successor.say("withdrawn", why=why)
-            return False
-        except (KeyError, TypeError, ValueError):
-            log.warning("process %d does not say what it serves: this one goes on", successor.peer)
-            successor.say("withdrawn", why="it has not said what it serves")
             return False
         finally:
             if successor.say_kill in listeners:
