@@ -42,11 +42,10 @@ _HTTP_ROUTE: Final = (GATEWAY, "HTTPRoute")
 #: Kinds of which all are read, and those are given on that a compilation has looked up.
 _BY_LOOKUP: Final = frozenset({("", "Service"), ("", "Namespace")})
 #: Without one of these, more would be allowed than is meant: nothing is served before they are read.
-_RESTRICT: Final = frozenset({(OURS, "EgressPolicy"), (GATEWAY, "BackendTLSPolicy")})
-#: Without one of these, requests go another way than is meant, which may be a wider one: without the filters of their
-#: own route, say. They hold up the start. A kind that is new to the cluster holds up nothing that serves already.
-#: Whatever refers to an object of another kind is closed without it.
-_LEAD: Final = frozenset(
+_ALWAYS_NEEDED: Final = frozenset({(OURS, "EgressPolicy"), (GATEWAY, "BackendTLSPolicy")})
+#: Without one of these, requests could take a wider way than is meant, such as one without the filters of their route.
+#: They hold up the start, and nothing later. What refers to an object of any other kind is closed without it.
+_NEEDED_AT_START: Final = frozenset(
     (GATEWAY, kind) for kind in ("GatewayClass", "Gateway", "ListenerSet", "HTTPRoute", "GRPCRoute", "TLSRoute")
 )
 #: Kinds of which a compilation has to know whether they are read, since one without objects says something.
@@ -165,7 +164,7 @@ class ClusterSource:
             return f"the cluster has no {name} of {group or 'the core group'} any more, or not yet"
         for reflector, _ in self._reflectors.values():
             kind = reflector.scope.kind
-            holds_up = _RESTRICT if self._given is _Given.OBJECTS else _RESTRICT | _LEAD
+            holds_up = _ALWAYS_NEEDED if self._given is _Given.OBJECTS else _ALWAYS_NEEDED | _NEEDED_AT_START
             if not reflector.is_synced and (not reflector.is_refused or (kind.group, kind.kind) in holds_up):
                 return reflector.problem or f"{reflector.scope} are not read yet"
         return ""
@@ -191,7 +190,7 @@ class ClusterSource:
         await self._changed.wait()
 
     def expect(self) -> None:
-        """Objects were taken from disk: those of the API server are news once they are read."""
+        """The objects on disk are served: tell of those of the API server once they are read."""
         self._given = _Given.FROM_DISK
 
     def take(self) -> bytes:
