@@ -31,10 +31,11 @@ from egressproxy.net.service_manager import ServiceManager, given_descriptors
 from egressproxy.net.system_roots import watched
 from egressproxy.net.terminal import LOOK_S, ControllingTerminal
 from egressproxy.processes.loader.loader import Loader
+from egressproxy.processes.loader.notices import tell_problems
 from egressproxy.processes.loader.process import LoaderProcess
 from egressproxy.processes.workers.fleet import ConfigRefused, Fleet, settle_heap
 from egressproxy.processes.workers.kill_switch import KillSwitch
-from egressproxy.reloads import FAILURES, LiveConfiguration, counted, tell_problems
+from egressproxy.reloads import FAILURES, LiveConfiguration, counted
 from egressproxy.run_options import RunOptions
 from egressproxy.telemetry.diagnostics import Diagnostics
 from egressproxy.telemetry.events import Events
@@ -135,7 +136,7 @@ class App:
         self._taken: frozenset[Place] = frozenset()  # the places of its sockets
         self._is_leaving = False
         self._started = started
-        self._loader = Loader(first, options.cluster.gateway_namespaces if options.cluster is not None else ())
+        self._loader = Loader(first)
         self.metrics = Metrics(__version__)
         self._exposition: Exposition | None = None
         wait_s = NOTICES_S if options.workers == 1 else 0.0  # those of workers have been collected by them
@@ -147,10 +148,7 @@ class App:
         if options.cluster is not None:
             from egressproxy.kubernetes.cluster import Cluster
 
-            self._cluster = Cluster(
-                options, self.metrics, self._events, lambda: self._live.ask_for_reload(), lambda: self._live.lead(),
-                lambda: self._live.ask_for_endpoints(), lambda: self._live.ask_for_routes(),
-            )  # fmt: skip
+            self._cluster = Cluster(options, self.metrics, self._events)
         self._live = LiveConfiguration(
             options, self._loader, self._fleet, self.metrics, self._events, self._objects_changed, self._own,
             self._cluster, self._manager,
@@ -177,7 +175,7 @@ class App:
         assert self._exposition is not None, "asked by an admin server"
         self._events.take()
         counts = await self._fleet.counts()
-        figures, validities = self._fleet.figures(), self._live.validities
+        figures, validities = self._fleet.figures(), self._live.certificates.validities
         return await asyncio.to_thread(self._exposition.render, counts, accept, figures, validities)
 
     def _objects_changed(self) -> None:
@@ -221,7 +219,7 @@ class App:
             if before is None:
                 self._open_state(None)
             if self._cluster is not None:
-                self._cluster.start()
+                self._cluster.start(self._live)
             await self._fleet.start()
             if before is not None:
                 await before.switch(self._sockets)  # from here on it changes nothing
@@ -256,7 +254,7 @@ class App:
             asyncio.create_task(each)
             for each in (
                 self._live.reload_when_asked(),
-                self._live.watch_certificates(),
+                self._live.certificates.run(),
                 self._watch(changed),
                 self._live.update_when_asked(),
             )

@@ -8,14 +8,12 @@ import logging
 import time
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from typing import Protocol
 
-from egressproxy.config.reading.problems import ConfigError, Problem, Severity
+from egressproxy.config.reading.problems import ConfigError, Problem
 from egressproxy.ir.gateway import ListenerProtocol, every_listener
 from egressproxy.ir.packing import unpacking
-from egressproxy.model.certificate import CertificateState, Validity
 from egressproxy.model.forward_listener import ForwardListener
 from egressproxy.model.published_object import Key
 from egressproxy.model.unix_socket import is_unix, parse_unix_socket
@@ -24,9 +22,10 @@ from egressproxy.net.listening import BindError, is_inside
 from egressproxy.net.service_manager import ServiceManager
 from egressproxy.net.wanted_lock import WantedLock
 from egressproxy.processes.loader.loader import Loader
-from egressproxy.processes.loader.notices import accepted, broken, rejected
+from egressproxy.processes.loader.notices import accepted, broken, rejected, tell_findings, tell_problems
 from egressproxy.processes.loader.process import LoadingFailed
 from egressproxy.processes.loader.published import PublishedConfiguration, digest
+from egressproxy.processes.loader.request import LoadRequest
 from egressproxy.processes.loader.result import ListenerAddress, Loaded, builtin
 from egressproxy.processes.workers.fleet import (
     ConfigRefused,
@@ -37,6 +36,7 @@ from egressproxy.processes.workers.fleet import (
     RouteChanges,
 )
 from egressproxy.run_options import RunOptions
+from egressproxy.telemetry.certificate_watch import CertificateWatch
 from egressproxy.telemetry.events import Events
 from egressproxy.telemetry.metrics import Metrics
 
@@ -58,43 +58,29 @@ UNBOUND_S = 60.0
 FAILURES = (LoadingFailed, ConfigRefused, BindError, OSError)
 REFUSALS = (ConfigError, *FAILURES)
 
-#: How often certificates are looked at; and how long after its end one is told, so that clocks agree that it was.
-LOOK_S = 3600.0
-LEEWAY_S = 1.0
-#: Problems that the log is told of one configuration: traffic waits for as long as it takes to say them.
-MAX_TOLD = 200
-
 
 class ObjectSource(Protocol):
-    """Where objects come from beside files: a cluster."""
+    """The source of objects beside files: `kubernetes.cluster.Cluster`, which says what each of these does."""
 
-    async def objects(self, wanted: frozenset[Key]) -> bytes:
-        """What a compilation reads (`config.reading.cluster_objects`), with the `wanted` ones."""
+    async def objects(self, wanted: frozenset[Key]) -> bytes: ...
 
-    async def changed_routes(self, wanted: frozenset[Key]) -> tuple[bytes, tuple[str, ...]] | None:
-        """As `objects`, without HTTPRoutes but for those that have changed since; and their names (namespace/name).
+    async def changed_routes(self, wanted: frozenset[Key]) -> tuple[bytes, tuple[str, ...]] | None: ...
 
-        None where they are not there in time.
-        """
-
-    def routes_in_service(self) -> None: ...  # those that `changed_routes` gave last
+    def routes_in_service(self) -> None: ...
 
     @property
-    def endpoints(self) -> EndpointUpdates:
-        """The addresses of Services that have changed since the objects were given."""
+    def endpoints(self) -> EndpointUpdates: ...
 
-    def catalogue(self, packed: bytes) -> None:
-        """The catalogue of filter types, as `catalog_object.catalogue` makes it."""
+    def catalogue(self, packed: bytes) -> None: ...
 
-    def in_service(self, shown: bytes, rejection: str, reason: str) -> None:
-        """What is in service (`Loaded.shown`), and why the objects that were given last are not, "" if they are."""
+    def in_service(self, shown: bytes, rejection: str, reason: str) -> None: ...
 
 
 class LiveConfiguration:
     """The configuration in service. Implements kubeapi's Application. Belongs to the event loop.
 
     `own` are the sockets of the admin and metrics servers, which nobody may reach through the gateway; `published`
-    shows the objects. `taking` is held while a configuration is put into service.
+    shows the objects, `certificates` their certificates. `taking` is held while a configuration is put into service.
     """
 
     def __init__(
@@ -116,6 +102,7 @@ class LiveConfiguration:
         self._on_change = on_change
         self._own = own
         self.published = PublishedConfiguration()
+        self.certificates = CertificateWatch(self.ask_for_reload)
         self.taking = WantedLock()
         self.is_draining = False  # no configuration is taken any more; one that is being taken does not end this
         self._loaded = Loaded()
@@ -127,25 +114,18 @@ class LiveConfiguration:
         self._unbound: Mapping[tuple[str, int], str] = {}  # what could not be bound for Gateways of a cluster, and why
         self._unbound_at = 0.0  # when that was tried
         self._told: set[Problem] = set()
-        self._told_late: set[Validity] = set()
         self._reload = asyncio.Event()
         self._has_updates = asyncio.Event()  # of the cluster's endpoints and routes
         self._has_routes = False
         self._wanted_by_routes: frozenset[Key] = frozenset()
         self._took_s = 0.0  # to load and build what is in service
         self._following: asyncio.TimerHandle | None = None  # a reload after endpoints or routes were replaced
-        self._has_other_certificates = asyncio.Event()
         self._asked: list[tuple[str, asyncio.Future[str]]] = []  # who waits for a reload, with what they acknowledge
 
     @property
     def places(self) -> Sequence[ListenerAddress]:
         """Where the listeners are bound."""
         return self._loaded.places
-
-    @property
-    def validities(self) -> Sequence[Validity]:
-        """When the certificates in service begin and end to be valid."""
-        return self._loaded.validities
 
     def why_not_writable(self) -> str:
         """ "" while configurations are taken; else a sentence for people."""
@@ -218,11 +198,11 @@ class LiveConfiguration:
         if not options.is_configured:
             return builtin(options.open_port)
         if self._cluster is None:
-            return await self._loader.load(options.sources, options.bind, self.memory(), options.state_dir)
+            return await self._load(None, {})
         return await self._read_cluster(self._cluster, unbound)
 
     async def _read_cluster(self, cluster: ObjectSource, unbound: Mapping[tuple[str, int], str]) -> Loaded:
-        """Load again until everything was read that the configuration refers to."""
+        """Load again until all objects were read that the configuration refers to."""
         if self._following is not None:
             self._following.cancel()
             self._following = None
@@ -238,11 +218,14 @@ class LiveConfiguration:
         self._wanted = loaded.wanted
         return loaded
 
-    async def _load(self, packed: bytes, unbound: Mapping[tuple[str, int], str]) -> Loaded:
-        """These objects of a cluster, with what is in files."""
+    async def _load(self, packed: bytes | None, unbound: Mapping[tuple[str, int], str]) -> Loaded:
+        """Load what is in files, and these objects of a cluster."""
         options = self._options
         places = tuple((*place, why) for place, why in unbound.items())
-        return await self._loader.load(options.sources, options.bind, self.memory(), options.state_dir, packed, places)
+        namespaces = options.cluster.gateway_namespaces if options.cluster is not None else ()
+        return await self._loader.load(LoadRequest(
+            options.sources, options.bind, self.memory(), options.state_dir, packed, places, namespaces
+        ))  # fmt: skip
 
     async def put_in_service(self, fresh: Loaded, acknowledged: Collection[str] = ()) -> None:
         """Build and swap; the caller holds `taking`. Raises Guarded, ConfigRefused, BindError or OSError, and has
@@ -271,8 +254,7 @@ class LiveConfiguration:
             await self.show_catalogue()
         self._metrics.reload_succeeded(self._generation)
         self._tell_shortcomings(fresh.findings)
-        self._tell_late_certificates()
-        self._has_other_certificates.set()
+        self.certificates.show(fresh.validities)
         over = accepted(fresh.places, self._generation) if self._is_rejected else []
         self._is_rejected = False
         self._events.add([*broken(fresh.broken), *over], is_logged=True)
@@ -314,8 +296,9 @@ class LiveConfiguration:
         self._has_updates.set()
 
     async def update_when_asked(self) -> None:
-        """Replace endpoints and routes in what is in service. What else is told of them follows with a reload after a
-        while. Runs until it is cancelled.
+        """Replace endpoints and routes in what is in service. Status and Events of them follow with a later reload.
+
+        Runs until it is cancelled.
         """
         while True:
             await self._has_updates.wait()
@@ -444,61 +427,14 @@ class LiveConfiguration:
         return f"configuration {self._generation} is in service: {counted(self._loaded.objects, 'object')}{stays}"
 
     def _tell_shortcomings(self, findings: Iterable[Problem]) -> None:
-        """What is not served as written; after a reload only what is new."""
+        """Log what is not served as written; after a reload only what is new."""
         told, self._told = self._told, set(findings)
-        new = sorted(self._told - told, key=_order)
-        for finding in new[:MAX_TOLD]:
-            level = logging.INFO if finding.severity is Severity.NOTE else logging.WARNING
-            log.log(level, "%s", finding, extra={"fields": finding.as_dict()})
-        _tell_more(new)
-
-    # --- certificates ----------------------------------------------------------------------------------------------
-    async def watch_certificates(self) -> None:
-        """Ask for a reload when a certificate begins or ends to be valid: that is another configuration, and reading it
-        again says so. Runs until it is cancelled.
-        """
-        while True:
-            self._has_other_certificates.clear()
-            looked_s = time.time()
-            changes_s = min((each.next_change_s(looked_s) for each in self.validities), default=looked_s + LOOK_S)
-            wait_s = min(max(changes_s - looked_s, 0.0) + LEEWAY_S, LOOK_S)
-            with suppress(TimeoutError):
-                await asyncio.wait_for(self._has_other_certificates.wait(), wait_s)
-                continue  # another configuration is in service: its certificates end at other times
-            self._tell_late_certificates()
-            if any(each.next_change_s(looked_s) <= time.time() for each in self.validities):
-                log.info("a certificate has begun or ended to be valid: the configuration is read again")
-                self._reload.set()
-
-    def _tell_late_certificates(self) -> None:
-        """Those that end soon, each once: no fault of the configuration, and so none of its warnings."""
-        now_s = time.time()
-        late = {each for each in self.validities if each.state(now_s) is CertificateState.LATE}
-        told, self._told_late = self._told_late, late
-        for each in sorted(late - told):
-            log.warning("%s", each.sentence(now_s))
-
-
-def tell_problems(problems: Sequence[Problem]) -> None:
-    """Log one record for each problem, up to MAX_TOLD."""
-    for problem in problems[:MAX_TOLD]:
-        log.error("%s", problem, extra={"fields": problem.as_dict()})
-    _tell_more(problems)
+        tell_findings(self._told - told)
 
 
 def counted(number: int, noun: str) -> str:
     """`1 object`, `2 objects`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _tell_more(told: Sequence[Problem]) -> None:
-    if len(told) > MAX_TOLD:
-        log.warning("and %d more, which `egressproxy check` shows", len(told) - MAX_TOLD)
-
-
-def _order(finding: Problem) -> tuple[bool, str, int, int, str]:
-    """In the order of files and lines; notes behind what somebody has to look at."""
-    return finding.severity is Severity.NOTE, finding.file, finding.line, finding.column, str(finding)
 
 
 def _listeners(places: Iterable[ListenerAddress]) -> dict[tuple[str, int], str]:

@@ -12,9 +12,10 @@ import pytest
 from egressproxy.app import App
 from egressproxy.config.reading.problems import ConfigError, Problem, Severity
 from egressproxy.model.certificate import CertificateUse, Validity
+from egressproxy.processes.loader.notices import MAX_TOLD
 from egressproxy.processes.loader.result import Loaded, pack_shown
 from egressproxy.processes.workers.fleet import ConfigRefused
-from egressproxy.reloads import MAX_TOLD, LiveConfiguration
+from egressproxy.reloads import LiveConfiguration
 from egressproxy.run_options import RunOptions
 
 
@@ -109,9 +110,8 @@ async def test_a_certificate_that_is_renewed_late_is_told_once(
     now = time.time()
     late = Validity(CertificateUse.CLIENT, "Secret", "agents", "ours", now - 900, now + 100, now + 100)
     good = Validity(CertificateUse.LISTENER, "Secret", "agents", "front", now - 100, now + 900, now + 900)
-    live._loaded = Loaded(validities=(late, good))
     for _ in range(2):
-        live._tell_late_certificates()
+        live.certificates.show((late, good))
     assert [record.message.partition(" in ")[0] for record in caplog.records] == [
         "the client certificate of Secret agents/ours expires"
     ]

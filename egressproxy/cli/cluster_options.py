@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -14,10 +15,6 @@ from egressproxy.run_options import LEASE_NAMESPACE, ClusterOptions
 
 FILES, KUBERNETES = "files", "kubernetes"
 _NAMESPACE: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-_OPTIONS: Final = (
-    "kubeconfig", "context", "namespaces", "gateway_namespaces", "secret_selector", "publish_service", "state_key",
-    "lease_namespace",
-)  # fmt: skip
 #: Options with another name than their value.
 _CALLED: Final = {"namespaces": "watch-namespace", "gateway_namespaces": "gateway-namespace"}
 
@@ -30,7 +27,7 @@ def _namespaces(_ctx: click.Context, _param: click.Parameter, given: tuple[str, 
 
 
 def _namespace(ctx: click.Context, param: click.Parameter, given: str) -> str:
-    return "".join(_namespaces(ctx, param, (given,))) if given else ""
+    return _namespaces(ctx, param, (given,))[0]
 
 
 def _service(_ctx: click.Context, _param: click.Parameter, given: str) -> str:
@@ -71,10 +68,10 @@ cluster_options: Decorator = together(
         help="The Service in front of this gateway: its addresses stand in the status of the Gateways.",
     ),
     click.option(
-        "--lease-namespace", default="", metavar="NS", callback=_namespace,
-        help="The namespace of the Leases that say who writes status, the same for all gateways of a cluster. With"
-        " --watch-namespace that of objects without a namespace: others have theirs beside them. Default:"
-        f" {LEASE_NAMESPACE}.",
+        "--lease-namespace", default=LEASE_NAMESPACE, metavar="NS", callback=_namespace,
+        help="The namespace of the Leases that decide which gateway writes status, the same for all gateways of a"
+        " cluster. With --watch-namespace, they are for objects without a namespace; the others are in the namespaces"
+        f" that are watched. Default: {LEASE_NAMESPACE}.",
     ),
     click.option(
         "--state-key", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE", default=None,
@@ -86,10 +83,9 @@ cluster_options: Decorator = together(
 
 def cluster_of(given: dict[str, Any]) -> ClusterOptions | None:
     """What these options ask for, which are taken from `given`; None: files. Raises click.UsageError."""
-    source, values = given.pop("source"), {name: given.pop(name) for name in _OPTIONS}
+    source, values = given.pop("source"), {each.name: given.pop(each.name) for each in fields(ClusterOptions)}
     if source == FILES:
-        asked = next((name for name, value in values.items() if value), None)
-        if asked is not None:
+        for asked in (each.name for each in fields(ClusterOptions) if values[each.name] != each.default):
             option = _CALLED.get(asked, asked.replace("_", "-"))
             raise click.UsageError(f"--{option} is for --source kubernetes: give that, too")
         return None
@@ -98,4 +94,4 @@ def cluster_of(given: dict[str, Any]) -> ClusterOptions | None:
             "--source kubernetes needs Kubernetes' own client, which is not installed: pip install"
             " 'egressproxy[kubernetes]' (in a checkout: '.[kubernetes]')"
         )
-    return ClusterOptions(**{**values, "lease_namespace": values["lease_namespace"] or LEASE_NAMESPACE})
+    return ClusterOptions(**values)

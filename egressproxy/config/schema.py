@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import json
 import re
 import sys
 from collections.abc import Mapping
@@ -93,6 +94,11 @@ def json_schema(kinds: tuple[type[Resource], ...] = KINDS) -> dict[str, Any]:
         "oneOf": branches,
         "$defs": parts,
     }
+
+
+def written_schema(_request: bytes) -> bytes:
+    """The JSON Schema as JSON, for `Loader.schema`; the request is empty."""
+    return json.dumps(json_schema()).encode()
 
 
 def models_by_name() -> dict[str, type[Model]]:

@@ -1,6 +1,6 @@
 """What a gateway does in a cluster, as RBAC has it: which verbs on which resources, where, and why.
 
-This is the only list. `egressproxy rbac` prints the roles, and the source says the very rule that is missing.
+This is the only list. `egressproxy rbac` prints the roles, and `missing_right` names the rule to add.
 Source: Kubernetes, "Using RBAC Authorization" (resourceNames, and what they mean for list and watch).
 """
 
@@ -198,8 +198,8 @@ def permitting(verb: str, group: str, resource: str, name: str = "") -> Rule:
     return row.rule(*((name,) if name else ()))
 
 
-def told(verb: str, group: str, resource: str, namespace: str = "", name: str = "") -> str:
-    """What a gateway says that lacks a right, with the rule to add.
+def missing_right(verb: str, group: str, resource: str, namespace: str = "", name: str = "") -> str:
+    """The sentence about a right that the gateway lacks, with the rule to add.
 
     As in `cannot list secrets in namespace a: add to a Role of namespace a …: {...}`.
     """

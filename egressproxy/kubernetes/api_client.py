@@ -17,7 +17,7 @@ from typing import Any, Final
 import aiohttp
 
 from egressproxy import __version__
-from egressproxy.kubernetes.credentials import Credentials
+from egressproxy.kubernetes.credentials import Credentials, CredentialsError
 from egressproxy.model import deep_json
 
 #: For one answer, in seconds; a page of a list has 500 objects.
@@ -31,9 +31,17 @@ MAX_ERROR: Final = 1 << 20
 MAX_LINE: Final = 32 << 20
 #: The form of an answer.
 JSON: Final = "application/json"
+#: The owner of the fields that we apply.
+MANAGER: Final = "egressproxy"
+_APPLY: Final = "application/apply-patch+yaml"
 _UNAUTHORIZED: Final = 401
 #: No redirect is followed: it could lead elsewhere, with the token.
 _GOOD: Final = range(200, 300)
+
+
+def api_root(api_version: str) -> str:
+    """The path of a group and version: `/apis/gateway.networking.k8s.io/v1`, `/api/v1`."""
+    return f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
 
 
 class ApiError(Exception):
@@ -45,6 +53,18 @@ class ApiError(Exception):
         self.reason = reason
         self.message = message
         self.retry_after_s = retry_after_s
+
+    @property
+    def is_forbidden(self) -> bool:
+        return self.status == 403
+
+    @property
+    def is_not_found(self) -> bool:
+        return self.status == 404
+
+    @property
+    def is_conflict(self) -> bool:
+        return self.status == 409
 
     def __str__(self) -> str:
         return f"{self.status} {self.reason}: {self.message}" if self.reason else f"{self.status}: {self.message}"
@@ -65,11 +85,11 @@ class ApiError(Exception):
 
 
 class AnswerTooLong(ValueError):
-    """More than is taken."""
+    """The answer has more than MAX_ANSWER bytes."""
 
 
-#: What a request may raise when the server is away, or is none: it is tried again later.
-UNREACHABLE: Final = (aiohttp.ClientError, TimeoutError, OSError, ValueError)
+#: What a request may raise when the server is away, does not speak this API, or cannot be authenticated to.
+UNREACHABLE: Final = (CredentialsError, aiohttp.ClientError, TimeoutError, OSError, ValueError)
 
 
 class ApiClient:
@@ -79,12 +99,12 @@ class ApiClient:
         """Raises CredentialsError where the TLS context cannot be made."""
         self._credentials = credentials
         self._files = credentials.files()
-        self._session = self._made()
+        self._session = self._new_session()
         self._old: list[aiohttp.ClientSession] = []
-        self.turn = asyncio.Semaphore(AT_A_TIME)  # for reading many objects by name
+        self.named_reads = asyncio.Semaphore(AT_A_TIME)  # held while an object is read by name
         self.requests: dict[str, int] = {}  # by status, or the name of an error
 
-    def _made(self) -> aiohttp.ClientSession:
+    def _new_session(self) -> aiohttp.ClientSession:
         connector = aiohttp.TCPConnector(
             limit=0, ssl=self._credentials.tls_context(), socket_factory=_socket, keepalive_timeout=30
         )
@@ -104,18 +124,13 @@ class ApiClient:
         return await self.send("GET", path, params, accept=accept)
 
     async def send(
-        self,
-        method: str,
-        path: str,
-        params: Mapping[str, str] | None = None,
-        body: Mapping[str, Any] | None = None,
-        content_type: str = JSON,
-        accept: str = JSON,
-    ) -> dict[str, Any]:
+        self, method: str, path: str, params: Mapping[str, str] | None = None, body: Mapping[str, Any] | None = None,
+        content_type: str = JSON, accept: str = JSON,
+    ) -> dict[str, Any]:  # fmt: skip
         """The answer to a request, an object. Raises ApiError, and what is in UNREACHABLE."""
         data = json.dumps(body).encode() if body is not None else None
         async with asyncio.timeout(ANSWER_S), self._answer(method, path, params, data, content_type, accept) as answer:
-            found = deep_json.loads(await _whole(answer, MAX_ANSWER))
+            found = deep_json.loads(await _read_body(answer, MAX_ANSWER))
         if not isinstance(found, dict):
             raise ValueError(f"the API server answered {method} {path} with no object")
         return found
@@ -141,6 +156,15 @@ class ApiClient:
                 rest += after
                 if len(rest) > MAX_LINE:
                     raise ValueError(f"the API server sent an event of more than {MAX_LINE >> 20} MiB for {path}")
+
+    async def apply(
+        self, path: str, body: Mapping[str, Any], manager: str = MANAGER, *, force: bool = True
+    ) -> dict[str, Any]:
+        """The object after a server-side apply. With `force` the fields of other managers are taken over. Raises as
+        `send`.
+        """
+        params = {"fieldManager": manager, **({"force": "true"} if force else {})}
+        return await self.send("PATCH", path, params, body, _APPLY)
 
     @asynccontextmanager
     async def _answer(
@@ -175,11 +199,11 @@ class ApiClient:
                 raise
 
     async def _take_new_files(self) -> None:
-        """Make another session where certificates were renewed; requests of the old one go on."""
+        """Open another session if certificates were renewed; requests of the old one go on."""
         files = self._credentials.files()
         if files == self._files:
             return
-        fresh = self._made()
+        fresh = self._new_session()
         self._files, old, self._session = files, self._session, fresh
         for ended in self._old:
             await ended.close()
@@ -189,7 +213,7 @@ class ApiClient:
         self.requests[what] = self.requests.get(what, 0) + 1
 
 
-async def _whole(answer: aiohttp.ClientResponse, most: int) -> bytes:
+async def _read_body(answer: aiohttp.ClientResponse, most: int) -> bytes:
     """Raises AnswerTooLong."""
     found = bytearray()
     async for piece in answer.content.iter_any():
@@ -201,7 +225,7 @@ async def _whole(answer: aiohttp.ClientResponse, most: int) -> bytes:
 
 async def _error(answer: aiohttp.ClientResponse) -> ApiError:
     try:
-        status = json.loads(await _whole(answer, MAX_ERROR))
+        status = json.loads(await _read_body(answer, MAX_ERROR))
     except (ValueError, RecursionError):
         status = {}
     error = ApiError.of_status(status)

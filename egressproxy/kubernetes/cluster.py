@@ -6,10 +6,10 @@ import asyncio
 import logging
 import socket
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from itertools import count
-from typing import Final
+from typing import Final, Protocol
 
 from egressproxy.ir.backend import EndpointAddress
 from egressproxy.kubernetes import messages
@@ -41,30 +41,29 @@ class _Replaced(Exception):
     """Another process is there, and was not asked yet."""
 
 
-class Cluster:
-    """Belongs to the event loop: `start` comes first, `stop` last. `on_change` is called where other objects are there
-    than were given last.
-    """
+class Follower(Protocol):
+    """Who is told of a cluster: `reloads.LiveConfiguration`."""
 
-    def __init__(
-        self, options: RunOptions, metrics: Metrics, events: Events, on_change: Callable[[], None],
-        on_lead: Callable[[], None], on_endpoints: Callable[[], None], on_routes: Callable[[], None],
-    ) -> None:  # fmt: skip
-        """`events` are written to the API server, too. `on_lead` is called when this gateway begins to write status,
-        `on_endpoints` when there are other `endpoints` than before, `on_routes` when HTTPRoutes have changed, and
-        nothing else has.
-        """
-        self._on_endpoints = on_endpoints
-        self._on_routes = on_routes
+    def ask_for_reload(self) -> None: ...  # the objects are other ones than were given last
+    def ask_for_endpoints(self) -> None: ...  # `Cluster.endpoints` are other ones, and nothing else is
+    def ask_for_routes(self) -> None: ...  # HTTPRoutes have changed, and nothing else has
+    def lead(self) -> None: ...  # this gateway begins to write objects without a namespace
+
+
+class Cluster:
+    """Belongs to the event loop: `start` comes first, `stop` last."""
+
+    _follower: Follower
+
+    def __init__(self, options: RunOptions, metrics: Metrics, events: Events) -> None:
+        """`events` are written to the API server, too."""
         self._has_given_routes = False  # since the last objects
         self._is_behind = False  # an answer with all that has changed is still to come
         self._updates = 0
         self._events = events
         self._seen = 0
-        self._on_lead = on_lead
         assert options.cluster is not None
         self._begin = messages.Begin(options.cluster, options.state_dir, options.log_level, options.log_format)
-        self._on_change = on_change
         self._numbers = count(1)
         self._asked: dict[int, asyncio.Future[messages.Objects]] = {}
         self._last: messages.Objects | None = None
@@ -88,8 +87,9 @@ class Cluster:
             lambda: self._updates,
         )  # fmt: skip
 
-    def start(self) -> None:
+    def start(self, follower: Follower) -> None:
         """Start the process. Raises OSError."""
+        self._follower = follower
         self._spawn()
         self._keeper = asyncio.create_task(self._keep())
 
@@ -129,7 +129,7 @@ class Cluster:
             for asked in self._asked.values():  # the one before has not answered
                 if not asked.done():
                     asked.set_exception(_Replaced())
-            self._on_change()
+            self._follower.ask_for_reload()
 
     async def _reaped(self) -> int:
         process = self._process
@@ -223,21 +223,21 @@ class Cluster:
                 if asked is not None and not asked.done():
                     asked.set_result(found)
                 else:
-                    self._on_change()  # it came too late: ask again
+                    self._follower.ask_for_reload()  # it came too late: ask again
             case messages.Changed():
-                self._on_change()
+                self._follower.ask_for_reload()
             case messages.ChangedRoutes():
-                self._on_routes()
+                self._follower.ask_for_routes()
             case messages.Endpoints(updates):
                 self.endpoints.update(updates)
-                self._on_endpoints()
+                self._follower.ask_for_endpoints()
             case messages.Figures() as figures:
                 self._figures = figures
                 if self._seen != self._events.version:
                     self._seen = self._events.version
                     self._send(messages.Seen(tuple(self._events.all())))
             case messages.Leading():
-                self._on_lead()
+                self._follower.lead()
 
     async def stop(self) -> None:
         """End the process."""

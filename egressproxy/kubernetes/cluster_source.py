@@ -1,4 +1,4 @@
-"""ClusterSource: which scopes are watched, and what of them a compilation reads.
+"""ClusterSource: the reflectors of a cluster, and what a compilation reads of their objects.
 
 All objects of the kinds that configure the gateway are read, in the namespaces that are watched. Of Secrets and the
 like a cluster has more than is needed: those are read that a compilation has looked up (`want`).
@@ -10,7 +10,6 @@ import asyncio
 import json
 import logging
 import random
-import re
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import Enum, auto
@@ -19,21 +18,15 @@ from typing import Any, Final
 from egressproxy.ir.backend import EndpointAddress
 from egressproxy.ir.endpoint_slices import ready_endpoints
 from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError
-from egressproxy.kubernetes.credentials import Credentials, CredentialsError
-from egressproxy.kubernetes.discovery import discovered
+from egressproxy.kubernetes.credentials import Credentials
+from egressproxy.kubernetes.discovery import AvailableKinds, discovered
+from egressproxy.kubernetes.messages import Changed, ChangedRoutes, Endpoints
 from egressproxy.kubernetes.named_reflector import NamedReflector
-from egressproxy.kubernetes.object_store import (
-    OF_SERVICE,
-    READ_SCOPE,
-    SLICES,
-    ObjectStore,
-    Scope,
-    StoredObject,
-    lines,
-    read_kinds,
-)
+from egressproxy.kubernetes.object_store import READ_SCOPE, SLICES, ObjectStore, Scope, StoredObject, lines, read_kinds
 from egressproxy.kubernetes.reflector import FIRST_PAUSE_S, LONGEST_PAUSE_S, Reflector
-from egressproxy.model.kinds import CONFIGURED, GATEWAY, OURS, ServedKind
+from egressproxy.kubernetes.status_writer import service_addresses
+from egressproxy.kubernetes.watched_scopes import watched_scopes
+from egressproxy.model.kinds import GATEWAY, OURS
 from egressproxy.model.published_object import Key
 from egressproxy.processes.workers.fleet import EndpointUpdates
 from egressproxy.run_options import ClusterOptions
@@ -42,35 +35,17 @@ log = logging.getLogger(__name__)
 
 #: How often discovery looks for kinds that were not there, in seconds.
 DISCOVER_S: Final = 30.0
-#: How long a kind has to be away before its objects are.
-GONE_S: Final = 600.0
 #: A change has settled when nothing more comes for so long; what changes without end is given on after the second.
 QUIET_S: Final = 0.05
 PATIENCE_S: Final = 0.3
-#: Names of Services up to which only their EndpointSlices are asked for.
-FEW_SERVICES: Final = 100
-#: Objects of one kind and namespace that are read by name; and up to how many of them, and of all namespaces together,
-#: have a watch, and so a connection of their own.
-MOST_NAMES: Final = 500
-FEW_NAMES: Final = 16
-FEW_NAMES_IN_ALL: Final = 128
-#: Names that objects may have: others mean something else in a selector, which is no good for all of it then.
-_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9.:]{0,251}[a-z0-9])?")
-_SERVICE_NAME: Final = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
-
-_BY_NAME: Final = frozenset({("", "Secret"), ("", "ConfigMap"), ("certificates.k8s.io", "ClusterTrustBundle")})
 _HTTP_ROUTE: Final = (GATEWAY, "HTTPRoute")
 #: Kinds of which all are read, and those are given on that a compilation has looked up.
 _BY_LOOKUP: Final = frozenset({("", "Service"), ("", "Namespace")})
-_WHERE_WANTED: Final = frozenset({("", "Namespace"), ("", "Service"), ("", "Pod")})
-_NEVER: Final = frozenset({("", "ServiceAccount")})
-_SERVICE_KIND: Final = next(kind for kind in CONFIGURED if kind.kind == "Service")
 #: Without one of these, more would be allowed than is meant: nothing is served before they are read.
-_RESTRICT: Final = frozenset({(OURS, "EgressPolicy"), (GATEWAY, "BackendTLSPolicy")})
-#: Without one of these, requests go another way than is meant, which may be a wider one: without the filters of their
-#: own route, say. They hold up the start. A kind that is new to the cluster holds up nothing that serves already.
-#: Whatever refers to an object of another kind is closed without it.
-_LEAD: Final = frozenset(
+_ALWAYS_NEEDED: Final = frozenset({(OURS, "EgressPolicy"), (GATEWAY, "BackendTLSPolicy")})
+#: Without one of these, requests could take a wider way than is meant, such as one without the filters of their route.
+#: They hold up the start, and nothing later. What refers to an object of any other kind is closed without it.
+_NEEDED_AT_START: Final = frozenset(
     (GATEWAY, kind) for kind in ("GatewayClass", "Gateway", "ListenerSet", "HTTPRoute", "GRPCRoute", "TLSRoute")
 )
 #: Kinds of which a compilation has to know whether they are read, since one without objects says something.
@@ -86,40 +61,32 @@ class _Given(Enum):
 
 
 class ClusterSource:
-    """Belongs to the event loop. `on_change` is called when what `take` gives is not what it gave last."""
+    """The objects of a cluster that a compilation reads (`take`). Belongs to the event loop."""
 
     def __init__(
-        self, options: ClusterOptions, places: Mapping[str, str], on_change: Callable[[], None],
-        on_endpoints: Callable[[EndpointUpdates], None], on_routes: Callable[[], None],
+        self, options: ClusterOptions, places: Mapping[str, str],
+        tell: Callable[[Changed | ChangedRoutes | Endpoints], None],
     ) -> None:  # fmt: skip
-        """`places` are resource versions up to which each scope, by its text, was in force before. `on_endpoints` is
-        called in place of `on_change` where nothing but addresses of Services is different, `on_routes` where
-        HTTPRoutes are.
+        """`places` are resource versions up to which each scope, by its text, was in force before. `tell` is called
+        when objects are other ones than `take` gave last.
         """
-        self._on_endpoints = on_endpoints
-        self._on_routes = on_routes
+        self._tell = tell
         self.changed_routes: set[Key] = set()  # since `take`
         self.store = ObjectStore()
         self.client: ApiClient | None = None
         self._options = options
         self._before = places
-        self._on_change = on_change
         self._wanted: frozenset[Key] = frozenset()
-        self._versions: dict[tuple[str, str], str] = {}
         self._reflectors: dict[Scope, tuple[Reflector, asyncio.Task[None]]] = {}
         self._leaving: list[Scope] = []
-        self._gone_since: dict[tuple[str, str], float] = {}  # kinds that were there, by group and kind
+        self._kinds = AvailableKinds({place.split()[0] for place in places})
         self._has_lost_kinds = False  # since what was given last
-        self._kinds_before = {
-            (kind.group, kind.kind) for kind in CONFIGURED if any(place.split()[0] == kind.resource for place in places)
-        }
         self._is_discovered = False
         self._problem = "the API server has not answered yet"
         self._changed = asyncio.Event()
         self._given = _Given.NOTHING
         self._told: set[str] = set()
         self._too_many: list[str] = []  # sentences
-        self._names: dict[Scope, list[str]] = {}  # of scopes that are read by name
 
     async def run(self) -> None:
         """Until it is cancelled. A defect ends it: nobody would be told of changes any more."""
@@ -141,42 +108,23 @@ class ClusterSource:
                 if self.client is None:
                     self.client = ApiClient(await Credentials.load(self._options))
                 found = await discovered(self.client)
-            except (CredentialsError, ApiError, *UNREACHABLE) as error:
+            except (ApiError, *UNREACHABLE) as error:
                 self._problem = f"the API server cannot be reached: {error or type(error).__name__}"
                 self._changed.set()
                 await asyncio.sleep(pause_s * random.uniform(0.5, 1.0))  # noqa: S311 (no secret)
                 pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
                 continue
-            self._learn(found)
-            if not self._is_discovered:
-                self._tell_missing()
+            self._has_lost_kinds |= self._kinds.update(found, asyncio.get_running_loop().time())
+            if not self._is_discovered and (missing := self._kinds.missing()):
+                log.info(
+                    "kinds that this cluster does not have, looked for again every %g s: %s",
+                    DISCOVER_S, ", ".join(missing),
+                )  # fmt: skip
             self._is_discovered, self._problem = True, ""
             pause_s = FIRST_PAUSE_S
             self._adjust()
             self._changed.set()
             await asyncio.sleep(DISCOVER_S * random.uniform(0.8, 1.2))  # noqa: S311 (no secret)
-
-    def _learn(self, found: Mapping[tuple[str, str], str]) -> None:
-        """Take over which kinds there are. One that was there stays for a while: an API server that starts does not
-        have its CustomResourceDefinitions yet, and would take every object with it. Where a definition is deleted, its
-        objects are deleted before, one by one.
-        """
-        now = asyncio.get_running_loop().time()
-        was_there = self._versions.keys() | self._kinds_before
-        self._gone_since = {name: self._gone_since.get(name, now) for name in was_there - found.keys()}
-        given_up = {name for name, since in self._gone_since.items() if now - since > GONE_S}
-        self._gone_since = {name: since for name, since in self._gone_since.items() if name not in given_up}
-        self._kinds_before -= given_up
-        self._has_lost_kinds |= bool(given_up)
-        kept = {name: version for name, version in self._versions.items() if name in self._gone_since}
-        self._versions = {**kept, **found}
-
-    def _tell_missing(self) -> None:
-        missing = [kind.resource for kind in CONFIGURED if (kind.group, kind.kind) not in self._versions]
-        if missing:
-            log.info(
-                "kinds that this cluster does not have, looked for again every %g s: %s", DISCOVER_S, ", ".join(missing)
-            )
 
     # --- what is watched -------------------------------------------------------------------------------------------
     def want(self, keys: Iterable[Key], *, and_others: bool = False) -> None:
@@ -187,15 +135,13 @@ class ClusterSource:
 
     def _adjust(self) -> None:
         assert self.client is not None
-        self._too_many.clear()
-        self._names.clear()
-        wanted = dict.fromkeys(self._scopes())
+        wanted, self._too_many = watched_scopes(self._options, self._kinds.versions, self._wanted)
         for scope in self._reflectors.keys() - wanted.keys():
             _, task = self._reflectors.pop(scope)
             task.cancel()
             self._leaving.append(scope)  # until what takes its place is read
-        for scope in wanted:
-            version = self._versions[scope.kind.group, scope.kind.kind]
+        for scope, names in wanted.items():
+            version = self._kinds.versions[scope.kind.group, scope.kind.kind]
             place = self._before.get(str(scope), "")
             if scope in self._reflectors and self._reflectors[scope][0].version != version:
                 old, task = self._reflectors.pop(scope)  # a server may serve the old one no longer
@@ -207,72 +153,19 @@ class ClusterSource:
                 self._reflectors[scope] = (reflector, asyncio.create_task(reflector.run()))
             made, _ = self._reflectors[scope]
             if isinstance(made, NamedReflector):
-                made.want(self._names[scope])
-
-    def _scopes(self) -> Iterator[Scope]:
-        if self._options.publish_service:
-            home, _, service = self._options.publish_service.partition("/")
-            yield Scope(_SERVICE_KIND, home, service)
-        for kind in CONFIGURED:
-            name = (kind.group, kind.kind)
-            if name not in self._versions or name in _NEVER:
-                continue
-            keys = [key for key in self._wanted if key[:2] == name]
-            if name in _BY_NAME:
-                yield from self._named(kind, keys)
-            elif name == SLICES:
-                yield from self._slices(kind)
-            elif name not in _WHERE_WANTED or keys:
-                yield from (Scope(kind, namespace) for namespace in self._namespaces(kind))
-
-    def _named(self, kind: ServedKind, keys: Iterable[Key]) -> Iterator[Scope]:
-        selector = self._options.secret_selector
-        if selector and kind.is_namespaced:
-            yield from (Scope(kind, namespace, labels=selector) for namespace in self._namespaces(kind))
-            return
-        namespaces = self._options.namespaces
-        found: dict[str, list[str]] = {}
-        for _, _, namespace, name in sorted(keys):
-            is_watched = not namespaces or not kind.is_namespaced or namespace in namespaces
-            if is_watched and _NAME.fullmatch(name) and (not namespace or _NAME.fullmatch(namespace)):
-                found.setdefault(namespace, []).append(name)
-        few = FEW_NAMES if sum(map(len, found.values())) <= FEW_NAMES_IN_ALL else 1
-        for namespace, names in found.items():
-            if len(names) > MOST_NAMES:
-                place = f" of namespace {namespace}" if namespace else ""
-                self._too_many.append(
-                    f"the configuration refers to {len(names)} {kind.kind}s{place}: only {MOST_NAMES} are read"
-                )
-            kept = names[:MOST_NAMES]
-            if len(kept) <= few:
-                yield from (Scope(kind, namespace, name) for name in kept)
-            else:
-                scope = Scope(kind, namespace, is_by_name=True)
-                self._names[scope] = kept
-                yield scope
-
-    def _slices(self, kind: ServedKind) -> Iterator[Scope]:
-        names = sorted({
-            key[3] for key in self._wanted if key[:2] == ("", "Service") and _SERVICE_NAME.fullmatch(key[3])
-        })  # fmt: skip
-        if names:
-            labels = f"{OF_SERVICE} in ({','.join(names)})" if len(names) <= FEW_SERVICES else OF_SERVICE
-            yield from (Scope(kind, namespace, labels=labels) for namespace in self._namespaces(kind))
-
-    def _namespaces(self, kind: ServedKind) -> tuple[str, ...]:
-        return (self._options.namespaces or ("",)) if kind.is_namespaced else ("",)
+                made.want(names)
 
     # --- what is read ----------------------------------------------------------------------------------------------
     def why_not_ready(self) -> str:
         """ "" once everything that is watched was read, or cannot be read before a person does something."""
         if self._problem:
             return self._problem
-        for group, name in self._gone_since.keys() - self._versions.keys():
+        for group, name in self._kinds.awaited():
             return f"the cluster has no {name} of {group or 'the core group'} any more, or not yet"
         for reflector, _ in self._reflectors.values():
             kind = reflector.scope.kind
-            holds_up = _RESTRICT if self._given is _Given.OBJECTS else _RESTRICT | _LEAD
-            if not reflector.is_settled or (not reflector.is_synced and (kind.group, kind.kind) in holds_up):
+            holds_up = _ALWAYS_NEEDED if self._given is _Given.OBJECTS else _ALWAYS_NEEDED | _NEEDED_AT_START
+            if not reflector.is_synced and (not reflector.is_refused or (kind.group, kind.kind) in holds_up):
                 return reflector.problem or f"{reflector.scope} are not read yet"
         return ""
 
@@ -297,7 +190,7 @@ class ClusterSource:
         await self._changed.wait()
 
     def expect(self) -> None:
-        """Objects were taken from disk: those of the API server are news once they are read."""
+        """The objects on disk are served: tell of those of the API server once they are read."""
         self._given = _Given.FROM_DISK
 
     def take(self) -> bytes:
@@ -368,22 +261,9 @@ class ClusterSource:
 
     def addresses(self) -> list[dict[str, str]]:
         """`status.addresses` of our Gateways: those of the Service in front; none where that is not asked for."""
-        if not self._options.publish_service:
-            return []
         namespace, _, name = self._options.publish_service.partition("/")
-        held = self.store.find(("", "Service", namespace, name))
-        if held is None:
-            return []
-        ingress = (json.loads(held.status or b"{}").get("loadBalancer") or {}).get("ingress") or []
-        spec = json.loads(held.manifest).get("spec") or {}
-        cluster_ips = spec.get("clusterIPs") or [spec.get("clusterIP")]
-        ips = [each["ip"] for each in ingress if each.get("ip")] or spec.get("externalIPs") or []
-        names = [each["hostname"] for each in ingress if each.get("hostname")]
-        if not ips and not names:
-            ips = [each for each in cluster_ips if each and each != "None"]
-        return [{"type": "IPAddress", "value": each} for each in ips] + [
-            {"type": "Hostname", "value": each} for each in names
-        ]
+        service = self.store.find(("", "Service", namespace, name)) if name else None
+        return service_addresses(service) if service is not None else []
 
     async def _notify(self) -> None:
         """Tell of changes when they have settled, and of what cannot be read."""
@@ -407,12 +287,12 @@ class ClusterSource:
             self.store.changed.clear()
             self.changed_routes |= routes
             if is_other:
-                self._on_change()
+                self._tell(Changed())
                 continue
             if routes:
-                self._on_routes()
+                self._tell(ChangedRoutes())
             if updates := self._endpoints():
-                self._on_endpoints(updates)
+                self._tell(Endpoints(updates))
 
     def _endpoints(self) -> EndpointUpdates:
         """The addresses of the Services whose slices have changed, where a configuration refers to them."""

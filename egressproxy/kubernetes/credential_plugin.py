@@ -38,7 +38,7 @@ class PluginFailed(Exception):
 
 
 class CredentialPlugin:
-    """One user's. `status` is what it said last."""
+    """The plugin of one user of a kubeconfig; `status` gives the credentials."""
 
     def __init__(self, spec: Mapping[str, Any], folder: str) -> None:
         """`spec` is `exec` of a kubeconfig in `folder`. Raises PluginFailed."""
@@ -64,8 +64,8 @@ class CredentialPlugin:
         self._ended_at = 0.0
 
     async def status(self, *, is_refused: bool = False) -> Mapping[str, Any]:
-        """What it says, of a run before where that holds. `is_refused`: an API server did not take that. Raises
-        PluginFailed.
+        """The status of its ExecCredential: that of the last run while it is valid. `is_refused`: an API server has
+        refused that one. Raises PluginFailed.
         """
         now = time.monotonic()
         if self._failure:

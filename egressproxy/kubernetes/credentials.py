@@ -58,13 +58,13 @@ _logger.addHandler(_complaints)
 
 
 class _Loader(KubeConfigLoader):  # type: ignore[misc]
-    """Of a kubeconfig; it runs a plugin in our way."""
+    """The loader of a kubeconfig, which has a CredentialPlugin run the plugin."""
 
     is_refused = False
     _plugin: CredentialPlugin | None = None
 
     async def load_from_exec_plugin(self) -> bool:
-        """Whether it says who asks. Raises PluginFailed."""
+        """Take the token or the certificate of the plugin; returns True. Raises PluginFailed."""
         if self._plugin is None:
             self._plugin = CredentialPlugin(self._user["exec"].value, self._get_base_path(self._user.path))
         status = await self._plugin.status(is_refused=self.is_refused)
@@ -116,8 +116,8 @@ class Credentials:
         return made
 
     async def renew(self, *, is_refused: bool = False) -> None:
-        """Read again what may have changed; whoever asks meanwhile waits for the same. `is_refused`: an API server has
-        not taken what is there. Raises CredentialsError.
+        """Read again what may have changed; callers meanwhile wait for the same reading. `is_refused`: an API server
+        has refused the current credentials. Raises CredentialsError.
         """
         self._renewed_at = time.monotonic()
         if self._renewing is None:

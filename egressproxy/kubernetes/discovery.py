@@ -1,17 +1,51 @@
-"""Which of our kinds an API server has, and in which version. Source: Kubernetes API concepts, APIGroupList and
-APIResourceList.
+"""Discovery: which of our kinds an API server has, and in which version. Source: Kubernetes API concepts, APIGroupList
+and APIResourceList.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
-from egressproxy.kubernetes.api_client import ApiClient, ApiError
+from egressproxy.kubernetes.api_client import ApiClient, ApiError, api_root
 from egressproxy.model.kinds import CONFIGURED, ServedKind
 
-_NOT_FOUND: Final = 404
 #: Older versions that are read, too, beside those that files may have.
 _ALSO: Final = {("discovery.k8s.io", "EndpointSlice"): ("v1beta1",)}
+#: How long a kind has to be away before its objects are, in seconds.
+GONE_S: Final = 600.0
+
+
+class AvailableKinds:
+    """The kinds of an API server, by group and kind; `versions` has the version in which each is asked for.
+
+    A kind that was there stays for GONE_S: an API server that starts does not have its CustomResourceDefinitions yet,
+    and would take every object with it. Where a definition is deleted, its objects are deleted before, one by one.
+    """
+
+    def __init__(self, resources: Collection[str]) -> None:
+        """`resources` are the kinds (`ServedKind.resource`) that were there before the start."""
+        self.versions: dict[tuple[str, str], str] = {}
+        self._before = {(kind.group, kind.kind) for kind in CONFIGURED if kind.resource in resources}
+        self._gone_since: dict[tuple[str, str], float] = {}
+
+    def update(self, found: Mapping[tuple[str, str], str], now: float) -> bool:
+        """Take over what `discovered` has found. Returns whether a kind was away for too long, and is given up."""
+        was_there = self.versions.keys() | self._before
+        gone = {name: self._gone_since.get(name, now) for name in was_there - found.keys()}
+        self._gone_since = {name: since for name, since in gone.items() if now - since <= GONE_S}
+        self._before &= found.keys() | self._gone_since.keys()
+        kept = {name: version for name, version in self.versions.items() if name in self._gone_since}
+        self.versions = {**kept, **found}
+        return len(self._gone_since) < len(gone)
+
+    def missing(self) -> list[str]:
+        """The kinds (`ServedKind.resource`) that are not there."""
+        return [kind.resource for kind in CONFIGURED if (kind.group, kind.kind) not in self.versions]
+
+    def awaited(self) -> Collection[tuple[str, str]]:
+        """The kinds that were there before the start, and are not yet."""
+        return self._gone_since.keys() - self.versions.keys()
 
 
 def versions_of(kind: ServedKind) -> tuple[str, ...]:
@@ -44,20 +78,16 @@ async def discovered(client: ApiClient) -> dict[tuple[str, str], str]:
 
 async def _watchable(client: ApiClient, group: str, version: str) -> set[str]:
     try:
-        listed = await client.get(f"/apis/{group}/{version}" if group else f"/api/{version}")
+        listed = await client.get(api_root(f"{group}/{version}" if group else version))
     except ApiError as error:
-        if error.status == _NOT_FOUND:
+        if error.is_not_found:
             return set()
         raise
     return {
         str(each.get("name"))
         for each in _dicts(listed.get("resources"))
-        if {"list", "watch"} <= _words(each.get("verbs"))
+        if isinstance(verbs := each.get("verbs"), list) and "list" in verbs and "watch" in verbs
     }
-
-
-def _words(value: Any) -> set[str]:
-    return {each for each in value if isinstance(each, str)} if isinstance(value, list) else set()
 
 
 def _dicts(value: Any) -> list[dict[str, Any]]:

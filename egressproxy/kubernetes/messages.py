@@ -1,4 +1,4 @@
-"""What the gateway and the process that asks the API server say to each other; `encode` and `decode` are their form."""
+"""The messages between the gateway and the process that asks the API server."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from egressproxy.telemetry.notices import InvolvedObject, Notice
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """The first message. `state_dir` is the folder in which the last good objects are kept, if any."""
+    """The first message, to the process. `state_dir` is the folder that keeps the last good objects, if any."""
 
     options: ClusterOptions
     state_dir: Path | None
@@ -26,10 +26,10 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Give the objects of a configuration once they are all read. `wanted` are those that are read by reference.
+    """A request for the objects of a configuration, once they are all read. `wanted` are those to read by reference.
 
-    With `takes_saved` those that were kept on disk are given where the API server does not answer. With `is_of_routes`
-    those are left out that changed HTTPRoutes do not need.
+    With `takes_saved` the answer is what was kept on disk if the API server does not answer. With `is_of_routes` it
+    has only the objects that changed HTTPRoutes need.
     """
 
     number: int
@@ -72,7 +72,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Leading:
-    """This gateway writes status from now on: it is given the catalogue of filter types."""
+    """This gateway has the Lease of objects without a namespace from now on, and wants a `Catalogue` to write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +84,12 @@ class Catalogue:
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """What was given last is not what is there now."""
+    """The objects have changed since they were given."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChangedRoutes:
-    """Of what was given last nothing has changed but HTTPRoutes, and addresses of Services."""
+    """HTTPRoutes have changed since the objects were given, and nothing else but addresses of Services."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +99,7 @@ class RoutesInService:
 
 @dataclass(frozen=True, slots=True)
 class Endpoints:
-    """Of what was given last nothing has changed but the addresses of these Services (`fleet.EndpointUpdates`)."""
+    """The addresses of these Services have changed since the objects were given, and nothing else."""
 
     updates: EndpointUpdates
 

@@ -15,9 +15,8 @@ from typing import Any, Final
 
 from egressproxy.kubernetes import reflector
 from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError
-from egressproxy.kubernetes.credentials import CredentialsError
 from egressproxy.kubernetes.object_store import ObjectStore, Scope, stored
-from egressproxy.kubernetes.reflector import Reflector, missing_right
+from egressproxy.kubernetes.reflector import Reflector
 from egressproxy.model.published_object import Key
 
 log = logging.getLogger(__name__)
@@ -27,7 +26,6 @@ READ_S: Final = 60.0
 READS: Final = 10
 #: Of an answer or an event: its metadata alone.
 _METADATA: Final = "application/json;as={};v=v1;g=meta.k8s.io,application/json"
-_FORBIDDEN, _NOT_FOUND = 403, 404
 
 
 class NamedReflector(Reflector):
@@ -87,7 +85,7 @@ class NamedReflector(Reflector):
                         group.create_task(self._read(name))
             except* Exception as errors:
                 error = errors.exceptions[0]
-                if isinstance(error, (ApiError, CredentialsError, *UNREACHABLE)):
+                if isinstance(error, (ApiError, *UNREACHABLE)):
                     self._tell(f"{self.scope} cannot be read: {error or type(error).__name__}")
                 else:
                     log.exception("internal error while %s are read; they are read again", self.scope)
@@ -105,15 +103,15 @@ class NamedReflector(Reflector):
                     asyncio.get_running_loop().call_later(reflector.FORBIDDEN_PAUSE_S, self._read_again, refused)
 
     async def _read(self, name: str) -> None:
-        """Raises ApiError, CredentialsError, and what is in UNREACHABLE."""
+        """Raises ApiError, and what is in UNREACHABLE."""
         self._refused.pop(name, None)
-        async with self._client.turn:
+        async with self._client.named_reads:
             try:
                 key, found = stored(await self._client.get(f"{self.path}/{name}"), self.scope, self.version)
             except ApiError as error:
-                if error.status == _FORBIDDEN:
-                    self._refused[name] = missing_right(self.scope._replace(name=name), "get")
-                elif error.status == _NOT_FOUND and name in self._names:
+                if error.is_forbidden:
+                    self._refused[name] = self._missing_right("get", name)
+                elif error.is_not_found and name in self._names:
                     self._store.remove(self.scope, self._key(name), "")
                 else:
                     raise
@@ -129,7 +127,7 @@ class NamedReflector(Reflector):
             accept = _METADATA.format("PartialObjectMetadataList")
             page = await self._client.get(self.path, {"limit": "1"}, accept)
         except ApiError as error:
-            if error.status != _FORBIDDEN:
+            if not error.is_forbidden:
                 raise
             if self._may_watch:
                 log.info(

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from egressproxy.kubeapi.read.events import published, references
+from egressproxy.kubernetes.access import missing_right
 from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError
-from egressproxy.kubernetes.credentials import CredentialsError
-from egressproxy.kubernetes.rights import missing_right
 from egressproxy.model.published_object import PublishedObject
 from egressproxy.processes.loader.result import shown
 from egressproxy.telemetry.notices import Notice
@@ -21,9 +20,6 @@ log = logging.getLogger(__name__)
 #: Between two writes of Events, in seconds: a flood must not reach the API server.
 PAUSE_S: Final = 0.2
 _GROUP: Final = "events.k8s.io"
-_FORBIDDEN, _NOT_FOUND, _CONFLICT = 403, 404, 409
-#: Owner of the fields that we apply.
-MANAGER: Final = "egressproxy"
 
 
 class EventWriter:
@@ -78,7 +74,7 @@ class EventWriter:
                 try:
                     await self._client.send("POST", path, None, value)
                 except ApiError as error:
-                    if error.status != _CONFLICT:
+                    if not error.is_conflict:
                         raise
             else:
                 series = {"series": value.get("series")}
@@ -86,12 +82,12 @@ class EventWriter:
             self._written[number] = notice.count, uid, name
             self.problem = ""
         except ApiError as error:
-            if error.status == _NOT_FOUND:  # the namespace is gone, or the Event has reached its age
+            if error.is_not_found:  # the namespace is gone, or the Event has reached its age
                 self._written.pop(number, None)
             right = missing_right("create" if is_new else "patch", _GROUP, "events", made.namespace)
-            why = right if error.status == _FORBIDDEN else str(error)
+            why = right if error.is_forbidden else str(error)
             self._tell(f"Events cannot be written in namespace {made.namespace}: {why}")
-        except (CredentialsError, *UNREACHABLE):
+        except UNREACHABLE:
             return  # told by those who read
 
     def _tell(self, problem: str) -> None:
@@ -104,11 +100,10 @@ async def write_catalogue(client: ApiClient, packed: bytes) -> None:
     """Apply the ConfigMap with the catalogue of filter types, as `catalog_object.catalogue` makes it."""
     for each in shown(packed):
         path = f"/api/v1/namespaces/{each.namespace}/configmaps/{each.name}"
-        owner = {"fieldManager": MANAGER, "force": "true"}
         try:
-            await client.send("PATCH", path, owner, json.loads(each.manifest), "application/apply-patch+yaml")
-        except (ApiError, CredentialsError, *UNREACHABLE) as error:
+            await client.apply(path, json.loads(each.manifest))
+        except (ApiError, *UNREACHABLE) as error:
             what, why = f"ConfigMap {each.namespace}/{each.name}", str(error) or type(error).__name__
-            if isinstance(error, ApiError) and error.status == _FORBIDDEN:
+            if isinstance(error, ApiError) and error.is_forbidden:
                 why = missing_right("patch", "", "configmaps", each.namespace, each.name)
             log.warning("the catalogue of filter types cannot be written to %s: %s", what, why)

@@ -1,13 +1,12 @@
-"""The process that asks the API server. It says what changed on the socket that it was started with, and ends with it.
+"""The process that asks the API server. It joins `cluster_source`, which reads, and `status_writer` with the gateway.
 
-What needs no process stands elsewhere: `cluster_source` reads, `status_writer` writes. Here the two meet the gateway.
+It speaks `messages` on the socket that is its standard input, and ends with it.
 """
 
 from __future__ import annotations
 
 import asyncio
 import gc
-import json
 import logging
 import os
 import secrets
@@ -19,23 +18,21 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from egressproxy.config.compile.interface import BUILTIN_CLASS
 from egressproxy.kubernetes import messages
 from egressproxy.kubernetes.cluster_source import ClusterSource
-from egressproxy.kubernetes.lease import RENEW_S, Lease, LeasesElsewhere
+from egressproxy.kubernetes.lease import StatusLeases
 from egressproxy.kubernetes.object_store import StoredObject, lines
 from egressproxy.kubernetes.saved_objects import SavedObjects, save, saved
-from egressproxy.kubernetes.status_writer import StatusWriter
-from egressproxy.model.kinds import lease_names
+from egressproxy.kubernetes.status_writer import StatusWriter, gateway_status
 from egressproxy.model.published_object import Key
 from egressproxy.net.loop import new_loop
 from egressproxy.net.process import close_memory, give_back_memory
-from egressproxy.processes.loader.published import MAX_MESSAGE, PublishedConfiguration
+from egressproxy.processes.loader.published import PublishedConfiguration
 from egressproxy.processes.workers.channel import FrameChannel
 from egressproxy.processes.workers.fleet import EndpointUpdates
-from egressproxy.run_options import ClusterOptions
 from egressproxy.telemetry.diagnostics import Diagnostics
 from egressproxy.telemetry.notices import Notice
 
@@ -46,18 +43,16 @@ log = logging.getLogger(__name__)
 
 #: Without its Kubernetes-shaped API, a gateway writes no Events.
 _HAS_KUBEAPI: Final = find_spec("egressproxy.kubeapi") is not None
-#: How long the API server has to answer, before what was kept on disk is served, in seconds.
+#: How long the API server has to answer before the objects on disk are served, in seconds.
 OFFLINE_S: Final = 5.0
-#: The same, before what was given last is given again with the routes that have changed since; less than
-#: `cluster.PATIENCE_S`.
+#: How long it has before the objects that were given last are given again, with the routes that have changed since.
+#: This is less than `cluster.PATIENCE_S`.
 STALE_S: Final = 3.0
-#: How often figures are told.
+#: How often `Figures` are sent.
 FIGURES_S: Final = 5.0
 _NAME: Final = "egress-cluster"
 _LEASE: Final = "lease"
 _HTTP_ROUTES: Final = "httproutes."
-#: The condition of a Gateway while something of the cluster cannot be read.
-_UNREADABLE: Final = "egressproxy.io/SourceIncomplete"
 
 
 def main() -> None:
@@ -78,12 +73,14 @@ async def _serve(sock: socket.socket) -> None:
 
 
 class _SourceProcess:
+    #: Both are there from the first message on.
+    _begun: messages.Begin
+    _source: ClusterSource
+
     def __init__(self, sock: socket.socket) -> None:
         self._ended = asyncio.Event()
         self._channel = FrameChannel(sock, self._on_frame, self._ended.set)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._begun: messages.Begin | None = None
-        self._source: ClusterSource | None = None
         self._saved: SavedObjects | None = None
         self._given: list[tuple[Key, StoredObject]] | None = None  # what was given last, if not from disk
         self._places: dict[str, str] = {}  # of what was given last
@@ -93,8 +90,7 @@ class _SourceProcess:
         self._answering: asyncio.Task[None] | None = None
         self._told_endpoints: EndpointUpdates = {}  # after a rejection
         self._is_saving = asyncio.Lock()
-        self._leases: dict[LeasePlace, dict[str, Lease]] = {}  # by GatewayClass
-        self._elsewhere: dict[str, LeasesElsewhere] = {}  # by GatewayClass, where all namespaces are read
+        self._leases: StatusLeases | None = None
         self._writer: StatusWriter | None = None
         self._published = PublishedConfiguration()
         self._events: EventWriter | None = None
@@ -142,10 +138,7 @@ class _SourceProcess:
         if begin.state_dir is not None:
             self._saved = saved(begin.state_dir, begin.options.state_key)
         places = self._saved.places if self._saved is not None else {}
-        self._source = ClusterSource(
-            begin.options, places, lambda: self._send(messages.Changed()),
-            lambda updates: self._send(messages.Endpoints(updates)), lambda: self._send(messages.ChangedRoutes()),
-        )  # fmt: skip
+        self._source = ClusterSource(begin.options, places, self._send)
         self._start(self._source.run())
         self._start(self._tell_figures())
 
@@ -167,7 +160,6 @@ class _SourceProcess:
 
     async def _answer(self, asked: messages.Ask) -> None:
         source = self._source
-        assert source is not None
         source.want(asked.wanted, and_others=asked.is_of_routes)
         asked_at = time.monotonic()
         while why_not := source.why_not_ready():
@@ -219,62 +211,37 @@ class _SourceProcess:
         return source.with_changed_routes(given), {**self._places, **places}
 
     def _tell_endpoints(self) -> None:
-        """Objects were rejected, and the addresses of Services among them: a Pod's may be another one's by now."""
-        assert self._source is not None
+        """Send the addresses of all Services, which were rejected with the other objects: Pods may have changed."""
         found = self._source.every_endpoint() if self._given is not None else {}
         if found and found != self._told_endpoints:
             self._told_endpoints = found
             self._send(messages.Endpoints(found))
 
     async def _write_status(self, told: messages.InService) -> None:
-        """Have the status of these objects written, by whoever has the Leases of their GatewayClasses."""
-        assert self._source is not None
+        """Have the status of these objects written, if this gateway has the Leases of their GatewayClasses."""
         if self._source.client is None:  # the objects come from disk
             return
         self._published.publish(told.shown, told.rejection, told.reason)
         objects = self._published.objects()
         statuses = await asyncio.to_thread(lambda: {each.key: each.status for each in objects if each.status})
         classes = [key[3] for key in statuses if key[1] == "GatewayClass"] or [BUILTIN_CLASS]
-        assert self._begun is not None
-        for place in lease_places(self._begun.options):
-            held = self._leases.setdefault(place, {})
-            for name in classes:
-                if name not in held:
-                    lease_name = lease_names(name)[place.is_of_all]
-                    held[name] = Lease(self._source.client, place.namespace, lease_name, self._holder)
-                    self._start(held[name].run(), _LEASE)
-                if place.is_of_all and name not in self._elsewhere:
-                    self._elsewhere[name] = LeasesElsewhere(self._source.client, lease_names(name)[0])
-                    self._start(self._look_elsewhere(self._elsewhere[name], place))
-            ordered = [held[name] for name in sorted(held)]
-            for lease, before in zip(ordered, (None, *ordered), strict=False):
-                lease.after = before
-        if self._writer is None:
-            self._writer = StatusWriter(self._source.client, self._source.store, self._left_s, self._completed)
+        if self._leases is None or self._writer is None:
+            self._leases = leases = StatusLeases(self._source.client, self._begun.options, self._holder)
+            self._writer = StatusWriter(self._source.client, self._source.store, leases.left_s, self._completed)
             self._start(self._writer.run())
+            self._start(leases.look_elsewhere(self._writer.look_again))
+        for lease in self._leases.want(classes):
+            self._start(lease.run(), _LEASE)
         self._writer.show(statuses)
 
     def _completed(self, key: Key, status: bytes) -> bytes:
-        """The status of a Gateway with the addresses in front of it, and with what cannot be read of the cluster."""
-        source = self._source
-        if key[1] != "Gateway" or source is None:
+        """The status (JSON) with what only this process knows: of a Gateway, its addresses and missing objects."""
+        if key[1] != "Gateway":
             return status
-        addresses, problems = source.addresses(), source.problems()
-        if not addresses and not problems:
-            return status
-        made = json.loads(status)
-        if addresses:
-            made["addresses"] = addresses
-        if problems:
-            generation = next((each["observedGeneration"] for each in made["conditions"]), 0)
-            made["conditions"].append({
-                "type": _UNREADABLE, "status": "True", "reason": "CannotBeRead", "observedGeneration": generation,
-                "message": "; ".join(problems)[:MAX_MESSAGE], "lastTransitionTime": self._began,
-            })  # fmt: skip
-        return json.dumps(made).encode()
+        return gateway_status(status, self._source.addresses(), self._source.problems(), self._began)
 
     def _write_events(self, events: Sequence[tuple[int, Notice]]) -> None:
-        if self._source is None or self._source.client is None or not _HAS_KUBEAPI:
+        if self._source.client is None or not _HAS_KUBEAPI:
             return
         if self._events is None:
             from egressproxy.kubernetes.observed import EventWriter
@@ -284,37 +251,13 @@ class _SourceProcess:
         self._events.show(events)
 
     def _write_catalogue(self, packed: bytes) -> None:
-        if self._source is not None and self._source.client is not None and _HAS_KUBEAPI:
+        if self._source.client is not None and _HAS_KUBEAPI:
             from egressproxy.kubernetes.observed import write_catalogue
 
             self._start(write_catalogue(self._source.client, packed))
 
-    def _left_s(self, key: Key | None) -> float:
-        """For how long the status of this object may be written; None: that of any."""
-        if key is None:
-            return max(map(self._held_s, self._leases), default=0.0)
-        assert self._begun is not None
-        options = self._begun.options
-        place = lease_place(options, key)
-        is_of_another = place.is_of_all and key[2] != options.lease_namespace
-        if is_of_another and any(each.may_be_held(key[2]) for each in self._elsewhere.values()):
-            return 0.0
-        return self._held_s(place)
-
-    def _held_s(self, place: LeasePlace) -> float:
-        """For how long all Leases of a place are ours."""
-        return min((lease.left_s() for lease in self._leases.get(place, {}).values()), default=0.0)
-
-    async def _look_elsewhere(self, leases: LeasesElsewhere, place: LeasePlace) -> None:
-        """Look again and again where another installation writes, while this one writes elsewhere."""
-        while True:
-            if self._held_s(place) and await leases.look() and self._writer is not None:
-                self._writer.look_again()
-            await asyncio.sleep(RENEW_S if self._held_s(place) else 1.0)
-
     async def _keep(self) -> None:
         """Keep the objects that were given last on disk: they are in service."""
-        assert self._begun is not None
         folder = self._begun.state_dir
         if folder is None:
             return
@@ -330,48 +273,17 @@ class _SourceProcess:
         give_back_memory()
 
     async def _tell_figures(self) -> None:
-        source = self._source
-        assert source is not None
         while True:
             await asyncio.sleep(FIGURES_S)
-            leases = [each for held in self._leases.values() for each in held.values()]
-            problems = source.problems() + [each.problem for each in leases if each.problem]
+            problems = self._source.problems()
+            if self._leases is not None:
+                problems += self._leases.problems
             if self._writer is not None:
                 problems += self._writer.problems
-            problems += [each.problem for each in self._elsewhere.values() if each.problem]
+                self._writer.look_again()
             if self._events is not None and self._events.problem:
                 problems.append(self._events.problem)
-            self._send(messages.Figures(*source.figures(), tuple(problems)))
-            if self._writer is not None:
-                self._writer.look_again()
-            assert self._begun is not None
-            if bool(self._held_s(lease_places(self._begun.options)[0])) is not self._is_leading:
-                self._is_leading = not self._is_leading
-                if self._is_leading:
-                    self._send(messages.Leading())
-
-
-class LeasePlace(NamedTuple):
-    """Where Leases are. `is_of_all`: those of the objects of all namespaces, which are in one."""
-
-    namespace: str
-    is_of_all: bool = False
-
-
-def lease_place(options: ClusterOptions, key: Key) -> LeasePlace:
-    """Where the Leases are that say who writes the status of an object: installations meet there wherever they run.
-
-    Those that read some namespaces alone meet in these. One that reads all leaves such a namespace to them
-    (`LeasesElsewhere`), and meets the others of its kind in one place.
-    """
-    if not key[2]:
-        return LeasePlace(options.lease_namespace)
-    return LeasePlace(key[2]) if options.namespaces else LeasePlace(options.lease_namespace, True)
-
-
-def lease_places(options: ClusterOptions) -> tuple[LeasePlace, ...]:
-    """All that `lease_place` gives; first that of objects without a namespace."""
-    first = LeasePlace(options.lease_namespace)
-    if not options.namespaces:
-        return first, LeasePlace(options.lease_namespace, True)
-    return tuple(dict.fromkeys((first, *map(LeasePlace, options.namespaces))))
+            self._send(messages.Figures(*self._source.figures(), tuple(problems)))
+            was_leading, self._is_leading = self._is_leading, self._leases is not None and self._leases.is_leader
+            if self._is_leading and not was_leading:
+                self._send(messages.Leading())

@@ -17,9 +17,8 @@ from typing import Any, Final
 
 import aiohttp
 
-from egressproxy.kubernetes import rights
-from egressproxy.kubernetes.api_client import JSON, UNREACHABLE, AnswerTooLong, ApiClient, ApiError
-from egressproxy.kubernetes.credentials import CredentialsError
+from egressproxy.kubernetes.access import missing_right
+from egressproxy.kubernetes.api_client import JSON, UNREACHABLE, AnswerTooLong, ApiClient, ApiError, api_root
 from egressproxy.kubernetes.object_store import ObjectStore, Scope, StoredObject, is_older, stored
 from egressproxy.model import deep_json
 from egressproxy.model.published_object import Key
@@ -43,9 +42,9 @@ FORBIDDEN_PAUSE_S: Final = 15.0
 LONGEST_WAIT_S: Final = 30.0
 #: Before a list is believed that lacks what was there.
 CONFIRM_S: Final = 1.0
-_FORBIDDEN, _NOT_FOUND, _GONE = 403, 404, 410
+_GONE: Final = 410
 #: The request itself is no good, and will not be: of a name that no object can have, say.
-_REFUSED: Final = frozenset({400, _FORBIDDEN, 405, 406, 422})
+_REFUSED: Final = frozenset({400, 403, 405, 406, 422})
 _ENDED_AT_ONCE: Final = 1.0
 
 
@@ -79,16 +78,11 @@ class Reflector:
         self._page = PAGE
 
     @property
-    def is_settled(self) -> bool:
-        """Whether waiting brings nothing more: it is listed, or a person has to do something."""
-        return self.is_synced or self.is_refused
-
-    @property
     def path(self) -> str:
         """Of the collection."""
         kind, namespace = self.scope.kind, self.scope.namespace
-        group = f"/apis/{kind.group}/{self.version}" if kind.group else f"/api/{self.version}"
-        return f"{group}/namespaces/{namespace}/{kind.plural}" if namespace else f"{group}/{kind.plural}"
+        place = f"/namespaces/{namespace}" if namespace else ""
+        return f"{api_root(kind.api_version(self.version))}{place}/{kind.plural}"
 
     @property
     def _accepts(self) -> str:
@@ -121,7 +115,7 @@ class Reflector:
                 least_s = self._failed(error)
             except (Stale, ValueError) as error:
                 self._tell(f"{self.scope} cannot be read: {error}")
-            except (CredentialsError, *UNREACHABLE) as error:
+            except UNREACHABLE as error:
                 self._tell(f"the API server cannot be reached: {error or type(error).__name__}")
             except Exception as error:
                 log.exception("internal error while %s is watched; it is listed again", self.scope)
@@ -132,16 +126,19 @@ class Reflector:
             pause_s = min(pause_s * 2, LONGEST_PAUSE_S)
 
     def _failed(self, error: ApiError) -> float:
-        """How long to wait at least."""
+        """How many seconds to wait at least."""
         if error.status == _GONE:
             self._can_watch = False
             return 0.0
-        if error.status == _NOT_FOUND or error.status in _REFUSED:
+        if error.is_not_found or error.status in _REFUSED:
             self._can_watch = False  # what is held stays, until discovery says that the kind is gone
         self.is_refused = error.status in _REFUSED
-        is_forbidden = error.status == _FORBIDDEN
-        self._tell(missing_right(self.scope) if is_forbidden else f"{self.scope} cannot be read: {error}")
+        right = self._missing_right("list", self.scope.name) if error.is_forbidden else ""
+        self._tell(right or f"{self.scope} cannot be read: {error}")
         return max(min(error.retry_after_s, LONGEST_WAIT_S), FORBIDDEN_PAUSE_S if self.is_refused else 0.0)
+
+    def _missing_right(self, verb: str, name: str) -> str:
+        return missing_right(verb, self.scope.kind.group, self.scope.kind.plural, self.scope.namespace, name)
 
     def _tell(self, problem: str) -> None:
         if problem != self.problem:
@@ -250,8 +247,3 @@ class Reflector:
             self._store.remove(self.scope, key, each.resource_version)
         else:
             self._store.put(self.scope, key, each)
-
-
-def missing_right(scope: Scope, verb: str = "list") -> str:
-    """What cannot be read, with the rule that would permit it."""
-    return rights.missing_right(verb, scope.kind.group, scope.kind.plural, scope.namespace, scope.name)

@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from egressproxy.kubernetes.object_store import StoredObject, lines
 from egressproxy.model.published_object import Key
+from egressproxy.net.durable_file import replace_file
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ _NONCE_BYTES: Final = 12
 
 @dataclass(frozen=True, slots=True)
 class SavedObjects:
-    """`packed` is as `ClusterSource.take` gives it; `places` are resource versions by scope, `wanted` the keys."""
+    """`packed` is as `ClusterSource.take` gives it; `places` are the resource versions of scopes, by their text."""
 
     packed: bytes = field(repr=False)
     places: Mapping[str, str]
@@ -49,18 +50,11 @@ def save(
         nonce = os.urandom(_NONCE_BYTES)
         data = nonce + AESGCM(_key(key_file)).encrypt(nonce, data, line)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    target, fresh = folder / FILE, folder / f"{FILE}.new"
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-    with open(descriptor, "wb") as file:
-        file.write(line + b"\n" + data)
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.replace(target)
-    _sync(folder)
+    replace_file(folder / FILE, line + b"\n" + data)
 
 
 def saved(folder: Path, key_file: Path | None) -> SavedObjects | None:
-    """What was saved last, None for nothing, and for what cannot be read, which is told."""
+    """The objects that were saved last. None if there are none, or if the file cannot be used, which is logged."""
     target = folder / FILE
     try:
         line, _, data = target.read_bytes().partition(b"\n")
@@ -86,11 +80,3 @@ def saved(folder: Path, key_file: Path | None) -> SavedObjects | None:
 
 def _key(file: Path) -> bytes:
     return sha256(file.read_bytes().strip()).digest()
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

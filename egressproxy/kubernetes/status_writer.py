@@ -1,8 +1,8 @@
 """StatusWriter: writes what became of each object into its `status`, where the API server has something else.
 
-It applies on the server side, to the subresource `status`, with the resource version that was seen, so that nothing of
-others is lost: lists such as `parents` belong to whoever wrote them last, and hold the entries of all controllers.
-Of a list that an API server merges (`controllers`), only our own entry is applied.
+It writes the subresource `status` by server-side apply, with the resource version that was seen, so that nothing of
+others is lost. Lists such as `parents` belong to whoever wrote them last, and hold the entries of all controllers. Of a
+list that an API server merges (`controllers`), only our own entry is applied.
 Source: Gateway API RouteStatus, PolicyStatus, BackendStatus; Kubernetes server-side apply.
 """
 
@@ -12,21 +12,20 @@ import asyncio
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError
-from egressproxy.kubernetes.credentials import CredentialsError
+from egressproxy.kubernetes.access import missing_right
+from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError, api_root
 from egressproxy.kubernetes.object_store import ObjectStore, StoredObject
-from egressproxy.kubernetes.rights import missing_right
 from egressproxy.model.kinds import CONFIGURED, GATEWAY, OURS
 from egressproxy.model.published_object import Key
+from egressproxy.processes.loader.published import MAX_MESSAGE
 
 log = logging.getLogger(__name__)
 
-#: `controllerName` of our entries, and the owner of the fields that we apply.
+#: `controllerName` of our entries.
 CONTROLLER: Final = "egressproxy.io/gateway-controller"
-MANAGER: Final = "egressproxy"
 #: Writes at once, and how long one may take.
 AT_ONCE: Final = 8
 WRITE_S: Final = 5.0
@@ -35,12 +34,13 @@ WRITE_S: Final = 5.0
 _SHARED: Final = {"parents": "controllerName", "ancestors": "controllerName", "controllers": "name"}
 _MERGED: Final = frozenset({"controllers"})
 _IDENTITY: Final = ("parentRef", "ancestorRef", "name", "type")
-_CONFLICT: Final = 409
 _OF_SERVER: Final = 500
 #: The server has no such subresource, or we have no right to it: told once, and tried again after so many seconds.
 AGAIN_S: Final = 300.0
-_FORBIDDEN: Final = 403
-_NEVER: Final = frozenset({_FORBIDDEN, 404, 405})
+_NEVER: Final = frozenset({403, 404, 405})
+
+#: The condition of a Gateway while something of the cluster cannot be read.
+_INCOMPLETE: Final = "egressproxy.io/SourceIncomplete"
 
 _KINDS: Final = {(kind.group, kind.kind): kind for kind in CONFIGURED}
 #: What an API server says of a field that its definition of the kind lacks.
@@ -74,7 +74,6 @@ class StatusWriter:
         self._settled: dict[Key, tuple[bytes, bytes | None]] = {}  # what the server has, and what we would say: no more
         self._names: dict[tuple[str, str], int] = {}  # by group and kind: which of `_NAMES` the server knows
         self._tried: dict[tuple[str, str], set[int]] = {}  # which of them since a write has succeeded
-        self.writes = 0
 
     def show(self, statuses: Mapping[Key, bytes]) -> None:
         """Write these statuses (JSON, by key), and take our entries out of all others."""
@@ -170,7 +169,6 @@ class StatusWriter:
             kind = _KINDS[key[:2]]
             manifest = json.loads(held.manifest)
             api_version = manifest["apiVersion"]
-            group = f"/apis/{api_version}" if kind.group else f"/api/{api_version}"
             place = f"/namespaces/{key[2]}" if kind.is_namespaced else ""
             metadata = {"name": key[3], "resourceVersion": held.resource_version}
             if kind.is_namespaced:
@@ -178,11 +176,9 @@ class StatusWriter:
             body = {"apiVersion": api_version, "kind": kind.kind, "metadata": metadata, "status": status}
             try:
                 async with asyncio.timeout(min(left_s, WRITE_S)):
-                    made = await self._client.send(
-                        "PATCH", f"{group}{place}/{kind.plural}/{key[3]}/status",
-                        {"fieldManager": MANAGER, "force": "true"}, body, "application/apply-patch+yaml",
-                    )  # fmt: skip
-                self.writes += 1
+                    made = await self._client.apply(
+                        f"{api_root(api_version)}{place}/{kind.plural}/{key[3]}/status", body
+                    )
                 self._told.pop(key[:3], None)
                 self._tried.pop(key[:2], None)
                 self._written[key] = held.resource_version
@@ -190,7 +186,7 @@ class StatusWriter:
                 return True
             except ApiError as error:
                 return self._failed(key, held, ours, error)
-            except (CredentialsError, *UNREACHABLE):
+            except UNREACHABLE:
                 return False  # told by those who read
 
     def _is_forbidden(self, key: Key) -> bool:
@@ -202,14 +198,14 @@ class StatusWriter:
         """Whether trying again helps nothing, before the object or its status is another one."""
         if self._has_other_names(key[:2], error):
             return False
-        if error.status == _CONFLICT or (error.status >= _OF_SERVER and _UNDECLARED not in str(error)):
+        if error.is_conflict or (error.status >= _OF_SERVER and _UNDECLARED not in str(error)):
             return False
         kind = _KINDS[key[:2]]
         resource = kind.resource
         if error.status in _NEVER and self._store.find(key) is held:  # and not deleted meanwhile
             place = f" in namespace {key[2]}" if key[2] else ""
             why = f"status of {resource}{place} cannot be written: {error}"
-            if error.status == _FORBIDDEN:
+            if error.is_forbidden:
                 why = missing_right("patch", kind.group, f"{kind.plural}/status", key[2])
             if key[:3] not in self._told:
                 log.warning("%s", why)
@@ -276,3 +272,36 @@ def _is_foreign(entry: Any) -> bool:
     """Whether this is a condition of somebody else's domain."""
     domain, slash, _ = str(entry.get("type", "")).partition("/") if isinstance(entry, dict) else ("", "", "")
     return bool(slash) and domain != OURS
+
+
+def gateway_status(status: bytes, addresses: Sequence[dict[str, str]], problems: Sequence[str], since: str) -> bytes:
+    """The status of a Gateway (JSON) with these addresses, and with a condition for the problems if there are any.
+
+    `since` is the time of the condition (RFC 3339).
+    """
+    if not addresses and not problems:
+        return status
+    made = json.loads(status)
+    if addresses:
+        made["addresses"] = addresses
+    if problems:
+        generation = next((each["observedGeneration"] for each in made["conditions"]), 0)
+        made["conditions"].append({
+            "type": _INCOMPLETE, "status": "True", "reason": "CannotBeRead", "observedGeneration": generation,
+            "message": "; ".join(problems)[:MAX_MESSAGE], "lastTransitionTime": since,
+        })  # fmt: skip
+    return json.dumps(made).encode()
+
+
+def service_addresses(service: StoredObject) -> list[dict[str, str]]:
+    """The addresses of a Service as `status.addresses` has them: of its load balancer, else its own."""
+    ingress = (json.loads(service.status or b"{}").get("loadBalancer") or {}).get("ingress") or []
+    spec = json.loads(service.manifest).get("spec") or {}
+    ips = [each["ip"] for each in ingress if each.get("ip")] or spec.get("externalIPs") or []
+    names = [each["hostname"] for each in ingress if each.get("hostname")]
+    if not ips and not names:
+        ips = [each for each in spec.get("clusterIPs") or [spec.get("clusterIP")] if each and each != "None"]
+    return [
+        *({"type": "IPAddress", "value": each} for each in ips),
+        *({"type": "Hostname", "value": each} for each in names),
+    ]

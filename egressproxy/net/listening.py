@@ -158,15 +158,20 @@ def accepting_unix(accept: Callable[[], tuple[int, object]]) -> Callable[[], tup
         fd, _ = accept()
         sock = socket.socket(fileno=fd)
         try:
-            raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+            pid, uid = peer_of(sock)
         except OSError:
             sock.close()
             raise
         sock.detach()
-        pid, uid, _ = _CREDENTIALS.unpack(raw)
         return fd, (f"uid-{uid}", pid)
 
     return accept_unix
+
+
+def peer_of(sock: socket.socket) -> tuple[int, int]:
+    """The process and the user at the other end of a Unix socket. Raises OSError."""
+    pid, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return pid, user
 
 
 def _remove_stale(path: str) -> None:

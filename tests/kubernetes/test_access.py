@@ -9,7 +9,7 @@ import yaml
 from click.testing import CliRunner
 
 from egressproxy.cli.main import main
-from egressproxy.kubernetes.access import READ, Needs, Rule, needed, permitting, roles, told
+from egressproxy.kubernetes.access import READ, Needs, Rule, missing_right, needed, permitting, roles
 from egressproxy.model.kinds import CONFIGURED
 from egressproxy.model.published_object import Key
 
@@ -148,7 +148,7 @@ def test_leases_are_where_all_installations_meet_and_the_catalogue_has_its_own_n
     ],
 )
 def test_a_right_that_is_missing_is_told_with_its_rule(asked: tuple[str, str, str, str, str], said: str):
-    assert told(*asked) == said
+    assert missing_right(*asked) == said
 
 
 def test_what_is_told_is_what_is_printed():

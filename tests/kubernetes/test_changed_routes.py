@@ -103,8 +103,7 @@ async def test_objects_that_are_older_than_routes_in_service_are_refused(monkeyp
     monkeypatch.setattr(cluster_module, "PATIENCE_S", 0.05)
     metrics = Metrics("")
     options = RunOptions(cluster=ClusterOptions())
-    nothing = [lambda: None] * 4
-    it = Cluster(options, metrics, Events(metrics, lambda: None, 0.0), *nothing)
+    it = Cluster(options, metrics, Events(metrics, lambda: None, 0.0))
     answers: list[messages.Objects] = []
 
     def send(message: Any) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from egressproxy.ir.backend import EndpointAddress
-from egressproxy.kubernetes import cluster_source, named_reflector, reflector
+from egressproxy.kubernetes import cluster_source, discovery, messages, named_reflector, reflector, watched_scopes
 from egressproxy.kubernetes.cluster_source import ClusterSource
 from egressproxy.model.kinds import CONFIGURED, READ_KINDS
 from egressproxy.processes.workers.fleet import EndpointUpdates
@@ -48,16 +48,16 @@ class Sourced:
         self.changes = 0
         self.routes = 0
         self.endpoints: EndpointUpdates = {}
-        self.source = ClusterSource(options, places, self._count, self._take_endpoints, self._count_routes)
+        self.source = ClusterSource(options, places, self._tell)
 
-    def _count_routes(self) -> None:
-        self.routes += 1
-
-    def _count(self) -> None:
-        self.changes += 1
-
-    def _take_endpoints(self, updates: EndpointUpdates) -> None:
-        self.endpoints = {**self.endpoints, **updates}
+    def _tell(self, message: messages.Changed | messages.ChangedRoutes | messages.Endpoints) -> None:
+        match message:
+            case messages.Changed():
+                self.changes += 1
+            case messages.ChangedRoutes():
+                self.routes += 1
+            case messages.Endpoints(updates):
+                self.endpoints = {**self.endpoints, **updates}
 
     async def take(self, *wanted: tuple[str, str, str, str]) -> list[str]:
         """The names of what a compilation would read, `Kind/name`."""
@@ -348,7 +348,7 @@ async def test_an_api_server_that_starts_without_our_kinds_takes_nothing_away(tm
         before = len(server.asked("/apis"))
         await until(lambda: len(server.asked("/apis")) > before + 20)
         assert [key[3] for key, _ in it.source.relevant() if key[3]] == ["p"]
-        monkeypatch.setattr(cluster_source, "GONE_S", 0.0)
+        monkeypatch.setattr(discovery, "GONE_S", 0.0)
         async with asyncio.timeout(20):
             while not it.changes:
                 await it.source.wait()
@@ -361,7 +361,7 @@ async def test_kinds_that_were_there_before_a_restart_are_waited_for(tmp_path, m
         async with asyncio.timeout(20):
             while "EgressPolicy" not in it.source.why_not_ready():
                 await it.source.wait()
-        monkeypatch.setattr(cluster_source, "GONE_S", 0.0)
+        monkeypatch.setattr(discovery, "GONE_S", 0.0)
         assert await it.take() == []
 
 
@@ -391,7 +391,7 @@ async def test_what_the_server_refuses_holds_up_nothing(tmp_path):
 
 
 async def test_of_one_namespace_only_so_many_secrets_are_watched(tmp_path, monkeypatch):
-    monkeypatch.setattr(cluster_source, "MOST_NAMES", 3)
+    monkeypatch.setattr(watched_scopes, "MOST_NAMES", 3)
     server = ApiServer()
     async with sourced(tmp_path, server) as it:
         await it.take(SECRET, *(("", "Secret", "greedy", f"n{number}") for number in range(9)))
@@ -455,7 +455,7 @@ async def test_an_object_of_many_that_makes_no_sense_is_told_and_read_again(tmp_
 
 
 async def test_names_in_many_namespaces_have_one_watch_in_each(tmp_path, monkeypatch):
-    monkeypatch.setattr(cluster_source, "FEW_NAMES_IN_ALL", 5)
+    monkeypatch.setattr(watched_scopes, "FEW_NAMES_IN_ALL", 5)
     server = ApiServer()
     wanted = [("", "Secret", f"ns{number % 3}", f"n{number}") for number in range(6)]
     for _, _, namespace, name in wanted:

@@ -181,7 +181,7 @@ async def test_a_server_that_is_slow_is_waited_for(tmp_path):
 async def test_what_was_in_force_before_a_restart_counts(tmp_path):
     async with watched(tmp_path, "r1", place="5000") as it:
         await it.until(lambda: "was in force already" in it.reflector.problem)
-        assert not it.reflector.is_settled
+        assert not it.reflector.is_refused
 
 
 async def test_a_missing_right_is_told_by_name_and_tried_again(tmp_path):
@@ -193,7 +193,7 @@ async def test_a_missing_right_is_told_by_name_and_tried_again(tmp_path):
         assert it.reflector.problem.startswith(
             "cannot list httproutes.gateway.networking.k8s.io: add to the ClusterRole"
         )
-        assert it.reflector.is_settled
+        assert it.reflector.is_refused
         it.server.forbidden.clear()
         it.server.forgotten = 0
         await it.until(lambda: not it.reflector.problem)

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from egressproxy.kubernetes.lease import DURATION_S, Lease, LeasesElsewhere
+from egressproxy.kubernetes.lease import DURATION_S, Lease, LeasePlace, LeasesElsewhere, lease_place, lease_places
 from egressproxy.kubernetes.object_store import ObjectStore, Scope, stored
-from egressproxy.kubernetes.process import LeasePlace, lease_place, lease_places
 from egressproxy.kubernetes.status_writer import AGAIN_S, CONTROLLER, StatusWriter, merged
 from egressproxy.model.kinds import CONFIGURED
 from egressproxy.run_options import ClusterOptions

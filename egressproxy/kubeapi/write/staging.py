@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from egressproxy.model.state_folder import MARK
+from egressproxy.net.durable_file import sync_folder
 
 LOCK: Final = ".lock"
 #: Of every file. It is YAML and can begin no Python: whatever an object says, its file is never a program.
@@ -84,18 +85,10 @@ def commit(files: Iterable[tuple[Path, bool]]) -> dict[Path, OSError]:
             failed[file] = error
     if done:
         try:
-            _sync(done[0].parent)
+            sync_folder(done[0].parent)
         except OSError as error:
             failed |= dict.fromkeys(done, error)
     return failed
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def discard(file: Path) -> None:

@@ -14,7 +14,7 @@ from egressproxy.kubeapi.write.write import Result, Verb, Write, WriteRefused, W
 from egressproxy.model.secret import ConfigSource
 from egressproxy.processes.loader.loader import Loader
 from egressproxy.processes.loader.process import LoadingFailed
-from egressproxy.processes.loader.request import write_request
+from egressproxy.processes.loader.request import LoadRequest, write_request
 from egressproxy.processes.loader.result import Loaded
 
 log = logging.getLogger(__name__)
@@ -75,7 +75,7 @@ class Writer:
 
     async def _write(self, writes: Sequence[Write], memory: bytes, serve: Serve) -> list[Result]:
         """Raises WriteRefused, LoadingFailed, OSError, what `serve` raises; nothing is kept then."""
-        request = write_request(self._config, self._bind, memory, self._folder)
+        request = write_request(LoadRequest(tuple(self._config), self._bind, memory, self._folder))
         outcomes = await self._loader.ask(ANSWER, write_writes(request, writes), read_outcomes)
         results = list(outcomes.results)
         if outcomes.loaded is None:

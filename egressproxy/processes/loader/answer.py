@@ -23,18 +23,12 @@ from egressproxy.processes.loader.result import Loaded, pack_shown, places, writ
 
 def answer(request: bytes) -> bytes:
     """Load and compile what a `LoadRequest` names: a `Loaded`, or a ConfigError with every problem."""
-    paths, bind, memory, state, cluster, unbound, namespaces = read_request(request)
-    previous = previous_of(memory)
-    refused = {(address, port): why for address, port, why in unbound}
+    asked = read_request(request)
+    previous = previous_of(asked.memory)
+    unbound = {(address, port): why for address, port, why in asked.unbound}
+    machine = Machine(why_unusable, mark(), unbound, asked.gateway_namespaces)
     try:
-        resources, compiled = loaded(
-            paths,
-            bind,
-            previous,
-            Machine(why_unusable, mark(), refused, namespaces),
-            state,
-            cluster,
-        )
+        resources, compiled = loaded(asked.paths, asked.bind, previous, machine, asked.state, asked.cluster)
     except ConfigError as error:
         return write_answer(error)
     return write_answer(handed_over(resources, compiled, previous))

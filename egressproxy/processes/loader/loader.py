@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
 from typing import Final, TypeVar
 
-from egressproxy.model.secret import ConfigSource
 from egressproxy.processes.loader.process import LoaderEnded, LoaderProcess, LoadingFailed
-from egressproxy.processes.loader.request import write_request
+from egressproxy.processes.loader.request import LoadRequest, write_request
 from egressproxy.processes.loader.result import Loaded, read_answer
 
 log = logging.getLogger(__name__)
@@ -25,20 +23,17 @@ QUIET_S: Final = 15.0
 
 #: Functions of the process that loads.
 LOAD: Final = "egressproxy.processes.loader.answer:answer"
-SCHEMA: Final = "egressproxy.processes.loader.schema:schema"
+SCHEMA: Final = "egressproxy.config.schema:written_schema"
 CATALOGUE: Final = "egressproxy.processes.loader.catalog_object:catalogue"
 
 T = TypeVar("T")
 
 
 class Loader:
-    """On the event loop; requests are served in turn, `close` comes last. `first` is a process started already.
-    `gateway_namespaces` are those whose Gateways are taken from a cluster, none for all.
-    """
+    """On the event loop; requests are served in turn, `close` comes last. `first` is a process started already."""
 
-    def __init__(self, first: LoaderProcess | None = None, gateway_namespaces: tuple[str, ...] = ()) -> None:
+    def __init__(self, first: LoaderProcess | None = None) -> None:
         self._process = first
-        self._gateway_namespaces = gateway_namespaces
         self._quiet: asyncio.TimerHandle | None = None
         self._turn = asyncio.Lock()
         self._is_asking = False
@@ -49,18 +44,12 @@ class Loader:
         """The process that waits or serves a request; None where there is none."""
         return self._process.pid if self._process is not None else None
 
-    async def load(
-        self, paths: Sequence[ConfigSource], bind: tuple[str, ...], memory: bytes = b"", state: Path | None = None,
-        cluster: bytes | None = None, unbound: tuple[tuple[str, int, str], ...] = (),
-    ) -> Loaded:  # fmt: skip
-        """Read these files and folders, those of `state`, what was written through the API, and what a `cluster` has.
-        `memory` is that of the configuration in service. `unbound` are addresses and ports that cannot be bound, with
-        a sentence why. One who waits no longer ends it.
+    async def load(self, request: LoadRequest) -> Loaded:
+        """Load and compile. To cancel this ends the process.
 
         Raises ConfigError with every problem, LoadingFailed, or OSError if no process can be started.
         """
-        request = write_request(paths, bind, memory, state, cluster, unbound, self._gateway_namespaces)
-        return await self.ask(LOAD, request, read_answer)
+        return await self.ask(LOAD, write_request(request), read_answer)
 
     async def schema(self) -> bytes:
         """JSON Schema of every kind. Raises OSError where it cannot be made."""

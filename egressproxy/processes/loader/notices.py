@@ -1,12 +1,39 @@
-"""The Events of a loading: the configuration is rejected or accepted again, or a reference is broken."""
+"""What is told of a loading: Events (rejected, accepted again, a reference is broken), and problems in the log."""
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
+from typing import Final
 
-from egressproxy.config.reading.problems import ConfigError
+from egressproxy.config.reading.problems import ConfigError, Problem, Severity
 from egressproxy.processes.loader.result import ListenerAddress
 from egressproxy.telemetry.notices import EventType, InvolvedObject, Notice, new_notice
+
+log = logging.getLogger("egressproxy")
+
+#: Problems of one configuration in the log. Traffic waits while they are written.
+MAX_TOLD: Final = 200
+
+
+def tell_problems(problems: Sequence[Problem]) -> None:
+    """Log why a configuration is refused, one record for each problem, up to MAX_TOLD."""
+    _tell([(logging.ERROR, each) for each in problems])
+
+
+def tell_findings(findings: Iterable[Problem]) -> None:
+    """Log what is not served as written, in the order of files and lines, and notes last."""
+    ordered = sorted(
+        findings, key=lambda each: (each.severity is Severity.NOTE, each.file, each.line, each.column, str(each))
+    )
+    _tell([(logging.INFO if each.severity is Severity.NOTE else logging.WARNING, each) for each in ordered])
+
+
+def _tell(problems: Sequence[tuple[int, Problem]]) -> None:
+    for level, problem in problems[:MAX_TOLD]:
+        log.log(level, "%s", problem, extra={"fields": problem.as_dict()})
+    if len(problems) > MAX_TOLD:
+        log.warning("and %d more, which `egressproxy check` shows", len(problems) - MAX_TOLD)
 
 
 def rejected(error: Exception, places: Iterable[ListenerAddress], generation: int, unbound: str = "") -> list[Notice]:

@@ -55,7 +55,7 @@ class LoaderProcess:
         try:
             with theirs:
                 self._process = subprocess.Popen(  # noqa: S603 (this program)
-                    _command(is_kept=is_kept),
+                    child_command(f"from egressproxy.processes.loader.main import main; main({is_kept=})"),
                     stdin=theirs.fileno(),  # that, and nothing else of what this process has open
                     stdout=subprocess.DEVNULL,
                     stderr=subprocess.PIPE,
@@ -199,7 +199,3 @@ def _rest(descriptor: int, request: memoryview) -> memoryview:
         return request[os.write(descriptor, request) :]
     except BrokenPipeError:
         return request[:0]  # its status will tell
-
-
-def _command(*, is_kept: bool) -> list[str]:
-    return child_command(f"from egressproxy.processes.loader.main import main; main(is_kept={is_kept})")

@@ -1,9 +1,8 @@
-"""What the process that loads is asked for, as bytes."""
+"""LoadRequest: the inputs of a loading, and their form as bytes."""
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -18,10 +17,12 @@ _KNOWN: Final = classes((Path, SecretBytes, SecretSource))
 
 
 class LoadRequest(NamedTuple):
-    """`memory` is that of the configuration in service, if any; `state` the folder of what the API has written;
-    `cluster` what an API server has (`config.reading.cluster_objects`), with the values of Secrets. `unbound` are
-    addresses and ports that cannot be bound, with a sentence why. `gateway_namespaces` are those whose Gateways are
-    taken from it, none for all.
+    """The files and folders to load, and what else a compilation needs.
+
+    `memory` is that of the configuration in service, if any; `state` the folder of what the API has written; `cluster`
+    what an API server has (`config.reading.cluster_objects`), with the values of Secrets. `unbound` are addresses and
+    ports that cannot be bound, with a sentence why. Of `cluster` the Gateways of `gateway_namespaces` are taken, those
+    of all namespaces if it is empty.
     """
 
     paths: tuple[ConfigSource, ...]
@@ -33,13 +34,9 @@ class LoadRequest(NamedTuple):
     gateway_namespaces: tuple[str, ...] = ()
 
 
-def write_request(
-    paths: Sequence[ConfigSource], bind: tuple[str, ...], memory: bytes = b"", state: Path | None = None,
-    cluster: bytes | None = None, unbound: tuple[tuple[str, int, str], ...] = (),
-    gateway_namespaces: tuple[str, ...] = (),
-) -> bytes:  # fmt: skip
-    """A `LoadRequest` for `read_request`, with the values of Secrets: it goes through an inherited pipe alone."""
-    return dumps((tuple(paths), bind, memory, state, cluster, unbound, gateway_namespaces))
+def write_request(request: LoadRequest) -> bytes:
+    """The request for `read_request`, with the values of Secrets: it goes through an inherited pipe alone."""
+    return dumps(tuple(request))
 
 
 def read_request(data: bytes) -> LoadRequest:

@@ -1,4 +1,4 @@
-"""What a process and its successor say to each other: JSON objects in the frames of a FrameChannel, with descriptors.
+"""The messages of a process and its successor: JSON objects in the frames of a FrameChannel, with descriptors.
 
 They may be of two releases. So the frames stay as they are (a length of four bytes, a number of descriptors of one, all
 in network order, and the JSON), a reader ignores fields and types that it does not know, and both name the versions
@@ -27,22 +27,21 @@ import asyncio
 import json
 import os
 import socket
-import struct
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
 from egressproxy.model.kill_switch import KillChange
+from egressproxy.net.listening import peer_of
 from egressproxy.processes.workers.channel import FrameChannel
 
 VERSIONS: Final = (1,)
 #: How often a successor says that it works, in seconds.
 WORKING_S: Final = 1.0
-_CREDENTIALS: Final = struct.Struct("3i")  # struct ucred: pid, uid, gid
 
 
 class Conversation:
-    """One end of the channel. `next` gives what the other end says, in its order."""
+    """One end of the channel. `next` gives the messages of the other end in their order."""
 
     def __init__(self, sock: socket.socket, on_end: Callable[[], None] = lambda: None) -> None:
         self.peer, self.peer_user = peer_of(sock)
@@ -60,8 +59,9 @@ class Conversation:
         self._channel.send(json.dumps({"type": kind, **fields}).encode(), descriptors)
 
     async def next(self, within_s: float | None = None) -> tuple[str, dict[str, Any], list[int]]:
-        """Its type, its fields and descriptors, which are the caller's. Raises EOFError where the other end is gone or
-        says what is none, and TimeoutError.
+        """The type of the next message, its fields, and its descriptors, which are the caller's to close.
+
+        Raises EOFError where the other end is gone or has sent something else, and TimeoutError.
         """
         said = await asyncio.wait_for(self._heard.get(), within_s)
         if said is None:
@@ -70,8 +70,17 @@ class Conversation:
         fields, descriptors = said
         return fields["type"], fields, descriptors
 
+    async def expect(self, kind: str, within_s: float | None = None) -> dict[str, Any]:
+        """The fields of the next message of this type; others are left out. Raises EOFError and TimeoutError."""
+        async with asyncio.timeout(within_s):
+            while True:
+                said, fields, descriptors = await self.next()
+                close_all(descriptors)
+                if said == kind:
+                    return fields
+
     def say_kill(self, change: KillChange) -> None:
-        """As `kill_of` reads it."""
+        """Tell a change of the kill switch, for `kill_of`."""
         self.say("kill", name=change.name, kills=change.kills, why=change.why)
 
     def close(self) -> None:
@@ -103,12 +112,6 @@ class Conversation:
 def kill_of(fields: Mapping[str, Any]) -> KillChange:
     """The change that a message `kill` tells."""
     return KillChange(str(fields.get("name")), fields.get("kills") is True, str(fields.get("why")))
-
-
-def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """The process and the user at the other end. Raises OSError."""
-    pid, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
-    return pid, user
 
 
 def close_all(descriptors: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""Predecessor: the process that serves, as the one sees it that is to take its place (`run --takeover`)."""
+"""Predecessor: the process whose place this one takes (`run --takeover`)."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Predecessor:
         return self._conversation.peer
 
     async def wait_withdrawn(self) -> None:
-        """Until it keeps its place after all: `serving` says why."""
+        """Wait until the predecessor withdraws, and keeps its place; `serving` raises why."""
         await self._conversation.withdrawn.wait()
 
     @classmethod
@@ -66,15 +66,19 @@ class Predecessor:
             )
         conversation.say("hello", versions=VERSIONS, release=__version__, pid=os.getpid())
         try:
-            said = await found._next("hello")
+            kind, said = "", dict[str, Any]()
+            while kind != "hello":
+                kind, said, descriptors = await found._said()
+                close_all(descriptors)
         except EOFError:
             return None  # it has just ended
         log.info("process %d of release %s serves; this one takes its place", found.pid, said.get("release", "?"))
         return found
 
     async def switch(self, sockets: ListeningSockets) -> None:
-        """Get what it has. Until `serving`, or the end of this process, its reloads wait, for as long as it lets them.
-        Where it ends meanwhile, this process goes on with what has come. Raises ConfigRefused.
+        """Get the sockets, the lock and the killed identities of the predecessor, whose reloads wait until `serving`.
+
+        If it ends meanwhile, this process goes on with what has come. Raises ConfigRefused.
         """
         self._conversation.say("switch")
         self._working = asyncio.create_task(self._tell_working())
@@ -126,7 +130,7 @@ class Predecessor:
             self._working = None
 
     def kill(self, change: KillChange) -> None:
-        """What is under way there for this client is cut, too. Once it has ended: nothing."""
+        """Have the predecessor cut what it still serves for this client. Does nothing once it has ended."""
         self._conversation.say_kill(change)
 
     def close(self) -> None:
@@ -135,14 +139,6 @@ class Predecessor:
         if self.lock is not None:
             os.close(self.lock)
             self.lock = None
-
-    async def _next(self, wanted: str) -> dict[str, Any]:
-        """Raises ConfigRefused, EOFError."""
-        while True:
-            kind, fields, descriptors = await self._said()
-            close_all(descriptors)
-            if kind == wanted:
-                return fields
 
     async def _said(self) -> tuple[str, dict[str, Any], list[int]]:
         """Raises ConfigRefused, EOFError."""

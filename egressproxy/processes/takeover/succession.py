@@ -1,7 +1,7 @@
-"""Succession: the socket at which the process that takes this one's place asks for what it needs (`run --takeover`).
+"""Succession: the socket at which a successor asks this process for its sockets (`run --takeover`).
 
-One successor at a time. Whatever becomes of it before it serves, this process goes on as if it had never asked: it
-only drains once the other one has said that it accepts connections.
+There is one successor at a time. This process drains once the successor has said that it accepts connections. If the
+successor fails before that, this process goes on as if it had never asked.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from egressproxy.processes.workers.kill_switch import KillSwitch
 
 log = logging.getLogger("egressproxy")
 
-#: From the first word of a successor to its request, in which it starts its processes, and from there to its service,
-#: in which it reads and builds its configuration.
+#: How long a successor may take from the connection to `switch`, in seconds: it starts its processes.
 START_S: Final = 30.0
+#: How long it may take from `switch` to `serving`: it reads and builds its configuration.
 SWITCH_S: Final = 120.0
-#: In the second of the two: how long a reload or a write waits for it, and how long it may say nothing at all.
+#: How long a reload or a write waits for that, and how long the successor may say nothing meanwhile.
 HOLD_S: Final = 20.0
 QUIET_S: Final = 5.0
-#: Without descriptors: how long nobody is let in.
+#: How long no successor is accepted once no descriptor is left.
 PAUSE_S: Final = 1.0
 
 
@@ -127,17 +127,14 @@ class Succession:
             if not await self._hand_over(successor):
                 return
             while True:  # until the process that serves now, or this one, has ended
-                kind, fields, descriptors = await successor.next()
-                close_all(descriptors)
-                if kind == "kill":
-                    await self._kill_switch.follow(kill_of(fields))
+                await self._kill_switch.follow(kill_of(await successor.expect("kill")))
         except (EOFError, TimeoutError):
             pass
         finally:
             successor.close()
 
     async def _greet(self, successor: Conversation) -> bool:
-        """Whether it may ask further."""
+        """Whether the process at the other end may be the successor."""
         kind, hello, descriptors = await successor.next(START_S)
         close_all(descriptors)
         theirs = hello.get("versions")
@@ -157,15 +154,15 @@ class Succession:
         return True
 
     async def _hand_over(self, successor: Conversation) -> bool:
-        """Whether it serves. Where it does not, nothing has changed here."""
+        """Whether the successor serves. If it does not, nothing has changed here."""
         listeners = self._kill_switch.told
         try:
-            await _said(successor, "switch", START_S)
+            await successor.expect("switch", START_S)
             async with self._taking:
                 async with self._kill_switch.turn:
-                    self._give(successor)
+                    self._send_state(successor)
                     listeners.append(successor.say_kill)
-                serving = await self._serving(successor)
+                serving = await self._wait_serving(successor)
                 taken = frozenset((str(address), int(port)) for address, port in serving["places"])
                 async with self._kill_switch.turn:
                     self._sockets.leave_paths(taken)
@@ -174,14 +171,12 @@ class Succession:
         except EOFError:
             log.warning("process %d has ended before it served: this one goes on", successor.peer)
             return False
-        except TimeoutError as error:
-            why = str(error) or f"it has not asked for the sockets within {START_S:g} s"
+        except (TimeoutError, KeyError, TypeError, ValueError) as error:
+            why = "it has not said what it serves"
+            if isinstance(error, TimeoutError):
+                why = str(error) or f"it has not asked for the sockets within {START_S:g} s"
             log.warning("process %d is given up, and this one goes on: %s", successor.peer, why)
             successor.say("withdrawn", why=why)
-            return False
-        except (KeyError, TypeError, ValueError):
-            log.warning("process %d does not say what it serves: this one goes on", successor.peer)
-            successor.say("withdrawn", why="it has not said what it serves")
             return False
         finally:
             if successor.say_kill in listeners:
@@ -190,8 +185,8 @@ class Succession:
         successor.say("done")
         return True
 
-    async def _serving(self, successor: Conversation) -> dict[str, Any]:
-        """What it says once it serves. Raises EOFError, and TimeoutError with a sentence."""
+    async def _wait_serving(self, successor: Conversation) -> dict[str, Any]:
+        """The message `serving` of the successor. Raises EOFError, and TimeoutError with a sentence."""
         loop = asyncio.get_running_loop()
         last = loop.time() + SWITCH_S
         too_long = f"it has not come to serve within {SWITCH_S:g} s"
@@ -222,7 +217,7 @@ class Succession:
             wanted.cancel()
             hearing.cancel()
 
-    def _give(self, successor: Conversation) -> None:
+    def _send_state(self, successor: Conversation) -> None:
         for given in self._sockets.to_give():
             successor.say("socket", [given.descriptor], giver=given.giver, kept=given.is_kept)
         lock = self._state_lock()
@@ -232,13 +227,3 @@ class Succession:
             {"identity": each.name, "why": each.why, "since": each.since} for each in self._kill_switch.killed.every
         ]
         successor.say("killed", identities=killed)
-
-
-async def _said(successor: Conversation, wanted: str, within_s: float) -> dict[str, Any]:
-    """Raises EOFError, TimeoutError."""
-    async with asyncio.timeout(within_s):
-        while True:
-            kind, fields, descriptors = await successor.next()
-            close_all(descriptors)
-            if kind == wanted:
-                return fields

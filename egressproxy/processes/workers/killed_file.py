@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from egressproxy.ai_apis.strict_json import loads_strictly
 from egressproxy.model.kill_switch import MAX_KILLED, KilledIdentities, KilledIdentity
+from egressproxy.net.durable_file import replace_file
 
 #: In the folder of `--state-dir`. Objects of the API have names without a dot in front.
 NAME: Final = ".kill-switch.json"
@@ -52,23 +53,7 @@ def write_killed(file: Path, killed: KilledIdentities) -> None:
     every = ",\n".join(
         f"  {json.dumps({'identity': each.name, 'why': each.why, 'since': each.since})}" for each in killed.every
     )
-    beside = file.with_name(f"{file.name}.new")
-    beside.unlink(missing_ok=True)  # of a process that was killed here
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    try:
-        with open(descriptor, "wb") as opened:
-            opened.write(f'{{"version": {VERSION}, "killed": [\n{every}\n]}}\n'.encode())
-            opened.flush()
-            os.fsync(descriptor)
-        os.replace(beside, file)
-    except OSError:
-        beside.unlink(missing_ok=True)
-        raise
-    folder = os.open(file.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    replace_file(file, f'{{"version": {VERSION}, "killed": [\n{every}\n]}}\n'.encode())
 
 
 def _identity(number: int, found: Any) -> KilledIdentity:

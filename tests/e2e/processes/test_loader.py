@@ -16,6 +16,7 @@ from egressproxy.processes.loader import loader as loader_module
 from egressproxy.processes.loader import process as apart
 from egressproxy.processes.loader.loader import Loader
 from egressproxy.processes.loader.process import LoaderProcess, LoadingFailed
+from egressproxy.processes.loader.request import LoadRequest
 from tests.e2e.processes.test_process import TAKE, copies, is_running
 from tests.support import manifests as m
 from tests.support.waiting import until, wait_until
@@ -44,12 +45,12 @@ async def loader() -> AsyncIterator[Loader]:
 
 
 async def test_the_next_request_is_served_by_the_same_process(loader: Loader, folder: Path):
-    await loader.load((folder,), BIND)
+    await loader.load(LoadRequest((folder,), BIND))
     first = loader.pid
     assert first is not None
     m.write(folder / "all.yaml", [m.gateway(m.forward_listener(99999))])
     with pytest.raises(ConfigError):
-        await loader.load((folder,), BIND)
+        await loader.load(LoadRequest((folder,), BIND))
     assert b'"HTTPRoute"' in await loader.schema()
     assert loader.pid == first
 
@@ -57,7 +58,7 @@ async def test_the_next_request_is_served_by_the_same_process(loader: Loader, fo
 async def test_one_that_was_started_already_is_used(folder: Path):
     first = LoaderProcess(is_kept=True)
     loader = Loader(first)
-    await loader.load((folder,), BIND)
+    await loader.load(LoadRequest((folder,), BIND))
     assert loader.pid == first.pid
     loader.close()
     assert not is_running(first.pid)
@@ -69,11 +70,11 @@ async def test_where_a_process_serves_one_request_the_next_one_waits_already(
     """As on macOS."""
     monkeypatch.setattr(LoaderProcess.__init__, "__kwdefaults__", {"is_kept": False})
     loader = Loader()
-    await loader.load((folder,), BIND)
+    await loader.load(LoadRequest((folder,), BIND))
     first = loader.pid
     assert first is not None
     assert is_running(first)
-    await loader.load((folder,), BIND)
+    await loader.load(LoadRequest((folder,), BIND))
     assert loader.pid not in (None, first)
     loader.close()
 
@@ -81,23 +82,23 @@ async def test_where_a_process_serves_one_request_the_next_one_waits_already(
 async def test_it_goes_when_nobody_asks_and_comes_with_the_next_request(folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(loader_module, "QUIET_S", 0.05)
     loader = Loader()
-    await loader.load((folder,), BIND)
+    await loader.load(LoadRequest((folder,), BIND))
     first = loader.pid
     assert first is not None
     await until(lambda: not is_running(first))
     assert loader.pid is None
-    assert (await loader.load((folder,), BIND)).objects == 2
+    assert (await loader.load(LoadRequest((folder,), BIND))).objects == 2
     assert loader.pid != first
     loader.close()
 
 
 async def test_one_that_was_killed_while_it_waited_is_replaced(loader: Loader, folder: Path):
-    await loader.load((folder,), BIND)
+    await loader.load(LoadRequest((folder,), BIND))
     process = loader._process
     assert process is not None
     os.kill(process.pid, signal.SIGKILL)
     await until(lambda: not process.is_waiting())
-    assert (await loader.load((folder,), BIND)).objects == 2
+    assert (await loader.load(LoadRequest((folder,), BIND))).objects == 2
 
 
 @pytest.mark.parametrize("is_copy", [True, False], ids=["the one that reads", "the one that waits for it"])
@@ -106,7 +107,7 @@ async def test_what_is_asked_of_one_that_is_killed_is_asked_once_more(
 ):
     """No fault of what is read: nobody would change the files again for it."""
     os.mkfifo(folder / "pipe.txt")
-    asked = asyncio.create_task(loader.load((folder / "pipe.txt",), BIND))
+    asked = asyncio.create_task(loader.load(LoadRequest((folder / "pipe.txt",), BIND)))
     first = await reading(loader)
     os.kill(copies(first)[0] if is_copy else first.pid, signal.SIGKILL)
     await reading(loader, first)
@@ -118,7 +119,7 @@ async def test_what_is_asked_of_one_that_is_killed_is_asked_once_more(
 
 async def test_what_ends_two_of_them_fails(loader: Loader, folder: Path):
     os.mkfifo(folder / "pipe.txt")
-    asked = asyncio.create_task(loader.load((folder / "pipe.txt",), BIND))
+    asked = asyncio.create_task(loader.load(LoadRequest((folder / "pipe.txt",), BIND)))
     first = await reading(loader)
     os.kill(first.pid, signal.SIGSEGV)
     os.kill((await reading(loader, first)).pid, signal.SIGSEGV)
@@ -127,11 +128,11 @@ async def test_what_ends_two_of_them_fails(loader: Loader, folder: Path):
 
 
 async def test_one_that_was_stopped_goes_on_when_it_is_asked(loader: Loader, folder: Path):
-    await loader.load((folder,), BIND)
+    await loader.load(LoadRequest((folder,), BIND))
     first = loader.pid
     assert first is not None
     os.kill(first, signal.SIGSTOP)
-    assert (await loader.load((folder,), BIND)).objects == 2
+    assert (await loader.load(LoadRequest((folder,), BIND))).objects == 2
     assert loader.pid == first
 
 
@@ -145,15 +146,15 @@ async def test_one_that_hangs_fails_its_request_and_is_replaced(
     loader: Loader, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     os.mkfifo(folder / "pipe.txt")
-    await loader.load((folder,), BIND)
+    await loader.load(LoadRequest((folder,), BIND))
     first = loader.pid
     assert first is not None
     monkeypatch.setattr(apart, "LIMIT_S", 0.5)
     with pytest.raises(LoadingFailed, match="was not read within"):
-        await loader.load((folder / "pipe.txt",), BIND)
+        await loader.load(LoadRequest((folder / "pipe.txt",), BIND))
     monkeypatch.undo()
     assert not is_running(first)
-    assert (await loader.load((folder,), BIND)).objects == 2
+    assert (await loader.load(LoadRequest((folder,), BIND))).objects == 2
 
 
 @pytest.mark.parametrize("answer", ["b'I am no pickle'", "b''", "b'\\x80\\x05]'"])
@@ -164,62 +165,62 @@ async def test_one_that_talks_rubbish_fails_its_request_and_is_replaced(
         program = f"{TAKE}\nsys.stdin.read(); sys.stdout.buffer.write({answer})"
         patch.setattr(apart, "_command", lambda **_: [sys.executable, "-c", program])
         with pytest.raises(LoadingFailed, match="gave no whole answer"):
-            await loader.load((folder,), BIND)
+            await loader.load(LoadRequest((folder,), BIND))
     loader._drop()  # the one that was started meanwhile is of the same kind
-    assert (await loader.load((folder,), BIND)).objects == 2
+    assert (await loader.load(LoadRequest((folder,), BIND))).objects == 2
 
 
 async def test_requests_wait_for_each_other(loader: Loader, folder: Path):
-    made = await asyncio.gather(*(loader.load((folder,), BIND) for _ in range(5)), loader.schema())
+    made = await asyncio.gather(*(loader.load(LoadRequest((folder,), BIND)) for _ in range(5)), loader.schema())
     assert [each.objects for each in made[:5]] == [2] * 5
 
 
 async def test_a_loading_that_nobody_waits_for_any_more_is_ended(loader: Loader, folder: Path):
     os.mkfifo(folder / "pipe.txt")
-    await loader.load((folder,), BIND)
+    await loader.load(LoadRequest((folder,), BIND))
     process = loader._process
     assert process is not None
-    waiting = asyncio.create_task(loader.load((folder / "pipe.txt",), BIND))
+    waiting = asyncio.create_task(loader.load(LoadRequest((folder / "pipe.txt",), BIND)))
     await until(lambda: bool(copies(process)))
     ended = [process.pid, *copies(process)]
     waiting.cancel()
     with pytest.raises(asyncio.CancelledError):
         await waiting
     await until(lambda: not any(map(is_running, ended)))
-    assert (await loader.load((folder,), BIND)).objects == 2
+    assert (await loader.load(LoadRequest((folder,), BIND))).objects == 2
 
 
 async def test_a_schema_that_nobody_waits_for_any_more_is_made_all_the_same(loader: Loader, folder: Path):
-    await loader.load((folder,), BIND)
+    await loader.load(LoadRequest((folder,), BIND))
     process = loader._process
     assert process is not None
     waiting = asyncio.create_task(loader.schema())
     await until(lambda: bool(copies(process)))
     waiting.cancel()
-    await loader.load((folder,), BIND)
+    await loader.load(LoadRequest((folder,), BIND))
     assert loader.pid == process.pid
 
 
 async def test_the_end_ends_what_is_under_way(folder: Path):
     os.mkfifo(folder / "pipe.txt")
     loader = Loader()
-    await loader.load((folder,), BIND)
+    await loader.load(LoadRequest((folder,), BIND))
     process = loader._process
     assert process is not None
-    waiting = asyncio.create_task(loader.load((folder / "pipe.txt",), BIND))
+    waiting = asyncio.create_task(loader.load(LoadRequest((folder / "pipe.txt",), BIND)))
     await until(lambda: bool(copies(process)))
     loader.close()
     with pytest.raises(LoadingFailed):
         await waiting
     assert loader.pid is None
     with pytest.raises(OSError, match="the gateway ends"):
-        await loader.load((folder,), BIND)
+        await loader.load(LoadRequest((folder,), BIND))
 
 
 async def test_no_process_to_be_had_is_told(loader: Loader, folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(apart, "_command", lambda **_: ["/no/such/program"])
     with pytest.raises(OSError, match="No such file"):
-        await loader.load((folder,), BIND)
+        await loader.load(LoadRequest((folder,), BIND))
     with pytest.raises(OSError, match="No such file"):
         await loader.schema()
 
@@ -231,7 +232,7 @@ async def test_who_cannot_start_it_reads_what_and_which_program(
     program.touch(mode=0o644)
     monkeypatch.setattr(sys, "executable", str(program))
     with pytest.raises(OSError, match=r"^the process that reads the configuration cannot be started: Permission"):
-        await loader.load((folder,), BIND)
+        await loader.load(LoadRequest((folder,), BIND))
     program.unlink()
     with pytest.raises(OSError, match=rf"No such file or directory \({program}\)$"):
-        await loader.load((folder,), BIND)
+        await loader.load(LoadRequest((folder,), BIND))

@@ -22,7 +22,7 @@ from egressproxy.processes.loader.answer import answer
 from egressproxy.processes.loader.compilation import Machine, loaded
 from egressproxy.processes.loader.loader import LOAD, SCHEMA
 from egressproxy.processes.loader.process import LoaderProcess, LoadingFailed
-from egressproxy.processes.loader.request import write_request
+from egressproxy.processes.loader.request import LoadRequest, write_request
 from egressproxy.processes.loader.result import Loaded, read_answer
 from tests.support import manifests as m
 from tests.support.other_processes import looks_into_others
@@ -74,7 +74,7 @@ def instead(monkeypatch: pytest.MonkeyPatch) -> Iterator[Instead]:
 
 
 def load(process: LoaderProcess, *paths: Path, memory: bytes = b"") -> Loaded:
-    return read_answer(process.ask(LOAD, write_request(paths, BIND, memory)))
+    return read_answer(process.ask(LOAD, write_request(LoadRequest(paths, BIND, memory))))
 
 
 def is_running(pid: int) -> bool:
@@ -187,7 +187,7 @@ def test_more_than_a_pipe_holds_comes_through_both_ways(process: LoaderProcess, 
     padding = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "c"}}
     padding["data"] = {f"k{number}": os.urandom(512).hex() for number in range(2000)}  # does not compress
     m.write(tmp_path / "all.yaml", [m.gateway(m.http_listener(8080)), padding, *routes])
-    before = read_answer(answer(write_request((tmp_path,), BIND))).memory
+    before = read_answer(answer(write_request(LoadRequest((tmp_path,), BIND)))).memory
     memory = before + bytes(3 * 1024 * 1024)  # what follows is ignored
     made = load(process, tmp_path, memory=memory)
     assert made.objects == 302
@@ -311,11 +311,11 @@ def test_it_does_not_outlive_its_parent(folder: Path, is_asked: bool):
     program = (
         "import os, sys, threading; from pathlib import Path\n"
         "from egressproxy.processes.loader.process import LoaderProcess\n"
-        "from egressproxy.processes.loader.request import write_request\n"
+        "from egressproxy.processes.loader.request import LoadRequest, write_request\n"
         "from egressproxy.processes.loader.loader import LOAD\n"
         "process = LoaderProcess(is_kept=True)\n"
-        f"request = write_request([Path({str(folder / 'pipe.txt')!r})], ('127.0.0.1',))\n"
-        f"process.ask(LOAD, write_request([Path({str(folder)!r})], ('127.0.0.1',)))\n"
+        f"request = write_request(LoadRequest([Path({str(folder / 'pipe.txt')!r})], ('127.0.0.1',)))\n"
+        f"process.ask(LOAD, write_request(LoadRequest([Path({str(folder)!r})], ('127.0.0.1',))))\n"
         f"if {is_asked}: threading.Thread(target=process.ask, args=(LOAD, request)).start()\n"
         "children = Path(f'/proc/{process.pid}/task/{process.pid}/children')\n"
         f"while {is_asked} and not children.read_text(): pass\n"

@@ -29,7 +29,7 @@ from egressproxy.kubeapi.write.write import (
     read_outcomes,
     write_writes,
 )
-from egressproxy.processes.loader.request import write_request
+from egressproxy.processes.loader.request import LoadRequest, write_request
 from egressproxy.processes.loader.result import shown
 from tests.config.compile.kit import FORWARD, policy
 
@@ -42,7 +42,9 @@ def write(verb: Verb, name: str = "a", body: dict[str, object] | None = None, **
 
 
 def worked_out(state: Path, *writes: Write) -> Outcomes:
-    return read_outcomes(module.answer(write_writes(write_request((), ("127.0.0.1",), state=state), writes)))
+    return read_outcomes(
+        module.answer(write_writes(write_request(LoadRequest((), ("127.0.0.1",), state=state)), writes))
+    )
 
 
 def kept(state: Path, *writes: Write) -> list[Result]:

@@ -38,7 +38,7 @@ WRITE = Write(
     is_forced=True,
     field_validation=FieldValidation.STRICT,
 )
-REQUEST = write_request((), ("::1",), b"memory", Path("/state"))
+REQUEST = write_request(LoadRequest((), ("::1",), b"memory", Path("/state")))
 
 
 def test_writes_come_back_as_they_were():

@@ -16,7 +16,7 @@ from egressproxy.model.work import at_once
 from egressproxy.net.system_roots import mark
 from egressproxy.processes.loader.answer import answer, previous_of
 from egressproxy.processes.loader.compilation import Machine, loaded
-from egressproxy.processes.loader.request import write_request
+from egressproxy.processes.loader.request import LoadRequest, write_request
 from egressproxy.processes.loader.result import ListenerAddress, Loaded, read_answer, shown
 from tests.support import manifests as m
 
@@ -24,7 +24,7 @@ BIND = ("127.0.0.1",)
 
 
 def answered(folder: Path, memory: bytes = b"") -> Loaded:
-    return read_answer(answer(write_request((folder,), BIND, memory)))
+    return read_answer(answer(write_request(LoadRequest((folder,), BIND, memory))))
 
 
 def statuses(made: Loaded) -> dict[str, tuple[int, object]]:

@@ -25,14 +25,15 @@ import egressproxy.kubeapi.write.answer
 from egressproxy.config.compile.extensions.config_schema import ADAPTERS
 from egressproxy.config.resources.kinds import KINDS
 from egressproxy.processes.loader.compilation import preparations
-from egressproxy.processes.loader.request import write_request
+from egressproxy.processes.loader.request import LoadRequest, write_request
 from egressproxy.processes.loader.result import read_answer
 
 for _ in preparations():
     pass
 modules, made = set(sys.modules), len(ADAPTERS)
 assert all(kind.__pydantic_complete__ for kind in KINDS)
-read_answer(egressproxy.processes.loader.answer.answer(write_request((Path(sys.argv[1]),), ("127.0.0.1",))))
+request = write_request(LoadRequest((Path(sys.argv[1]),), ("127.0.0.1",)))
+read_answer(egressproxy.processes.loader.answer.answer(request))
 assert len(ADAPTERS) == made
 print(*sorted(set(sys.modules) - modules))
 """
@@ -43,8 +44,8 @@ def test_a_loading_imports_no_type_of_filter_that_is_not_used():
         "import sys\n"
         "from pathlib import Path\n"
         "from egressproxy.processes.loader.answer import answer\n"
-        "from egressproxy.processes.loader.request import write_request\n"
-        "answer(write_request((Path(sys.argv[1]),), ('127.0.0.1',)))\n"
+        "from egressproxy.processes.loader.request import LoadRequest, write_request\n"
+        "answer(write_request(LoadRequest((Path(sys.argv[1]),), ('127.0.0.1',))))\n"
         "print(*sys.modules)\n"
     )
     command = [sys.executable, "-c", program, str(EXAMPLES / "minimal.yaml")]

@@ -24,12 +24,14 @@ from egressproxy.processes.loader.request import LoadRequest, read_request, writ
     ],
 )
 def test_a_request_comes_back_as_it_was(asked: LoadRequest):
-    assert read_request(write_request(*asked)) == asked
+    assert read_request(write_request(asked)) == asked
 
 
 def test_a_path_is_written_as_its_text():
     """What Python writes of a path differs between its versions."""
-    named = {argument for _, argument, _ in pickletools.genops(write_request((Path("a/b"),), ())) if argument}
+    named = {
+        argument for _, argument, _ in pickletools.genops(write_request(LoadRequest((Path("a/b"),), ()))) if argument
+    }
     assert {"a/b", "Path"} <= named
     assert "PosixPath" not in named
 
@@ -41,6 +43,6 @@ def test_what_would_make_anything_else_is_refused(value: object):
 
 
 def test_half_a_request_is_refused():
-    written = write_request((), ("::1",), b"memory")
+    written = write_request(LoadRequest((), ("::1",), b"memory"))
     with pytest.raises((pickle.UnpicklingError, EOFError)):
         read_request(written[:-3])

@@ -15,6 +15,7 @@ import pytest
 from egressproxy.errors import NotAnswered
 from egressproxy.model.kill_switch import KillChange, KilledIdentities, KilledIdentity
 from egressproxy.net.file_lock import memory_file
+from egressproxy.net.listening import peer_of
 from egressproxy.net.listening_sockets import ListeningSockets, Place
 from egressproxy.net.wanted_lock import WantedLock
 from egressproxy.processes.takeover import messages, predecessor, succession
@@ -286,7 +287,7 @@ async def test_a_process_of_another_user_neither_gives_nor_gets(world: World, mo
 def test_who_is_at_the_other_end_is_what_the_kernel_says():
     one, other = socket.socketpair(socket.AF_UNIX)
     with one, other:
-        assert messages.peer_of(one) == (os.getpid(), os.getuid())
+        assert peer_of(one) == (os.getpid(), os.getuid())
 
 
 async def test_the_path_is_for_this_user_alone(world: World):
@@ -340,7 +341,7 @@ async def test_who_is_out_of_service_has_to_be_known(world: World, monkeypatch: 
     def give(successor: Conversation) -> None:
         successor.say("killed", identities=[{"identity": "agents/a"}])
 
-    monkeypatch.setattr(world.succession, "_give", give)
+    monkeypatch.setattr(world.succession, "_send_state", give)
     before = await world.find()
     with pytest.raises(ConfigRefused, match="so nobody is served"):
         await before.switch(ListeningSockets())
