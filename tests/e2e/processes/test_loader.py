@@ -163,7 +163,7 @@ async def test_one_that_talks_rubbish_fails_its_request_and_is_replaced(
 ):
     with monkeypatch.context() as patch:
         program = f"{TAKE}\nsys.stdin.read(); sys.stdout.buffer.write({answer})"
-        patch.setattr(apart, "_command", lambda **_: [sys.executable, "-c", program])
+        patch.setattr(apart, "child_command", lambda _: [sys.executable, "-c", program])
         with pytest.raises(LoadingFailed, match="gave no whole answer"):
             await loader.load(LoadRequest((folder,), BIND))
     loader._drop()  # the one that was started meanwhile is of the same kind
@@ -218,7 +218,7 @@ async def test_the_end_ends_what_is_under_way(folder: Path):
 
 
 async def test_no_process_to_be_had_is_told(loader: Loader, folder: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(apart, "_command", lambda **_: ["/no/such/program"])
+    monkeypatch.setattr(apart, "child_command", lambda _: ["/no/such/program"])
     with pytest.raises(OSError, match="No such file"):
         await loader.load(LoadRequest((folder,), BIND))
     with pytest.raises(OSError, match="No such file"):

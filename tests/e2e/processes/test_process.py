@@ -64,7 +64,7 @@ def instead(monkeypatch: pytest.MonkeyPatch) -> Iterator[Instead]:
 
     def start(program: str) -> LoaderProcess:
         command = [sys.executable, "-I", "-S", "-c", TAKE + program]
-        monkeypatch.setattr(apart, "_command", lambda **_: command)
+        monkeypatch.setattr(apart, "child_command", lambda _: command)
         started.append(LoaderProcess(is_kept=False))
         return started[-1]
 
@@ -236,7 +236,7 @@ def test_a_copy_that_is_killed_is_a_failure(folder: Path):
 def test_a_process_that_cannot_start_is_a_failure_and_its_words_are_kept(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    monkeypatch.setattr(apart, "_command", lambda **_: [sys.executable, "-c", "import no_such_module"])
+    monkeypatch.setattr(apart, "child_command", lambda _: [sys.executable, "-c", "import no_such_module"])
     with pytest.raises(LoadingFailed, match="ended with status 1"):
         LoaderProcess(is_kept=True).ask(LOAD, b"")
     assert "no_such_module" in caplog.text
