@@ -28,6 +28,7 @@ from tests.conformance.published import FORMS, HOST, INJECTOR, Form, clear, seco
 from tests.support import manifests as m
 from tests.support.http2 import Http2Server
 from tests.support.kubectl import find_kubectl
+from tests.support.manifests import conditions_of
 from tests.support.name_server import NameServer
 from tests.support.net import can_bind_low_ports, free_port, loopback_address
 from tests.support.pki import Pki, chain
@@ -266,7 +267,7 @@ def shown(gateway: GatewayProcess, manifest: m.Manifest) -> dict[str, Any]:
 
 
 def conditions(found: dict[str, Any]) -> dict[str, tuple[str, str, str]]:
-    return {each["type"]: (each["status"], each["reason"], each["message"]) for each in found["status"]["conditions"]}
+    return {each["type"]: (each["status"], each["reason"], each["message"]) for each in conditions_of(found["status"])}
 
 
 @pytest.mark.parametrize("form", FORMS, ids=by_name)

@@ -171,7 +171,7 @@ async def test_a_hangup_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture
 async def test_a_start_whose_configuration_nobody_could_read_says_so_and_is_a_1(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    monkeypatch.setattr(apart, "_command", lambda **_: [sys.executable, "-c", "raise SystemExit(3)"])
+    monkeypatch.setattr(apart, "child_command", lambda _: [sys.executable, "-c", "raise SystemExit(3)"])
     assert await App(options(tmp_path, m.gateway(m.forward_listener(free_port())))).serve() == 1
     assert "ended with status 3" in capsys.readouterr().err
 
@@ -185,7 +185,7 @@ async def test_a_reload_that_nobody_could_read_is_refused_and_the_configuration_
         await asyncio.sleep(0.01)
     source = app._live.published
     (before,) = source.objects()
-    monkeypatch.setattr(apart, "_command", lambda **_: [sys.executable, "-c", "raise SystemExit(3)"])
+    monkeypatch.setattr(apart, "child_command", lambda _: [sys.executable, "-c", "raise SystemExit(3)"])
     app._loader._drop()
     app._asked_to_reload()
     while not app.metrics.reloads.get("failure"):  # noqa: ASYNC110

@@ -18,6 +18,7 @@ import yaml
 
 from tests.e2e.test_kubectl import command
 from tests.support import manifests as m
+from tests.support.manifests import conditions_of
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess
 from tests.support.waiting import WAIT_S
@@ -393,7 +394,7 @@ def test_a_backend_with_extensions_that_nobody_knows_is_applied_and_says_so(clus
     cluster.kubectl("apply", *how, "-f", "-", stdin=[egress(free_port()), yaml.safe_load(UNKNOWN)])
     shown = cluster.get("backends.gateway.networking.k8s.io", "pooled", "-n", "agents")
     assert shown["spec"] == yaml.safe_load(UNKNOWN)["spec"]
-    degraded = {each["type"]: each for each in shown["status"]["conditions"]}["Degraded"]
+    degraded = {each["type"]: each for each in conditions_of(shown["status"])}["Degraded"]
     assert (degraded["status"], degraded["reason"]) == ("True", "UnsupportedExtensionType")
     assert "extension connection-pool has the unknown type vendor.io/connection-pool" in degraded["message"]
     assert "extension circuit-breaker has the unknown type vendor.io/circuit-breaker" in degraded["message"]

@@ -15,6 +15,7 @@ import yaml
 
 from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, get, read_message
 from tests.support import manifests as m
+from tests.support.manifests import conditions_of
 from tests.support.name_server import NameServer
 from tests.support.net import free_port
 from tests.support.pki import Pki
@@ -151,7 +152,7 @@ def test_the_key_of_every_published_spelling_is_injected_and_rotates(
         assert status == 200
         shown = json.loads(text)
         assert shown["spec"]["extensions"] == [FORMS["bare"][3]]
-        assert {each["type"]: each["status"] for each in shown["status"]["conditions"]} == {
+        assert {each["type"]: each["status"] for each in conditions_of(shown["status"])} == {
             "Accepted": "True",
             "ResolvedRefs": "True",
         }
@@ -171,7 +172,7 @@ def test_the_key_of_every_published_spelling_is_injected_and_rotates(
         assert fetch(port, "ours") == fetch(port, "raw") == (200, b"ok")
         assert vendor.seen == ["Token sk-two", "Bearer sk-two"]
         _, text = gateway.admin(f"/apis/{WORKING_GROUP}/v1alpha1/namespaces/agents/backends/bare")
-        refs = {each["type"]: each for each in json.loads(text)["status"]["conditions"]}["ResolvedRefs"]
+        refs = {each["type"]: each for each in conditions_of(json.loads(text)["status"])}["ResolvedRefs"]
         assert (refs["status"], refs["reason"]) == ("False", "RefNotPermitted")
         gateway.wait_for_diagnostics("RefNotPermitted")
         assert "sk-" not in gateway.stderr
@@ -227,7 +228,7 @@ def test_an_unknown_type_closes_its_backend_and_everything_says_so(
         assert code == 201, answer
         _, text = gateway.admin(f"/apis/{WORKING_GROUP}/v1alpha1/namespaces/agents/backends/closed")
         shown = json.loads(text)
-        degraded = {each["type"]: each for each in shown["status"]["conditions"]}["Degraded"]
+        degraded = {each["type"]: each for each in conditions_of(shown["status"])}["Degraded"]
         assert (degraded["status"], degraded["reason"]) == ("True", "UnsupportedExtensionType")
         assert "extension scan" in degraded["message"]
         assert "vendor.example/CredentialInjektor:v1" in degraded["message"]

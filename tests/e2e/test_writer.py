@@ -154,7 +154,7 @@ async def test_what_changes_nothing_puts_nothing_into_service(made: Made):
 
 
 async def test_a_process_that_dies_has_changed_nothing(made: Made, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(apart, "_command", lambda **_: [sys.executable, "-c", "raise SystemExit(3)"])
+    monkeypatch.setattr(apart, "child_command", lambda _: [sys.executable, "-c", "raise SystemExit(3)"])
     service = Service()
     results = await made.write(service, write(name="a"), write(name="b"))
     assert [(refusal(each).code, "ended with status 3" in str(each)) for each in results] == [(503, True)] * 2

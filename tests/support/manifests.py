@@ -172,3 +172,9 @@ def write(path: Path, objects: Iterable[Manifest]) -> None:
 
 def _parent(name: str, section: str) -> Manifest:
     return {"name": name, "sectionName": section} if section else {"name": name}
+
+
+def conditions_of(status: Manifest) -> list[dict[str, Any]]:
+    """The conditions in the status of an object, in the first entry where its type lists them by who uses it."""
+    listed = [status, *status.get("ancestors", ()), *status.get("controllers", ())]
+    return next(each["conditions"] for each in listed if "conditions" in each)
