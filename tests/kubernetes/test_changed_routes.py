@@ -134,7 +134,7 @@ async def test_changed_routes_are_not_asked_for_while_something_else_is_behind(m
     """The question would take the place of the one that is still to be answered."""
     monkeypatch.setattr(cluster_module, "PATIENCE_S", 0.05)
     metrics = Metrics("")
-    it = Cluster(RunOptions(cluster=ClusterOptions()), metrics, Events(metrics, lambda: None, 0.0), *[lambda: None] * 4)
+    it = Cluster(RunOptions(cluster=ClusterOptions()), metrics, Events(metrics, lambda: None, 0.0))
     asked: list[messages.Ask] = []
     monkeypatch.setattr(it, "_send", asked.append)
 
