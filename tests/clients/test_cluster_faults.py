@@ -27,7 +27,7 @@ WANTED = {
     ("", "Secret", "team", "cert"), ("", "ConfigMap", "team", "ca"), ("", "ConfigMap", "team", "own-ca"),
     ("", "Service", "team", "two"), ("", "Pod", "", ""), ("", "Namespace", "", ""),
 }  # fmt: skip
-NEEDS = Needs(wanted=WANTED, classes=("egressproxy", "mine"))
+NEEDS = Needs(wanted=WANTED, classes=("mine",))
 #: With all of which nothing is served: a policy that is not read may be one that denies.
 CLOSES = {"gateway.networking.k8s.io", "egressproxy.io"}
 CLOSED = {"404", "500", "502", "503", "closed", "grpc 12", "grpc 14"}
@@ -152,7 +152,8 @@ def _versions(server: RealApiServer, cases: list[Case]) -> dict[str, str]:
 
 
 def _holder(server: RealApiServer) -> str:
-    _, found = server.request("GET", "/apis/coordination.k8s.io/v1/namespaces/default/leases/egressproxy-mine")
+    path = "/apis/coordination.k8s.io/v1/namespaces/default/leases/egressproxy-mine-namespaces"
+    _, found = server.request("GET", path)
     return str(found["spec"]["holderIdentity"] or "")
 
 
