@@ -261,7 +261,7 @@ class AddressPolicy:
         )
 
     def _obstacle(self, host: str, address: IPAddress) -> str | None:
-        """Return the special range that closes this address, or one embedded in it, to this host; None for no range."""
+        """The special range that closes the address, or one embedded in it, to this host; None: no range."""
         around = ""
         for each in aliases(address):
             found = _special(each)

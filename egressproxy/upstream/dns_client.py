@@ -227,7 +227,7 @@ def give_up(tasks: Iterable[asyncio.Task[DnsAnswer]]) -> None:
 
 
 async def _over_udp(server: Server, question: DnsQuestion) -> bytes | None:
-    """The answer; None after too many datagrams that are none (from elsewhere the kernel takes none)."""
+    """The answer; None after too many invalid datagrams. The kernel drops datagrams from other addresses."""
     loop = asyncio.get_running_loop()
     family = socket.AF_INET6 if ":" in server.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as sock:

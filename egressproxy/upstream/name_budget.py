@@ -1,9 +1,8 @@
 """NameBudget: how many names that nobody has asked for lately each client may have looked up below one domain.
 
 A name carries data to whoever serves its domain, before any connection is made: a wildcard that is allowed would be a
-way out for it. Names that are known cost nothing. The numbers are in `keyed_counters`, which all workers share: a
-client has one count, whichever of them it comes to, and a name that one of them has looked up is new to none.
-Source: EgressPolicy `dns.newNames`.
+way out for it. Names that are known cost nothing. All workers share the numbers (`keyed_counters`): each client has one
+count, and a name that one worker has looked up is new to no other. Source: EgressPolicy `dns.newNames`.
 """
 
 from __future__ import annotations
