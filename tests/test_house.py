@@ -120,7 +120,7 @@ def test_a_circle_of_three_is_found():
 FORMER_ROOMS = ("transport", "loading", "workers", "explaining", "authorization", "writes", "spec")
 
 ROOMS = {*FORMER_ROOMS, *(path.name for path in PACKAGE.iterdir() if path.is_dir())}
-#: `gateway/exchange/conductor`, `net.loop.new_loop`, if its first part is a room; not `gateway.example.com/x`.
+#: `gateway/exchange/connection_manager`, `net.loop.new_loop`, if its first part is a room; not `gateway.example.com/x`.
 _REFERENCE = re.compile(r"(?<![\w/.\-:<])(?:egressproxy[./])?([a-z]+(?:[./][A-Za-z_]\w*)+)(?![\w/\-:<>]|\.\w)")
 _DOCUMENT = re.compile(r"(?<![\w/.*{-])([\w./-]+\.md)\b")
 #: Fields of manifests (`spec.rules`), file names of examples, what Envoy's API is called, and names of objects.
@@ -175,7 +175,7 @@ def leads_somewhere(reference: str) -> bool:
             place /= part
         elif (place / f"{part}.py").is_file():
             return _defines(place / f"{part}.py", parts[index + 1 :])
-        else:  # what a package's own file defines, or its outer directory's: `gateway.Conductor`
+        else:  # what a package's own file defines, or its outer directory's: `gateway.HttpConnectionManager`
             return _defines(place / "__init__.py", parts[index:])
     return True
 

@@ -16,7 +16,7 @@ from egressproxy.filters.filter_step import Steps
 from egressproxy.gateway.backends.own_leg import passing_trailers
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.error_responses import answer_of_call
-from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
 from egressproxy.gateway.exchange.phases import answer_of
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.field_change import FieldChange
@@ -55,7 +55,7 @@ class EnvoyConversation:
     accounting: Accounting
     peer: str
     begun: Exchange | None = None
-    resources: HeldResources = field(default_factory=HeldResources)
+    resources: ExchangeResources = field(default_factory=ExchangeResources)
     configured: ProcessingMode = _UNKNOWN
     mode: ProcessingMode = _UNKNOWN
     has_ended: bool = False
@@ -84,10 +84,10 @@ class EnvoyConversation:
         x = self.begun
         return x is not None and x.has_request and is_grpc(x.request.fields.get(b"content-type"))
 
-    def blame(self, error: GatewayError) -> None:
+    def record_error(self, error: GatewayError) -> None:
         """The exchange has failed with this error."""
         if self.begun is not None:
-            self.accounting.blame(self.begun, self.resources, error)
+            self.accounting.record_error(self.begun, self.resources, error)
         else:
             remedy = error.remedy and f": {error.remedy}"
             log.warning("a call of %s is refused: %s%s", self.peer, error.message, remedy)

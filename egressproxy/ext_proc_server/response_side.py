@@ -116,7 +116,7 @@ class ResponseSide:
         if not event:
             raise error
         self._is_cut = True
-        conversation.blame(error)
+        conversation.record_error(error)
         return event
 
     async def take_trailers(self, message: ProcessingRequest) -> None:

@@ -19,7 +19,7 @@ from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.build import SnapshotBuilder
 from egressproxy.gateway.endpoint_reports import reports_to
 from egressproxy.gateway.exchange.accounting import Accounting
-from egressproxy.gateway.exchange.conductor import Conductor
+from egressproxy.gateway.exchange.connection_manager import HttpConnectionManager
 from egressproxy.gateway.identity.seen_values import SharedSeenValues
 from egressproxy.gateway.listeners.bound_port import BoundPort
 from egressproxy.gateway.overload.memory_pressure import OverloadState
@@ -81,7 +81,7 @@ class GatewayServer:
         accounting = Accounting(self.wheel, access_log, pseudonym, metrics)
         if catalog.counters is not None:  # there are several workers
             accounting.seen = SharedSeenValues(catalog.keyed)
-        self.conductor = Conductor(accounting, limits.connections)
+        self.connection_manager = HttpConnectionManager(accounting, limits.connections)
         self.snapshot: Snapshot | None = None
         self.binds_ports = True  # False: the snapshot is for somebody else's traffic (ext_proc_server)
         self._prepared: FilterInstances | None = None  # of a configuration that is not in service yet
@@ -91,8 +91,10 @@ class GatewayServer:
         self._bound: dict[tuple[str, int], BoundPort] = {}
         self._closing: set[BoundPort] = set()
         self._is_hurried = False
-        self.overload = OverloadManager(limits, self.conductor, self._ports, self._connectors, self.network.copies)
-        clients = self.conductor.clients
+        self.overload = OverloadManager(
+            limits, self.connection_manager, self._ports, self._connectors, self.network.copies
+        )
+        clients = self.connection_manager.clients
         metrics.add_gauge(
             "egress_buffered_bytes", "Bytes of bodies that are held for clients.", lambda: clients.held_bytes
         )
@@ -169,7 +171,7 @@ class GatewayServer:
 
     def _bind_port(self, port: Port) -> BoundPort:
         try:
-            return BoundPort(self._bind(port.address, port.number), port, self.conductor, self.metrics)
+            return BoundPort(self._bind(port.address, port.number), port, self.connection_manager, self.metrics)
         except OSError as error:
             listeners = ", ".join(f"{live.gateway}/{live.name}" for live in port.listeners)
             raise bind_error(listeners, port.address, port.number, error) from None
@@ -238,7 +240,7 @@ class GatewayServer:
     # --- the end ---------------------------------------------------------------------------------------------------
     def end_connections(self) -> None:
         """From now on each connection ends with its exchange; new ones are accepted, and served."""
-        self.conductor.is_draining = self.conductor.ends_connections = True
+        self.connection_manager.is_draining = self.connection_manager.ends_connections = True
 
     async def drain(self, timeout_s: float, elsewhere: Collection[tuple[str, int]] = (), idle_s: float = 0.0) -> int:
         """Stop accepting, let exchanges and tunnels end, then cut what is left. Returns how many connections it cut.
@@ -253,7 +255,7 @@ class GatewayServer:
         if self.snapshot is not None:
             self.snapshot.filters.drain()
         waited, asks_s = min(ARRIVE_S, timeout_s), min(max(ARRIVE_S, idle_s), timeout_s)
-        self.conductor.last_idle_s = asks_s
+        self.connection_manager.last_idle_s = asks_s
         await asyncio.sleep(waited)
         has_closed_idle = False
         while True:
@@ -266,7 +268,7 @@ class GatewayServer:
             await asyncio.sleep(DRAIN_POLL_S)
             waited += DRAIN_POLL_S
         cut = sum(port.open_connections for port in ports)
-        self.conductor.accounting.is_cutting = True
+        self.connection_manager.accounting.is_cutting = True
         for port in ports:
             port.abort_all()
         if self.snapshot is not None:

@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Protocol
 
 from egressproxy.gateway.backends.connector import Connector
-from egressproxy.gateway.exchange.conductor import Conductor
+from egressproxy.gateway.exchange.connection_manager import HttpConnectionManager
 from egressproxy.gateway.listeners.bound_port import BoundPort
 from egressproxy.gateway.open_connections import Connection, OpenConnections
 from egressproxy.gateway.overload.memory_pressure import MemoryPressure, OverloadState
@@ -67,7 +67,7 @@ class OverloadManager:
     def __init__(
         self,
         limits: ProcessLimits,
-        conductor: Conductor,
+        connection_manager: HttpConnectionManager,
         ports: Callable[[], Iterable[BoundPort]],
         connectors: Callable[[], Iterable[Connector]],
         copies: Shares,
@@ -75,9 +75,9 @@ class OverloadManager:
         give_back: GiveBack = give_back_memory,
     ) -> None:
         self._limits = limits
-        self._conductor = conductor
-        self._accounting = conductor.accounting
-        self._wheel = conductor.wheel
+        self._connection_manager = connection_manager
+        self._accounting = connection_manager.accounting
+        self._wheel = connection_manager.wheel
         self._ports = ports
         self._connectors = connectors
         self._copies, self._most_copies = copies, copies.limit
@@ -96,7 +96,7 @@ class OverloadManager:
         self._deadline = Deadline(self._wheel, self.look)
         self._growth = Deadline(self._wheel, self._look_for_growth)
         self._resident = 0  # at the last collection, or less
-        conductor.clients.states = self._states
+        connection_manager.clients.states = self._states
         metrics = self._accounting.metrics
         metrics.shed = self.gate.shed
         metrics.add_peak(
@@ -129,7 +129,7 @@ class OverloadManager:
     def look(self) -> None:
         """At the memory, ten times a second."""
         now, before, resident = self._wheel.now, self.pressure.state, self._read()
-        state = self.pressure.observe(resident, self.gate.active + self._conductor.clients.total, now)
+        state = self.pressure.observe(resident, self.gate.active + self._connection_manager.clients.total, now)
         if state is not before:
             self._changed(before, state, resident)
         if state is not OverloadState.NORMAL:
@@ -162,9 +162,9 @@ class OverloadManager:
         self._growth.set(now + GROWTH_S)
 
     def _changed(self, before: OverloadState, state: OverloadState, resident: int) -> None:
-        conductor, gate = self._conductor, self.gate
-        conductor.ends_connections = conductor.is_draining or state is not OverloadState.NORMAL
-        conductor.has_no_memory = state is OverloadState.REFUSING
+        connection_manager, gate = self._connection_manager, self.gate
+        connection_manager.ends_connections = connection_manager.is_draining or state is not OverloadState.NORMAL
+        connection_manager.has_no_memory = state is OverloadState.REFUSING
         self._worst = max(self._worst, state)
         if before is OverloadState.NORMAL:
             if self._accounting.gate is None:

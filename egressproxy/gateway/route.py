@@ -171,7 +171,7 @@ class Route(_HotRoute):
 
 
 def self_service(series: Series) -> Route:
-    """The rule that answers at egress.internal, counted here. The conductor knows it by its kind."""
+    """The rule that answers at egress.internal, counted here. The connection manager knows it by its kind."""
     nowhere = DestinationPolicy(DestinationsIR())
     return Route(
         OWN_HOST, Chain(request_headers=()), (), series, NO_POLICY, nowhere, {},

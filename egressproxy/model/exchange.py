@@ -1,5 +1,5 @@
-"""Exchange: one request and its response, or one tunnel, from first byte to log line: created by the conductor, handed
-to every filter, observed once by metrics and the access log.
+"""Exchange: one request and its response, or one tunnel, from first byte to log line: created by the connection
+manager, handed to every filter, observed once by metrics and the access log.
 """
 
 from __future__ import annotations
@@ -160,7 +160,8 @@ class BackendOrigin(NamedTuple):
 
 
 class Exchange:
-    """What filters may rely on: everything up to `notes`. The rest is bookkeeping of the conductor and telemetry.
+    """What filters may rely on: everything up to `notes`. The rest is bookkeeping of the connection manager and
+    telemetry.
 
     `scheme` is b"http" or b"https": that of the request as the client sees it. `authority` is the destination that the
     client named (forward) or the Host it sent (reverse). `is_tunnel` is true for CONNECT and TLS passthrough.

@@ -69,8 +69,9 @@ def decided_by(series: Series | None) -> tuple[str, str]:
 
 
 class Series:
-    """The counters of one label set; dictionaries and lists are made when there is something to count. The conductor
-    calls `observe` exactly once per exchange or tunnel, at its end. `has_tunnels`: one was open, now or earlier.
+    """The counters of one label set; dictionaries and lists are made when there is something to count. The connection
+    manager calls `observe` exactly once per exchange or tunnel, at its end. `has_tunnels`: one was open, now or
+    earlier.
 
     Most responses begin and end in one turn: their duration, in `at_once`, is the time to their first byte, too. Only
     of the others both are counted: in `streamed`, and in `begun` unless nothing was sent. `body_sum_s` is the time that

@@ -14,7 +14,7 @@ from egressproxy.gateway.backends.health_checks import EndpointCheck, HealthChec
 from egressproxy.gateway.backends.mirror_copy import Copies, Copy
 from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.exchange.client_stream import ClientHttp2, ClientStream
-from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
 from egressproxy.model.exchange import Exchange
 from egressproxy.net.sockets import SocketTransport
 from egressproxy.net.tls import TlsStream
@@ -46,7 +46,7 @@ left = leftovers_of(
     SocketEnd,
     SocketTransport,
     TlsStream,
-    HeldResources,
+    ExchangeResources,
     Exchange,
     Copies,
     Copy,

@@ -1,5 +1,5 @@
-"""Translated messages: the heads, and the answers that the conductor takes for the backend's, whole or streamed; and
-answers whose beginning was read before anything of them goes on.
+"""Translated messages: the heads, and the answers that the connection manager takes for the backend's, whole or
+streamed; and answers whose beginning was read before anything of them goes on.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _crossing(block: bytes) -> bytes:
 class ReadingClient(HeldFor, Protocol):
     """What is asked of the client while an answer is read."""
 
-    seen_octets: int  # -1: since the clock has looked, something has moved
+    seen_bytes: int  # -1: since the clock has looked, something has moved
 
     @property
     def is_paused_for_room(self) -> bool:
@@ -89,7 +89,9 @@ class ReadingClient(HeldFor, Protocol):
 
 @dataclass(slots=True, eq=False, repr=False)
 class TranslatedAnswer:
-    """A body that is here, translated or filtered. For the conductor it is an upstream whose answer has come."""
+    """A body that is here, translated or filtered. For the connection manager it is an upstream whose answer has
+    come.
+    """
 
     _upstream: Answer
     _body: bytes
@@ -172,7 +174,7 @@ class TranslatedStream:
     def send_body(self, data: bytes) -> None:
         if self.has_ended:
             return
-        self._client.seen_octets = -1  # events that the client does not know are a sign of life, too
+        self._client.seen_bytes = -1  # events that the client does not know are a sign of life, too
         self._hand_on(self._translator.feed(data))
         if self._translator.has_failed:
             self._end()
@@ -258,7 +260,7 @@ class BegunAnswer:
 
     # --- BodySink: the backend gives --------------------------------------------------------------------------------
     def send_body(self, data: bytes) -> None:
-        self._client.seen_octets = -1
+        self._client.seen_bytes = -1
         self._parts.append(data)
         self._size += len(data)
         self._read(data, last=False)
@@ -329,7 +331,7 @@ class BegunAnswer:
         return held
 
 
-#: What the conductor sends to a client.
+#: What the connection manager sends to a client.
 Answer = Upstream | TranslatedAnswer | TranslatedStream | BegunAnswer
 
 
@@ -346,7 +348,7 @@ class _Gathering:
     is_too_long: bool = False
 
     def send_body(self, data: bytes) -> None:
-        self._client.seen_octets = -1
+        self._client.seen_bytes = -1
         self._size += len(data)
         if self._size <= self._limit:
             self.parts.append(data)

@@ -16,10 +16,10 @@ from ipaddress import ip_address
 from typing import Final
 
 from egressproxy.errors import BadRequest, Denied, GatewayFault, LimitExceeded, Reason
-from egressproxy.gateway.enforcement import lifted
+from egressproxy.gateway.enforcement import report_only_denial
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.client import Client
-from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
 from egressproxy.gateway.leaf_certificates.leaf_cache import LeafCache
 from egressproxy.gateway.open_connections import OpenConnections
@@ -205,7 +205,7 @@ def route_request(listener: ActiveListener, authority: Authority, head: RequestH
     found = listener.http.match(authority.host, head.method, head.path, head.fields)
     if found is not None and (not listener.is_forward or found[0].serves(authority.host, authority.port)):
         route, prefix = found
-        return route, prefix, judge(route, authority) if route.is_judged else ()
+        return route, prefix, check_destination_policy(route, authority) if route.is_judged else ()
     if listener.is_forward or listener.is_stream:
         return _unmatched_request(listener, authority, is_named=found is not None)
     raise GatewayFault(
@@ -257,7 +257,7 @@ def route_tunnel(listener: ActiveListener, authority: Authority) -> tuple[Route,
     """The route of a tunnel: a TLSRoute, or what the policy allows. Raises Denied."""
     route = listener.streams.match(authority.host)
     if route is not None and route.serves(authority.host, authority.port):
-        return route, judge(route, authority)
+        return route, check_destination_policy(route, authority)
     return default_route(listener, authority)
 
 
@@ -271,7 +271,7 @@ def route_of_stream(listener: ActiveListener, authority: Authority | None) -> tu
         raise GatewayFault(Reason.NO_ROUTE, f"no route for {host or 'this connection'} on this listener", status=404)
     if authority is None:
         return route, ()
-    noted = judge(route, authority)
+    noted = check_destination_policy(route, authority)
     leaves = listener.leaves_for(host)
     if leaves is not None:
         raise not_opened(host, leaves.policy)
@@ -303,7 +303,7 @@ def admit_http(listener: ActiveListener, authority: Authority) -> Noted:
         return default_route(listener, authority)[1]
     denied = listener.destinations.explicit_deny(authority)
     try:
-        return () if denied is None else (lifted(listener.mode, denied),)
+        return () if denied is None else (report_only_denial(listener.mode, denied),)
     finally:
         del denied  # its traceback holds this frame: no cycle
 
@@ -324,18 +324,18 @@ def ways_to_http_port(listener: ActiveListener, authority: Authority) -> tuple[R
     return tls, True
 
 
-def judge(route: Route, authority: Authority) -> Noted:
+def check_destination_policy(route: Route, authority: Authority) -> Noted:
     """What policy says of a destination that a route matches. Raises Denied."""
     noted: Noted = ()
     denied = route.destinations.explicit_deny(authority) if route.destinations.denies else None
     permission = route.permission
     try:
         if denied is not None:
-            noted = (lifted(route.mode, denied),)
+            noted = (report_only_denial(route.mode, denied),)
         if permission is not None and authority.text not in permission.permitted:
             denied = permission.decide(authority)
             if denied is not None:
-                noted += (lifted(permission.mode, denied),)
+                noted += (report_only_denial(permission.mode, denied),)
         return noted
     finally:
         del denied  # its traceback holds this frame: no cycle
@@ -357,12 +357,18 @@ def default_route(listener: ActiveListener, authority: Authority) -> tuple[Route
     else:
         denied, mode = listener.destinations.decide(authority), listener.mode
     try:
-        return (defaults.allowed(authority), ()) if denied is None else (defaults.reported(), (lifted(mode, denied),))
+        return (
+            (defaults.allowed(authority), ())
+            if denied is None
+            else (defaults.reported(), (report_only_denial(mode, denied),))
+        )
     finally:
         del denied  # its traceback holds this frame: no cycle
 
 
-def take_tunnel_slot(x: Exchange, state: OpenConnections, resources: HeldResources, listener: ActiveListener) -> None:
+def take_tunnel_slot(
+    x: Exchange, state: OpenConnections, resources: ExchangeResources, listener: ActiveListener
+) -> None:
     """Count a tunnel against `limits.tunnels` and its client's share, until its end. Raises LimitExceeded (503)."""
     limits, client = listener.spec.policy.limits, client_of(x)
     place = listener.gateway, listener.name

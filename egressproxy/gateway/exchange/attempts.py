@@ -1,7 +1,7 @@
 """Attempts: how a request of a rule with a RetryPolicy reaches a backend.
 
-Where a rule has none, the conductor makes its one attempt itself, and nothing here is asked. With one each attempt
-chooses a backend and an endpoint again, starts from the client's request, and has that backend's filters and
+Where a rule has none, the connection manager makes its one attempt itself, and nothing here is asked. With one each
+attempt chooses a backend and an endpoint again, starts from the client's request, and has that backend's filters and
 credentials and no other's. Where the rule's choice is a Failover, its `Course` says where the request goes next. With
 `hedging` there may be several attempts at once.
 """

@@ -160,7 +160,7 @@ class BodyFilter:
             self._fail(error)
             return
         if self.chain.holds:
-            self._client.seen_octets = -1  # nothing is sent on, and yet something has moved
+            self._client.seen_bytes = -1  # nothing is sent on, and yet something has moved
             self._count_held()
         elif self.chain.keeps:
             self._count_held()

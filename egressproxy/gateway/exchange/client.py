@@ -1,4 +1,4 @@
-"""Client: what the conductor serves, whatever version of HTTP it speaks: a connection, or one of its streams.
+"""Client: what the connection manager serves, whatever version of HTTP it speaks: a connection, or one of its streams.
 
 The protocol's own class says how things are said; here is what the gateway knows beside it: the listener, and what the
 exchange in progress holds and sends. How long it may take is in `clock`.
@@ -21,7 +21,7 @@ from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.exchange.body_filter import BodyFilter
 from egressproxy.gateway.exchange.clock import SLOTS_OF_PROTOCOL, ExchangeClock, no_room, too_much_held
 from egressproxy.gateway.exchange.error_responses import answer_for
-from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
 from egressproxy.gateway.identity.checked_credentials import Verdict
 from egressproxy.gateway.mcp.call import McpCall
@@ -172,7 +172,7 @@ class Client(ExchangeClock, Protocol):
     def go_on(self) -> None:
         self.resume_reading()
 
-    def serving(self) -> tuple[HeldResources, ...]:
+    def serving(self) -> tuple[ExchangeResources, ...]:
         """What is held by the exchange in progress."""
         return (self.resources,) if self.driver.is_busy else ()
 
@@ -344,7 +344,7 @@ class Client(ExchangeClock, Protocol):
 
     @property
     def request_handler(self) -> RequestHandler:
-        """Who is told of requests: the conductor."""
+        """Who is told of requests: the connection manager."""
 
     @property
     def unread(self) -> int:

@@ -1,4 +1,4 @@
-"""ClientStream: a stream of a client's HTTP/2 connection, which the conductor serves; and that connection."""
+"""ClientStream: a stream of a client's HTTP/2 connection, which the connection manager serves; and that connection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from egressproxy.gateway.backends.route_backend import on_the_wheel
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.exchange.error_responses import answer_of_call, error_of_call, last_fields
-from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
 from egressproxy.gateway.identity.authenticator import copy_identity
 from egressproxy.gateway.identity.checked_credentials import Verdict
@@ -56,7 +56,7 @@ class ClientStream(DownstreamStream, Client):
         "idle_limit_s",
         "inner",
         "resources",
-        "seen_octets",
+        "seen_bytes",
         "server_name",
         "state",
         "tunnel",
@@ -70,11 +70,11 @@ class ClientStream(DownstreamStream, Client):
         self.identity = ANONYMOUS
         self.identity_until = inf
         self.verdict: Verdict | None = None
-        self.resources = HeldResources()
+        self.resources = ExchangeResources()
         self.exchange_ends_at = NEVER
         self.attempt_ends_at = NEVER
         self.idle_limit_s = 0.0
-        self.seen_octets = 0
+        self.seen_bytes = 0
         self.tunnel: OpenedTunnel | Redirection | None = None
         copy_identity(self, connection)
         self.inner: tuple[ClientConnection, bytes] | None = None
@@ -155,7 +155,7 @@ class ClientStream(DownstreamStream, Client):
         inner = self.transport.get_protocol() if self.transport is not self.connection.transport else None
         return inner if cast(object, inner) is not self else None
 
-    def serving(self) -> tuple[HeldResources, ...]:
+    def serving(self) -> tuple[ExchangeResources, ...]:
         serving = getattr(self.in_tunnel, "serving", None)
         return super().serving() if serving is None else tuple(serving())
 
@@ -323,7 +323,7 @@ class ClientHttp2(DownstreamHttp2):
         if getattr(self.handler, "ends_connections", False):
             self.leave(gently=True)
 
-    def serving(self) -> list[HeldResources]:
+    def serving(self) -> list[ExchangeResources]:
         streams = list(self.streams.values())
         return [held for each in streams if isinstance(each, ClientStream) for held in each.serving()]
 

@@ -34,10 +34,10 @@ from egressproxy.gateway.exchange.admission import (
     ways_to_http_port,
 )
 from egressproxy.gateway.exchange.client import Client
-from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
 from egressproxy.gateway.exchange.interception import intercept, is_tunnel
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel
-from egressproxy.gateway.exchange.phases import dressed
+from egressproxy.gateway.exchange.phases import run_response_filters
 from egressproxy.gateway.exchange.readmission import admit_again
 from egressproxy.gateway.exchange.relay import hand_over, relay
 from egressproxy.gateway.route import Route
@@ -111,7 +111,7 @@ async def serve_http_port(
         leaves = listener.leaves_for(authority.host)
         found = route_tunnel(listener, authority) if leaves is None else None
     except Denied as denied:
-        accounting.blame(x, client.resources, denied)
+        accounting.record_error(x, client.resources, denied)
         client.send(ACCESS_DENIED)
         client.resources.close = True
         return None
@@ -153,7 +153,7 @@ async def open_tunnel(
             outcome = run(steps, x)
             answer = await outcome if isinstance(outcome, asyncio.Task) else outcome
             if answer is not None:
-                return await dressed(answer, x, resources, steps)
+                return await run_response_filters(answer, x, resources, steps)
         if x.notes is not None and x.notes.pop(WAITED, False):
             route, listener = await admit_again(x, client, route, listener)
             resources.route = route
@@ -189,7 +189,7 @@ async def refuse_answer(steps: Steps, x: Exchange) -> None:
 
 
 async def dial(
-    x: Exchange, backend: RouteBackend, resources: HeldResources, *, terminated: bool = False
+    x: Exchange, backend: RouteBackend, resources: ExchangeResources, *, terminated: bool = False
 ) -> PendingProtocol:
     """A transport to this backend, which counts in its circuit breaker. `terminated`: the client's TLS ends with us."""
     connector = backend.connector
@@ -220,7 +220,7 @@ async def dial(
     return parked
 
 
-def count_tunnel(x: Exchange, connector: Connector, target: DialTarget, resources: HeldResources) -> None:
+def count_tunnel(x: Exchange, connector: Connector, target: DialTarget, resources: ExchangeResources) -> None:
     """Count a tunnel where a circuit breaker asks for it. Raises LimitExceeded (503)."""
     counting = connector.counting_target(x, target)
     if counting is not None and connector.watched is not None:

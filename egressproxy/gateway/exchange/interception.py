@@ -16,11 +16,11 @@ from typing import Final
 
 from egressproxy.errors import BadRequest, ClientGone, Denied, GatewayError, GatewayFault, Reason
 from egressproxy.gateway.exchange.accounting import Accounting
-from egressproxy.gateway.exchange.admission import default_route, judge, of_client, take_tunnel_slot
+from egressproxy.gateway.exchange.admission import check_destination_policy, default_route, of_client, take_tunnel_slot
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.client_connection import ClientConnection, is_connection
 from egressproxy.gateway.exchange.client_stream import ClientHttp2, OpenedHttp2
-from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel
 from egressproxy.gateway.exchange.served_tls import ServedTls
 from egressproxy.gateway.identity.authenticator import copy_identity
@@ -91,7 +91,7 @@ async def intercept(
         if isinstance(error, Denied):
             error.rule = f"EgressPolicy {leaves.policy}"
             results[error.reason.value] += 1
-        accounting.blame(x, client.resources, error)
+        accounting.record_error(x, client.resources, error)
     finally:
         client.continued()
 
@@ -107,7 +107,7 @@ async def verified(x: Exchange, client: Client, authority: Authority) -> Gateway
     Where it depends on the request who serves it, where filters look at its head first, or where policy denies the
     destination, nothing is connected to, and each request says it; so does each one that may go again.
     """
-    held, may_go_again = HeldResources(), False
+    held, may_go_again = ExchangeResources(), False
     try:
         route = route_of_all(of_client(x, client.listener), authority)
         if route is None or len(route.choices) > 1 or route.chain.request_headers is not None:
@@ -144,7 +144,7 @@ def route_of_all(listener: ActiveListener, authority: Authority) -> Route | None
     """What serves every request in the tunnel; None where that depends on the request. Raises Denied."""
     route = listener.http.sole(authority.host)
     if route is not None:
-        judge(route, authority)
+        check_destination_policy(route, authority)
         return route if route.serves(authority.host, authority.port) else None
     if next(listener.http.rules_of(authority.host), None) is not None:
         return None

@@ -13,7 +13,7 @@ from typing import Protocol
 
 from egressproxy.errors import Reason
 from egressproxy.gateway.exchange.accounting import Accounting
-from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
 from egressproxy.gateway.open_connections import Connection, OpenConnections
 from egressproxy.model.exchange import CallerIdentity, Exchange
 from egressproxy.net.driver import Driver
@@ -31,8 +31,8 @@ class TunnelClient(Protocol):
 
     driver: Driver
     transport: asyncio.Transport
-    octets_in: int
-    octets_out: int
+    bytes_in: int
+    bytes_out: int
     request_headers_s: float
     has_ended: bool
 
@@ -43,7 +43,7 @@ class TunnelClient(Protocol):
 class PlainClient(TunnelClient, Connection, Protocol):
     """A client's connection that counts with its listener, and may be replaced there by a tunnel."""
 
-    resources: HeldResources
+    resources: ExchangeResources
     state: OpenConnections
 
 
@@ -59,7 +59,7 @@ def hand_over(
         return False
     if one.is_closing() or other.is_closing():
         return False
-    x.bytes_in, x.bytes_out = client.octets_in - len(rest), client.octets_out
+    x.bytes_in, x.bytes_out = client.bytes_in - len(rest), client.bytes_out
     x.series.tunnel_opened()
     tunnel = ServedTunnel(
         accounting, x, client, idle_s, guard, holds_upstream=holds_upstream(guard, through_parent=through_parent)
@@ -105,18 +105,18 @@ class ServedTunnel(SocketTunnel):
     def identity(self) -> CallerIdentity:
         return self.exchange.identity
 
-    def serving(self) -> tuple[HeldResources, ...]:
+    def serving(self) -> tuple[ExchangeResources, ...]:
         return (self.resources,)
 
     def over(self) -> None:
         x, error, guard = self.exchange, self.error, self.tls_guard
         self.state.leave(self)
         x.series.tunnel_ended()
-        x.bytes_in += self.octets_in
-        x.bytes_out += self.octets_out
+        x.bytes_in += self.bytes_in
+        x.bytes_out += self.bytes_out
         x.reason = self.reason
         if error is not None:
-            self.accounting.blame(x, self.resources, error)
+            self.accounting.record_error(x, self.resources, error)
         if guard is not None and guard.would_deny is not None:
             x.note_denials(guard.would_deny)
             if guard.ech_outer_name is not None:
@@ -134,7 +134,7 @@ async def relay(
         client.driver, accounting.wheel, idle_s, guard, client.request_headers_s,
         holds_upstream=holds_upstream(guard, through_parent=through_parent),
     )  # fmt: skip
-    head_in, head_out = client.octets_in - len(client_rest), client.octets_out
+    head_in, head_out = client.bytes_in - len(client_rest), client.bytes_out
     series.tunnel_opened()
     x.forget_heads()
     try:
@@ -153,7 +153,7 @@ async def relay(
                 accounting.note_ech(x, guard.ech_outer_name)
         series.tunnel_ended()
         client.tunnel_ended()
-        x.bytes_in = head_in + tunnel.octets_in
-        x.bytes_out = head_out + tunnel.octets_out
+        x.bytes_in = head_in + tunnel.bytes_in
+        x.bytes_out = head_out + tunnel.bytes_out
         if not x.bytes_in:  # a client that has said nothing is counted by what its connection says
-            client.octets_out = x.bytes_out
+            client.bytes_out = x.bytes_out

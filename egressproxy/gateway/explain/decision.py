@@ -75,7 +75,7 @@ def _find_variant(made: Decision) -> None:
 
 
 def _decide_request(made: Decision) -> None:
-    """As `Conductor.serve` begins."""
+    """As `HttpConnectionManager.serve` begins."""
     x, port, question = made.x, made.port, made.question
     head = x.request = question.head(port)
     x.method = head.method

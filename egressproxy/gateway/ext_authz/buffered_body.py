@@ -14,7 +14,7 @@ from egressproxy.model.message import RequestHead
 from egressproxy.net.flow_control import BodySink, Reads
 from egressproxy.net.pieces import Pieces
 
-#: The note of the exchange under which the conductor leaves it, for rules with external authorization.
+#: The note of the exchange under which the connection manager leaves it, for rules with external authorization.
 HELD: Final = "held request"
 
 

@@ -23,9 +23,9 @@ from egressproxy.gateway.exchange.admission import (
     take_tunnel_slot,
 )
 from egressproxy.gateway.exchange.client_connection import ClientConnection
-from egressproxy.gateway.exchange.conductor import Conductor
 from egressproxy.gateway.exchange.connect import dial, refuse_answer
-from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.exchange.connection_manager import HttpConnectionManager
+from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
 from egressproxy.gateway.exchange.interception import intercept
 from egressproxy.gateway.exchange.readmission import changed, check_configured, take_over
 from egressproxy.gateway.exchange.relay import hand_over, relay
@@ -99,14 +99,14 @@ class StreamConnection(_HoldingConnection):
         "state",
     )
 
-    def __init__(self, conductor: Conductor, metrics: Metrics, state: OpenConnections) -> None:
+    def __init__(self, connection_manager: HttpConnectionManager, metrics: Metrics, state: OpenConnections) -> None:
         first = state.port.first
         super().__init__(Driver(), first.timeouts.request_headers_s)
-        self.handler = conductor
-        accounting = self.accounting = conductor.accounting
+        self.handler = connection_manager
+        accounting = self.accounting = connection_manager.accounting
         self.metrics = metrics
         self.state = state
-        self.resources = HeldResources()
+        self.resources = ExchangeResources()
         self.deadline = Deadline(accounting.wheel, self._too_late)
         self.reader = None if first.spec.protocol is ListenerProtocol.TCP else ClientHelloReader()
         self.hello: ClientHello | None = None
@@ -124,7 +124,7 @@ class StreamConnection(_HoldingConnection):
         self.driver.start(serve_stream(self.accounting, self))
 
     def data_received(self, data: bytes) -> None:
-        self.octets_in += len(data)
+        self.bytes_in += len(data)
         self.held.append(data)
         if self.reader is not None and self.hello is None and self.error is None:
             try:
@@ -137,7 +137,7 @@ class StreamConnection(_HoldingConnection):
                 self.hello_size = self.reader.size
                 self.reader.forget()
                 self.driver.resume()
-        elif self.octets_in > HIGH_WATER:
+        elif self.bytes_in > HIGH_WATER:
             self.pause_reading()
 
     def eof_received(self) -> bool:
@@ -170,7 +170,7 @@ class StreamConnection(_HoldingConnection):
     def identity(self) -> CallerIdentity:
         return self.resources.identity
 
-    def serving(self) -> tuple[HeldResources, ...]:
+    def serving(self) -> tuple[ExchangeResources, ...]:
         return (self.resources,) if self.driver.is_busy else ()
 
     def refuse(self, error: GatewayError) -> None:
@@ -199,18 +199,18 @@ async def serve_stream(accounting: Accounting, client: StreamConnection) -> None
     try:
         await tunnel_stream(accounting, x, client)
     except GatewayError as error:
-        accounting.blame(x, client.resources, error)
+        accounting.record_error(x, client.resources, error)
         client.resources.release(reusable=False)
         client.refuse(error)
-        x.bytes_out = x.bytes_out or client.octets_out
+        x.bytes_out = x.bytes_out or client.bytes_out
     except BaseException as error:  # GeneratorExit of a filter, too: whatever happens, the stream ends here
         log.error("internal error in stream %s", x.request_id, exc_info=error)
         fault = GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__)
-        accounting.blame(x, client.resources, fault)
+        accounting.record_error(x, client.resources, fault)
         client.transport.abort()
     finally:
         if not client.resources.is_handed_over:
-            x.bytes_in = x.bytes_in or client.octets_in
+            x.bytes_in = x.bytes_in or client.bytes_in
             accounting.account(x, client.resources)
             client.resources.reset()
             client.gone()

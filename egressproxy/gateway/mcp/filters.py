@@ -71,7 +71,7 @@ class McpRequests(Filter):
         return None
 
     async def _look(self, x: Exchange, call: McpCall) -> None:
-        held: BufferedRequest = x.notes[HELD]  # type: ignore[index]  # the conductor has left it
+        held: BufferedRequest = x.notes[HELD]  # type: ignore[index]  # the connection manager has left it
         call.body = read_rpc(await held.peek(LOOK))
         self._check(x, call)
 

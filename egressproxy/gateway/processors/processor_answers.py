@@ -37,7 +37,7 @@ _BUFFERED, _DUPLEX, _NONE = BodySendMode.BUFFERED, BodySendMode.FULL_DUPLEX_STRE
 
 @dataclass(slots=True, eq=False, repr=False)
 class _MadeBody:
-    """The body that a processor has given to a request without one, where the conductor looks for a body."""
+    """The body that a processor has given to a request without one, where the connection manager looks for a body."""
 
     body: bytes
 

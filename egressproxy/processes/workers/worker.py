@@ -99,7 +99,7 @@ class Worker:
         self.gateway = GatewayServer(
             Catalog(counters=tally), self.metrics, self.access_log, pseudonym, bind, session_key, zone, limits
         )
-        self.gateway.conductor.waiting = self.waiting
+        self.gateway.connection_manager.waiting = self.waiting
         #: What waits for approval of a client: here, and where there are other workers, there.
         self.holds_of_all: Callable[[str], Awaitable[tuple[bytes, ...]]] = self._own_holds
         self._asking: dict[str, asyncio.Future[tuple[bytes, ...]]] = {}
@@ -126,7 +126,7 @@ class Worker:
 
     async def prepare(self, asked: Configuration) -> Snapshot:
         """Build it beside what is in service. Raises ConfigRefused; Guarded where it would allow what was denied."""
-        collect_garbage(self.gateway.conductor.clients.total)
+        collect_garbage(self.gateway.connection_manager.clients.total)
         gc.disable()  # a collection over the many new objects would stop the loop
         try:
             spec = replace(await in_turns(unpacking(asked.packed)), generation=asked.generation)
@@ -159,7 +159,7 @@ class Worker:
         await _imported("decision_diff")
         from egressproxy.gateway.explain.decision_diff import DENIED, flips
 
-        recent = decisions(self.gateway.conductor.accounting.recent, subjects_of(fresh))
+        recent = decisions(self.gateway.connection_manager.accounting.recent, subjects_of(fresh))
         denied = (each for each in recent if each.reason in DENIED)
         found = await in_turns(flips(before, fresh, denied))
         opened = [str(flip) for flip in found if flip.opens]
@@ -178,7 +178,7 @@ class Worker:
         from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest, HypotheticalRequestError
 
         try:
-            question, pseudonym = HypotheticalRequest.of(pairs), self.gateway.conductor.pseudonym
+            question, pseudonym = HypotheticalRequest.of(pairs), self.gateway.connection_manager.pseudonym
             return json.dumps(await explain(self._in_service(), question, pseudonym)).encode()
         except HypotheticalRequestError as error:
             raise NotAnswered(str(error)) from None
@@ -199,7 +199,7 @@ class Worker:
         return self.gateway.snapshot
 
     async def _decisions(self) -> bytes:
-        found, subjects = tuple(self.gateway.conductor.accounting.recent), subjects_of(self.gateway.snapshot)
+        found, subjects = tuple(self.gateway.connection_manager.accounting.recent), subjects_of(self.gateway.snapshot)
         return await asyncio.to_thread(
             lambda: json.dumps([each._asdict() for each in decisions(found, subjects)]).encode()
         )

@@ -200,7 +200,7 @@ class Http2Connection(SendingSide):
         fields, has_ended, are_trailers = found
         stream = self.streams.get(number)
         if stream is not None:
-            stream.octets_in += len(frame)
+            stream.bytes_in += len(frame)
             if are_trailers:
                 stream.take_trailers(fields)
             else:

@@ -121,7 +121,7 @@ class DownstreamHttp2(Http2Connection):
         assert hasattr(event, "headers")
         if stream is not None:
             assert isinstance(stream, DownstreamStream)
-            stream.octets_in += self.head_size
+            stream.bytes_in += self.head_size
             stream.take_trailers(event.headers)
             return
         if not isinstance(event, RequestReceived):
@@ -136,7 +136,7 @@ class DownstreamHttp2(Http2Connection):
             self.refuse(number, ErrorCodes.REFUSED_STREAM)
             return
         made = self.streams[number] = self.new_stream(number)
-        made.octets_in = self.head_size
+        made.bytes_in = self.head_size
         self.deadline.at = NEVER
         try:
             head = self.reader.read(fields, has_ended=has_ended)

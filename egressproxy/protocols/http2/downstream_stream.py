@@ -270,7 +270,7 @@ class DownstreamStream(Http2Stream):
         return self._pieces[0][:1] if self._pieces else b""
 
     @property
-    def unsent_octets(self) -> int:
+    def unsent_bytes(self) -> int:
         return self.unsent_size
 
     def listen(self) -> None:

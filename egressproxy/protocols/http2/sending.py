@@ -42,7 +42,7 @@ class SendingSide(FlowControl):
     def send_fields(self, stream: Http2Stream, fields: FieldList, *, is_last: bool) -> None:
         before = len(self._h2._data_to_send)
         self._h2.say_fields(stream.number, fields, is_last=is_last)
-        stream.octets_out += len(self._h2._data_to_send) - before
+        stream.bytes_out += len(self._h2._data_to_send) - before
         self._guard.frame_sent()
         self._touch()
         if is_last:
@@ -52,7 +52,7 @@ class SendingSide(FlowControl):
     def send_request(self, stream: Http2Stream, block: bytes, *, is_last: bool) -> None:
         """The head of a request, in HPACK: the stream begins. Raises H2Error where it cannot."""
         self._h2.say_request(stream.number, block, is_last=is_last)
-        stream.octets_out += HEADER_SIZE + len(block)
+        stream.bytes_out += HEADER_SIZE + len(block)
         self._guard.frame_sent()
         if not self._is_dirty:
             self._touch()
@@ -68,7 +68,7 @@ class SendingSide(FlowControl):
         if body and not self.is_write_blocked and h2.say_whole_response(number, block, body):
             self._guard.frame_sent()
             self._guard.frame_sent()
-            stream.octets_out += HEADER_SIZE + len(block) + len(body)
+            stream.bytes_out += HEADER_SIZE + len(block) + len(body)
             stream.has_said_all = True
             if len(h2._data_to_send) > COPY_LIMIT:
                 self.flush()
@@ -76,7 +76,7 @@ class SendingSide(FlowControl):
             return
         before = len(h2._data_to_send)
         h2.say_response(number, block, is_last=body == b"")
-        stream.octets_out += len(h2._data_to_send) - before
+        stream.bytes_out += len(h2._data_to_send) - before
         self._guard.frame_sent()
         if body:
             stream.send_last(body)

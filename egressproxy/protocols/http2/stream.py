@@ -17,8 +17,21 @@ from egressproxy.protocols.http2.frames import FrameError
 
 class Http2Stream:
     __slots__ = (
-        "_given_back", "_is_ending", "_trailers", "_unsent", "_withheld", "connection", "feeder", "has_said_all",
-        "is_held_back", "is_reading_paused", "is_write_blocked", "number", "octets_in", "octets_out", "unsent_size",
+        "_given_back",
+        "_is_ending",
+        "_trailers",
+        "_unsent",
+        "_withheld",
+        "bytes_in",
+        "bytes_out",
+        "connection",
+        "feeder",
+        "has_said_all",
+        "is_held_back",
+        "is_reading_paused",
+        "is_write_blocked",
+        "number",
+        "unsent_size",
     )  # fmt: skip
 
     def __init__(self, connection: StreamCarrier, number: int) -> None:
@@ -28,8 +41,8 @@ class Http2Stream:
         self.is_write_blocked = False
         self.is_reading_paused = False
         self.has_said_all = False  # END_STREAM is on its way
-        self.octets_in = 0
-        self.octets_out = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
         self._given_back = 0  # bytes of the window that are given back when reading goes on
         self.is_held_back = False  # what comes is taken, and gives no window back
         self._withheld = 0  # bytes of the window that are given back then
@@ -57,7 +70,7 @@ class Http2Stream:
     def send_body(self, data: bytes) -> None:
         if self.is_over:
             return
-        self.octets_out += len(data)
+        self.bytes_out += len(data)
         if not self._unsent and not self._is_ending and self.connection.send_at_once(self, data):
             return
         keep(self._unsent, data)
@@ -134,7 +147,7 @@ class Http2Stream:
 
     def data_came(self, data: bytes, size: int) -> None:
         """`size` bytes of the window were used, for this data."""
-        self.octets_in += len(data)
+        self.bytes_in += len(data)
         if self.is_reading_paused:
             self._given_back += size
         elif self.is_held_back:

@@ -539,7 +539,7 @@ def test_a_draining_gateway_does_not_wait_for_mirrors(converse: Start):
     talk = converse(mirrored())
     talk.client >> GET
     a, b = both(talk)
-    talk.conductor.is_draining = talk.conductor.ends_connections = True
+    talk.connection_manager.is_draining = talk.connection_manager.ends_connections = True
     a >> OK
     talk.client.take(rb"HTTP/1.1 200 OK.*Connection: close\r\n.*hi")
     talk.client.is_closed()

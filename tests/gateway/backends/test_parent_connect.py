@@ -13,7 +13,7 @@ from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.filters.base import Filter
 from egressproxy.gateway.backends.connector import Connector
 from egressproxy.gateway.backends.parent_connect import proxy_authorization
-from egressproxy.gateway.exchange.conductor import wanted_credentials
+from egressproxy.gateway.exchange.connection_manager import wanted_credentials
 from egressproxy.ir.backend import BackendIR, Destination, ParentCredentials
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.secret import SecretBytes

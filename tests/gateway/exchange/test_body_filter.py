@@ -727,7 +727,7 @@ def test_no_body_is_held_for_a_filter_where_no_memory_is_left(converse: Start):
     talk.client >> GET
     talk.dialled("a.example", 80)
     talk.origin << GET_SENT
-    talk.conductor.has_no_memory = True
+    talk.connection_manager.has_no_memory = True
     (
         talk.origin
         >> b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 200000\r\n\r\n" + b"a" * 100000

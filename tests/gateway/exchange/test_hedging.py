@@ -390,7 +390,7 @@ def test_hedges_count_in_the_parallel_retries_of_the_circuit_breaker(converse: S
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_gateway_that_is_short_of_memory_begins_no_further_attempt(converse: Start, version: int):
     talk = converse(hedging())
-    talk.conductor.ends_connections = True
+    talk.connection_manager.ends_connections = True
     if version == 2:
         client = speak_http2(talk)
         stream = client.ask(b"GET", b"/", b"x")
@@ -562,7 +562,7 @@ def test_a_drain_in_between_lets_it_end(converse: Start):
     talk = converse(hedging())
     talk.client >> GET
     _, first = asked(talk)
-    talk.conductor.is_draining = talk.conductor.ends_connections = True
+    talk.connection_manager.is_draining = talk.connection_manager.ends_connections = True
     _, hedge = asked(talk)
     hedge >> OK
     talk.client.take(rb"HTTP/1.1 200 .*?Connection: close.*?hi")

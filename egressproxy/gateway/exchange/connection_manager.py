@@ -1,8 +1,9 @@
-"""Conductor: the life of an exchange, written as the list of its phases. It only calls; the hard things are elsewhere.
+"""HttpConnectionManager: the life of an exchange, written as the list of its phases. It only calls; the hard things are
+elsewhere.
 
 Runs on the client connection's Driver (ARCHITECTURE.md, "The loop, the poller and the driver"): an await here is a
 pause of this exchange alone, and costs nothing where nothing has to be waited for. Every way out of `serve` passes
-`complete`, and an error passes `rescue` before, which turns it into a response.
+`finish`, and an error passes `handle_error` before, which turns it into a response.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from egressproxy.gateway.exchange.body_filter import SHORT_BODY, BodyFilter, Col
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.connect import serve_connect, switch_protocols
 from egressproxy.gateway.exchange.error_responses import ALLOW, error_event
-from egressproxy.gateway.exchange.phases import answer_of, answer_to_browser, dressed
+from egressproxy.gateway.exchange.phases import answer_of, answer_to_browser, run_response_filters
 from egressproxy.gateway.exchange.readmission import admit_again
 from egressproxy.gateway.ext_authz.buffered_body import HELD, BufferedRequest, invite_body
 from egressproxy.gateway.identity.challenges import Unauthenticated
@@ -60,7 +61,7 @@ LAST_HOP: Final = LocalResponse(200, ((b"Allow", ALLOW),))
 _IF_STALE: Final = Repeat.IF_STALE  # a member looked up on its class costs 60 ns more
 
 
-class Conductor:
+class HttpConnectionManager:
     """Serves every exchange of this process. Implements RequestHandler for its client connections."""
 
     def __init__(self, accounting: Accounting, connections: int | None = None) -> None:
@@ -84,8 +85,8 @@ class Conductor:
         """What came is no request: it is answered, counted and logged like one."""
         x = self.accounting.new_exchange(client.client, client.listener, client.identity)
         client.resources.close = True
-        self.rescue(x, client, error)
-        self.complete(x, client, None)
+        self.handle_error(x, client, error)
+        self.finish(x, client, None)
 
     def on_deadline(self, client: Client) -> None:
         """RequestHandler: the deadline of the client's connection has passed. End the exchange if its time is over."""
@@ -177,7 +178,7 @@ class Conductor:
                 body = None
                 resources.held_bytes.release_request()
             if isinstance(found, LocalResponse):
-                self.answer(x, client, await dressed(found, x, resources))
+                self.answer(x, client, await run_response_filters(found, x, resources))
                 return
             if x.response.status == 407:
                 raise wanted_credentials(resources.connector)
@@ -204,15 +205,15 @@ class Conductor:
             if answer is not None:
                 self.answer(x, client, answer)
             else:
-                self.rescue(x, client, error)
+                self.handle_error(x, client, error)
         except GatewayError as error:
-            self.rescue(x, client, error)
+            self.handle_error(x, client, error)
         except BaseException as error:  # also what a filter may raise to end more than itself
             log.error("internal error in exchange %s", x.request_id, exc_info=error)
-            self.rescue(x, client, GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__))
+            self.handle_error(x, client, GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__))
         finally:
             if not resources.is_handed_over:
-                self.complete(x, client, head)
+                self.finish(x, client, head)
 
     def _noted(self, x: Exchange, client: Client, route: Route) -> Route:
         assert x.notes is not None
@@ -374,7 +375,7 @@ class Conductor:
         answer = client.own_answer(answer, x)
         is_last = x.says_close or self.ends_connections or client.state.is_closed or client.is_last
         close = client.resources.close or is_last or not client.is_request_read  # RFC 9112 section 9.6
-        client.resources.close = close or has_stray_octets(x, client)
+        client.resources.close = close or has_stray_bytes(x, client)
         x.status = answer.status
         client.send_answer(answer, close=client.resources.close, with_body=x.method != b"HEAD")
 
@@ -387,18 +388,18 @@ class Conductor:
                 raise answered
             if resources.upstream is not None:
                 resources.release(reusable=resources.upstream.is_reusable)
-            self.answer(x, client, await dressed(answered.answer, x, resources))
+            self.answer(x, client, await run_response_filters(answered.answer, x, resources))
         except GatewayError as error:
-            self.rescue(x, client, error)
+            self.handle_error(x, client, error)
         except BaseException as error:  # also what a filter may raise to end more than itself
             log.error("internal error in exchange %s", x.request_id, exc_info=error)
-            self.rescue(x, client, GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__))
+            self.handle_error(x, client, GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__))
 
-    def rescue(self, x: Exchange, client: Client, error: GatewayError) -> None:
+    def handle_error(self, x: Exchange, client: Client, error: GatewayError) -> None:
         """An error ends the exchange: an answer where none has begun, else a connection that breaks off visibly."""
         error.__traceback__ = error.__context__ = None  # their frames hold what may hold the error: no cycle
         resources = client.resources
-        self.accounting.blame(x, resources, error)
+        self.accounting.record_error(x, resources, error)
         response_filter = resources.response_filter
         resources.fail(x, error)
         if client.is_lost or isinstance(error, ClientGone) or x.status:
@@ -420,14 +421,14 @@ class Conductor:
             answer = replace(answer, fields=(*answer.fields, (ATTEMPTS_FIELD, trail.field)))
         self.answer(x, client, answer)
 
-    def complete(self, x: Exchange, client: Client, head: RequestHead | None) -> None:
+    def finish(self, x: Exchange, client: Client, head: RequestHead | None) -> None:
         """Always, once: filters, slots, metrics, log; then the connection goes on or closes. No head: it was none."""
         resources = client.resources
         try:
             if not x.bytes_in:  # a tunnel has counted for itself
                 # What is buffered belongs to the next request; behind a malformed one there is none.
-                x.bytes_in = client.octets_in - (client.unread if head is not None else 0)
-                x.bytes_out = client.octets_out
+                x.bytes_in = client.bytes_in - (client.unread if head is not None else 0)
+                x.bytes_out = client.bytes_out
             self.accounting.account(x, resources)
         finally:
             # A client whose answer began before a drain has not heard of it: it may ask once more, and hears it then.
@@ -439,7 +440,7 @@ class Conductor:
                 client.state.leave(client)
             else:
                 if head is None or head.upgrade or x.is_tunnel:
-                    close = close or (client.tunnel is None and has_stray_octets(x, client))
+                    close = close or (client.tunnel is None and has_stray_bytes(x, client))
                 client.finish(close=close)
 
 
@@ -460,6 +461,6 @@ def wanted_credentials(via: Connector | CountedWay | None) -> UpstreamFault:
     return UpstreamFault(Reason.BAD_RESPONSE, "the upstream asked for proxy credentials (407)")
 
 
-def has_stray_octets(x: Exchange, client: Client) -> bool:
+def has_stray_bytes(x: Exchange, client: Client) -> bool:
     """Bytes behind a CONNECT or an upgrade; where that does not come about, they were never meant as a request."""
     return x.asks_to_switch and client.unread > 0

@@ -1,4 +1,4 @@
-"""Requests and responses through the conductor, on fakes and on real sockets."""
+"""Requests and responses through the connection manager, on fakes and on real sockets."""
 
 from __future__ import annotations
 

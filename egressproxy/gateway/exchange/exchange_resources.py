@@ -1,4 +1,4 @@
-"""HeldResources: what an exchange holds and must release however it ends. One for each client connection."""
+"""ExchangeResources: what an exchange holds and must release however it ends. One for each client connection."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, Exchange
 from egressproxy.net.held_bytes import Hold
 
 
-class HeldResources(HeldConnection):
+class ExchangeResources(HeldConnection):
     """Used for one exchange after the other."""
 
     __slots__ = (
