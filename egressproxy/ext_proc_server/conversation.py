@@ -13,7 +13,7 @@ from egressproxy.filters.body import BodyChain
 from egressproxy.filters.body_plan import BodyPlan
 from egressproxy.filters.chain import Chain, run
 from egressproxy.filters.filter_step import Steps
-from egressproxy.gateway.backends.own_leg import passing_trailers
+from egressproxy.gateway.backends.backend_body_filters import forwarded_trailers
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.error_responses import answer_of_call
 from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
@@ -106,7 +106,7 @@ class EnvoyConversation:
     async def shown(self, chain: BodyChain, block: bytes) -> bytes:
         """What goes on of these trailers behind the filters. Raises as BodyChain.run_trailers."""
         outcome = chain.run_trailers(self.x, block)
-        return passing_trailers(chain, block, outcome if isinstance(outcome, bytes) else await outcome)
+        return forwarded_trailers(chain, block, outcome if isinstance(outcome, bytes) else await outcome)
 
     # --- what Envoy is told ----------------------------------------------------------------------------------------
     def need(self, mode: BodySendMode) -> None:

@@ -240,7 +240,7 @@ class RequestSide:
             x.backend = backend.name
             x.series = backend.series
             x.backend_is_secure = backend.originates_tls
-            fixed = backend.connector.fixed if backend.connector is not None else None
+            fixed = backend.cluster.fixed if backend.cluster is not None else None
             if fixed is not None:
                 x.backend_origin = fixed.origin
                 x.upstream_host = x.upstream_host or fixed.host_field

@@ -68,8 +68,8 @@ class SnapshotBuilder:
         self.metrics = metrics
         known = previous.filters if previous is not None else None
         self.filters = FilterInstances(catalog, known, metrics.notices, self._called, metrics.filter_metrics)
-        connectors = previous.connectors if previous is not None else {}
-        self.parts = SharedParts(network, self.filters, connectors, metrics.notices)
+        clusters = previous.clusters if previous is not None else {}
+        self.parts = SharedParts(network, self.filters, clusters, metrics.notices)
         self.rules = RuleBuilder(self.parts, self.filters, metrics, network.session_key)
         self.authenticators = Authenticators(previous.authenticators if previous is not None else None)
         self.contexts: dict[tuple[ListenerTlsIR, bool, tuple[str, ...]], ssl.SSLContext] = {}
@@ -128,7 +128,7 @@ class SnapshotBuilder:
         self.authenticators.forget_known()
         self.leaf_caches.forget_known()
         return Snapshot(
-            config.generation, ports, self.parts.connectors, self.filters, self.leaf_caches, self.authenticators,
+            config.generation, ports, self.parts.clusters, self.filters, self.leaf_caches, self.authenticators,
             self.parts.watches,
         )  # fmt: skip
 

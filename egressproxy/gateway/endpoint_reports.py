@@ -1,4 +1,4 @@
-"""Endpoints, parents and backends of Failovers that leave service or return: what is counted, and told of them."""
+"""HostSet, parents and backends of Failovers that leave service or return: what is counted, and told of them."""
 
 from __future__ import annotations
 

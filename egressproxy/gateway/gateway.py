@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.instances import FilterInstances
-from egressproxy.gateway.backends.connector import Connector
+from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.build import SnapshotBuilder
 from egressproxy.gateway.endpoint_reports import reports_to
@@ -92,7 +92,7 @@ class GatewayServer:
         self._closing: set[BoundPort] = set()
         self._is_hurried = False
         self.overload = OverloadManager(
-            limits, self.connection_manager, self._ports, self._connectors, self.network.copies
+            limits, self.connection_manager, self._ports, self._connectors, self.network.mirror_requests
         )
         clients = self.connection_manager.clients
         metrics.add_gauge(
@@ -195,11 +195,11 @@ class GatewayServer:
         places = (place for place in self._bound if not is_unix(place[0]))
         self.network.own = OwnSockets(map(_socket, places), map(_socket, own))
         if old is not None:
-            for spec, connector in old.connectors.items():
-                if spec not in fresh.connectors:
-                    connector.retire()
-        for connector in fresh.connectors.values():
-            connector.start()
+            for spec, cluster in old.clusters.items():
+                if spec not in fresh.clusters:
+                    cluster.retire()
+        for cluster in fresh.clusters.values():
+            cluster.start()
         self._forget_resolvers()
         fresh.filters.seal()
         self._prepared = self._first = None
@@ -208,11 +208,11 @@ class GatewayServer:
 
     def _forget_resolvers(self) -> None:
         """Keep those of the snapshot in service."""
-        self.network.keep_resolvers(hop.spec for connector in self._connectors() for hop in connector.all_hops())
+        self.network.keep_resolvers(hop.spec for cluster in self._connectors() for hop in cluster.all_hops())
 
     def replace_endpoints(self, updates: Mapping[tuple[str, int], tuple[EndpointAddress, ...]]) -> bool:
         """As `snapshot.replace_endpoints`, in what is in service."""
-        return self.snapshot is None or replace_endpoints(self.snapshot.connectors, updates)
+        return self.snapshot is None or replace_endpoints(self.snapshot.clusters, updates)
 
     async def update_routes(self, config: ConfigIR, names: Collection[str]) -> bool:
         """Have the configuration in service, or the first one that is prepared, serve these HTTPRoutes (namespace/name)
@@ -272,8 +272,8 @@ class GatewayServer:
         for port in ports:
             port.abort_all()
         if self.snapshot is not None:
-            for connector in self.snapshot.connectors.values():
-                connector.retire()
+            for cluster in self.snapshot.clusters.values():
+                cluster.retire()
             self.snapshot.filters.close()
         self._forget_prepared()
         await asyncio.sleep(0)
@@ -285,8 +285,8 @@ class GatewayServer:
     def _ports(self) -> Iterable[BoundPort]:
         return (*self._closing, *self._bound.values())
 
-    def _connectors(self) -> Iterable[Connector]:
-        return self.snapshot.connectors.values() if self.snapshot is not None else ()
+    def _connectors(self) -> Iterable[Cluster]:
+        return self.snapshot.clusters.values() if self.snapshot is not None else ()
 
     @property
     def killed(self) -> KilledIdentities:
@@ -308,10 +308,10 @@ class GatewayServer:
     # --- metrics -----------------------------------------------------------------------------------------------------
     def _upstream_counts(self) -> Iterator[tuple[str, int, int, int]]:
         totals: dict[str, tuple[int, int, int]] = {}
-        for connector in self._connectors():
-            active, idle = connector.counts()
-            known = totals.get(connector.name, (0, 0, 0))
-            totals[connector.name] = (known[0] + active, known[1] + idle, known[2] + connector.waiting)
+        for cluster in self._connectors():
+            active, idle = cluster.counts()
+            known = totals.get(cluster.name, (0, 0, 0))
+            totals[cluster.name] = (known[0] + active, known[1] + idle, known[2] + cluster.waiting)
         for name, numbers in totals.items():
             yield name, *numbers
 
@@ -326,24 +326,24 @@ class GatewayServer:
     def _endpoint_states(self) -> Iterator[tuple[str, str, str]]:
         """By backend and endpoint. One that several routes reach under different policies has its worst state."""
         found: dict[tuple[str, str], HealthState] = {}
-        for connector in self._connectors():
-            for health in connector.watched.healths() if connector.watched is not None else ():
-                key = connector.name, health.address
+        for cluster in self._connectors():
+            for health in cluster.watched.healths() if cluster.watched is not None else ():
+                key = cluster.name, health.address
                 if found.get(key, HealthState.HEALTHY) is HealthState.HEALTHY:
                     found[key] = health.state
         return ((*key, state.value) for key, state in found.items())
 
     def _open_circuits(self) -> Iterator[tuple[str, str]]:
-        for connector in self._connectors():
-            if connector.watched is not None:
-                for limit in connector.watched.open_circuits():
-                    yield connector.name, limit
+        for cluster in self._connectors():
+            if cluster.watched is not None:
+                for limit in cluster.watched.open_circuits():
+                    yield cluster.name, limit
 
     def _parents_aside(self) -> Iterable[tuple[str, bool]]:
         """By parent: whether one of the backends behind it has it put aside."""
         found: dict[str, bool] = {}
-        for connector in self._connectors():
-            for parent, left_s in connector.ways.put_aside() if connector.ways is not None else ():
+        for cluster in self._connectors():
+            for parent, left_s in cluster.parents.put_aside() if cluster.parents is not None else ():
                 found[parent] = found.get(parent, False) or left_s > 0
         return found.items()
 

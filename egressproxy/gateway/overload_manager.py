@@ -14,7 +14,7 @@ from operator import itemgetter
 from time import perf_counter
 from typing import Protocol
 
-from egressproxy.gateway.backends.connector import Connector
+from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.exchange.connection_manager import HttpConnectionManager
 from egressproxy.gateway.listeners.bound_port import BoundPort
 from egressproxy.gateway.open_connections import Connection, OpenConnections
@@ -62,14 +62,14 @@ class GiveBack(Protocol):
 
 
 class OverloadManager:
-    """`ports` and `connectors` give those in service, `copies` are those for mirrors. `read_memory`: resident bytes."""
+    """`ports` and `clusters` give those in service, `copies` are those for mirrors. `read_memory`: resident bytes."""
 
     def __init__(
         self,
         limits: ProcessLimits,
         connection_manager: HttpConnectionManager,
         ports: Callable[[], Iterable[BoundPort]],
-        connectors: Callable[[], Iterable[Connector]],
+        clusters: Callable[[], Iterable[Cluster]],
         copies: Shares,
         read_memory: Callable[[], int] | None = None,
         give_back: GiveBack = give_back_memory,
@@ -79,7 +79,7 @@ class OverloadManager:
         self._accounting = connection_manager.accounting
         self._wheel = connection_manager.wheel
         self._ports = ports
-        self._connectors = connectors
+        self._connectors = clusters
         self._copies, self._most_copies = copies, copies.limit
         self._give_back = give_back
         self._give_back_at = 0.0
@@ -213,8 +213,8 @@ class OverloadManager:
             for _ in range(min(CLOSED_AT_ONCE, len(self._idle))):
                 self._idle.pop().close_if_idle()
         if now >= self._give_back_at:
-            for connector in self._connectors():
-                connector.close_idle()
+            for cluster in self._connectors():
+                cluster.close_idle()
             self._give_memory_back(now)
 
     def _end_exchanges(self, resident: int) -> None:

@@ -69,7 +69,7 @@ class Route(_HotRoute):
     narrowed: dict[tuple[frozenset[str], str], Route] = field(init=False)  # by what is excluded and preferred
     buffers_request: bool = field(init=False)  # for an authorization server
     needs_body: int = field(init=False)  # a backend's filters need it whole, of so many bytes at most; -1: none does
-    legs: tuple[BodyPlan, ...] = field(init=False)  # of its backends: see `body_limit`
+    backend_body_plans: tuple[BodyPlan, ...] = field(init=False)  # of its backends: see `body_limit`
     filters_alone: bool = field(init=False)  # those filters do, and nobody else needs the body
     mode: Mode = field(init=False)
     tunnel_idle_s: float = field(init=False)
@@ -86,12 +86,17 @@ class Route(_HotRoute):
         self.total = sum(backend.weight for backend in self.choices)
         self.buffers_request = self.auth is not None and self.auth.spec.max_body > 0
         plans = (each.chain.leg_request_body for each in self.backends)
-        self.legs = tuple(dict.fromkeys(plan for plan in plans if plan is not None))
+        self.backend_body_plans = tuple(dict.fromkeys(plan for plan in plans if plan is not None))
         self.filters_request = (
-            self.buffers_request or self.chain.request_body is not None or self.needs_body >= 0 or bool(self.legs)
+            self.buffers_request
+            or self.chain.request_body is not None
+            or self.needs_body >= 0
+            or bool(self.backend_body_plans)
         )
         self.reads_early = self.auth is not None or self.looks_at_bodies
-        self.filters_alone = not (self.buffers_request or self.needs_body >= 0 or self.legs or self.reads_early)
+        self.filters_alone = not (
+            self.buffers_request or self.needs_body >= 0 or self.backend_body_plans or self.reads_early
+        )
         self.is_judged = self.destinations.denies or self.permission is not None
         self.mode = policy.mode
         self.clock_s = on_the_wheel(self.request_s)
@@ -107,7 +112,7 @@ class Route(_HotRoute):
 
     def body_limit(self, x: Exchange) -> int:
         """How many bytes this request's body may have, which a backend's filters need whole; -1: it flows."""
-        limits = (self.needs_body, *(plan.limit_for(x) for plan in self.legs))
+        limits = (self.needs_body, *(plan.limit_for(x) for plan in self.backend_body_plans))
         return min((limit for limit in limits if limit >= 0), default=-1)
 
     def serves(self, host: str, port: int) -> bool:
@@ -135,7 +140,7 @@ class Route(_HotRoute):
                 point -= backend.weight
                 if point < 0:
                     break
-        if backend.connector is None:
+        if backend.cluster is None:
             raise backend.fault(self.name, self.rule)
         return backend
 
@@ -156,7 +161,7 @@ class Route(_HotRoute):
         made.choices = choices
         made.total = sum(choice.weight for choice in choices)
         made.needs_body = self.needs_body
-        made.legs = self.legs
+        made.backend_body_plans = self.backend_body_plans
         made.filters_request = self.filters_request
         made.filters_alone = self.filters_alone
         return made

@@ -14,7 +14,7 @@ from egressproxy.filters.chain import Chain, compile_chain
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.filters.placed_filter import BackendWatches, PlacedFilter
 from egressproxy.gateway.backends.calls import BackendCall
-from egressproxy.gateway.backends.connector import Connector
+from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.network import Network
 from egressproxy.ir.backend import ConnectionIR
 from egressproxy.ir.policy import AddressesIR, Callee, DestinationsIR, ExtensionIR, PolicyIR
@@ -27,14 +27,14 @@ NO_FILTERS = Chain()
 
 
 class SharedParts:
-    """Makes each part at its first use. `known` are the connectors in service."""
+    """Makes each part at its first use. `known` are the clusters in service."""
 
     def __init__(
-        self, network: Network, filters: FilterInstances, known: Mapping[ConnectionIR, Connector], notices: Notices
+        self, network: Network, filters: FilterInstances, known: Mapping[ConnectionIR, Cluster], notices: Notices
     ) -> None:
-        self.connectors: dict[ConnectionIR, Connector] = {}
+        self.clusters: dict[ConnectionIR, Cluster] = {}
         #: Known connectors that serve whatever addresses their Service has by now, by its name and port.
-        self.services: dict[tuple[str, int], list[Connector]] = {}
+        self.services: dict[tuple[str, int], list[Cluster]] = {}
         self._network = network
         self._filters = filters
         self._known = known
@@ -62,22 +62,22 @@ class SharedParts:
         self._asking[spec] = PlacedFilter(spec, made, also, mark=mark, notices=self._notices)
         return spec
 
-    def reachable(self, weighted: WeightedBackend) -> tuple[Denial | None, Connector | None]:
-        """The `deny` entry that holds for this backend itself, and its connector; None where that entry closes it."""
+    def reachable(self, weighted: WeightedBackend) -> tuple[Denial | None, Cluster | None]:
+        """The `deny` entry that holds for this backend itself, and its cluster; None where that entry closes it."""
         denied = self.denial(weighted)
         is_closed = denied is not None and denied.holds(weighted.policy.mode)
-        return denied, None if is_closed else self.connector(weighted)
+        return denied, None if is_closed else self.cluster(weighted)
 
     def called(self, name: str, callee: Callee, counts: CallCounts) -> BackendCall:
         """The call of a backend that the filter of this name refers to."""
         assert isinstance(callee, WeightedBackend)
-        denied, connector = self.reachable(callee)
+        denied, cluster = self.reachable(callee)
         fault: GatewayError | None = None
-        if connector is None:
+        if cluster is None:
             invalid = GatewayFault(Reason.BACKEND_INVALID, callee.error or "the backend cannot be used")
             fault = denied.error() if denied is not None else invalid
         backend = callee.backend.label if callee.backend is not None else "-"
-        return BackendCall(name, backend, connector, self.chain(callee.extensions), fault, counts)
+        return BackendCall(name, backend, cluster, self.chain(callee.extensions), fault, counts)
 
     def denial(self, weighted: WeightedBackend) -> Denial | None:
         """The `deny` entry that holds for this backend itself, whatever its clients ask for."""
@@ -85,7 +85,7 @@ class SharedParts:
             return None
         return self.destination_policy(weighted.policy).explicit_deny_of(weighted.backend)
 
-    def connector(self, weighted: WeightedBackend) -> Connector | None:
+    def cluster(self, weighted: WeightedBackend) -> Cluster | None:
         """The connector of this backend: the known one of an equal ConnectionIR. None: the backend is invalid."""
         if weighted.backend is None:
             return None
@@ -95,13 +95,13 @@ class SharedParts:
             weighted.backend, policy.dns, self._shared(policy.addresses), times.connect_s, times.tls_handshake_s,
             times.idle_s, policy.kept, policy.resilience, self.system_roots,
         )  # fmt: skip
-        found = self.connectors.get(spec)
+        found = self.clusters.get(spec)
         if found is None:
-            found = self._known.get(spec) or self._with_other_addresses(spec) or Connector(spec, self._network)
-            self.connectors[spec] = found
+            found = self._known.get(spec) or self._with_other_addresses(spec) or Cluster(spec, self._network)
+            self.clusters[spec] = found
         return found
 
-    def _with_other_addresses(self, spec: ConnectionIR) -> Connector | None:
+    def _with_other_addresses(self, spec: ConnectionIR) -> Cluster | None:
         """The one among `services` that differs in its addresses alone."""
         backend = spec.backend
         for each in self.services.get((backend.name, backend.port), ()):

@@ -12,7 +12,7 @@ from typing import Final
 from egressproxy.errors import GatewayFault, Reason
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.filters.placed_filter import BackendWatches
-from egressproxy.gateway.backends.connector import Connector
+from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.client_variants import ClientVariants
 from egressproxy.gateway.identity.authenticator import Authenticator
 from egressproxy.gateway.identity.authenticators import Authenticators
@@ -214,7 +214,7 @@ class Snapshot:
 
     generation: int
     ports: dict[tuple[str, int], Port]
-    connectors: dict[ConnectionIR, Connector]
+    clusters: dict[ConnectionIR, Cluster]
     filters: FilterInstances
     leaf_caches: LeafCaches = field(default_factory=LeafCaches)
     authenticators: Authenticators = field(default_factory=Authenticators)
@@ -222,21 +222,21 @@ class Snapshot:
 
 
 def replace_endpoints(
-    connectors: dict[ConnectionIR, Connector], updates: Mapping[tuple[str, int], tuple[EndpointAddress, ...]]
+    clusters: dict[ConnectionIR, Cluster], updates: Mapping[tuple[str, int], tuple[EndpointAddress, ...]]
 ) -> bool:
     """Let Services lead to these addresses, by name ("namespace/name") and port, without another snapshot.
 
     Returns False where one is needed for some of them.
     """
     is_done = True
-    for spec, connector in list(connectors.items()):
+    for spec, cluster in list(clusters.items()):
         backend = spec.backend
         endpoints = updates.get((backend.name, backend.port)) if backend.destination is Destination.SERVICE else None
         if endpoints is None or endpoints == backend.endpoints:
             continue
-        if connector.replace_endpoints(endpoints):
-            del connectors[spec]
-            connectors[connector.spec] = connector
+        if cluster.replace_endpoints(endpoints):
+            del clusters[spec]
+            clusters[cluster.spec] = cluster
         else:
             is_done = False
     return is_done

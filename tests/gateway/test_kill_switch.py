@@ -30,8 +30,8 @@ class Switch:
     def __init__(self, talk: Conversation) -> None:
         self.talk = talk
         self.manager = OverloadManager(
-            NO_LIMITS, talk.connection_manager, lambda: talk.ports, lambda: talk.snapshot.connectors.values(),
-            talk.network.copies,
+            NO_LIMITS, talk.connection_manager, lambda: talk.ports, lambda: talk.snapshot.clusters.values(),
+            talk.network.mirror_requests,
         )  # fmt: skip
 
     def kill(self, killed: KilledIdentities) -> int:

@@ -50,8 +50,8 @@ class Pressed:
             limits,
             talk.connection_manager,
             lambda: talk.ports,
-            lambda: talk.snapshot.connectors.values(),
-            talk.network.copies,
+            lambda: talk.snapshot.clusters.values(),
+            talk.network.mirror_requests,
             lambda: self.used * MIB,
             self._give_back,
         )

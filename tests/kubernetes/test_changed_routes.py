@@ -223,9 +223,7 @@ def served(live: LiveConfiguration) -> set[tuple[str, str]]:
     (port,) = snapshot.ports.values()
     every = [route for _, route in port.first.http.every() if route.kind == "HTTPRoute"]
     return {
-        (route.name, each.connector.name if each.connector else each.error)
-        for route in every
-        for each in route.backends
+        (route.name, each.cluster.name if each.cluster else each.error) for route in every for each in route.backends
     }
 
 

@@ -552,8 +552,8 @@ class Conversation:
         )
         self.connection_manager.accounting._id_prefix = "test-"
         self.snapshot = build(spec, self.catalog, self.network, self.metrics, None)
-        for connector in self.snapshot.connectors.values():
-            connector.start()
+        for cluster in self.snapshot.clusters.values():
+            cluster.start()
         self.snapshot.filters.seal()
         self.ports: list[BoundPort] = []
         for port in self.snapshot.ports.values():
@@ -582,11 +582,11 @@ class Conversation:
             self.snapshot = build(spec, self.catalog, self.network, self.metrics, old)
             for bound, port in zip(self.ports, self.snapshot.ports.values(), strict=True):
                 bound.serve(port)
-            for key, connector in old.connectors.items():
-                if key not in self.snapshot.connectors:
-                    connector.retire()
-            for connector in self.snapshot.connectors.values():
-                connector.start()
+            for key, cluster in old.clusters.items():
+                if key not in self.snapshot.clusters:
+                    cluster.retire()
+            for cluster in self.snapshot.clusters.values():
+                cluster.start()
             self.snapshot.filters.seal()
 
         self.act(swap)
@@ -730,8 +730,8 @@ class Conversation:
 
     def targets(self) -> list[Any]:
         known: list[Any] = []
-        for connector in self.snapshot.connectors.values():
-            for one in filter(None, (connector, connector.parent)):
+        for cluster in self.snapshot.clusters.values():
+            for one in filter(None, (cluster, cluster.parent)):
                 known += one.targets.known.values()
         return known
 
@@ -756,7 +756,7 @@ class Conversation:
     def close(self) -> None:
         """Everybody leaves; then what holds after every conversation is checked."""
         try:
-            checks = [each.checks for each in self.snapshot.connectors.values() if each.checks is not None]
+            checks = [each.checks for each in self.snapshot.clusters.values() if each.checks is not None]
             self.act(lambda: [each.stop() for each in checks])
             self.everybody_leaves()
             self._check()
@@ -773,7 +773,7 @@ class Conversation:
         self.until(self._is_empty)
 
     def _is_empty(self) -> bool:
-        asked = any(sum(connector.counts()) for connector in self.snapshot.connectors.values())
+        asked = any(sum(cluster.counts()) for cluster in self.snapshot.clusters.values())
         return not (self.open or asked or any(bound.open_connections or bound.state.tunnels for bound in self.ports))
 
     def _check(self) -> None:
@@ -784,7 +784,7 @@ class Conversation:
             assert not bound.state.tunnels_of
         for shares in (
             self.connection_manager.clients,
-            self.network.copies,
+            self.network.mirror_requests,
             self.network.copied_bytes,
             self.network.opened,
         ):

@@ -34,7 +34,7 @@ from egressproxy.gateway.ai.answers import (
 from egressproxy.gateway.ai.model_field import find_model, with_model
 from egressproxy.gateway.ai.provider_errors import ProviderCall, told_in_shape
 from egressproxy.gateway.backends.ai_endpoint import AiEndpoint
-from egressproxy.gateway.backends.failover import Course
+from egressproxy.gateway.backends.failover import FailoverState
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.ext_authz.buffered_body import InvitedClient, invite_body
@@ -124,7 +124,12 @@ class AiCall:
 
     # --- requests --------------------------------------------------------------------------------------------------
     async def prepare(
-        self, x: Exchange, client: AiClient, backend: RouteBackend, body: ReplayableBody | None, course: Course | None
+        self,
+        x: Exchange,
+        client: AiClient,
+        backend: RouteBackend,
+        body: ReplayableBody | None,
+        failover_state: FailoverState | None,
     ) -> RouteBackend:
         """Make the client's own request what `backend`, or the next of a Failover that can serve it, gets of it.
         Returns that one. Raises BadRequest (400) where none can; LimitExceeded (413) for a long body.
@@ -152,7 +157,9 @@ class AiCall:
                 if backend.ai is not None:
                     self._set_head(x, backend.ai)
             except Untranslatable as error:
-                following = self._pass_over(x, backend, _Hindrance(error.field, error.why), course, client.wheel.now)
+                following = self._pass_over(
+                    x, backend, _Hindrance(error.field, error.why), failover_state, client.wheel.now
+                )
                 if following is None:
                     raise self._refusal() from None
                 backend = following
@@ -176,13 +183,15 @@ class AiCall:
             raise Untranslatable("", f"the body cannot be read: {error}") from None
         return LocalResponse(200, ((b"Content-Type", JSON),), b'{"input_tokens":%d}' % tokens)
 
-    async def narrow(self, x: Exchange, client: AiClient, body: ReplayableBody | None, course: Course) -> None:
+    async def narrow(
+        self, x: Exchange, client: AiClient, body: ReplayableBody | None, failover_state: FailoverState
+    ) -> None:
         """After a failure: take out who cannot serve this request: clients are to hear of the failure, not of that."""
         if body is None or not body.is_kept:
             return
         whole: bytes | None = None
         known: dict[tuple[Api | None, bool, bool], _Hindrance | None] = {}  # other names change nothing
-        for backend in course.left():
+        for backend in failover_state.left():
             endpoint = backend.ai
             if endpoint is None or not self._needs_body(x, endpoint):
                 continue
@@ -194,7 +203,7 @@ class AiCall:
                 known[key] = await self._hindrance(x, endpoint, whole)
             hindrance = known[key]
             if hindrance is not None:
-                self._pass_over(x, backend, hindrance, course, client.wheel.now)
+                self._pass_over(x, backend, hindrance, failover_state, client.wheel.now)
 
     async def _hindrance(self, x: Exchange, endpoint: AiEndpoint, body: bytes) -> _Hindrance | None:
         try:
@@ -259,11 +268,16 @@ class AiCall:
         return await body.collect(client, endpoint.max_body_bytes, only_looks=only_looks)
 
     def _pass_over(
-        self, x: Exchange, backend: RouteBackend, hindrance: _Hindrance, course: Course | None, now: float
+        self,
+        x: Exchange,
+        backend: RouteBackend,
+        hindrance: _Hindrance,
+        failover_state: FailoverState | None,
+        now: float,
     ) -> RouteBackend | None:
         self._first = self._first or hindrance
         AttemptTrail.kept_by(x).add(backend.name, _UNTRANSLATABLE, 0.0)
-        return course.pass_over(backend, now) if course is not None else None
+        return failover_state.pass_over(backend, now) if failover_state is not None else None
 
     def _refusal(self) -> BadRequest:
         assert self._first is not None

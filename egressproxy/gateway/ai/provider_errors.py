@@ -61,7 +61,7 @@ def provider_call(x: Exchange, backends: Sequence[RouteBackend]) -> ProviderCall
     for backend in backends:
         if backend.ai is not None and backend.ai.apis:
             return ProviderCall(backend.ai.apis[0])
-    hosts = [backend.connector.spec.backend.hostname for backend in backends if backend.connector is not None]
+    hosts = [backend.cluster.spec.backend.hostname for backend in backends if backend.cluster is not None]
     for host in (x.authority.host if x.authority is not None else "", *hosts):
         api = api_of_host(host)
         if api is not None:

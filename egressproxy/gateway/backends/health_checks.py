@@ -1,6 +1,6 @@
-"""HealthChecks: asks the endpoints of one connector whether they are well (`healthCheck.active`).
+"""HealthChecks: asks the endpoints of one cluster whether they are well (`healthCheck.active`).
 
-Off the path of requests: on connections and drivers of its own, from the moment in which the connector is in service
+Off the path of requests: on connections and drivers of its own, from the moment in which the cluster is in service
 until it is retired. A check is dialled as a request is: the address policy, TLS and the parent hold. Each endpoint has
 one check at a time, all endpoints of a process MAX_CHECKS, of which the backends of one namespace have most at the most
 (theirs may all hang until the time is over), and intervals vary, so that endpoints are not asked in step.
@@ -16,10 +16,10 @@ from time import monotonic
 from typing import Final
 
 from egressproxy.errors import GatewayError, Reason, UpstreamFault
-from egressproxy.gateway.backends.dial_targets import DialTarget
-from egressproxy.gateway.backends.endpoints import Endpoints, EndpointWatch, NameWatch
+from egressproxy.gateway.backends.endpoints import EndpointMonitor, HostnameMonitor, HostSet
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.opener import ConnectionOpener
+from egressproxy.gateway.backends.upstream_hosts import DialTarget
 from egressproxy.ir.backend import ConnectionIR, Protocol
 from egressproxy.ir.resilience import CheckType, HealthCheckIR
 from egressproxy.model.authority import Authority, IPAddress
@@ -54,7 +54,7 @@ class HealthChecks:
     spec: ConnectionIR
     _network: Network
     _opener: ConnectionOpener
-    _endpoints: Endpoints
+    _endpoints: HostSet
     _checks: dict[str, EndpointCheck] = field(default_factory=dict)  # by address and port
     _look: Deadline | None = None  # at a name
     _resolving: asyncio.Future[tuple[IPAddress, ...]] | None = None
@@ -63,7 +63,7 @@ class HealthChecks:
         check = self.spec.resilience.check
         assert check is not None
         for target in self._endpoints.targets.known.values():
-            if isinstance(target.watch, EndpointWatch):
+            if isinstance(target.watch, EndpointMonitor):
                 self._add(check, target.watch.health, target)
         if self._endpoints.named is not None:
             self._look = Deadline(self._network.wheel, self._resolve)
@@ -103,7 +103,7 @@ class HealthChecks:
             error.__traceback__ = None
             return
         target = self._endpoints.named
-        if target is None or not isinstance(target.watch, NameWatch):
+        if target is None or not isinstance(target.watch, HostnameMonitor):
             return
         target.watch.learn(target, addresses)
         known = {address_text(str(address), backend.port): address for address in addresses}

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from egressproxy.errors import Reason, UpstreamFault
-from egressproxy.gateway.backends.dial_targets import DialTarget
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.opener import ConnectionOpener, is_http2
+from egressproxy.gateway.backends.upstream_hosts import DialTarget
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import ResponseHead

@@ -13,9 +13,9 @@ from typing import Final
 
 from egressproxy.errors import LimitExceeded, Reason, UpstreamFault
 from egressproxy.filters.filter_step import Steps
-from egressproxy.gateway.backends.dial_targets import Target
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.opener import ConnectionOpener, is_http2
+from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
 from egressproxy.ir.backend import ConnectionIR
 from egressproxy.model.exchange import Exchange, tenant_of
 from egressproxy.model.shares import client_of
@@ -41,7 +41,7 @@ class Http2Connections:
     __slots__ = ("_limits", "_network", "_opener", "_pool", "_spec", "_target")
 
     def __init__(
-        self, spec: ConnectionIR, target: Target, network: Network, opener: ConnectionOpener, limits: HeadLimits
+        self, spec: ConnectionIR, target: UpstreamHost, network: Network, opener: ConnectionOpener, limits: HeadLimits
     ) -> None:
         self._spec = spec
         self._target = target
@@ -57,15 +57,15 @@ class Http2Connections:
         self, x: Exchange, connect: Steps | None, alpn: tuple[str, ...]
     ) -> UpstreamStream | PendingProtocol:
         pool = self._pool
-        claim: Claim[UpstreamStream] = Claim(client_of(x))
-        found = pool.take(claim)
-        while found is None and not pool.may_open(claim):
-            found = await self._wait(claim)
+        ticket: Claim[UpstreamStream] = Claim(client_of(x))
+        found = pool.take(ticket)
+        while found is None and not pool.may_open(ticket):
+            found = await self._wait(ticket)
             if found is None:
                 break  # the right to open one, counted already
             if found.connection.begins_nothing:  # it has left meanwhile
                 found.finish()
-                found = pool.take(claim)
+                found = pool.take(ticket)
         if found is not None:
             return await self._settled(x, found)
         version = self._target.name.version
@@ -84,11 +84,11 @@ class Http2Connections:
             pool.failed()
             return opened
         pool.opened(opened)
-        return await self._settled(x, self._place_on(opened, claim, version))
+        return await self._settled(x, self._place_on(opened, ticket, version))
 
     def adopt(self, parked: PendingProtocol, x: Exchange, version: int) -> UpstreamStream:
-        claim = Claim[UpstreamStream](client_of(x))
-        found = self._pool.take(claim)
+        ticket = Claim[UpstreamStream](client_of(x))
+        found = self._pool.take(ticket)
         if found is not None:  # another dial was faster
             parked.transport.close()
             return found
@@ -96,7 +96,7 @@ class Http2Connections:
         parked.hand_over(connection)
         self._pool.opening += 1
         self._pool.opened(connection)
-        return self._place_on(connection, claim, version)
+        return self._place_on(connection, ticket, version)
 
     async def _settled(self, x: Exchange, place: UpstreamStream) -> UpstreamStream:
         """Whether a server takes an upgrade stands in its settings (RFC 8441 section 3)."""
@@ -158,7 +158,7 @@ class Http2Connections:
         parked.transport.abort()
         raise UpstreamFault(Reason.TLS_PROTOCOL, "the upstream does not speak HTTP/2 (ALPN h2)")
 
-    def _place_on(self, connection: Http2Upstream, claim: Claim[UpstreamStream], version: int) -> UpstreamStream:
+    def _place_on(self, connection: Http2Upstream, ticket: Claim[UpstreamStream], version: int) -> UpstreamStream:
         """The first place on a new connection, which is kept as far as its client and its target may keep one."""
         pool, target, opened = self._pool, self._target, self._network.opened
         if connection.is_lost or not connection.room:
@@ -167,11 +167,11 @@ class Http2Connections:
         connection.on_room = pool.settle
         connection.on_free = pool.given_back
         connection.on_http_1 = target.use_http_1
-        connection.on_lost = partial(self._lost, claim.client)
-        is_kept = opened.take(claim.client)
+        connection.on_lost = partial(self._lost, ticket.client)
+        is_kept = opened.take(ticket.client)
         if not is_kept:
-            opened.add(claim.client)
-        place = pool.reserve(connection, claim)
+            opened.add(ticket.client)
+        place = pool.reserve(connection, ticket)
         target.name.keep(connection, peer_address(connection.transport), None, version)
         connection.age.after(self._spec.kept.max_age_s)
         if not is_kept or target.pool.is_retired:
@@ -184,15 +184,15 @@ class Http2Connections:
         self._target.name.forget(connection)
         self._pool.lost(connection)
 
-    async def _wait(self, claim: Claim[UpstreamStream]) -> UpstreamStream | None:
+    async def _wait(self, ticket: Claim[UpstreamStream]) -> UpstreamStream | None:
         """As `SharedPool.wait`, for the time that there is to connect."""
-        future = self._pool.wait(claim, self._network.loop)
-        deadline = Deadline(self._network.wheel, partial(self._pool.too_late, claim))
+        future = self._pool.wait(ticket, self._network.loop)
+        deadline = Deadline(self._network.wheel, partial(self._pool.too_late, ticket))
         deadline.after(self._spec.connect_s)
         try:
             return await future
         except BaseException:
-            given = self._pool.leave(claim)
+            given = self._pool.leave(ticket)
             if given is not None:
                 given.finish()
             raise

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from egressproxy.errors import BadRequest, Reason
-from egressproxy.gateway.backends.dial_targets import Target
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.session_persistence import PLACE, PersistentSessions, Session, SessionPlaces
+from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
 from egressproxy.ir.backend import Protocol
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.mcp import PROTOCOL_VERSION, SESSION_ID, STATELESS_REVISIONS
@@ -99,7 +99,7 @@ class McpSessions:
         return McpSession(0, 0, place, *found, server_id) if found is not None else None
 
     # --- the response ----------------------------------------------------------------------------------------------
-    def keep(self, x: Exchange, session: Session | None, backend: RouteBackend, target: Target) -> None:
+    def keep(self, x: Exchange, session: Session | None, backend: RouteBackend, target: UpstreamHost) -> None:
         """Sign the id that the server names in `x.response`."""
         if self.others is not None:
             self.others.keep(x, None if isinstance(session, McpSession) else session, backend, target)
@@ -129,7 +129,7 @@ def session_not_found() -> BadRequest:
 
 
 def speaks_mcp(backend: RouteBackend) -> bool:
-    return backend.connector is not None and backend.connector.spec.backend.protocol is Protocol.MCP
+    return backend.cluster is not None and backend.cluster.spec.backend.protocol is Protocol.MCP
 
 
 def _text(token: bytes) -> bytes:

@@ -11,7 +11,7 @@ from typing import Final
 
 from egressproxy.filters.chain import Chain
 from egressproxy.filters.filter_step import Steps
-from egressproxy.gateway.backends.connector import Connector
+from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.ir.policy import Mode, PolicyIR
 from egressproxy.model.shares import Shares, most_of
 from egressproxy.routing.destinations import Denial, DestinationPolicy, Permission
@@ -34,7 +34,7 @@ class Mirror:
     """
 
     backend: str
-    connector: Connector
+    cluster: Cluster
     limits: Steps | None
     chain: Chain
     series: Series

@@ -77,7 +77,7 @@ class Network:
         self.own = NO_SOCKETS
         self.opened = Shares(sys.maxsize, descriptors() // 8)  # upstream connections, by who had them opened
         self.checks = Shares(MAX_CHECKS, most_of(MAX_CHECKS))  # health checks in progress, by namespace
-        self.copies = Shares(MAX_COPIES, most_of(MAX_COPIES))  # for mirrors, under way
+        self.mirror_requests = Shares(MAX_COPIES, most_of(MAX_COPIES))  # for mirrors, under way
         self.copied_bytes = Shares(MAX_COPIED_BYTES, most_of(MAX_COPIED_BYTES))  # of those, what waits for a mirror
 
     def resolver(self, spec: ConnectionIR) -> Resolver:

@@ -15,7 +15,6 @@ from typing import Final, NamedTuple, Protocol
 from egressproxy.errors import GatewayFault, Reason, RetrySafety, UpstreamFault
 from egressproxy.filters.chain import run_to_end
 from egressproxy.filters.filter_step import Steps
-from egressproxy.gateway.backends.dial_targets import DialTarget, Target
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.parent_connect import (
     ConnectHandshake,
@@ -26,6 +25,7 @@ from egressproxy.gateway.backends.parent_connect import (
     is_socks,
 )
 from egressproxy.gateway.backends.reverse_check import check_addresses
+from egressproxy.gateway.backends.upstream_hosts import DialTarget, UpstreamHost
 from egressproxy.ir.backend import BackendTlsIR, ConnectionIR, Destination
 from egressproxy.ir.backend import Protocol as BackendProtocol
 from egressproxy.ir.policy import ReverseCheck
@@ -56,8 +56,8 @@ class Parent(Protocol):
 
     opener: ConnectionOpener
 
-    def target(self, x: Exchange) -> Target:
-        """As `Connector.target`."""
+    def target(self, x: Exchange) -> UpstreamHost:
+        """As `Cluster.target`."""
 
 
 class TlsFailure(NamedTuple):

@@ -123,7 +123,7 @@ class ReplayableBody:
     def send_to(self, upstream: BodyTarget, sink: BodySink) -> None:
         """Send this upstream, or the filters before it, what has come so far, and from now on what comes.
 
-        The source sends into `sink`: this object, or `Copies`, which hand on to this object.
+        The source sends into `sink`: this object, or `MirrorRequests`, which hand on to this object.
         """
         self._target = upstream
         for piece in self._kept:

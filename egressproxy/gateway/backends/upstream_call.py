@@ -10,11 +10,11 @@ from typing import ClassVar, Final, Protocol
 
 from egressproxy.errors import GatewayError, GatewayFault, Reason, RetrySafety, UpstreamFault
 from egressproxy.filters.chain import Chain, run, run_to_end
-from egressproxy.gateway.backends.connector import Connector
-from egressproxy.gateway.backends.dial_targets import Target
-from egressproxy.gateway.backends.own_leg import body_of_leg
+from egressproxy.gateway.backends.backend_body_filters import body_of_leg
+from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.parent_connect import absolute_form, identity_line, refused_credentials
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
+from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import SENT_BODY, Exchange
 from egressproxy.model.local_response import LocalResponse
@@ -43,44 +43,44 @@ _ALWAYS: Final = Repeat.ALWAYS
 _NEVER: Final = Repeat.NEVER
 
 
-class CountedWay:
+class AttemptCounter:
     """The connector of a parent, held for a request that counts at its own target: see TargetWatch."""
 
-    __slots__ = ("_claim", "_target", "_via", "behind", "network")
+    __slots__ = ("_target", "_ticket", "_via", "behind", "network")
 
-    def __init__(self, via: Connector, target: Target, client: str) -> None:
+    def __init__(self, via: Cluster, target: UpstreamHost, client: str) -> None:
         self._via = via
         self._target = target
-        self._claim: Claim[Upstream] = Claim(client)
+        self._ticket: Claim[Upstream] = Claim(client)
         self.behind = via.behind
         self.network = via.network
-        target.pool.count(self._claim)
+        target.pool.count(self._ticket)
 
-    def release(self, target: Target, connection: Upstream, *, reusable: bool) -> None:
+    def release(self, target: UpstreamHost, connection: Upstream, *, reusable: bool) -> None:
         """Give the connection back and its place among the attempts, too."""
-        self._target.pool.lost(self._claim)
+        self._target.pool.lost(self._ticket)
         self._via.release(target, connection, reusable=reusable)
 
 
 class HeldConnection:
-    """The upstream connection of a call, and the connector to give it back to; None while there is none."""
+    """The upstream connection of a call, and the cluster to give it back to; None while there is none."""
 
-    __slots__ = ("connector", "target", "upstream")
+    __slots__ = ("cluster", "target", "upstream")
 
-    connector: Connector | CountedWay | None
-    target: Target | None
+    cluster: Cluster | AttemptCounter | None
+    target: UpstreamHost | None
     upstream: Upstream | None
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        self.connector = None
+        self.cluster = None
         self.target = None
         self.upstream = None
 
-    def hold(self, connector: Connector | CountedWay, target: Target, upstream: Upstream) -> None:
-        self.connector = connector
+    def hold(self, cluster: Cluster | AttemptCounter, target: UpstreamHost, upstream: Upstream) -> None:
+        self.cluster = cluster
         self.target = target
         self.upstream = upstream
 
@@ -89,7 +89,7 @@ class HeldConnection:
         upstream = self.upstream
         if upstream is not None:
             self.upstream = None
-            self.connector.release(self.target, upstream, reusable=reusable)  # type: ignore[union-attr, arg-type]  # held with it
+            self.cluster.release(self.target, upstream, reusable=reusable)  # type: ignore[union-attr, arg-type]  # held with it
 
     def fail(self, x: Exchange, error: GatewayError) -> None:
         """This exchange has failed behind the head of its response: close its connection, and tell of the endpoint."""
@@ -100,7 +100,7 @@ class HeldConnection:
 
     def check_credentials(self, x: Exchange) -> None:
         """Raises UpstreamFault where a parent has answered 407, and not the backend."""
-        via = self.connector
+        via = self.cluster
         if x.response.status == 407 and via is not None and via.behind is not None:
             raise refused_credentials(via.behind)
 
@@ -116,7 +116,7 @@ class UpstreamCaller(Protocol):
 
     __slots__ = ()
 
-    may_flow: ClassVar[bool] = False  # `send_request` sends bodies through `flowing_leg`
+    may_flow: ClassVar[bool] = False  # `send_request` sends bodies through `streaming_backend_filters`
     driver: Driver
 
     def start_attempt(self) -> None:
@@ -150,13 +150,13 @@ async def call_upstream(
     caller: UpstreamCaller,
     held: HeldConnection,
     x: Exchange,
-    connector: Connector,
-    target: Target,
+    cluster: Cluster,
+    target: UpstreamHost,
     chain: Chain,
     body: bytes | ReplayableBody | None,
     repeat: Repeat,
 ) -> Upstream | LocalResponse:
-    """Send `x.request` to a target of this connector, until `x.response` is there: its final head.
+    """Send `x.request` to a target of this cluster, until `x.response` is there: its final head.
 
     Returns the connection, which is in `held` and has to be released; or the response of a backend-request filter,
     and nothing is held. Raises GatewayError; one with RetrySafety.IF_REUSED says that an idle connection had died.
@@ -169,30 +169,30 @@ async def call_upstream(
         caller.start_attempt()
         x.backend_is_secure = target.tls is not None
         if not host:
-            x.upstream_host = connector.host_field(x, target)
-        via, way = connector, target
-        if not connector.is_simple:
+            x.upstream_host = cluster.host_field(x, target)
+        via, next_hop = cluster, target
+        if not cluster.is_simple:
             if target.watch is not None:
                 target.watch.admit(target)
-            via, way = connector.way(x, target)
+            via, next_hop = cluster.next_hop(x, target)
             if via.behind is not None:
                 x.upstream_host = target.host_field  # filters see what will be sent
         try:
-            if via.network.wheel.now < way.name.fresh_until or via.refresh_name(x, way):
-                upstream = way.pool.take()
+            if via.network.wheel.now < next_hop.name.fresh_until or via.refresh_name(x, next_hop):
+                upstream = next_hop.pool.take()
             else:
                 upstream = None
             if upstream is None:
-                if connector.ways is None:
-                    upstream = await via.acquire(x, way, chain.connect)
+                if cluster.parents is None:
+                    upstream = await via.acquire(x, next_hop, chain.connect)
                 else:
-                    via, way, upstream = await connector.acquire_by_any_way(x, target, chain.connect)
-                    by_route = host or connector.host_field(x, target)
+                    via, next_hop, upstream = await cluster.acquire_by_any_way(x, target, chain.connect)
+                    by_route = host or cluster.host_field(x, target)
                     x.upstream_host = target.host_field if via.behind is not None else by_route
-            held.hold(via, way, upstream)
+            held.hold(via, next_hop, upstream)
             x.upstream = upstream.address
             if via.is_unverified:
-                via.note_unverified(x, way)
+                via.note_unverified(x, next_hop)
             if chain.backend_request is not None:
                 x.backend_origin = target.origin
                 if chain.takes_body:
@@ -230,17 +230,17 @@ async def call_upstream(
             if failed is not None and not was_reused and error.retry is RetrySafety.IF_REUSED:
                 error.retry = RetrySafety.IF_IDEMPOTENT
             is_unseen = failed is not None and (x.request.body == 0 or isinstance(body, bytes))
-            if not may_repeat(x, connector, error, repeat, was_reused=was_reused, is_unseen=is_unseen):
+            if not may_repeat(x, cluster, error, repeat, was_reused=was_reused, is_unseen=is_unseen):
                 raise
             if chain.takes_body and failed is not None:
                 body = given  # set behind `held.hold`
             # Each attempt starts from the client's request: it gets its own credential and no other.
             head.fields.block, head.path, x.upstream_host = block, path, host
             if repeat is _ALWAYS:
-                target = connector.another_target(x, (target,))
+                target = cluster.another_target(x, (target,))
             continue
         caller.count_answer(x, monotonic() - began)
-        if connector.watched is not None:
+        if cluster.watched is not None:
             status = response.status
             if status == 200 and response.body == 0:  # trailers alone, maybe
                 status = failure_status(response.fields.block)
@@ -276,7 +276,7 @@ async def filtered_answer(
 
 
 def may_repeat(
-    x: Exchange, connector: Connector, error: GatewayError, repeat: Repeat, *, was_reused: bool, is_unseen: bool = False
+    x: Exchange, cluster: Cluster, error: GatewayError, repeat: Repeat, *, was_reused: bool, is_unseen: bool = False
 ) -> bool:
     """Whether a call that failed like this is made again, where its caller allows `repeat`.
 
@@ -289,7 +289,7 @@ def may_repeat(
         return True
     is_stale = was_reused and error.retry is RetrySafety.IF_REUSED
     if repeat is _ALWAYS:
-        return is_stale or (error.retry is RetrySafety.SAFE and len(connector.endpoints) > 1)
+        return is_stale or (error.retry is RetrySafety.SAFE and len(cluster.endpoints) > 1)
     return is_stale and x.request.method in IDEMPOTENT and x.request.body == 0
 
 
@@ -299,15 +299,15 @@ def send_to_parent(
     x: Exchange,
     upstream: Upstream,
     body: bytes | ReplayableBody | None,
-    parent: Connector,
-    target: Target,
+    parent: Cluster,
+    target: UpstreamHost,
 ) -> None:
     """Send plain http in absolute-form (RFC 9112 section 3.2.2). Filters never see the parent's credential. The request
     counts at its target, though the connection is the parent's: raises LimitExceeded (503) of its circuit breaker.
     """
     if target.watch is not None:
         target.watch.admit(target)
-        held.connector = CountedWay(parent, target, client_of(x))
+        held.cluster = AttemptCounter(parent, target, client_of(x))
     fields = x.request.fields
     block = fields.block
     x.upstream_host = target.host_field

@@ -2,8 +2,8 @@
 
 Where a rule has none, the connection manager makes its one attempt itself, and nothing here is asked. With one each
 attempt chooses a backend and an endpoint again, starts from the client's request, and has that backend's filters and
-credentials and no other's. Where the rule's choice is a Failover, its `Course` says where the request goes next. With
-`hedging` there may be several attempts at once.
+credentials and no other's. Where the rule's choice is a Failover, its `FailoverState` says where the request goes next.
+With `hedging` there may be several attempts at once.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from egressproxy.filters.base import NextAttempt
 from egressproxy.filters.chain import finish
 from egressproxy.gateway.ai.answers import Answer, BegunAnswer
 from egressproxy.gateway.ai.call import AiCall
-from egressproxy.gateway.backends.dial_targets import Target
-from egressproxy.gateway.backends.endpoints import Endpoints
-from egressproxy.gateway.backends.failover import Course, FailoverGroup, may_serve, status_of_answer
+from egressproxy.gateway.backends.endpoints import HostSet
+from egressproxy.gateway.backends.failover import FailoverGroup, FailoverState, may_serve, status_of_answer
 from egressproxy.gateway.backends.mcp_sessions import McpSession, McpSessions, session_not_found
-from egressproxy.gateway.backends.mirror_copy import copies_of
+from egressproxy.gateway.backends.mirror_request import mirror_requests_of
 from egressproxy.gateway.backends.replayable_body import REPLAY_LIMIT, ReplayableBody
 from egressproxy.gateway.backends.retries import RetryPolicy, may_go_again, untried
 from egressproxy.gateway.backends.route_backend import EXACT_BELOW_S, RouteBackend
 from egressproxy.gateway.backends.upstream_call import Repeat, call_upstream, filtered_answer
+from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
 from egressproxy.gateway.exchange.body_filter import BodyFilter
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.hedging import HedgedCall, finish_attempts
@@ -79,9 +79,9 @@ class Attempts:
         "_client",
         "_codes",
         "_counted",
-        "_course",
         "_down",
         "_failover",
+        "_failover_state",
         "_failures",
         "_following",
         "_is_good",
@@ -116,25 +116,29 @@ class Attempts:
             session = None
         self._session = session
         self._chosen: list[RouteBackend] = []
-        self._counted: list[Endpoints] = []  # those that count a retry of this request
+        self._counted: list[HostSet] = []  # those that count a retry of this request
         self._backend = backend = session.backend if session is not None else route.choose()
         self._owner = backend if isinstance(session, McpSession) else None  # nobody else gets the server's own id
         self._failover = failover = route.failover_of(backend)
-        self._course, self._codes, self._repeat = None, policy.codes, policy.repeat
+        self._failover_state, self._codes, self._repeat = None, policy.codes, policy.repeat
         if failover is not None:
-            self._course, self._codes, self._repeat = Course(failover), policy.codes | failover.codes, Repeat.NEVER
+            self._failover_state, self._codes, self._repeat = (
+                FailoverState(failover),
+                policy.codes | failover.codes,
+                Repeat.NEVER,
+            )
             if failover.spec.shows_attempts:
                 AttemptTrail.kept_by(x).is_shown = True
             if session is None or not may_serve(backend, client.wheel.now):
-                self._session, self._backend = None, self._course.first(client.wheel.now)
+                self._session, self._backend = None, self._failover_state.first(client.wheel.now)
         self._body: ReplayableBody | None = None
-        self._tried: set[Target] = set()
-        self._down: set[Target] = set()  # those of them that could not be connected to
+        self._tried: set[UpstreamHost] = set()
+        self._down: set[UpstreamHost] = set()  # those of them that could not be connected to
         self._failures: list[str] = []
         self._retries = 0
         self._is_hedged = False  # there were several attempts at once
         # of the attempt under way
-        self._target: Target | None = None
+        self._target: UpstreamHost | None = None
         self._began = 0.0
         self._outcome = ""
         self._begun: BegunAnswer | None = None  # its answer, where the beginning of that was read
@@ -147,13 +151,15 @@ class Attempts:
         x, policy, failover = self._x, self._policy, self._failover
         ai = self._ai
         has_body = x.request.body != 0 or collected is not None
-        if has_body and (self._course is not None or policy.attempts or policy.sessions is not None or ai is not None):
+        if has_body and (
+            self._failover_state is not None or policy.attempts or policy.sessions is not None or ai is not None
+        ):
             limit = failover.spec.max_replay_bytes if failover is not None else REPLAY_LIMIT
             self._body = kept_body(x, self._client, self._route, collected, limit)
         policy.count_request()
         while True:
             if ai is not None:
-                chosen = await ai.prepare(x, self._client, self._backend, self._body, self._course)
+                chosen = await ai.prepare(x, self._client, self._backend, self._body, self._failover_state)
                 if chosen is not self._backend:
                     self._backend, self._session = chosen, None
             self._begin()
@@ -179,8 +185,8 @@ class Attempts:
                     discard(self._client, held.upstream)
                 else:
                     held.fail(x, error)  # of an answer without a first byte
-                if ai is not None and self._course is not None:
-                    await ai.narrow(self._x, self._client, self._body, self._course)
+                if ai is not None and self._failover_state is not None:
+                    await ai.narrow(self._x, self._client, self._body, self._failover_state)
                 if not self._goes_on(error):
                     note_attempt(x, self._backend, self._outcome, self._began)
                     if 0 < policy.attempts <= self._retries and error.reason in BROKEN:
@@ -212,32 +218,32 @@ class Attempts:
         x.backend = backend.name
         x.series = backend.series
         if backend.mirrors is not None and not self._failures:
-            resources.copies = copies_of(backend.mirrors, x)
+            resources.mirror_requests = mirror_requests_of(backend.mirrors, x)
         self._began = monotonic()
         self._following, self._wait_s = None, -1.0
         self._target = self._begun = None
-        if self._course is not None:
-            self._course.begin(backend, self._client.wheel.now)
+        if self._failover_state is not None:
+            self._failover_state.begin(backend, self._client.wheel.now)
 
     async def _attempt(self, collected: bytes | ReplayableBody | None) -> Upstream | LocalResponse:
         x, backend, session = self._x, self._backend, self._session
         target = session.target(x) if session is not None else untried(backend, x, self._tried, self._down)
         self._target = target
         self._tried.add(target)
-        connector = backend.connector
-        assert connector is not None  # the target is of it
+        cluster = backend.cluster
+        assert cluster is not None  # the target is of it
         ai, body = self._ai, self._body or collected
         if ai is not None and ai.body is not None:  # what was made of it for its provider
             body = ai.body or collected
         found = await call_upstream(
-            self._client, self._client.resources, x, connector, target, backend.chain, body, self._repeat
+            self._client, self._client.resources, x, cluster, target, backend.chain, body, self._repeat
         )
         return await filtered_answer(self._client.resources, x, backend.chain, found)
 
     async def _is_final(self, upstream: Upstream, timer: AttemptTimer | None) -> bool:
         """Whether the client gets this answer. Raises UpstreamFault where no first byte of it comes."""
-        x, course, failover, policy = self._x, self._course, self._failover, self._policy
-        status = x.response.status if course is None else status_of_answer(x.response)
+        x, failover_state, failover, policy = self._x, self._failover_state, self._failover, self._policy
+        status = x.response.status if failover_state is None else status_of_answer(x.response)
         is_of_grpc = bool(policy.grpc_codes) and self._is_grpc_retriable(x.response)
         if status not in self._codes and not is_of_grpc:
             if failover is not None and failover.spec.first_byte_s:
@@ -248,13 +254,13 @@ class Attempts:
         if not is_of_grpc:
             self._outcome = str(status)
         if self._is_good and not is_of_grpc:
-            if course is not None and self._ai is None:
-                course.succeeded(self._backend)
+            if failover_state is not None and self._ai is None:
+                failover_state.succeeded(self._backend)
             return True
-        if course is not None and failover is not None and status in failover.codes:
+        if failover_state is not None and failover is not None and status in failover.codes:
             if self._ai is not None:
-                await self._ai.narrow(x, self._client, self._body, course)
-            course.answered(self._backend, x.response, status, self._client.wheel.now)
+                await self._ai.narrow(x, self._client, self._body, failover_state)
+            failover_state.answered(self._backend, x.response, status, self._client.wheel.now)
             self._following = self._next_backend(None)
         if self._following is None and not ((status in policy.codes or is_of_grpc) and self._may_retry()):
             return True
@@ -266,7 +272,7 @@ class Attempts:
         other attempt could follow nothing is held. Raises UpstreamFault where it breaks off before.
         """
         body, policy = self._body, self._policy
-        goes_on = self._course is not None or (policy.attempts and not self._backend.has_parent)
+        goes_on = self._failover_state is not None or (policy.attempts and not self._backend.has_parent)
         if not goes_on or not (body is None or body.is_kept):
             return 200
         if isinstance(policy.sessions, McpSessions):
@@ -302,15 +308,15 @@ class Attempts:
         if timer is not None:
             timer.cancel()  # its first byte is here, and all of it may take longer
         answer = await ai.answer(self._x, self._client, upstream)
-        if self._course is not None and self._is_good:
-            self._course.succeeded(self._backend)
+        if self._failover_state is not None and self._is_good:
+            self._failover_state.succeeded(self._backend)
         return answer
 
     def _goes_on(self, error: UpstreamFault | LimitExceeded) -> bool:
         backend, body, policy = self._backend, self._body, self._policy
         self._outcome = error.reason.value
         is_wish = isinstance(error, NextAttempt)  # of a filter: nothing has failed
-        self._following = self._next_backend(None if is_wish else error) if self._course is not None else None
+        self._following = self._next_backend(None if is_wish else error) if self._failover_state is not None else None
         if is_wish:
             if self._following is None and not self._may_retry():
                 return False
@@ -347,10 +353,10 @@ class Attempts:
         """Where a Failover sends the request after this failure (None: a code); None where nobody is left to ask, the
         body was not kept, the budget of the rule is used up, or the circuit breaker of the next allows no retry.
         """
-        course, body = self._course, self._body
-        assert course is not None
+        failover_state, body = self._failover_state, self._body
+        assert failover_state is not None
         waits = error is not None and error.reason is Reason.RESPONSE_TIMEOUT and body is not None and body.is_flowing
-        following = course.next(
+        following = failover_state.next(
             self._x, self._backend, error, self._tried, self._client.wheel.now, waits_for_client=waits
         )
         if following is None or not (body is None or body.is_kept):
@@ -377,7 +383,7 @@ class Attempts:
         finish_attempts(self._x, self._route, self._chosen[:-1])
         assert self._policy.hedging is not None
         hedging = HedgedCall(
-            self._policy, self._policy.hedging, self._client, self._x, self._route, self._course, self._failover,
+            self._policy, self._policy.hedging, self._client, self._x, self._route, self._failover_state, self._failover,
             collected, self._repeat, self._tried, self._down,
         )  # fmt: skip
         try:
@@ -411,8 +417,10 @@ class Attempts:
         if following is not None:
             self._backend = following
         elif self._session is None and self._owner is None:
-            course = self._course
-            self._backend = course.first(self._client.wheel.now) if course is not None else self._route.choose()
+            failover_state = self._failover_state
+            self._backend = (
+                failover_state.first(self._client.wheel.now) if failover_state is not None else self._route.choose()
+            )
 
     def _answered(self) -> None:
         x, sessions = self._x, self._policy.sessions
@@ -436,9 +444,9 @@ def note_attempt(x: Exchange, backend: RouteBackend, outcome: str, began: float)
     AttemptTrail.kept_by(x).add(backend.name, outcome, monotonic() - began)
 
 
-def may_retry(backend: RouteBackend, counted: list[Endpoints]) -> bool:
+def may_retry(backend: RouteBackend, counted: list[HostSet]) -> bool:
     """Whether the circuit breaker of this backend allows one more retry, which is added to `counted` then."""
-    endpoints = backend.connector.watched if backend.connector is not None else None
+    endpoints = backend.cluster.watched if backend.cluster is not None else None
     if endpoints is None or endpoints in counted:
         return True
     if not endpoints.take_retry():

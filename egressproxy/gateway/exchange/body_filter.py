@@ -10,7 +10,7 @@ from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason
 from egressproxy.filters.base import MORE
 from egressproxy.filters.body import BodyChain
 from egressproxy.gateway.ai.answers import ReadingClient
-from egressproxy.gateway.backends.own_leg import passing_trailers
+from egressproxy.gateway.backends.backend_body_filters import forwarded_trailers
 from egressproxy.gateway.backends.replayable_body import HeldFor
 from egressproxy.model.exchange import Exchange
 from egressproxy.net.driver import Driver
@@ -249,7 +249,7 @@ class BodyFilter:
             self._fail(error)
             return
         if isinstance(outcome, bytes):
-            self._end(passing_trailers(self.chain, trailers, outcome))
+            self._end(forwarded_trailers(self.chain, trailers, outcome))
             return
         self._task = outcome
         self._source.pause_reading()
@@ -258,7 +258,7 @@ class BodyFilter:
     def _shown(self, task: asyncio.Task[bytes], trailers: bytes) -> None:
         left = self._result(task)
         if left is not None:
-            self._end(passing_trailers(self.chain, trailers, left))
+            self._end(forwarded_trailers(self.chain, trailers, left))
 
     def _end(self, trailers: bytes) -> None:
         self.is_over = True

@@ -15,7 +15,7 @@ from egressproxy.errors import GatewayError, LimitExceeded, Reason
 from egressproxy.filters.body import BodyChain
 from egressproxy.gateway.ai.call import AiCall
 from egressproxy.gateway.ai.provider_errors import ProviderCall, provider_call
-from egressproxy.gateway.backends.own_leg import flowing_leg, unfiltered_body
+from egressproxy.gateway.backends.backend_body_filters import streaming_backend_filters, unfiltered_body
 from egressproxy.gateway.backends.replayable_body import REPLAY_LIMIT, ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.exchange.body_filter import BodyFilter
@@ -221,7 +221,7 @@ class Client(ExchangeClock, Protocol):
         if body is not None:
             if isinstance(body, bytes):
                 head.body = len(body)
-                if body and resources.copies is None:
+                if body and resources.mirror_requests is None:
                     upstream.begin(self.driver, head)
                     upstream.send_whole(head, x.upstream_host, pseudonym, body)
                     return
@@ -229,17 +229,17 @@ class Client(ExchangeClock, Protocol):
                 assert resources.backend is not None
                 of_backend = resources.backend.chain
                 body.drop_trailers(of_backend.backend_request is not None and not of_backend.lets_leg_trailers)
-                leg = flowing_leg(x, of_backend)
-                if leg is not None:
-                    self._send_through_leg(x, upstream, leg, None, body, pseudonym)
+                backend_chain = streaming_backend_filters(x, of_backend)
+                if backend_chain is not None:
+                    self._send_through_leg(x, upstream, backend_chain, None, body, pseudonym)
                     return
                 head.body = body.length
         elif head.body != 0 and resources.route is not None and resources.route.filters_request:
             assert resources.backend is not None
             chain = resources.request_chain if resources.route.chain.request_body is not None else None
-            leg = flowing_leg(x, resources.backend.chain)
-            if leg is not None:
-                self._send_through_leg(x, upstream, leg, chain, None, pseudonym)
+            backend_chain = streaming_backend_filters(x, resources.backend.chain)
+            if backend_chain is not None:
+                self._send_through_leg(x, upstream, backend_chain, chain, None, pseudonym)
                 return
             if chain is not None and not chain.keeps_length:
                 head.body = CHUNKED
@@ -247,9 +247,9 @@ class Client(ExchangeClock, Protocol):
         upstream.begin(self.driver, head)
         upstream.send_head(head, x.upstream_host, pseudonym)
         sink: BodySink = upstream
-        if resources.copies is not None:
+        if resources.mirror_requests is not None:
             assert resources.backend is not None
-            sink, resources.copies = resources.copies, None
+            sink, resources.mirror_requests = resources.mirror_requests, None
             unfiltered = unfiltered_body(x, resources.backend.chain)
             if unfiltered is not None:
                 sink.begin_whole(*unfiltered)
@@ -279,27 +279,27 @@ class Client(ExchangeClock, Protocol):
         self,
         x: Exchange,
         upstream: Upstream,
-        leg: BodyChain,
+        backend_chain: BodyChain,
         chain: BodyChain | None,
         body: ReplayableBody | None,
         pseudonym: bytes,
     ) -> None:
         """As `send_request`, through filters of the backend. `chain`: those of the rule, before them or `body`."""
         head, resources = x.request, self.resources
-        if not (leg.keeps_length and (chain is None or chain.keeps_length)):
+        if not (backend_chain.keeps_length and (chain is None or chain.keeps_length)):
             head.body = CHUNKED
         elif body is not None:
             head.body = body.length
         upstream.begin(self.driver, head)
         upstream.send_head(head, x.upstream_host, pseudonym)
-        own = BodyFilter(x, leg, upstream, self, self)
+        own = BodyFilter(x, backend_chain, upstream, self, self)
         upstream.feed_from(own)
         sink: BodySink = own if body is None else body
-        if resources.copies is not None:
-            copies, resources.copies = resources.copies, None
-            copies.begin(head, sink)
-            resources.when_complete(copies.end)
-            sink = copies
+        if resources.mirror_requests is not None:
+            mirror_requests, resources.mirror_requests = resources.mirror_requests, None
+            mirror_requests.begin(head, sink)
+            resources.when_complete(mirror_requests.end)
+            sink = mirror_requests
         before, resources.leg_filter = resources.leg_filter, own
         resources.request_filter = resources.request_filter or own  # `Accounting.account` looks at that one alone
         if before is not None:
@@ -319,13 +319,13 @@ class Client(ExchangeClock, Protocol):
 
     def pass_interim(self, head: ResponseHead, x: Exchange) -> None:
         """Interim responses are passed on to 1.1 clients."""
-        backend, connector = self.resources.backend, self.resources.connector
+        backend, cluster = self.resources.backend, self.resources.cluster
         assert backend is not None
-        assert connector is not None
+        assert cluster is not None
         if x.request.http_1_0 or (head.status == 100 and not x.request.expect_continue):
             return
         if backend.chain.backend_response is None and backend.chain.response_headers is None:
-            self.send_interim(head, connector.network.pseudonym)
+            self.send_interim(head, cluster.network.pseudonym)
         elif head.status == 100:
             self.send_continue()  # without its fields, which no filter would have seen
 

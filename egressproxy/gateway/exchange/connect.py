@@ -18,9 +18,9 @@ from typing import Final
 from egressproxy.errors import Denied, GatewayError, Reason, UpstreamFault
 from egressproxy.filters.chain import run, run_to_end
 from egressproxy.filters.filter_step import Steps
-from egressproxy.gateway.backends.connector import Connector
-from egressproxy.gateway.backends.dial_targets import DialTarget
+from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.route_backend import RouteBackend
+from egressproxy.gateway.backends.upstream_hosts import DialTarget
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.admission import (
     HTTP_PORT,
@@ -192,23 +192,23 @@ async def dial(
     x: Exchange, backend: RouteBackend, resources: ExchangeResources, *, terminated: bool = False
 ) -> PendingProtocol:
     """A transport to this backend, which counts in its circuit breaker. `terminated`: the client's TLS ends with us."""
-    connector = backend.connector
-    assert connector is not None
+    cluster = backend.cluster
+    assert cluster is not None
     x.attempts += 1
     began = monotonic()
     target: DialTarget | None = None
     try:
-        if connector.fixed is not None and connector.fixed.watch is not None:
-            connector.fixed.watch.admit(connector.fixed)  # other targets are chosen among those that may be used
+        if cluster.fixed is not None and cluster.fixed.watch is not None:
+            cluster.fixed.watch.admit(cluster.fixed)  # other targets are chosen among those that may be used
         if terminated:
-            target = secure = connector.target(x)
-            count_tunnel(x, connector, target, resources)
+            target = secure = cluster.target(x)
+            count_tunnel(x, cluster, target, resources)
             parked = PendingProtocol()
-            await connector.open(x, secure, backend.chain.connect, parked)
+            await cluster.open(x, secure, backend.chain.connect, parked)
         else:
-            target = connector.tunnel_target(x)
-            count_tunnel(x, connector, target, resources)
-            parked = await connector.park(x, target, backend.chain.connect)
+            target = cluster.tunnel_target(x)
+            count_tunnel(x, cluster, target, resources)
+            parked = await cluster.park(x, target, backend.chain.connect)
     except GatewayError as error:
         backend.series.attempt(error.reason.value)
         if target is not None and target.watch is not None:
@@ -220,11 +220,11 @@ async def dial(
     return parked
 
 
-def count_tunnel(x: Exchange, connector: Connector, target: DialTarget, resources: ExchangeResources) -> None:
+def count_tunnel(x: Exchange, cluster: Cluster, target: DialTarget, resources: ExchangeResources) -> None:
     """Count a tunnel where a circuit breaker asks for it. Raises LimitExceeded (503)."""
-    counting = connector.counting_target(x, target)
-    if counting is not None and connector.watched is not None:
-        resources.when_complete(connector.watched.count_tunnel(counting, client_of(x)))
+    counting = cluster.counting_target(x, target)
+    if counting is not None and cluster.watched is not None:
+        resources.when_complete(cluster.watched.count_tunnel(counting, client_of(x)))
 
 
 async def switch_protocols(accounting: Accounting, x: Exchange, client: Client) -> None:

@@ -21,11 +21,11 @@ from egressproxy.filters.filter_step import FilterAnswered
 from egressproxy.gateway.ai.answers import Answer, TranslatedAnswer
 from egressproxy.gateway.ai.call import AiCall
 from egressproxy.gateway.ai.provider_errors import provider_call
-from egressproxy.gateway.backends.connector import Connector
-from egressproxy.gateway.backends.mirror_copy import copies_of
+from egressproxy.gateway.backends.cluster import Cluster
+from egressproxy.gateway.backends.mirror_request import mirror_requests_of
 from egressproxy.gateway.backends.parent_connect import refused_credentials
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
-from egressproxy.gateway.backends.upstream_call import CountedWay, Repeat, call_upstream
+from egressproxy.gateway.backends.upstream_call import AttemptCounter, Repeat, call_upstream
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.admission import decide_names, identify, name_request, route_request
 from egressproxy.gateway.exchange.attempts import reach_with_retries
@@ -165,11 +165,11 @@ class HttpConnectionManager:
                 x.backend = backend.name
                 x.series = backend.series
                 if backend.mirrors is not None:  # before filters of this backend add its credential
-                    resources.copies = copies_of(backend.mirrors, x)
+                    resources.mirror_requests = mirror_requests_of(backend.mirrors, x)
                 chain = backend.chain
-                connector: Connector = backend.connector  # type: ignore[assignment]  # `choose` gives none without
+                cluster: Cluster = backend.cluster  # type: ignore[assignment]  # `choose` gives none without
                 found: Answer | LocalResponse = await call_upstream(
-                    client, resources, x, connector, connector.target(x), chain, body, _IF_STALE
+                    client, resources, x, cluster, cluster.target(x), chain, body, _IF_STALE
                 )
             else:
                 found = await reach_with_retries(route.retries, x, client, route, body)
@@ -181,7 +181,7 @@ class HttpConnectionManager:
                 self.answer(x, client, await run_response_filters(found, x, resources))
                 return
             if x.response.status == 407:
-                raise wanted_credentials(resources.connector)
+                raise wanted_credentials(resources.cluster)
             for steps in chain.response_phases:
                 outcome = run(steps, x)
                 if outcome is not None:
@@ -345,7 +345,7 @@ class HttpConnectionManager:
                 outcome = chosen.pass_whole(x, whole)
                 return outcome if isinstance(outcome, bytes) else await finished(outcome)
         chain = resources.request_chain = plan.chain(x, chosen) if plan is not None and chosen is not None else None
-        limit = route.needs_body if not route.legs else route.body_limit(x)
+        limit = route.needs_body if not route.backend_body_plans else route.body_limit(x)
         if not route.buffers_request and limit < 0 and (chain is None or not chain.holds):
             return None
         held: BufferedRequest | None = x.notes.pop(HELD, None) if x.notes is not None else None
@@ -452,7 +452,7 @@ async def answer_taken(client: Client) -> None:
         await PAUSE
 
 
-def wanted_credentials(via: Connector | CountedWay | None) -> UpstreamFault:
+def wanted_credentials(via: Cluster | AttemptCounter | None) -> UpstreamFault:
     """Why a 407 does not reach the client, which would send what is meant for us. `via` has given the connection: a
     parent answers plain http itself; whatever else asks for proxy credentials is no proxy of ours.
     """

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 
 from egressproxy.filters.body import BodyChain
-from egressproxy.gateway.backends.mirror_copy import Copies
+from egressproxy.gateway.backends.mirror_request import MirrorRequests
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.upstream_call import HeldConnection
 from egressproxy.gateway.exchange.body_filter import BodyFilter
@@ -22,11 +22,11 @@ class ExchangeResources(HeldConnection):
     __slots__ = (
         "backend",
         "close",
-        "copies",
         "exchange",
         "held_bytes",
         "is_handed_over",
         "leg_filter",
+        "mirror_requests",
         "on_complete",
         "request_chain",
         "request_filter",
@@ -50,11 +50,11 @@ class ExchangeResources(HeldConnection):
     def reset(self) -> None:
         """Forget the rest, when what is held was given back."""
         self.exchange: Exchange | None = None  # whose they are; None between two
-        self.connector = None
+        self.cluster = None
         self.target = None
         self.route: Route | None = None
         self.backend: RouteBackend | None = None
-        self.copies: Copies | None = None
+        self.mirror_requests: MirrorRequests | None = None
         self.close = False  # the client's connection ends with this exchange
         self.is_handed_over = False  # a tunnel has the exchange, and completes it
 

@@ -14,9 +14,8 @@ from time import monotonic
 from typing import Final
 
 from egressproxy.errors import ClientGone, GatewayError, GatewayFault, Reason, RetrySafety, UpstreamFault
-from egressproxy.gateway.backends.dial_targets import Target
-from egressproxy.gateway.backends.endpoints import Endpoints
-from egressproxy.gateway.backends.own_leg import unfiltered_body
+from egressproxy.gateway.backends.backend_body_filters import unfiltered_body
+from egressproxy.gateway.backends.endpoints import HostSet
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.upstream_call import (
@@ -26,6 +25,7 @@ from egressproxy.gateway.backends.upstream_call import (
     call_upstream,
     filtered_answer,
 )
+from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.clock import ANSWER_S
 from egressproxy.model.exchange import Exchange
@@ -74,7 +74,7 @@ class HedgedAttempt(UpstreamCaller):
         client: Client,
         x: Exchange,
         backend: RouteBackend,
-        target: Target,
+        target: UpstreamHost,
         body: bytes | ReplayableBody | None,
         *,
         is_first: bool,
@@ -87,7 +87,7 @@ class HedgedAttempt(UpstreamCaller):
         self.backend = backend
         self.target = target
         self.is_first = is_first
-        self.counted: Endpoints | None = None
+        self.counted: HostSet | None = None
         self.first_byte_s = 0.0
         self.resources = HeldConnection()
         self.driver = Driver()
@@ -131,11 +131,11 @@ class HedgedAttempt(UpstreamCaller):
         self.resources.release(reusable=is_reusable)
 
     async def _live(self, repeat: Repeat) -> None:
-        connector = self.backend.connector
-        assert connector is not None
+        cluster = self.backend.cluster
+        assert cluster is not None
         try:
             found = await call_upstream(
-                self, self.resources, self.x, connector, self.target, self.backend.chain, self._body, repeat
+                self, self.resources, self.x, cluster, self.target, self.backend.chain, self._body, repeat
             )
             found = await filtered_answer(self.resources, self.x, self.backend.chain, found)
             if self.first_byte_s and not isinstance(found, LocalResponse):
@@ -196,8 +196,8 @@ class HedgedAttempt(UpstreamCaller):
         upstream.send_head(x.request, x.upstream_host, pseudonym)
         sink: BodySink = upstream
         resources = self._client.resources
-        if resources.copies is not None:
-            sink, resources.copies = resources.copies, None
+        if resources.mirror_requests is not None:
+            sink, resources.mirror_requests = resources.mirror_requests, None
             unfiltered = unfiltered_body(x, self.backend.chain)
             if unfiltered is not None:
                 sink.begin_whole(*unfiltered)
@@ -211,5 +211,5 @@ class HedgedAttempt(UpstreamCaller):
     def pass_interim(self, head: ResponseHead, x: Exchange) -> None:
         """See UpstreamCaller. They are passed on (RFC 9110 section 15.2), whoever wins."""
         resources = self._client.resources
-        resources.backend, resources.connector = self.backend, self.resources.connector
+        resources.backend, resources.cluster = self.backend, self.resources.cluster
         self._client.pass_interim(head, x)

@@ -18,14 +18,14 @@ from typing import Final
 
 from egressproxy.errors import GatewayError, LimitExceeded, RetrySafety, UpstreamFault
 from egressproxy.filters.chain import finish
-from egressproxy.gateway.backends.dial_targets import Target
-from egressproxy.gateway.backends.endpoints import Endpoints
-from egressproxy.gateway.backends.failover import Course, FailoverGroup, status_of_answer
+from egressproxy.gateway.backends.endpoints import HostSet
+from egressproxy.gateway.backends.failover import FailoverGroup, FailoverState, status_of_answer
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.retries import RetryPolicy, untried
 from egressproxy.gateway.backends.retry_hints import asked_pause_s
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.upstream_call import Repeat
+from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.hedged_attempt import CANCELLED, HedgedAttempt
 from egressproxy.gateway.route import Route
@@ -54,12 +54,12 @@ class HedgedCall:
     _client: Client
     _x: Exchange
     _route: Route
-    _course: Course | None
+    _failover_state: FailoverState | None
     _failover: FailoverGroup | None
     _body: bytes | ReplayableBody | None
     _repeat: Repeat
-    _tried: set[Target]
-    _down: set[Target]
+    _tried: set[UpstreamHost]
+    _down: set[UpstreamHost]
     _backend: RouteBackend | None = None  # of the first attempt
     _attempts: list[HedgedAttempt] = field(default_factory=list)  # that have not lost
     _may_begin: bool = True
@@ -100,7 +100,7 @@ class HedgedCall:
         return decisive.found
 
     # --- another one -----------------------------------------------------------------------------------------------
-    def _begin(self, backend: RouteBackend, target: Target, counted: Endpoints | None = None) -> None:
+    def _begin(self, backend: RouteBackend, target: UpstreamHost, counted: HostSet | None = None) -> None:
         is_first = self.begun == 0
         attempt = HedgedAttempt(self._client, self._x, backend, target, self._body, is_first=is_first)
         attempt.counted = counted
@@ -125,8 +125,8 @@ class HedgedCall:
         if found is None:
             return
         backend, target = found
-        connector = backend.connector
-        endpoints = connector.watched if connector is not None else None
+        cluster = backend.cluster
+        endpoints = cluster.watched if cluster is not None else None
         if endpoints is not None and not endpoints.take_retry():
             self._backend.series.hedge("circuit_open")
             return
@@ -135,25 +135,25 @@ class HedgedCall:
             if endpoints is not None:
                 endpoints.end_retry()
             return
-        if self._course is not None and backend is not self._backend:
-            self._course.begin(backend, self._client.wheel.now)
+        if self._failover_state is not None and backend is not self._backend:
+            self._failover_state.begin(backend, self._client.wheel.now)
         self._begin(backend, target, counted=endpoints)
 
-    def _elsewhere(self, first: RouteBackend) -> tuple[RouteBackend, Target] | None:
+    def _elsewhere(self, first: RouteBackend) -> tuple[RouteBackend, UpstreamHost] | None:
         """Where to: the same endpoint only of a name, maybe of many servers, where no other backend of a Failover
         serves.
         """
-        course, x, tried = self._course, self._x, self._tried
-        backend = first if course is not None else self._route.choose()
-        if backend.connector is None or backend.has_parent:
+        failover_state, x, tried = self._failover_state, self._x, self._tried
+        backend = first if failover_state is not None else self._route.choose()
+        if backend.cluster is None or backend.has_parent:
             return None
         target = untried(backend, x, tried, self._down)
-        if target in tried and course is not None:
-            following = course.beside(self._client.wheel.now)
+        if target in tried and failover_state is not None:
+            following = failover_state.beside(self._client.wheel.now)
             if following is not None and not following.has_parent:
                 backend, target = following, untried(following, x, tried, self._down)
-        assert backend.connector is not None
-        is_name = backend.connector.spec.backend.destination in (Destination.FQDN, Destination.DYNAMIC)
+        assert backend.cluster is not None
+        is_name = backend.cluster.spec.backend.destination in (Destination.FQDN, Destination.DYNAMIC)
         return (backend, target) if is_name or target not in tried else None
 
     # --- what comes of them ----------------------------------------------------------------------------------------
@@ -200,21 +200,21 @@ class HedgedCall:
 
     def _outcome(self, attempt: HedgedAttempt) -> str:
         """What the trail says of an attempt that has lost, and what its Failover hears of it."""
-        error, course, now = attempt.error, self._course, self._client.wheel.now
+        error, failover_state, now = attempt.error, self._failover_state, self._client.wheel.now
         if attempt.is_cancelled:
             return HEDGED if attempt.is_first else CANCELLED
         if error is not None:
             if error.retry is RetrySafety.SAFE:
                 self._down.add(attempt.target)
-            if course is not None and isinstance(error, UpstreamFault | LimitExceeded):
-                course.failed(attempt.backend, error, now)
+            if failover_state is not None and isinstance(error, UpstreamFault | LimitExceeded):
+                failover_state.failed(attempt.backend, error, now)
             return error.reason.value
         if isinstance(attempt.found, LocalResponse):
             return str(attempt.found.status)
         response = attempt.x.response
         status = status_of_answer(response)
-        if course is not None and self._failover is not None and status in self._failover.codes:
-            course.answered(attempt.backend, response, status, now)
+        if failover_state is not None and self._failover is not None and status in self._failover.codes:
+            failover_state.answered(attempt.backend, response, status, now)
         return str(response.status)
 
     def _adopt(self, attempt: HedgedAttempt) -> None:
@@ -234,9 +234,9 @@ class HedgedCall:
         held = attempt.resources
         resources.backend = attempt.backend
         if held.upstream is not None:
-            assert held.connector is not None
+            assert held.cluster is not None
             assert held.target is not None
-            resources.hold(held.connector, held.target, held.give_away())
+            resources.hold(held.cluster, held.target, held.give_away())
         if not attempt.is_first:
             attempt.backend.series.hedge("won" if attempt.error is None else "failed")
 

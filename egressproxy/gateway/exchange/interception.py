@@ -114,20 +114,20 @@ async def verified(x: Exchange, client: Client, authority: Authority) -> Gateway
             return None
         may_go_again = route.retries is not None
         backend = route.choose()
-        connector = backend.connector
-        assert connector is not None  # `choose` gives none without
-        target = connector.target(x)
+        cluster = backend.cluster
+        assert cluster is not None  # `choose` gives none without
+        target = cluster.target(x)
         if not target.is_secure:
             return None
-        via, way = connector.way(x, target)
-        if via.network.wheel.now < way.name.fresh_until or via.refresh_name(x, way):
-            held.upstream = way.pool.take()
+        via, next_hop = cluster.next_hop(x, target)
+        if via.network.wheel.now < next_hop.name.fresh_until or via.refresh_name(x, next_hop):
+            held.upstream = next_hop.pool.take()
         if held.upstream is not None:
-            held.hold(via, way, held.upstream)
-        elif connector.ways is None:
-            held.hold(via, way, await via.acquire(x, way, backend.chain.connect))
+            held.hold(via, next_hop, held.upstream)
+        elif cluster.parents is None:
+            held.hold(via, next_hop, await via.acquire(x, next_hop, backend.chain.connect))
         else:
-            held.hold(*await connector.acquire_by_any_way(x, target, backend.chain.connect))
+            held.hold(*await cluster.acquire_by_any_way(x, target, backend.chain.connect))
         assert held.upstream is not None
         held.release(reusable=not held.upstream.is_last)
     except ClientGone:

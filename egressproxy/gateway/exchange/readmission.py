@@ -137,9 +137,9 @@ def sends_alike(route: Route, found: Route) -> bool:
 def _same_backend(one: RouteBackend, other: RouteBackend) -> bool:
     if (one.name, one.priority, _mirrors(one)) != (other.name, other.priority, _mirrors(other)):
         return False
-    if other.connector is None:
+    if other.cluster is None:
         return True  # who gets the request is told why
-    if one.connector is None or _sent_to(one.connector.spec.backend) != _sent_to(other.connector.spec.backend):
+    if one.cluster is None or _sent_to(one.cluster.spec.backend) != _sent_to(other.cluster.spec.backend):
         return False
     chain, its = one.chain, other.chain
     return _same_filters(chain.backend_request, its.backend_request, of_backend=True) and _same_filters(

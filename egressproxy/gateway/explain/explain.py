@@ -16,11 +16,11 @@ from egressproxy.filters.chain import approvals
 from egressproxy.filters.filter_step import Steps
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.filters.request_redirect import REQUEST_REDIRECT
-from egressproxy.gateway.backends.connector import DEFAULT_TLS, Connector
-from egressproxy.gateway.backends.dial_targets import DialTarget, backend_origin
+from egressproxy.gateway.backends.cluster import DEFAULT_TLS, Cluster
 from egressproxy.gateway.backends.opener import OPERATOR, named_address
 from egressproxy.gateway.backends.parent_connect import is_socks
 from egressproxy.gateway.backends.route_backend import RouteBackend
+from egressproxy.gateway.backends.upstream_hosts import DialTarget, backend_origin
 from egressproxy.gateway.exchange.error_responses import is_denial
 from egressproxy.gateway.explain import render
 from egressproxy.gateway.explain.decision import Decision, decide
@@ -206,7 +206,7 @@ def _of_backends(route: Route) -> str:
     if not denied:
         return _PERMITTED
     which = "its backend is" if len(denied) == len(route.backends) else "some of its backends are"
-    if all(backend.connector is not None for backend in denied):
+    if all(backend.cluster is not None for backend in denied):
         return f"allowed, because mode is Report: {which} denied"
     return f"allowed by the route, but {which} denied"
 
@@ -239,22 +239,22 @@ async def _backend(decided: Decision, route: Route, backend: RouteBackend, filte
         backend.chain, render.TUNNEL_PHASES[1:] if x.is_tunnel else render.BACKEND_PHASES, x
     )
     made["timeouts"] = render.timeout_values(decided.listener, route, backend, is_tunnel=x.is_tunnel)
-    if backend.connector is not None and not x.is_tunnel and (kept := render.kept_values(backend.connector.spec.kept)):
+    if backend.cluster is not None and not x.is_tunnel and (kept := render.kept_values(backend.cluster.spec.kept)):
         made["connections"] = kept
     made["credentials"] = render.secret_values(backend.chain, filters) if not x.is_tunnel else []
     if backend.denied is not None:
         place = backend.denied.authority
         made["host"], made["port"] = place.host, place.port
-    if backend.connector is None:
+    if backend.cluster is None:
         return {**made, "error": render.error_values(backend.fault(route.name, route.rule))}
     if backend.denied is not None:
         made["wouldDeny"] = render.error_values(backend.denied.error())
     try:
-        await _describe_way(made, decided, backend.connector)
+        await _describe_way(made, decided, backend.cluster)
         if not x.is_tunnel:
             x.backend, x.backend_is_secure = backend.name, made["tls"] is not None
-            target = backend.connector.tunnel_target(x)
-            tls = backend.connector.spec.backend.tls or DEFAULT_TLS
+            target = backend.cluster.tunnel_target(x)
+            tls = backend.cluster.spec.backend.tls or DEFAULT_TLS
             x.backend_origin = backend_origin(target.host, target.port, tls if x.backend_is_secure else None)
         refused = _forecast(backend.chain.connect if x.is_tunnel else backend.chain.backend_request, x)
         if refused is not None:
@@ -264,67 +264,67 @@ async def _backend(decided: Decision, route: Route, backend: RouteBackend, filte
     return made
 
 
-async def _describe_way(made: dict[str, Any], decided: Decision, connector: Connector) -> None:
+async def _describe_way(made: dict[str, Any], decided: Decision, cluster: Cluster) -> None:
     """Fill in names, addresses and TLS, in the order of a dial. Raises what a dial would raise before it dials."""
     x = decided.x
-    backend = connector.spec.backend
+    backend = cluster.spec.backend
     if backend.destination in OPERATOR:
-        made["tls"] = _tls(decided, connector, "")
+        made["tls"] = _tls(decided, cluster, "")
         made["addresses"] = []
-        policy = connector.opener.address_policy()
+        policy = cluster.opener.address_policy()
         for endpoint in backend.endpoints:
             verdict, why = "dial", "written by the operator"
-            if endpoint in connector.endpoints:
+            if endpoint in cluster.endpoints:
                 policy.check_operator(endpoint.address, endpoint.port)
             else:
                 verdict, why = "refuse", policy.verdict(str(endpoint.address), endpoint.address, endpoint.port)[1]
             made["addresses"].append(render.address_values(endpoint.address, endpoint.port, verdict, why))
-        _describe_endpoints(made, connector)
-        if not connector.endpoints:
-            connector.tunnel_target(x)  # says what is missing
+        _describe_endpoints(made, cluster)
+        if not cluster.endpoints:
+            cluster.tunnel_target(x)  # says what is missing
     else:
-        target = connector.tunnel_target(x)
+        target = cluster.tunnel_target(x)
         made["host"], made["port"] = target.host, target.port
-        made["tls"] = _tls(decided, connector, target.host)
-        _describe_endpoints(made, connector)
-        if connector.ways is not None:
-            if aside := {name: round(left_s, 1) for name, left_s in connector.ways.put_aside() if left_s > 0}:
+        made["tls"] = _tls(decided, cluster, target.host)
+        _describe_endpoints(made, cluster)
+        if cluster.parents is not None:
+            if aside := {name: round(left_s, 1) for name, left_s in cluster.parents.put_aside() if left_s > 0}:
                 made["parentsAside"] = aside
-            connector = connector.ways.first(target.host, target.port)
-            if connector.parent is None:
+            cluster = cluster.parents.first(target.host, target.port)
+            if cluster.parent is None:
                 made["noProxy"], made["via"] = True, []
                 made.pop("fallbacks", None)
                 made.pop("parentsAside", None)
-        if connector.parent is None:
-            await _describe_addresses(made, decided, connector, target)
+        if cluster.parent is None:
+            await _describe_addresses(made, decided, cluster, target)
         else:
-            connector.opener.judge_for_parent(target)
-            made["dns"] = f"resolved by the parent {connector.parent.name}"
-    if connector.parent is not None:
-        await _describe_parent(made, decided, connector, connector.parent)
+            cluster.opener.judge_for_parent(target)
+            made["dns"] = f"resolved by the parent {cluster.parent.name}"
+    if cluster.parent is not None:
+        await _describe_parent(made, decided, cluster, cluster.parent)
 
 
-def _describe_endpoints(made: dict[str, Any], connector: Connector) -> None:
+def _describe_endpoints(made: dict[str, Any], cluster: Cluster) -> None:
     """What is known of endpoints, where a policy has them watched: their health, and the limits that are reached."""
-    if connector.watched is not None:
-        now = connector.network.wheel.now
-        made["loadBalancer"] = connector.spec.resilience.load_balancer.type.value
+    if cluster.watched is not None:
+        now = cluster.network.wheel.now
+        made["loadBalancer"] = cluster.spec.resilience.load_balancer.type.value
         made["endpoints"] = [
             {"address": health.address, "health": health.state.value}
             | ({"outForSeconds": round(health.ejected_until - now, 1)} if health.ejected_until > now else {})
-            for health in connector.watched.healths()
+            for health in cluster.watched.healths()
         ]
-        if limits := sorted(set(connector.watched.open_circuits())):
+        if limits := sorted(set(cluster.watched.open_circuits())):
             made["openCircuits"] = limits
 
 
-async def _describe_parent(made: dict[str, Any], decided: Decision, connector: Connector, parent: Connector) -> None:
+async def _describe_parent(made: dict[str, Any], decided: Decision, cluster: Cluster, parent: Cluster) -> None:
     """The upstream gateway on the way, and what it is shown: a Secret by its name."""
-    shown = connector.spec.backend.parent_credentials
+    shown = cluster.spec.backend.parent_credentials
     values = made["parent"] = {"name": parent.name, "credentials": shown.source if shown is not None else None}
     if is_socks(parent.spec.backend):
         values["protocol"] = parent.spec.backend.protocol.value
-    if connector.spec.backend.parent_identity_key is not None:
+    if cluster.spec.backend.parent_identity_key is not None:
         values["identity"] = "signed"
     await _describe_way(values, decided, parent)
     tls = parent.spec.backend.tls
@@ -332,40 +332,38 @@ async def _describe_parent(made: dict[str, Any], decided: Decision, connector: C
         values["tls"] = _tls_values(tls, parent, values.get("host", ""))
 
 
-async def _describe_addresses(
-    made: dict[str, Any], decided: Decision, connector: Connector, target: DialTarget
-) -> None:
+async def _describe_addresses(made: dict[str, Any], decided: Decision, cluster: Cluster, target: DialTarget) -> None:
     """As `ConnectionOpener._endpoints`: each address with its verdict. Raises UpstreamFault, Denied."""
     literal = named_address(decided.x, target)
     if literal is not None:
         made["dns"] = "not asked: the client named an address"
-        policy = connector.opener.address_policy()
+        policy = cluster.opener.address_policy()
         may_be_dialled, why = policy.verdict(target.host, literal, target.port)
         made["addresses"] = [render.address_values(literal, target.port, "dial" if may_be_dialled else "refuse", why)]
         policy.check(target.host, (literal,), target.port)
     elif not decided.question.asks_dns:
         made["dns"] = "not asked"
     else:
-        await render.describe_resolved(made, connector.opener, target.host, target.port)
+        await render.describe_resolved(made, cluster.opener, target.host, target.port)
 
 
-def _tls(decided: Decision, connector: Connector, host: str) -> dict[str, Any] | None:
-    backend = connector.spec.backend
+def _tls(decided: Decision, cluster: Cluster, host: str) -> dict[str, Any] | None:
+    backend = cluster.spec.backend
     tls = backend.tls
     if backend.destination is Destination.DYNAMIC and not decided.x.is_tunnel:
         tls = (tls or DEFAULT_TLS) if decided.x.scheme == b"https" else None
     if tls is None or not decided.originates_tls:
         return None
-    return _tls_values(tls, connector, host)
+    return _tls_values(tls, cluster, host)
 
 
-def _tls_values(tls: BackendTlsIR, connector: Connector, host: str) -> dict[str, Any]:
+def _tls_values(tls: BackendTlsIR, cluster: Cluster, host: str) -> dict[str, Any]:
     """How the server is verified, and why the latest handshake with it failed, where it did."""
-    values = render.tls_values(tls, host, connector.spec.backend.destination)
-    failure = connector.tls_failure(host)
+    values = render.tls_values(tls, host, cluster.spec.backend.destination)
+    failure = cluster.tls_failure(host)
     if failure is not None:
         told = failure._asdict()
-        values["latestFailure"] = {"secondsAgo": round(connector.network.wheel.now - told.pop("at"), 1), **told}
+        values["latestFailure"] = {"secondsAgo": round(cluster.network.wheel.now - told.pop("at"), 1), **told}
     return values
 
 

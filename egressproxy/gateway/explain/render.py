@@ -104,13 +104,13 @@ def backend_values(backend: RouteBackend, route: Route) -> dict[str, Any]:
     """One backend of a rule, as plain values. The share of an endpoint of a Failover is that of the Failover."""
     total, failover = route.total, route.failover_of(backend)
     weight = backend.weight if failover is None else failover.spec.weight
-    spec = backend.connector.spec if backend.connector is not None else None
+    spec = backend.cluster.spec if backend.cluster is not None else None
     made: dict[str, Any] = {
         "name": backend.name, "weight": backend.weight, "share": round(weight / total, 4) if total else 0.0,
     }  # fmt: skip
     if failover is not None:
         made["failover"] = {"name": failover.spec.name, "priority": backend.priority}
-        if backend.connector is not None and (seconds := aside_s(backend, backend.connector.network.wheel.now)):
+        if backend.cluster is not None and (seconds := aside_s(backend, backend.cluster.network.wheel.now)):
             made["failover"]["asideFor"] = f"{seconds:.1f}s"
     if spec is not None:
         made["name"] = spec.backend.name
@@ -208,8 +208,8 @@ def timeout_values(
     made = {"requestHeaders": listener.timeouts.request_headers_s}
     if route is not None:
         made["request"] = route.request_s
-    if backend is not None and backend.connector is not None:
-        spec = backend.connector.spec
+    if backend is not None and backend.cluster is not None:
+        spec = backend.cluster.spec
         made |= {"connect": spec.connect_s}
         if not is_tunnel:
             made |= {"tlsHandshake": spec.tls_handshake_s, "backendRequest": backend.backend_request_s}

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from egressproxy.filters.chain import Chain, finish
 from egressproxy.gateway.backends.calls import asked_host, converse, passed_body, question
-from egressproxy.gateway.backends.connector import Connector
+from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.ext_authz.buffered_body import BufferedRequest
 from egressproxy.gateway.ext_authz.filter import CheckResult, denial, is_for_clients, is_ours
 from egressproxy.ir.route import ExternalAuthIR
@@ -25,8 +25,8 @@ from egressproxy.protocols.grpc.framing import call_fields, framed, reply
 class GrpcAuthzClient:
     """Implements AuthzClient. `chain` has the filters of the server as a backend; they may add metadata to the call."""
 
-    def __init__(self, spec: ExternalAuthIR, connector: Connector, chain: Chain) -> None:
-        self._connector = connector
+    def __init__(self, spec: ExternalAuthIR, cluster: Cluster, chain: Chain) -> None:
+        self._connector = cluster
         self._chain = chain
         self._wanted = frozenset(name.encode() for name in spec.allowed_headers)
 
@@ -37,9 +37,9 @@ class GrpcAuthzClient:
         head.body = len(message)
         inner = question(x, head, self._connector.name)
         inner.backend_is_secure = self._connector.spec.backend.tls is not None
-        connector, chain = self._connector, self._chain
+        cluster, chain = self._connector, self._chain
         try:
-            answer = await driven(lambda driver: converse(driver, inner, connector, chain, message))
+            answer = await driven(lambda driver: converse(driver, inner, cluster, chain, message))
             said = reply(answer.head.status, answer.head.fields, answer.body, Fields(answer.trailers))
             said = await passed_body(chain.response_body, inner, said)
         finally:

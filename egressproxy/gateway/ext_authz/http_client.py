@@ -8,7 +8,7 @@ from __future__ import annotations
 from egressproxy.errors import BadRequest, Reason
 from egressproxy.filters.chain import Chain, finish
 from egressproxy.gateway.backends.calls import asked_host, converse, passed_body, question
-from egressproxy.gateway.backends.connector import Connector
+from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.ext_authz.buffered_body import BufferedRequest
 from egressproxy.gateway.ext_authz.filter import CheckResult, denial, is_ours
 from egressproxy.ir.route import ExternalAuthIR
@@ -28,8 +28,8 @@ OF_THE_ANSWER = frozenset(
 class HttpAuthzClient:
     """Implements AuthzClient. `chain` are the filters of the server as a backend: its credential, its limits."""
 
-    def __init__(self, spec: ExternalAuthIR, connector: Connector, chain: Chain) -> None:
-        self._connector = connector
+    def __init__(self, spec: ExternalAuthIR, cluster: Cluster, chain: Chain) -> None:
+        self._connector = cluster
         self._chain = chain
         self._prefix = spec.path.encode().rstrip(b"/")
         self._wanted = tuple(dict.fromkeys((b"authorization", *(name.encode() for name in spec.allowed_headers))))
@@ -45,9 +45,9 @@ class HttpAuthzClient:
         head.body = len(body)
         inner = question(x, head, self._connector.name)
         inner.upstream_host = asked_host(x)
-        connector, chain = self._connector, self._chain
+        cluster, chain = self._connector, self._chain
         try:
-            answer = await driven(lambda driver: converse(driver, inner, connector, chain, body))
+            answer = await driven(lambda driver: converse(driver, inner, cluster, chain, body))
             said = await passed_body(chain.response_body, inner, answer.body)
         finally:
             finish(chain.complete, inner)

@@ -127,7 +127,7 @@ def requests_filter(
     route: str, sessions: McpSessions, backends: Sequence[RouteBackend], calls: McpCalls
 ) -> McpRequests:
     """The filter that looks at the requests of a rule with these backends."""
-    usable = [(each, each.connector.spec.backend) for each in backends if each.connector is not None]
+    usable = [(each, each.cluster.spec.backend) for each in backends if each.cluster is not None]
     versions = {each: ir.mcp.version for each, ir in usable if ir.mcp is not None and ir.mcp.version}
     return McpRequests(route, sessions, versions, calls, speaks_others=len(versions) < len(usable))
 

@@ -20,7 +20,7 @@ from typing import Any, Final
 from egressproxy.errors import NotAnswered
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.shared_counters import SharedCounters
-from egressproxy.gateway.backends.connector import UPSTREAM_LIMITS
+from egressproxy.gateway.backends.cluster import UPSTREAM_LIMITS
 from egressproxy.gateway.exchange.recent_decisions import decisions, subjects_of
 from egressproxy.gateway.gateway import GatewayServer
 from egressproxy.gateway.snapshot import Snapshot

@@ -186,7 +186,7 @@ def test_where_nobody_is_known_there_are_no_tenants(converse: Start):
     del objects[1]["spec"]["identity"]
     talk = converse(objects)
     serve(talk, get(""))
-    assert type(next(iter(talk.snapshot.connectors.values())).targets._new_pool("")) is Pool
+    assert type(next(iter(talk.snapshot.clusters.values())).targets._new_pool("")) is Pool
 
 
 @pytest.mark.parametrize("shares", [False, True])

@@ -1,4 +1,4 @@
-"""Targets: the destinations of one connector, each with its pool. Their number is bounded, because clients of a
+"""UpstreamHosts: the destinations of one cluster, each with its pool. Their number is bounded, because clients of a
 forward proxy name as many as they like. A DialTarget is what is dialled, and how.
 """
 
@@ -10,7 +10,7 @@ from typing import Final, Protocol
 
 from egressproxy.errors import GatewayError, LimitExceeded, Reason
 from egressproxy.filters.filter_step import Steps
-from egressproxy.gateway.backends.followed_name import UNFOLLOWED, FollowedName
+from egressproxy.gateway.backends.dns_tracked_host import UNTRACKED, DnsTrackedHost
 from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.exchange import BackendOrigin, Exchange, tenant_of
@@ -22,23 +22,23 @@ from egressproxy.protocols.upstream import Upstream
 from egressproxy.upstream.pool import Pool, TenantPool
 from egressproxy.upstream.resolver import Resolver
 
-#: Beyond so many destinations of a connector, or of one client there, those without a connection are forgotten.
+#: Beyond so many destinations of a cluster, or of one client there, those without a connection are forgotten.
 MAX_TARGETS: Final = 4096
 MAX_TARGETS_OF_CLIENT: Final = 1024
 #: How many are freed at one time.
 FREED_TARGETS: Final = 64
-#: TLS sessions of all tenants and targets of a connector, some kilobytes each: what is forgotten costs a handshake.
+#: TLS sessions of all tenants and targets of a cluster, some kilobytes each: what is forgotten costs a handshake.
 MAX_SESSIONS: Final = 4096
 Key = tuple[str, int, bool]  # host, port, whether over TLS
 TenantSessions = Callable[[tuple[str, int], str], TlsResumption]  # by host and port, and tenant
 
 
-class TargetWatch(Protocol):
+class HostMonitor(Protocol):
     """Is asked before an attempt at a target, and told what became of it (see `endpoints`). It holds no target."""
 
     __slots__ = ()
 
-    def admit(self, target: Target) -> None:
+    def admit(self, target: UpstreamHost) -> None:
         """An attempt begins. Raises LimitExceeded, or UpstreamFault, (503) where there may be none."""
 
     def answered(self, target: DialTarget, upstream: str, status: int) -> None:
@@ -51,12 +51,12 @@ class TargetWatch(Protocol):
         """Those of the addresses of a name that may be dialled now."""
 
 
-class WatchesTargets(Protocol):
+class CreatesMonitors(Protocol):
     """Sets a watch on each target that is made."""
 
     __slots__ = ()
 
-    def watch(self, target: Target) -> TargetWatch:
+    def watch(self, target: UpstreamHost) -> HostMonitor:
         """The watch of a new target. It may change the limits of the target's pool."""
 
 
@@ -70,8 +70,8 @@ class DialTarget:
         host: str,
         port: int,
         tls: BackendTlsIR | None = None,
-        name: FollowedName = UNFOLLOWED,
-        watch: TargetWatch | None = None,
+        name: DnsTrackedHost = UNTRACKED,
+        watch: HostMonitor | None = None,
         only: IPAddress | None = None,
     ) -> None:
         self.host = host
@@ -126,8 +126,8 @@ class SharedConnections(Protocol):
         """Whether no connection is in use and no exchange waits."""
 
 
-class Target(DialTarget):
-    """One destination of a connector, and the connections to it. `client` has named it first, or "": the operator.
+class UpstreamHost(DialTarget):
+    """One destination of a cluster, and the connections to it. `client` has named it first, or "": the operator.
 
     `pool` has connections of HTTP/1, `shared` those of HTTP/2, where the destination is known to speak it.
     """
@@ -135,7 +135,7 @@ class Target(DialTarget):
     __slots__ = ("client", "host_field", "origin", "pool", "shared", "wants_http_1")
 
     def __init__(
-        self, host: str, port: int, tls: BackendTlsIR | None, name: FollowedName, pool: Pool[Upstream], client: str
+        self, host: str, port: int, tls: BackendTlsIR | None, name: DnsTrackedHost, pool: Pool[Upstream], client: str
     ) -> None:
         super().__init__(host, port, tls, name)
         self.pool = pool
@@ -215,8 +215,8 @@ def _new_sessions(_target: tuple[str, int], _tenant: str) -> TlsResumption:
     return TlsResumption()
 
 
-class Targets:
-    """The destinations of one connector, each with its pool. `known` is for reading.
+class UpstreamHosts:
+    """The destinations of one cluster, each with its pool. `known` is for reading.
 
     `name` is that of the backend. `first_hop` is what is dialled for all of them where there is a parent: connections
     are kept to its name. `is_per_tenant`: no connection and no TLS session serves several tenants.
@@ -232,12 +232,12 @@ class Targets:
         name: str,
         resolver: Resolver,
         wheel: TimerWheel,
-        first_hop: FollowedName | None,
+        first_hop: DnsTrackedHost | None,
         *,
         is_per_tenant: bool = False,
     ) -> None:
-        self.known: dict[Key, Target] = {}
-        self._of_client: dict[str, dict[Key, Target]] = {}  # of each client that has named some first
+        self.known: dict[Key, UpstreamHost] = {}
+        self._of_client: dict[str, dict[Key, UpstreamHost]] = {}  # of each client that has named some first
         self.is_retired = False
         self._name = name
         self._new_pool: Callable[[str], Pool[Upstream]] = TenantPool if is_per_tenant else Pool
@@ -245,14 +245,14 @@ class Targets:
         self._resolver = resolver
         self._wheel = wheel
         self._first_hop = first_hop
-        self.watches: WatchesTargets | None = None
+        self.watches: CreatesMonitors | None = None
 
-    def configured(self, host: str, port: int, tls: BackendTlsIR | None, *, is_name: bool = False) -> Target:
+    def configured(self, host: str, port: int, tls: BackendTlsIR | None, *, is_name: bool = False) -> UpstreamHost:
         """The target of a destination that the configuration names. `is_name`: the host is resolved."""
         target = self.known.get((host, port, tls is not None))
         return target if target is not None else self._add(host, port, tls, is_name)
 
-    def named(self, client: str, authority: Authority, tls: BackendTlsIR | None) -> Target:
+    def named(self, client: str, authority: Authority, tls: BackendTlsIR | None) -> UpstreamHost:
         """A new target, which this client names. Raises LimitExceeded (503) where connections lead to too many
         destinations.
         """
@@ -286,10 +286,10 @@ class Targets:
     def waiting(self) -> int:
         return sum(target.waiting for target in self.known.values())
 
-    def _add(self, host: str, port: int, tls: BackendTlsIR | None, is_name: bool, client: str = "") -> Target:
+    def _add(self, host: str, port: int, tls: BackendTlsIR | None, is_name: bool, client: str = "") -> UpstreamHost:
         """A new target. Its `name` says whether connections to it may be used: behind a parent, that of the parent."""
-        own = FollowedName(host, port, self._resolver, self._wheel) if is_name else UNFOLLOWED
-        target = Target(host, port, tls, self._first_hop or own, self._new_pool(self._name), client)
+        own = DnsTrackedHost(host, port, self._resolver, self._wheel) if is_name else UNTRACKED
+        target = UpstreamHost(host, port, tls, self._first_hop or own, self._new_pool(self._name), client)
         if tls is not None and not tls.crl_pem:
             target.sessions = self._sessions
             target.resumption = TlsResumption() if self._sessions is None else None
@@ -299,7 +299,7 @@ class Targets:
         target.pool.is_retired = self.is_retired
         return target
 
-    def _forget_unused(self, targets: Mapping[Key, Target], limit: int) -> None:
+    def _forget_unused(self, targets: Mapping[Key, UpstreamHost], limit: int) -> None:
         """Those without a connection; then idle ones, oldest first, until there is room below the limit."""
         self._forget([key for key, target in targets.items() if target.is_empty])
         idle = [key for key, target in targets.items() if target.is_all_idle]

@@ -18,7 +18,7 @@ def test_exchanges_wait_for_a_connection_and_get_it_in_order(converse: Start):
     for client in (first, second, third):
         client >> GET
     assert len(pool.waiting) == 3
-    assert [connector.waiting for connector in talk.snapshot.connectors.values()] == [3]
+    assert [cluster.waiting for cluster in talk.snapshot.clusters.values()] == [3]
     second.leaves()
     assert len(pool.waiting) == 2
     for client in (talk.client, first, third):

@@ -1,4 +1,4 @@
-"""The destinations of a connector: how many, and which make way for others."""
+"""The destinations of a cluster: how many, and which make way for others."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, cast
 import pytest
 
 from egressproxy.errors import LimitExceeded
-from egressproxy.gateway.backends import dial_targets
-from egressproxy.gateway.backends.dial_targets import MAX_TARGETS_OF_CLIENT, Target, Targets
+from egressproxy.gateway.backends import upstream_hosts
+from egressproxy.gateway.backends.upstream_hosts import MAX_TARGETS_OF_CLIENT, UpstreamHost, UpstreamHosts
 from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import CallerIdentity, Exchange
@@ -64,15 +64,15 @@ def test_the_destinations_of_a_client_that_it_no_longer_uses_make_way_for_its_ot
     talk = converse(forward(allow=("*.example",)))
     for host in ("a.example", "b.example", "c.example", "d.example", "a.example"):
         visit(talk, host)
-    (only,) = talk.snapshot.connectors.values()
+    (only,) = talk.snapshot.clusters.values()
     assert len(only.targets.known) == 2
     assert {len(own) for own in only.targets._of_client.values()} == {2}
 
 
 def bounded(monkeypatch: pytest.MonkeyPatch, known: int, freed: int, *, of_client: int = 0) -> None:
-    monkeypatch.setattr(dial_targets, "MAX_TARGETS", known)
-    monkeypatch.setattr(dial_targets, "MAX_TARGETS_OF_CLIENT", of_client or known)
-    monkeypatch.setattr(dial_targets, "FREED_TARGETS", freed)
+    monkeypatch.setattr(upstream_hosts, "MAX_TARGETS", known)
+    monkeypatch.setattr(upstream_hosts, "MAX_TARGETS_OF_CLIENT", of_client or known)
+    monkeypatch.setattr(upstream_hosts, "FREED_TARGETS", freed)
 
 
 @of_sources
@@ -127,10 +127,10 @@ def test_tunnels_take_no_place_among_the_destinations(converse_on: Start, monkey
 
 def test_the_bounds_hold_where_they_cannot_be_patched():
     """A client gets its 1,024 destinations, none of which it uses, over and over; in use, no more than those."""
-    targets = Targets("all", cast(Any, None), TimerWheel(), None)
+    targets = UpstreamHosts("all", cast(Any, None), TimerWheel(), None)
     address = IPv4Address("192.0.2.1")
 
-    def name(client: str, port: int) -> Target:
+    def name(client: str, port: int) -> UpstreamHost:
         return targets.named(client, Authority("192.0.2.1", port, address), None)
 
     for port in range(1, 1400):
@@ -146,7 +146,7 @@ def test_the_bounds_hold_where_they_cannot_be_patched():
 
 
 def test_no_tls_session_serves_two_tenants():
-    targets = Targets("agents/x", cast(Any, None), TimerWheel(), None, is_per_tenant=True)
+    targets = UpstreamHosts("agents/x", cast(Any, None), TimerWheel(), None, is_per_tenant=True)
     one, other = (targets.configured(host, 443, BackendTlsIR()) for host in ("192.0.2.1", "192.0.2.2"))
     first = one.resumption_of(asks("one"))
     assert first is not None

@@ -27,7 +27,7 @@ async def body_of_leg(
     x: Exchange, chain: Chain, body: bytes | ReplayableBody | None, *, may_flow: bool
 ) -> bytes | ReplayableBody | None:
     """What this attempt sends of `body`, where the chain has body filters of its own. A body that flows goes through
-    `flowing_leg`, as far as its caller `may_flow`.
+    `streaming_backend_filters`, as far as its caller `may_flow`.
 
     Raises what a filter refuses with, and GatewayFault (502) for a body that would go past it.
     """
@@ -54,7 +54,7 @@ async def body_of_leg(
         filtered = await filters.feed_to_end(x, whole, True)
         outcome = filters.run_trailers(x, trailers)
         left = outcome if isinstance(outcome, bytes) else await outcome
-        return ReplayableBody.whole(filtered, passing_trailers(filters, trailers, left))
+        return ReplayableBody.whole(filtered, forwarded_trailers(filters, trailers, left))
     if not may_flow:
         if filters.is_empty:
             return body
@@ -64,7 +64,7 @@ async def body_of_leg(
     return body
 
 
-def flowing_leg(x: Exchange, chain: Chain) -> BodyChain | None:
+def streaming_backend_filters(x: Exchange, chain: Chain) -> BodyChain | None:
     """The filters of the backend (with this `chain`) that the body of this attempt flows through; None: none."""
     return x.notes.pop(_FLOWING, None) if chain.leg_request_body is not None and x.notes is not None else None
 
@@ -74,7 +74,7 @@ def unfiltered_body(x: Exchange, chain: Chain) -> tuple[bytes, bytes] | None:
     return x.notes.get(_UNFILTERED) if chain.leg_request_body is not None and x.notes is not None else None
 
 
-def passing_trailers(chain: BodyChain, came: bytes, left: bytes) -> bytes:
+def forwarded_trailers(chain: BodyChain, came: bytes, left: bytes) -> bytes:
     """The trailers to forward: those that came, minus those that filters of the body removed (RFC 9110 section 6.5)."""
     passing = late_fields(left) if chain.lets_trailers else grpc_trailers(left, with_text=chain.lets_status_text)
     if not grpc_trailers(passing, with_text=False):

@@ -1,4 +1,4 @@
-"""FollowedName: a name that connections are kept to, and what DNS says of it while they are used.
+"""DnsTrackedHost: a name that connections are kept to, and what DNS says of it while they are used.
 
 A connection outlives the answer that it was dialled by. When that answer has ended, the next request asks again, and
 does not wait for it; one that comes later than GRACE_S waits. A connection to an address that has left the answer, or
@@ -46,7 +46,7 @@ def retire(connection: Followed, pool: Pool[Any] | None) -> None:
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class FollowedName:
+class DnsTrackedHost:
     """What a destination was resolved to, until when that holds (on the wheel's clock), and the connections to it.
     `version` counts the answers that some address had left.
     """
@@ -143,7 +143,7 @@ class FollowedName:
         return f"{type(self).__name__}({self.host}, {len(self._connections)} connections)"
 
 
-class _Unfollowed(FollowedName):
+class _Unfollowed(DnsTrackedHost):
     """For addresses that nobody has resolved: their connections are not kept to any answer."""
 
     __slots__ = ()
@@ -156,4 +156,4 @@ class _Unfollowed(FollowedName):
 
 
 # Where nothing is kept, nobody is asked, and no time passes.
-UNFOLLOWED: Final = _Unfollowed("", 0, None, TimerWheel())  # type: ignore[arg-type]
+UNTRACKED: Final = _Unfollowed("", 0, None, TimerWheel())  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ import pytest
 
 from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.gateway.backends.parent_connect import ParentUnreachable
-from egressproxy.gateway.backends.parent_ways import MAX_KNOWN, MAX_PAUSE_S, NoProxy, ParentWays
+from egressproxy.gateway.backends.parent_selection import MAX_KNOWN, MAX_PAUSE_S, NoProxy, ParentSelector
 from egressproxy.ir.backend import BackendIR, Destination, NoProxyRule
 from tests.gateway.conftest import Start
 from tests.gateway.kit import ESTABLISHED, GET, OK, OK_PASSED, connect, forward, reverse
@@ -140,13 +140,13 @@ class Clock:
         self.told.append((parent.name, reason, message))
 
 
-def ways(*names: str) -> tuple[ParentWays[str], Clock]:
+def parents(*names: str) -> tuple[ParentSelector[str], Clock]:
     clock = Clock()
     parents = [(BackendIR(name, Destination.FQDN), name) for name in names]
-    return ParentWays(parents, None, (), lambda: clock.now, clock.tell), clock
+    return ParentSelector(parents, None, (), lambda: clock.now, clock.tell), clock
 
 
-def reached(found: ParentWays[str], down: set[str]) -> list[str]:
+def reached(found: ParentSelector[str], down: set[str]) -> list[str]:
     """The ways that one exchange has tried."""
     tried: list[str] = []
 
@@ -164,7 +164,7 @@ def reached(found: ParentWays[str], down: set[str]) -> list[str]:
 
 
 def test_the_time_for_which_one_is_put_aside_grows_and_ends_with_a_success():
-    found, clock = ways("one", "two")
+    found, clock = parents("one", "two")
     assert reached(found, {"one"}) == ["one", "two"]
     pauses = []
     for _ in range(10):
@@ -181,7 +181,7 @@ def test_the_time_for_which_one_is_put_aside_grows_and_ends_with_a_success():
 
 
 def test_it_is_told_when_one_is_put_aside_and_when_it_returns():
-    found, clock = ways("one", "two")
+    found, clock = parents("one", "two")
     reached(found, {"one"})
     assert dict(found.put_aside()) == {"one": 1.0, "two": 0.0}
     reached(found, {"one"})
@@ -195,7 +195,7 @@ def test_it_is_told_when_one_is_put_aside_and_when_it_returns():
 
 
 def test_what_many_exchanges_find_at_the_same_time_counts_once():
-    found, clock = ways("one", "two")
+    found, clock = parents("one", "two")
 
     async def attempt(name: str) -> str:
         await asyncio.sleep(0)
@@ -212,7 +212,7 @@ def test_what_many_exchanges_find_at_the_same_time_counts_once():
 
 
 def test_one_exchange_tries_it_again_while_others_stay_with_the_next():
-    found, clock = ways("one", "two")
+    found, clock = parents("one", "two")
     reached(found, {"one"})
     clock.now += 1
     inner: list[str] = []
@@ -231,7 +231,7 @@ def test_one_exchange_tries_it_again_while_others_stay_with_the_next():
 
 
 def test_where_all_are_put_aside_each_is_tried_once():
-    found, clock = ways("one", "two", "three")
+    found, clock = parents("one", "two", "three")
     assert reached(found, {"one", "two", "three"}) == ["one", "two", "three", "none"]
     clock.now += 0.25
     assert reached(found, {"one", "two"}) == ["one", "two", "three"]

@@ -1,4 +1,4 @@
-"""Copy: one request on its way to a mirror, whose answer is thrown away.
+"""MirrorRequest: one request on its way to a mirror, whose answer is thrown away.
 
 A copy begins when the request itself goes to its backend, and from there on has a life of its own: its own connection,
 driver and clock. It never holds the request up: what the mirror does not take at once is kept up to a bound, and beyond
@@ -39,21 +39,21 @@ MAX_ANSWER: Final = 1024 * 1024
 DROPPED: Final = "dropped"
 
 
-def copies_of(mirrors: Sequence[Mirror], x: Exchange) -> Copies | None:
+def mirror_requests_of(mirrors: Sequence[Mirror], x: Exchange) -> MirrorRequests | None:
     """The copies to make of a request, as it is now; None where no mirror is due. An upgrade is not copied."""
     if x.request.upgrade:
         return None
-    made = [Copy(mirror, x) for mirror in mirrors if mirror.count_request()]
-    return Copies(made) if made else None
+    made = [MirrorRequest(mirror, x) for mirror in mirrors if mirror.count_request()]
+    return MirrorRequests(made) if made else None
 
 
-class Copies:
+class MirrorRequests:
     """The copies of one request. They are a sink for its body, which hands every piece to the real sink first."""
 
     __slots__ = ("_copies", "_sink")
 
-    def __init__(self, copies: Sequence[Copy]) -> None:
-        self._copies = copies
+    def __init__(self, mirror_requests: Sequence[MirrorRequest]) -> None:
+        self._copies = mirror_requests
         self._sink: BodySink | None = None
 
     def begin(self, head: RequestHead, sink: BodySink) -> None:
@@ -88,7 +88,7 @@ class Copies:
             each.end()
 
 
-class Copy(UpstreamCaller):
+class MirrorRequest(UpstreamCaller):
     """One copy of one request: a sink for its body, and the source for its connection."""
 
     __slots__ = (
@@ -127,10 +127,10 @@ class Copy(UpstreamCaller):
         self._x.request.body = length
         if length == 0:
             self._trailers = b""
-        network = mirror.connector.network
+        network = mirror.cluster.network
         client = self._client = client_of(self._x)
         is_counted = mirror.in_progress.take(client)
-        if not is_counted or not network.copies.take(client):
+        if not is_counted or not network.mirror_requests.take(client):
             if is_counted:
                 mirror.in_progress.give_back(client)
             self._is_over = True
@@ -161,7 +161,7 @@ class Copy(UpstreamCaller):
         if (
             self._held_bytes > MAX_HELD
             or mirror.held.is_exceeded(self._client)
-            or mirror.connector.network.copied_bytes.is_exceeded(self._client)
+            or mirror.cluster.network.copied_bytes.is_exceeded(self._client)
         ):
             self.driver.throw(_Dropped())
 
@@ -214,7 +214,7 @@ class Copy(UpstreamCaller):
             if self._held_bytes:
                 self._uncount(self._held_bytes)
             self._mirror.in_progress.give_back(self._client)
-            self._mirror.connector.network.copies.give_back(self._client)
+            self._mirror.cluster.network.mirror_requests.give_back(self._client)
             self._mirror.series.mirror(result)
             finish(self._mirror.chain.complete, self._x)
             self._x.forget_notes()
@@ -229,9 +229,9 @@ class Copy(UpstreamCaller):
             enforce(x, mirror.permission.mode, mirror.permission.decide(x.authority))
         if await run_to_end(mirror.limits, x) is not None:
             raise _Dropped  # a filter has answered
-        connector = mirror.connector
+        cluster = mirror.cluster
         upstream = await call_upstream(
-            self, self.resources, x, connector, connector.target(x), mirror.chain, None, Repeat.IF_STALE
+            self, self.resources, x, cluster, cluster.target(x), mirror.chain, None, Repeat.IF_STALE
         )
         if isinstance(upstream, LocalResponse):
             raise _Dropped
@@ -258,12 +258,12 @@ class Copy(UpstreamCaller):
     def _count(self, amount: int) -> None:
         self._held_bytes += amount
         self._mirror.held.add(self._client, amount)
-        self._mirror.connector.network.copied_bytes.add(self._client, amount)
+        self._mirror.cluster.network.copied_bytes.add(self._client, amount)
 
     def _uncount(self, amount: int) -> None:
         self._held_bytes -= amount
         self._mirror.held.give_back(self._client, amount)
-        self._mirror.connector.network.copied_bytes.give_back(self._client, amount)
+        self._mirror.cluster.network.copied_bytes.give_back(self._client, amount)
 
 
 class _Dropped(Exception):

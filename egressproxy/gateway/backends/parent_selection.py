@@ -1,4 +1,4 @@
-"""ParentWays: the ways to one backend: through its parents in their order, or past them all.
+"""ParentSelector: the ways to one backend: through its parents in their order, or past them all.
 
 A parent that cannot be connected to is put aside for a while, which doubles each time that it fails again. Meanwhile
 the next one is asked first. When the time is over, one exchange tries it, and the others stay with the next one until
@@ -15,10 +15,10 @@ from typing import Any, Final, Generic, TypeVar
 
 from egressproxy.errors import Reason
 from egressproxy.filters.filter_step import Steps
-from egressproxy.gateway.backends.dial_targets import DialTarget
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.opener import ConnectionOpener, Parent
 from egressproxy.gateway.backends.parent_connect import ParentUnreachable
+from egressproxy.gateway.backends.upstream_hosts import DialTarget
 from egressproxy.ir.backend import BackendIR, ConnectionIR, Destination, NoProxyRule
 from egressproxy.ir.policy import AddressAllowance
 from egressproxy.ir.resilience import NO_RESILIENCE
@@ -68,112 +68,122 @@ class NoProxy:
             yield from self._names.get(f"*.{host}", ())
 
 
-class _Way(Generic[C]):
+class _Candidate(Generic[C]):
     """`until` is the time at which it may be tried again, after so many `failures` in a row."""
 
-    __slots__ = ("connector", "failures", "parent", "until")
+    __slots__ = ("cluster", "failures", "parent", "until")
 
-    def __init__(self, connector: C, parent: BackendIR) -> None:
-        self.connector = connector
+    def __init__(self, cluster: C, parent: BackendIR) -> None:
+        self.cluster = cluster
         self.parent = parent
         self.failures = 0
         self.until = 0.0
 
 
-class ParentWays(Generic[C]):
-    """Chooses the connector of a way. `now` gives monotonic seconds; `tell` is `NetworkReports.parent`."""
+class ParentSelector(Generic[C]):
+    """Chooses the cluster of a way. `now` gives monotonic seconds; `tell` is `NetworkReports.parent`."""
 
-    __slots__ = ("_direct", "_no_proxy", "_now", "_tell", "_ways")
+    __slots__ = ("_candidates", "_direct", "_no_proxy", "_now", "_tell")
 
     def __init__(
         self,
-        ways: Sequence[tuple[BackendIR, C]],
+        parents: Sequence[tuple[BackendIR, C]],
         direct: C | None,
         no_proxy: Iterable[NoProxyRule],
         now: Callable[[], float],
         tell: Callable[[BackendIR, Reason | None, str], None],
     ) -> None:
-        """`ways` are connectors, each with its parent; `direct` is for what `no_proxy` lists."""
-        self._ways = [_Way(connector, parent) for parent, connector in ways]
+        """`parents` are connectors, each with its parent; `direct` is for what `no_proxy` lists."""
+        self._candidates = [_Candidate(cluster, parent) for parent, cluster in parents]
         self._direct = direct
         self._no_proxy = NoProxy(tuple(no_proxy))
         self._now = now
         self._tell = tell
 
     @property
-    def connectors(self) -> list[C]:
-        return [way.connector for way in self._ways] + ([self._direct] if self._direct is not None else [])
+    def clusters(self) -> list[C]:
+        return [next_hop.cluster for next_hop in self._candidates] + (
+            [self._direct] if self._direct is not None else []
+        )
 
     def put_aside(self) -> Iterator[tuple[str, float]]:
         """The name of each parent, and the seconds for which it is put aside from now on; 0.0: it is not."""
         now = self._now()
-        for way in self._ways:
-            yield way.parent.name, max(0.0, way.until - now)
+        for next_hop in self._candidates:
+            yield next_hop.parent.name, max(0.0, next_hop.until - now)
 
     def is_direct(self, host: str, port: int) -> bool:
         return self._direct is not None and self._no_proxy.holds(host, port)
 
     def first(self, host: str, port: int) -> C:
         """The connector of the way that an exchange with this destination takes where every parent is well."""
-        return self._direct if self._direct is not None and self.is_direct(host, port) else self._ways[0].connector
+        return self._direct if self._direct is not None and self.is_direct(host, port) else self._candidates[0].cluster
 
     def present(self, host: str, port: int) -> C:
         """The connector of the way that an exchange with this destination takes now."""
         if self._direct is not None and self._no_proxy.holds(host, port):
             return self._direct
         now = self._now()
-        return next((way for way in self._ways if way.until <= now), self._ways[0]).connector
+        return next((next_hop for next_hop in self._candidates if next_hop.until <= now), self._candidates[0]).cluster
 
     async def reach(self, host: str, port: int, attempt: Callable[[C], Awaitable[T]]) -> T:
-        """What `attempt` returns for the connector of the first way whose parent can be connected to.
+        """What `attempt` returns for the cluster of the first way whose parent can be connected to.
 
         Where all are put aside, each is tried, the one first whose time is over first. Raises what the attempt raises;
         where no parent can be connected to, what the last one has.
         """
         if self._direct is not None and self._no_proxy.holds(host, port):
             return await attempt(self._direct)
-        tried: list[_Way[C]] = []
+        tried: list[_Candidate[C]] = []
         while True:
-            way = self._next(tried)
-            tried.append(way)
-            known_failures = way.failures
+            next_hop = self._next(tried)
+            tried.append(next_hop)
+            known_failures = next_hop.failures
             if known_failures:
-                way.until = self._now() + _pause_s(known_failures)  # for others, while this exchange tries it
+                next_hop.until = self._now() + _pause_s(known_failures)  # for others, while this exchange tries it
             try:
-                made = await attempt(way.connector)
+                made = await attempt(next_hop.cluster)
             except ParentUnreachable as error:
-                if error.is_down and way.failures == known_failures:  # else another exchange has found it meanwhile
-                    self._put_aside(way, error)
-                if len(tried) == len(self._ways):
+                if (
+                    error.is_down and next_hop.failures == known_failures
+                ):  # else another exchange has found it meanwhile
+                    self._put_aside(next_hop, error)
+                if len(tried) == len(self._candidates):
                     raise
                 error.__traceback__ = None  # frames that hold it: no cycle
             else:
-                if way.failures:
-                    way.failures, way.until = 0, 0.0
-                    self._tell(way.parent, None, f"the parent proxy {way.parent.name} can be connected to again")
+                if next_hop.failures:
+                    next_hop.failures, next_hop.until = 0, 0.0
+                    self._tell(
+                        next_hop.parent, None, f"the parent proxy {next_hop.parent.name} can be connected to again"
+                    )
                 return made
 
-    def _next(self, tried: Sequence[_Way[C]]) -> _Way[C]:
+    def _next(self, tried: Sequence[_Candidate[C]]) -> _Candidate[C]:
         now = self._now()
-        left = [way for way in self._ways if way not in tried]
-        return next((way for way in left if way.until <= now), None) or min(left, key=lambda way: way.until)
+        left = [next_hop for next_hop in self._candidates if next_hop not in tried]
+        return next((next_hop for next_hop in left if next_hop.until <= now), None) or min(
+            left, key=lambda next_hop: next_hop.until
+        )
 
-    def _put_aside(self, way: _Way[C], error: ParentUnreachable) -> None:
-        way.failures += 1
-        pause_s = _pause_s(way.failures)
-        way.until = self._now() + pause_s
+    def _put_aside(self, next_hop: _Candidate[C], error: ParentUnreachable) -> None:
+        next_hop.failures += 1
+        pause_s = _pause_s(next_hop.failures)
+        next_hop.until = self._now() + pause_s
         message = f"{error.message}: it is put aside for {pause_s:.0f} s ({error.reason.value})"
-        self._tell(way.parent, error.reason, message)
+        self._tell(next_hop.parent, error.reason, message)
 
 
-class OpenerOfWays(ConnectionOpener):
+class SelectingOpener(ConnectionOpener):
     """Opens connections of health checks as those of requests: by the first way whose parent can be connected to."""
 
-    __slots__ = ("_ways",)
+    __slots__ = ("_candidates",)
 
-    def __init__(self, spec: ConnectionIR, network: Network, parent: Parent | None, ways: ParentWays[Any]) -> None:
+    def __init__(
+        self, spec: ConnectionIR, network: Network, parent: Parent | None, parents: ParentSelector[Any]
+    ) -> None:
         super().__init__(spec, network, parent)
-        self._ways = ways
+        self._candidates = parents
 
     async def open(
         self,
@@ -183,8 +193,8 @@ class OpenerOfWays(ConnectionOpener):
         protocol: asyncio.Protocol,
         alpn: tuple[str, ...] = HTTP_1_1,
     ) -> asyncio.Transport:
-        opened: asyncio.Transport = await self._ways.reach(
-            target.host, target.port, lambda way: way.opener.open(x, target, connect, protocol, alpn)
+        opened: asyncio.Transport = await self._candidates.reach(
+            target.host, target.port, lambda next_hop: next_hop.opener.open(x, target, connect, protocol, alpn)
         )
         return opened
 
@@ -193,20 +203,20 @@ def _pause_s(failures: int) -> float:
     return min(FIRST_PAUSE_S * 2.0 ** min(failures - 1, 16), MAX_PAUSE_S)
 
 
-def specs_of_ways(spec: ConnectionIR) -> Iterator[tuple[BackendIR, ConnectionIR]]:
+def candidate_specs(spec: ConnectionIR) -> Iterator[tuple[BackendIR, ConnectionIR]]:
     """The backend through each of its parents alone, in their order, each with that parent. None without a parent."""
     backend = replace(spec.backend, other_parents=(), no_proxy=())
     if backend.parent is not None:
         yield backend.parent, replace(spec, backend=backend)
     for each in spec.backend.other_parents:
-        way = replace(
+        next_hop = replace(
             backend,
             parent=each.backend,
             parent_credentials=each.credentials,
             parent_dns=each.dns,
             parent_identity_key=each.identity_key,
         )
-        yield each.backend, replace(spec, backend=way)
+        yield each.backend, replace(spec, backend=next_hop)
 
 
 def direct_spec(spec: ConnectionIR) -> ConnectionIR:

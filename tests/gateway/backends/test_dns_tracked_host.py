@@ -242,8 +242,8 @@ def test_what_goes_through_the_connect_of_a_parent_follows_the_name_of_the_first
     far = m.backend("far", "far.example", 443, tls=True, parent={"name": "second"})
     rule = m.http_route("route", m.prefix_rule("/", "far"))
     talk = converse([m.gateway(m.http_listener(8080)), first, second, far, rule])
-    (connector,) = talk.snapshot.connectors.values()
-    chain = [connector, connector.parent, connector.parent and connector.parent.parent]
+    (cluster,) = talk.snapshot.clusters.values()
+    chain = [cluster, cluster.parent, cluster.parent and cluster.parent.parent]
     (name,) = {target.name for each in chain if each is not None for target in each.targets.known.values()}
     assert "a.example" in repr(name)
 
@@ -292,16 +292,16 @@ def test_copies_for_a_mirror_follow_its_name(converse: Start):
     }
     talk = converse(reverse(m.prefix_rule("/", "a", filters=[mirror]), objects=(m.backend("b", "b.example", 80),)))
     leads_to(talk, OLD, host="b.example")
-    copies = []
+    mirror_requests = []
     for is_new in (True, False):
         talk.client >> b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
         if is_new:
             backend = talk.dialled("a.example", 80)
-        copies.append(talk.dialled("b.example", 80))
-        for peer in (backend, copies[-1]):
+        mirror_requests.append(talk.dialled("b.example", 80))
+        for peer in (backend, mirror_requests[-1]):
             peer.take(rb"GET / .*?\r\n\r\n")
             peer >> OK
         talk.client << OK_PASSED
         leads_to(talk, NEW, host="b.example")
         talk.after(TTL_S + 2)
-    copies[0].is_closed()
+    mirror_requests[0].is_closed()

@@ -1,4 +1,4 @@
-"""Connector: how one backend is reached, under one set of DNS, address and TLS rules. Says which target an exchange
+"""Cluster: how one backend is reached, under one set of DNS, address and TLS rules. Says which target an exchange
 goes to, gives connections and takes them back; `opener` opens new ones.
 
 A pool lives as long as its ConnectionIR is in the configuration, whatever else is reloaded.
@@ -14,15 +14,21 @@ from typing import Final
 
 from egressproxy.errors import GatewayFault, Reason, UpstreamFault
 from egressproxy.filters.filter_step import Steps
-from egressproxy.gateway.backends.dial_targets import DialTarget, SharedConnections, Target, Targets
-from egressproxy.gateway.backends.endpoints import Endpoints, endpoints_of
-from egressproxy.gateway.backends.followed_name import UNFOLLOWED, retire
+from egressproxy.gateway.backends.dns_tracked_host import UNTRACKED, retire
+from egressproxy.gateway.backends.endpoints import HostSet, host_set_of
 from egressproxy.gateway.backends.health_checks import HTTP_2_PROTOCOLS, HealthChecks
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.opener import ConnectionOpener, TlsFailure, is_http2, is_unverified, note_unverified
 from egressproxy.gateway.backends.parent_connect import is_socks, proxy_authorization
-from egressproxy.gateway.backends.parent_ways import OpenerOfWays, ParentWays, direct_spec, parent_spec, specs_of_ways
+from egressproxy.gateway.backends.parent_selection import (
+    ParentSelector,
+    SelectingOpener,
+    candidate_specs,
+    direct_spec,
+    parent_spec,
+)
 from egressproxy.gateway.backends.passive_health import PassiveHealth
+from egressproxy.gateway.backends.upstream_hosts import DialTarget, SharedConnections, UpstreamHost, UpstreamHosts
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, ConnectionIR, Destination, EndpointAddress, Protocol
 from egressproxy.model.exchange import Exchange, tenant_of
 from egressproxy.model.shares import client_of
@@ -46,7 +52,7 @@ ONLY_HTTP_2: Final = ("h2",)
 ANY_HTTP: Final = ("h2", "http/1.1")
 
 
-class Connector:
+class Cluster:
     """Gives connections to a backend. One per ConnectionIR."""
 
     def __init__(self, spec: ConnectionIR, network: Network, *, behind: BackendIR | None = None) -> None:
@@ -56,13 +62,13 @@ class Connector:
         self.spec = spec
         self.name = spec.backend.label
         self.network = network
-        self.parent: Connector | None = None
-        self.ways: ParentWays[Connector] | None = None  # where there is more than one
+        self.parent: Cluster | None = None
+        self.parents: ParentSelector[Cluster] | None = None  # where there is more than one
         if spec.backend.other_parents or spec.backend.no_proxy:
-            self.ways = _parent_ways(spec, network)
-            self.parent = self.ways.connectors[0].parent
+            self.parents = _parent_ways(spec, network)
+            self.parent = self.parents.clusters[0].parent
         elif spec.backend.parent is not None:
-            self.parent = Connector(parent_spec(spec), network, behind=spec.backend)
+            self.parent = Cluster(parent_spec(spec), network, behind=spec.backend)
         self.proxy_authorization = proxy_authorization(behind) if behind is not None else None  # with plain http
         self.opener = ConnectionOpener(spec, network, self.parent, is_parent=is_parent)
         self.checks: HealthChecks | None = None
@@ -83,23 +89,23 @@ class Connector:
         first_name = None
         if self.parent is not None:
             *_, first = self.parent.hops()
-            first_name = first.fixed.name if first.fixed is not None else UNFOLLOWED
-        self.targets = Targets(
+            first_name = first.fixed.name if first.fixed is not None else UNTRACKED
+        self.targets = UpstreamHosts(
             self.name, self.opener.resolver, network.wheel, first_name, is_per_tenant=spec.kept.is_per_tenant
         )
-        self.watched: Endpoints | None = endpoints_of(spec, network, self.targets, self.endpoints)
+        self.watched: HostSet | None = host_set_of(spec, network, self.targets, self.endpoints)
         #: Whether its targets are neither watched nor behind a parent.
         self.is_simple = self.parent is None and self.watched is None
         #: Whether TLS to it, or to a parent on the way, is not verified.
         self.is_unverified = any(is_unverified(hop.spec.backend.tls) for hop in self.hops())
         self._find = self.targets.known.get  # on the path of each request to a Dynamic backend
         self._is_dynamic = backend.destination is Destination.DYNAMIC
-        self.fixed: Target | None = None
+        self.fixed: UpstreamHost | None = None
         if backend.destination is Destination.FQDN:
             self.fixed = self.targets.configured(backend.hostname, backend.port, backend.tls, is_name=True)
 
     # --- where to ----------------------------------------------------------------------------------------------
-    def target(self, x: Exchange) -> Target:
+    def target(self, x: Exchange) -> UpstreamHost:
         """The target of this exchange. Raises UpstreamFault (503) without an endpoint, LimitExceeded, Denied."""
         if self.fixed is not None:
             return self.fixed
@@ -113,41 +119,41 @@ class Connector:
             return found if found is not None else self.targets.named(client_of(x), authority, tls)
         return self.endpoint_target(self._next_endpoint(x))
 
-    def another_target(self, x: Exchange, avoid: Collection[Target]) -> Target:
+    def another_target(self, x: Exchange, avoid: Collection[UpstreamHost]) -> UpstreamHost:
         """As `target`; one of `avoid` only where there is no other that may be used."""
         if self.watched is None or self.fixed is not None or not self.endpoints:
             return self.target(x)
         return self.endpoint_target(self._next_endpoint(x, avoid))
 
-    def endpoint_target(self, endpoint: EndpointAddress) -> Target:
+    def endpoint_target(self, endpoint: EndpointAddress) -> UpstreamHost:
         return self.targets.configured(str(endpoint.address), endpoint.port, self.spec.backend.tls)
 
-    def way(self, x: Exchange, target: Target) -> tuple[Connector, Target]:
+    def next_hop(self, x: Exchange, target: UpstreamHost) -> tuple[Cluster, UpstreamHost]:
         """The connector and target whose connection carries a request to this target: the parent's for plain http
         (absolute-form; a SOCKS5 proxy has none), else our own. An upgrade goes through a tunnel (RFC 6455 section 4.1):
         after a 101 the client could ask a parent that reads on for anything.
 
         Raises Denied or LimitExceeded for a target that no parent may be asked for.
         """
-        if self.ways is not None:
-            present = self.ways.present(target.host, target.port)
-            return present.way(x, present.same_target(x, target))
+        if self.parents is not None:
+            present = self.parents.present(target.host, target.port)
+            return present.next_hop(x, present.same_target(x, target))
         if self.parent is None or self._tunnels_only or target.is_secure or x.request.upgrade:
             return self, target
         self.opener.ask_parent_for(x, target)
         return self.parent, self.parent.target(x)  # reached through its own parent, where it has one
 
-    def same_target(self, x: Exchange, target: Target) -> Target:
-        """The target here that has the destination of a target of another connector to the same backend."""
+    def same_target(self, x: Exchange, target: UpstreamHost) -> UpstreamHost:
+        """The target here that has the destination of a target of another cluster to the same backend."""
         if self.fixed is not None or self._is_dynamic:
             return self.target(x)
         return self.targets.configured(target.host, target.port, target.tls)
 
     def goes_through_parent(self, x: Exchange) -> bool:
         """Whether a parent is on the way to the destination of this exchange."""
-        if self.ways is None or x.authority is None:
+        if self.parents is None or x.authority is None:
             return self.parent is not None
-        return not self.ways.is_direct(x.authority.host, x.authority.port)
+        return not self.parents.is_direct(x.authority.host, x.authority.port)
 
     def tunnel_target(self, x: Exchange) -> DialTarget:
         """What is dialled for a tunnel, without TLS and pool: its bytes are the client's. Raises as `target`."""
@@ -163,17 +169,17 @@ class Connector:
         watch = self.endpoint_target(endpoint).watch if self.watched is not None else None
         return DialTarget(str(endpoint.address), endpoint.port, watch=watch)
 
-    def counting_target(self, x: Exchange, target: DialTarget) -> Target | None:
+    def counting_target(self, x: Exchange, target: DialTarget) -> UpstreamHost | None:
         """The target that a tunnel to this one counts at; None where no circuit breaker counts it."""
         if self.watched is None or not self.watched.counts_tunnels:
             return None
-        if isinstance(target, Target):
+        if isinstance(target, UpstreamHost):
             return target
         if self.fixed is not None or self._is_dynamic:
             return self.target(x)
         return self.targets.configured(target.host, target.port, self.spec.backend.tls)
 
-    def host_field(self, x: Exchange, target: Target) -> bytes:
+    def host_field(self, x: Exchange, target: UpstreamHost) -> bytes:
         """The Host value for this backend, unless the route rewrote it."""
         authority = x.authority
         if self.fixed is not None or authority is None:
@@ -183,7 +189,7 @@ class Connector:
             return target.host_field
         return authority.host_field(443 if is_https else 80)
 
-    def _next_endpoint(self, x: Exchange, avoid: Collection[Target] = ()) -> EndpointAddress:
+    def _next_endpoint(self, x: Exchange, avoid: Collection[UpstreamHost] = ()) -> EndpointAddress:
         endpoints = self.endpoints
         if not endpoints:
             denied = self.opener.address_policy().explicit_deny_of(self.spec.backend.endpoints)
@@ -198,9 +204,9 @@ class Connector:
         self._turn = (self._turn + 1) % len(endpoints)
         return endpoints[self._turn]
 
-    def hops(self) -> Iterator[Connector]:
+    def hops(self) -> Iterator[Cluster]:
         """This connector, then those of its parents. The addresses of the last one are dialled."""
-        hop: Connector | None = self
+        hop: Cluster | None = self
         while hop is not None:
             yield hop
             hop = hop.parent
@@ -211,60 +217,62 @@ class Connector:
             if is_unverified(target.tls if hop is self else hop.spec.backend.tls):
                 note_unverified(x, hop.opener.who)
 
-    def all_hops(self) -> Iterator[Connector]:
+    def all_hops(self) -> Iterator[Cluster]:
         """The connectors of every way."""
-        if self.ways is None:
+        if self.parents is None:
             yield from self.hops()
             return
         yield self
-        for connector in self.ways.connectors:
-            yield from connector.hops()
+        for cluster in self.parents.clusters:
+            yield from cluster.hops()
 
     # --- by the first way whose parent can be connected to -----------------------------------------------------
     async def open(
         self,
         x: Exchange,
-        target: Target,
+        target: UpstreamHost,
         connect: Steps | None,
         protocol: asyncio.Protocol,
         alpn: tuple[str, ...] = HTTP_1_1,
     ) -> asyncio.Transport:
-        if self.ways is None:
+        if self.parents is None:
             return await self.opener.open(x, target, connect, protocol, alpn)
-        return await self.ways.reach(
+        return await self.parents.reach(
             target.host,
             target.port,
-            lambda way: way.opener.open(x, way.same_target(x, target), connect, protocol, alpn),
+            lambda next_hop: next_hop.opener.open(x, next_hop.same_target(x, target), connect, protocol, alpn),
         )
 
     async def park(self, x: Exchange, target: DialTarget, connect: Steps | None) -> PendingProtocol:
         """As `ConnectionOpener.park`."""
-        if self.ways is None:
+        if self.parents is None:
             return await self.opener.park(x, target, connect)
-        return await self.ways.reach(target.host, target.port, lambda way: way.opener.park(x, target, connect))
+        return await self.parents.reach(
+            target.host, target.port, lambda next_hop: next_hop.opener.park(x, target, connect)
+        )
 
     async def acquire_by_any_way(
-        self, x: Exchange, target: Target, connect: Steps | None
-    ) -> tuple[Connector, Target, Upstream]:
-        """As `way` and then `acquire`."""
-        assert self.ways is not None
+        self, x: Exchange, target: UpstreamHost, connect: Steps | None
+    ) -> tuple[Cluster, UpstreamHost, Upstream]:
+        """As `next_hop` and then `acquire`."""
+        assert self.parents is not None
 
-        async def attempt(connector: Connector) -> tuple[Connector, Target, Upstream]:
-            via, way = connector.way(x, connector.same_target(x, target))
-            return via, way, await via.acquire(x, way, connect)
+        async def attempt(cluster: Cluster) -> tuple[Cluster, UpstreamHost, Upstream]:
+            via, next_hop = cluster.next_hop(x, cluster.same_target(x, target))
+            return via, next_hop, await via.acquire(x, next_hop, connect)
 
-        return await self.ways.reach(target.host, target.port, attempt)
+        return await self.parents.reach(target.host, target.port, attempt)
 
     # --- pooled HTTP connections -------------------------------------------------------------------------------
-    def refresh_name(self, x: Exchange, target: Target) -> bool:
+    def refresh_name(self, x: Exchange, target: UpstreamHost) -> bool:
         """Ask DNS again: the answer has ended. Returns whether idle connections may be used; else `acquire` waits."""
         return target.name.refresh(self.opener.first_hop().address_policy(), client_of(x))
 
-    async def catch_up(self, x: Exchange, target: Target) -> None:
+    async def catch_up(self, x: Exchange, target: UpstreamHost) -> None:
         """Wait for the present answer of DNS. Connections to addresses that left it take no further exchange."""
         await target.name.catch_up(self.opener.first_hop().address_policy(), client_of(x))
 
-    async def acquire(self, x: Exchange, target: Target, connect: Steps | None) -> Upstream:
+    async def acquire(self, x: Exchange, target: UpstreamHost, connect: Steps | None) -> Upstream:
         """A new connection, one that becomes free while we wait, or a place on one of HTTP/2; `release` it. An upgrade
         gets HTTP/1, where that is spoken (RFC 6455 section 4.1). Raises UpstreamFault, Denied, LimitExceeded.
         """
@@ -277,13 +285,13 @@ class Connector:
         if self.speaks_http2_alone or (target.shared is not None and not needs_http_1):
             return await self._acquire_shared(x, target, connect)
         pool = target.pool
-        claim: Claim[Upstream] = Claim(client_of(x), tenant_of(x.identity))
+        ticket: Claim[Upstream] = Claim(client_of(x), tenant_of(x.identity))
         if not is_overdue:
-            idle = pool.take() or pool.take_kept(claim)
+            idle = pool.take() or pool.take_kept(ticket)
             if idle is not None:
                 return idle
-        while not pool.may_open(claim):
-            given = await self._wait(pool, claim)
+        while not pool.may_open(ticket):
+            given = await self._wait(pool, ticket)
             if given is None:
                 break  # the right to open one, counted already
             if not given.is_lost:
@@ -297,16 +305,16 @@ class Connector:
                 parked = PendingProtocol()
                 await self.opener.open(x, target, connect, parked, self._alpn)
                 if is_http2(parked):
-                    pool.lost(claim)
+                    pool.lost(ticket)
                     return self._shared(target).adopt(parked, x, version)
                 parked.hand_over(connection)
         except BaseException:
             connection.deadline.close()  # it holds the connection, which has no other end
-            pool.lost(claim)
+            pool.lost(ticket)
             raise
-        return self._opened(target, claim, connection, version)
+        return self._opened(target, ticket, connection, version)
 
-    async def _acquire_shared(self, x: Exchange, target: Target, connect: Steps | None) -> Upstream:
+    async def _acquire_shared(self, x: Exchange, target: UpstreamHost, connect: Steps | None) -> Upstream:
         """A place on a connection of HTTP/2; or a connection of HTTP/1, where another server answers by now."""
         version = target.name.version
         found = await self._shared(target).acquire(x, connect, self._alpn)
@@ -316,31 +324,31 @@ class Connector:
             target.shared = None
         connection = UpstreamConnection(self.network.wheel, UPSTREAM_LIMITS)
         found.hand_over(connection)
-        claim: Claim[Upstream] = Claim(client_of(x), tenant_of(x.identity))
-        target.pool.count(claim)
-        return self._opened(target, claim, connection, version)
+        ticket: Claim[Upstream] = Claim(client_of(x), tenant_of(x.identity))
+        target.pool.count(ticket)
+        return self._opened(target, ticket, connection, version)
 
     def _opened(
-        self, target: Target, claim: Claim[Upstream], connection: UpstreamConnection, version: int
+        self, target: UpstreamHost, ticket: Claim[Upstream], connection: UpstreamConnection, version: int
     ) -> UpstreamConnection:
         """A connection of HTTP/1 is open: keep it. Raises UpstreamFault where it is gone already."""
         pool, name = target.pool, target.name
-        pool.opened(claim, connection)
+        pool.opened(ticket, connection)
         if connection.is_lost:  # gone between the handshake and here
             pool.lost(connection)
             raise UpstreamFault(Reason.UPSTREAM_CLOSED, "the upstream closed its connection")
         opened = self.network.opened
-        if not opened.take(claim.client):
-            opened.add(claim.client)
+        if not opened.take(ticket.client):
+            opened.add(ticket.client)
             connection.retire()  # it is not kept: what one client leaves behind does not use the descriptors up
-        connection.on_lost = partial(self._lost, target, claim.client)
+        connection.on_lost = partial(self._lost, target, ticket.client)
         name.keep(connection, peer_address(connection.transport), pool, version)
         if self.spec.kept.max_age_s:
             connection.age = Deadline(self.network.wheel, partial(retire, connection, pool))
             connection.age.after(self.spec.kept.max_age_s)
         return connection
 
-    def _shared(self, target: Target) -> SharedConnections:
+    def _shared(self, target: UpstreamHost) -> SharedConnections:
         if target.shared is None:
             # Here, since HTTP/2 takes memory, and not everybody has a backend that speaks it.
             from egressproxy.gateway.backends.http2_connections import Http2Connections, TenantConnections
@@ -349,11 +357,11 @@ class Connector:
             target.shared = TenantConnections(make) if self.spec.kept.is_per_tenant else make()
         return target.shared
 
-    def _lost(self, target: Target, client: str, connection: UpstreamConnection) -> None:
+    def _lost(self, target: UpstreamHost, client: str, connection: UpstreamConnection) -> None:
         self.network.opened.give_back(client)
         target.lost(connection)
 
-    def release(self, target: Target, connection: Upstream, *, reusable: bool) -> None:
+    def release(self, target: UpstreamHost, connection: Upstream, *, reusable: bool) -> None:
         """Take a connection back after its exchange. One that is not `reusable` is closed; a stream never is."""
         connection.finish()
         if self._max_requests and connection.served >= self._max_requests:
@@ -367,18 +375,18 @@ class Connector:
         elif connection.is_idle:
             connection.deadline.after(self.spec.idle_s)  # type: ignore[union-attr]  # a stream is kept by no pool
 
-    async def _wait(self, pool: Pool[Upstream], claim: Claim[Upstream]) -> Upstream | None:
+    async def _wait(self, pool: Pool[Upstream], ticket: Claim[Upstream]) -> Upstream | None:
         """As `Pool.wait`, for the time that there is to connect (as HAProxy's `timeout queue`)."""
-        future = pool.wait(claim, self.network.loop)
+        future = pool.wait(ticket, self.network.loop)
         surplus = pool.make_room()
         if surplus is not None:
             surplus.close()
-        deadline = Deadline(self.network.wheel, partial(pool.too_late, claim))
+        deadline = Deadline(self.network.wheel, partial(pool.too_late, ticket))
         deadline.after(self.spec.connect_s)
         try:
             return await future
         except BaseException:
-            given = pool.leave(claim)
+            given = pool.leave(ticket)
             if given is not None:
                 surplus = pool.release(given, reusable=not (given.is_lost or given.is_last))
                 if surplus is not None:
@@ -393,7 +401,7 @@ class Connector:
         and changes nothing, where a configuration has to be built for that: a deny closes one of them.
         """
         is_open = self.opener.address_policy().open_endpoints(endpoints) == endpoints
-        if not is_open or self.endpoints != self.spec.backend.endpoints or self.ways is not None:
+        if not is_open or self.endpoints != self.spec.backend.endpoints or self.parents is not None:
             return False
         if self.checks is not None:
             self.checks.stop()
@@ -402,7 +410,7 @@ class Connector:
         self.opener.spec = self.spec
         self.endpoints = endpoints
         self.targets.keep({(str(each.address), each.port) for each in endpoints})
-        self.watched = endpoints_of(self.spec, self.network, self.targets, endpoints)
+        self.watched = host_set_of(self.spec, self.network, self.targets, endpoints)
         self.is_simple = self.parent is None and self.watched is None
         self.start()
         return True
@@ -410,7 +418,11 @@ class Connector:
     def start(self) -> None:
         """The connector is in service: ask its endpoints whether they are well, where that is configured."""
         if self.checks is None and self.watched is not None and self.spec.resilience.check is not None:
-            opener = self.opener if self.ways is None else OpenerOfWays(self.spec, self.network, self.parent, self.ways)
+            opener = (
+                self.opener
+                if self.parents is None
+                else SelectingOpener(self.spec, self.network, self.parent, self.parents)
+            )
             self.checks = HealthChecks(self.spec, self.network, opener, self.watched)
             self.checks.start()
 
@@ -430,15 +442,17 @@ class Connector:
 
     def tls_failure(self, host: str) -> TlsFailure | None:
         """Why the latest handshake with this host ("": any) failed, by whichever way; None where it has not."""
-        ways: list[Connector] = [self] if self.ways is None else [self, *self.ways.connectors]
-        failures = [failure for way in ways if (failure := way.opener.tls_failure) and host in ("", failure.host)]
+        parents: list[Cluster] = [self] if self.parents is None else [self, *self.parents.clusters]
+        failures = [
+            failure for next_hop in parents if (failure := next_hop.opener.tls_failure) and host in ("", failure.host)
+        ]
         return max(failures, default=None)
 
     def counts(self) -> tuple[int, int]:
         """Connections (active, idle), for metrics."""
         active, idle = self.targets.counts()
-        if self.ways is not None:
-            counts = [way.counts() for way in self.ways.connectors]
+        if self.parents is not None:
+            counts = [next_hop.counts() for next_hop in self.parents.clusters]
             return active + sum(each for each, _ in counts), idle + sum(each for _, each in counts)
         return active, idle
 
@@ -448,8 +462,8 @@ class Connector:
         return sum(hop.targets.waiting for hop in self.all_hops())
 
 
-def _parent_ways(spec: ConnectionIR, network: Network) -> ParentWays[Connector]:
-    ways = [(parent, Connector(each, network)) for parent, each in specs_of_ways(spec)]
+def _parent_ways(spec: ConnectionIR, network: Network) -> ParentSelector[Cluster]:
+    parents = [(parent, Cluster(each, network)) for parent, each in candidate_specs(spec)]
     no_proxy = spec.backend.no_proxy
-    direct = Connector(direct_spec(spec), network) if no_proxy else None
-    return ParentWays(ways, direct, no_proxy, lambda: network.wheel.now, network.reports.parent)
+    direct = Cluster(direct_spec(spec), network) if no_proxy else None
+    return ParentSelector(parents, direct, no_proxy, lambda: network.wheel.now, network.reports.parent)
