@@ -24,7 +24,7 @@ from egressproxy.gateway.exchange.admission import (
     route_request,
 )
 from egressproxy.gateway.exchange.readmission import check_gateway, name_again, route_again
-from egressproxy.gateway.route import SELF_SERVICE, Route, narrowed
+from egressproxy.gateway.route import SELF_SERVICE, Route, filtered_route
 from egressproxy.gateway.snapshot import ActiveListener, Port
 from egressproxy.model.exchange import SENT_BODY, WAITED, Exchange
 from egressproxy.model.field_change import FieldAction, FieldChange
@@ -226,7 +226,7 @@ class RequestSide:
         """Leave out what filters exclude. Raises Denied where that is every backend."""
         resources = self._conversation.resources
         if resources.route is not None:
-            resources.route = narrowed(resources.route, x)
+            resources.route = filtered_route(resources.route, x)
 
     async def _choose_backend(self, body: bytes = b"") -> bool:
         """Run what belongs to the backend; `body`: the whole, where filters need that. False: a filter has answered."""

@@ -65,8 +65,8 @@ class Route(_HotRoute):
     only_reports: bool = False  # of what a tunnel carries: mode Report lifts all policies
     failovers: Mapping[RouteBackend, FailoverGroup] | None = None  # by what stands for it, and by endpoint
     total: int = field(init=False)  # the weight of all backends
-    excluded: frozenset[str] = frozenset()  # by filters of a request: see `narrowed`
-    narrowed: dict[tuple[frozenset[str], str], Route] = field(init=False)  # by what is excluded and preferred
+    excluded: frozenset[str] = frozenset()  # by filters of a request: see `filtered_route`
+    filtered_route: dict[tuple[frozenset[str], str], Route] = field(init=False)  # by what is excluded and preferred
     buffers_request: bool = field(init=False)  # for an authorization server
     needs_body: int = field(init=False)  # a backend's filters need it whole, of so many bytes at most; -1: none does
     backend_body_plans: tuple[BodyPlan, ...] = field(init=False)  # of its backends: see `body_limit`
@@ -79,7 +79,7 @@ class Route(_HotRoute):
     def __post_init__(self) -> None:
         policy = self.policy
         self.choices = self.choices or self.backends
-        self.narrowed = {}
+        self.filtered_route = {}
         self.needs_body = min(
             (each.chain.needs_body for each in self.backends if each.chain.needs_body >= 0), default=-1
         )
@@ -224,7 +224,7 @@ class DefaultRoutes:
         return found
 
 
-def narrowed(route: Route, x: Exchange) -> Route:
+def filtered_route(route: Route, x: Exchange) -> Route:
     """The rule as filters have narrowed it for this exchange: without what they exclude, the preferred backend first;
     names of other backends change nothing. Raises Denied (403) where every one is excluded.
     """
@@ -239,11 +239,11 @@ def narrowed(route: Route, x: Exchange) -> Route:
     if excluded == names:
         message = "a filter excludes every backend of this route for this request"
         raise Denied(Reason.FILTER_REJECTED, message, rule=route.rule)
-    kept = route.narrowed.get((excluded, preferred))
+    kept = route.filtered_route.get((excluded, preferred))
     if kept is None:
         kept = _made(route, excluded, preferred)
-        if len(route.narrowed) < MAX_KEPT:
-            route.narrowed[excluded, preferred] = kept
+        if len(route.filtered_route) < MAX_KEPT:
+            route.filtered_route[excluded, preferred] = kept
     return kept
 
 

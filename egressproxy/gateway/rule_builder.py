@@ -23,8 +23,8 @@ from egressproxy.gateway.backends.session_persistence import PersistentSessions
 from egressproxy.gateway.ext_authz.filter import AuthzClient, ExternalAuth
 from egressproxy.gateway.ext_authz.http_client import HttpAuthzClient
 from egressproxy.gateway.mcp.filters import MARK, PATH, REQUESTS, path_filter, requests_filter, speaks_mcp
+from egressproxy.gateway.reusable_components import ReusableComponents
 from egressproxy.gateway.route import Route
-from egressproxy.gateway.shared_parts import SharedParts
 from egressproxy.ir.backend import Destination, Protocol
 from egressproxy.ir.gateway import ListenerIR, extensions_of
 from egressproxy.ir.policy import ExtensionIR, Mode, PolicyIR, Priority
@@ -51,7 +51,7 @@ class AttachedRoute:
 class RuleBuilder:
     """Makes rules of these parts, for one snapshot."""
 
-    parts: SharedParts
+    parts: ReusableComponents
     filters: FilterInstances
     metrics: Metrics
     session_key: SecretBytes

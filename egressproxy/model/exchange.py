@@ -105,7 +105,7 @@ class CallerIdentity:
         #: Of `Metrics.of_client`: the series of all clients, and beside it the one of this client.
         self.counted_beside: object = None
         self.counted_in: Any = None
-        #: Of `ClientVariants`: its number, and which of its variants.
+        #: Of `SubjectOverrides`: its number, and which of its variants.
         self.variants_number = self.variant_at = 0
 
     def replace(self, **fields: Any) -> CallerIdentity:

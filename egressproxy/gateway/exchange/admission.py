@@ -21,7 +21,7 @@ from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
-from egressproxy.gateway.leaf_certificates.leaf_cache import LeafCache
+from egressproxy.gateway.leaf_certificates.certificate_cache import CertificateCache
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener, Port
@@ -196,7 +196,7 @@ def _told_namespace(told: str, policy: PolicyIR) -> str:
 
 
 def of_client(x: Exchange, listener: ActiveListener) -> ActiveListener:
-    """The listener as it is for the client of this exchange. Raises Denied as `ClientVariants.of`."""
+    """The listener as it is for the client of this exchange. Raises Denied as `SubjectOverrides.of`."""
     return listener if listener.variants is None else listener.variants.of(x.identity)
 
 
@@ -272,9 +272,9 @@ def route_of_stream(listener: ActiveListener, authority: Authority | None) -> tu
     if authority is None:
         return route, ()
     noted = check_destination_policy(route, authority)
-    leaves = listener.leaves_for(host)
-    if leaves is not None:
-        raise not_opened(host, leaves.policy)
+    certificate_cache = listener.leaves_for(host)
+    if certificate_cache is not None:
+        raise not_opened(host, certificate_cache.policy)
     return route, noted
 
 
@@ -288,7 +288,7 @@ def not_opened(host: str, policy: str) -> Denied:
     return Denied(Reason.DESTINATION_DENIED, message, rule=f"EgressPolicy {policy}", remedy=remedy)
 
 
-def opened_stream(port: Port, listener: ActiveListener, authority: Authority | None) -> LeafCache | None:
+def opened_stream(port: Port, listener: ActiveListener, authority: Authority | None) -> CertificateCache | None:
     """What a client is shown whose TLS would pass, and is to be opened; None: it passes. Where the listener ends TLS
     itself, or shares its port with HTTPS, it is neither: `route_of_stream` refuses it.
     """

@@ -73,11 +73,11 @@ async def serve_connect(accounting: Accounting, x: Exchange, client: Client, hea
     listener = of_client(x, listener)
     if authority.port == HTTP_PORT:
         return await serve_http_port(accounting, x, client, authority, listener)
-    leaves = listener.leaves_for(authority.host)
-    if leaves is not None:
+    certificate_cache = listener.leaves_for(authority.host)
+    if certificate_cache is not None:
         if accounting.gate is not None:
             client.resources.tenant = accounting.gate.admit(x, listener.spec.policy.priority)
-        await intercept(accounting, x, client, authority, listener, leaves)
+        await intercept(accounting, x, client, authority, listener, certificate_cache)
         return None
     route, noted = route_tunnel(listener, authority)
     if noted:
@@ -108,15 +108,15 @@ async def serve_http_port(
         return None
     try:
         listener = of_client(x, listener)
-        leaves = listener.leaves_for(authority.host)
-        found = route_tunnel(listener, authority) if leaves is None else None
+        certificate_cache = listener.leaves_for(authority.host)
+        found = route_tunnel(listener, authority) if certificate_cache is None else None
     except Denied as denied:
         accounting.record_error(x, client.resources, denied)
         client.send(ACCESS_DENIED)
         client.resources.close = True
         return None
-    if leaves is not None:
-        await intercept(accounting, x, client, authority, listener, leaves)
+    if certificate_cache is not None:
+        await intercept(accounting, x, client, authority, listener, certificate_cache)
         return None
     assert found is not None
     route, noted = found
@@ -164,11 +164,11 @@ async def open_tunnel(
     take_tunnel_slot(x, client.state, resources, listener)
     guard = None
     is_tls, checks_name = route.is_tls_only, listener.destinations.sni_check(authority) is _MATCH
-    leaves = listener.leaves
-    if is_tls or checks_name or x.status or leaves is not None:
+    certificate_cache = listener.certificate_cache
+    if is_tls or checks_name or x.status or certificate_cache is not None:
         guard = SniGuard(
             authority, must_be_tls=is_tls or x.status != 0, only_reports=route.only_reports,
-            checks_name=is_tls or checks_name, is_opened=None if leaves is None else leaves.match,
+            checks_name=is_tls or checks_name, is_opened=None if certificate_cache is None else certificate_cache.match,
         )  # fmt: skip
     upstream = await dial(x, backend, resources)
     if not x.status:

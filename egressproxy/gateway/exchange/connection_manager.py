@@ -39,7 +39,7 @@ from egressproxy.gateway.ext_authz.buffered_body import HELD, BufferedRequest, i
 from egressproxy.gateway.identity.challenges import Unauthenticated
 from egressproxy.gateway.mcp.call import McpCall
 from egressproxy.gateway.open_connections import clients_of_process
-from egressproxy.gateway.route import SELF_SERVICE, Route, narrowed
+from egressproxy.gateway.route import SELF_SERVICE, Route, filtered_route
 from egressproxy.gateway.self_service.answers import (
     ASKED_S,
     MAX_ASKED,
@@ -218,7 +218,7 @@ class HttpConnectionManager:
     def _noted(self, x: Exchange, client: Client, route: Route) -> Route:
         assert x.notes is not None
         if BACKEND_CHOICE in x.notes:
-            route = client.resources.route = narrowed(route, x)
+            route = client.resources.route = filtered_route(route, x)
         return route
 
     def begin_response(

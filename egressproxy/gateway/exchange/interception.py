@@ -24,7 +24,7 @@ from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel
 from egressproxy.gateway.exchange.served_tls import ServedTls
 from egressproxy.gateway.identity.authenticator import copy_identity
-from egressproxy.gateway.leaf_certificates.leaf_cache import LeafCache
+from egressproxy.gateway.leaf_certificates.certificate_cache import CertificateCache
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.model.authority import Authority
@@ -57,7 +57,7 @@ async def intercept(
     client: Client,
     authority: Authority,
     listener: ActiveListener,
-    leaves: LeafCache,
+    certificate_cache: CertificateCache,
 ) -> None:
     """Verify the server, answer 200 unless that was said already, and end the client's TLS. This exchange is over with
     the handshake, and requests inside are exchanges of their own. The tunnel counts with `listener`, that of the
@@ -65,14 +65,14 @@ async def intercept(
     """
     take_tunnel_slot(x, client.state, client.resources, listener)
     x.scheme = b"https"  # of what is asked inside: that is what the server is verified for
-    context = leaves.known(authority.host)
+    context = certificate_cache.known(authority.host)
     if context is None:
-        minting = leaves.begin(authority.host, client_of(x))  # while the server is verified
+        signing = certificate_cache.begin(authority.host, client_of(x))  # while the server is verified
         try:
             fault = await verified(x, client, authority)
-            context = await minting
+            context = await signing
         finally:
-            minting.cancel()
+            signing.cancel()
     else:
         fault = await verified(x, client, authority)
     client.state.check_open()
@@ -89,7 +89,7 @@ async def intercept(
             x.detail = "the client left without a word inside: it may not trust the CA, or pin a key"
     except GatewayError as error:  # the client has its alert, and reads nothing else
         if isinstance(error, Denied):
-            error.rule = f"EgressPolicy {leaves.policy}"
+            error.rule = f"EgressPolicy {certificate_cache.policy}"
             results[error.reason.value] += 1
         accounting.record_error(x, client.resources, error)
     finally:

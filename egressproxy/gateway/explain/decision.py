@@ -102,9 +102,9 @@ def _decide_tunnel(made: Decision) -> None:
     x.authority = admission.read_authority(head.target, None)
     admission.refuse_loops(head, made.pseudonym)
     _find_variant(made)
-    leaves = made.listener.leaves_for(x.authority.host)
-    if leaves is not None:
-        made.opened_by = leaves.policy
+    certificate_cache = made.listener.leaves_for(x.authority.host)
+    if certificate_cache is not None:
+        made.opened_by = certificate_cache.policy
         if x.authority.port != admission.HTTP_PORT:
             return
     if x.authority.port == admission.HTTP_PORT:
@@ -127,11 +127,11 @@ def _decide_stream(made: Decision) -> None:
         hello = ClientHello(host, (), (), has_ech=False)
     made.listener = admission.name_stream(x, port, hello)
     _find_variant(made)
-    leaves = admission.opened_stream(port, made.listener, x.authority)
-    if leaves is None:
+    certificate_cache = admission.opened_stream(port, made.listener, x.authority)
+    if certificate_cache is None:
         made.route, noted = admission.route_of_stream(made.listener, x.authority)
     else:
-        made.opened_by = leaves.policy
+        made.opened_by = certificate_cache.policy
         assert x.authority is not None
         x.is_tunnel, x.scheme, x.request = False, b"https", made.question.head(port)  # as of each request inside
         admission.refuse_loops(x.request, made.pseudonym)

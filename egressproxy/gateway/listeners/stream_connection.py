@@ -29,7 +29,7 @@ from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
 from egressproxy.gateway.exchange.interception import intercept
 from egressproxy.gateway.exchange.readmission import changed, check_configured, take_over
 from egressproxy.gateway.exchange.relay import hand_over, relay
-from egressproxy.gateway.leaf_certificates.leaf_cache import LeafCache
+from egressproxy.gateway.leaf_certificates.certificate_cache import CertificateCache
 from egressproxy.gateway.open_connections import Connection, OpenConnections
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener
@@ -243,9 +243,9 @@ async def tunnel_stream(accounting: Accounting, x: Exchange, client: StreamConne
         identify_stream(x, listener, ANONYMOUS, inf)
     if resources.route is None:
         own = of_client(x, listener)
-        leaves = opened_stream(client.state.port, own, x.authority)
-        if leaves is not None:
-            await open_stream(accounting, x, client, listener, own, leaves)
+        certificate_cache = opened_stream(client.state.port, own, x.authority)
+        if certificate_cache is not None:
+            await open_stream(accounting, x, client, listener, own, certificate_cache)
             return
         listener = own
         resources.route = route_stream(x, listener)
@@ -269,7 +269,7 @@ async def tunnel_stream(accounting: Accounting, x: Exchange, client: StreamConne
         if client.hello is not None and x.authority is not None:
             guard = SniGuard(
                 x.authority, must_be_tls=True, only_reports=route.only_reports,
-                is_opened=None if listener.leaves is None else listener.leaves_for,
+                is_opened=None if listener.certificate_cache is None else listener.leaves_for,
             )  # fmt: skip
             guard.knows(client.hello, client.hello_size)
         if hand_over(accounting, x, client, upstream, held, guard, route.tunnel_idle_s):
@@ -313,7 +313,7 @@ async def open_stream(
     client: StreamConnection,
     listener: ActiveListener,
     own: ActiveListener,
-    leaves: LeafCache,
+    certificate_cache: CertificateCache,
 ) -> None:
     """End the client's TLS, and serve what it asks inside, as in a CONNECT (`exchange/interception`). `own`: the
     listener as it is for this client. Raises as `intercept` and `identify`.
@@ -324,7 +324,7 @@ async def open_stream(
         if accounting.gate is not None:
             client.resources.tenant = accounting.gate.admit(x, own.spec.policy.priority)
         assert x.authority is not None
-        await intercept(accounting, x, outer, x.authority, own, leaves)
+        await intercept(accounting, x, outer, x.authority, own, certificate_cache)
     finally:
         outer.discard()
 

@@ -1,7 +1,7 @@
 """What one caller may reach on its listener, and what is left of its limits, as plain values.
 
-Everything is read from the listener as it is for this caller (`ClientVariants`): what policies say of other clients is
-not there, and names of routes, policies and backends are left out, since they tell who else uses the gateway.
+Everything is read from the listener as it is for this caller (`SubjectOverrides`): what policies say of other clients
+is not there, and names of routes, policies and backends are left out, since they tell who else uses the gateway.
 """
 
 from __future__ import annotations

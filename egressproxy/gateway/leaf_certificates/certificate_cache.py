@@ -1,8 +1,9 @@
-"""LeafCache: what clients are shown in tunnels that are opened: a certificate for each name, minted at its first use.
+"""CertificateCache: what clients are shown in tunnels that are opened: a certificate for each name, minted at its first
+use.
 
 The certificate of a name is valid for a day, kept, and replaced some hours before it ends. Its TLS context, which takes
 as long to make as a certificate and twenty times its memory, is kept for names that are in use. A snapshot has the
-`LeafCaches` of its CAs.
+`CertificateCaches` of its CAs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from time import time
 from typing import Final, NamedTuple
 
 from egressproxy.errors import GatewayFault, Reason
-from egressproxy.gateway.leaf_certificates.minter import CannotMint, Minter, MintingProcess
+from egressproxy.gateway.leaf_certificates.certificate_signer import CannotSign, CertificateSigner, SigningProcess
 from egressproxy.ir.gateway import CertificateIR
 from egressproxy.model.certificate import Leaf
 from egressproxy.model.secret import SecretBytes
@@ -47,21 +48,31 @@ class _Kept(NamedTuple):
     renewed_at: float
 
 
-class LeafCache:
+class CertificateCache:
     """The leaves of one CA. It lives as long as that CA is in the configuration."""
 
     __slots__ = (
-        "_chain_pem", "_clock", "_contexts", "_counted", "_key_pem", "_leaves", "_minter", "_of_client", "_waiting",
+        "_certificates",
+        "_chain_pem",
+        "_clock",
+        "_contexts",
+        "_counted",
+        "_key_pem",
+        "_of_client",
+        "_signer",
+        "_waiting",
         "policy",
     )  # fmt: skip
 
-    def __init__(self, key: LeafKey, counted: Interceptions, minter: Minter, clock: Callable[[], float] = time) -> None:
+    def __init__(
+        self, key: LeafKey, counted: Interceptions, signer: CertificateSigner, clock: Callable[[], float] = time
+    ) -> None:
         """`clock`: seconds since the epoch."""
         self._chain_pem, self._key_pem, self.policy = key
         self._counted = counted
-        self._minter = minter
+        self._signer = signer
         self._clock = clock
-        self._leaves: dict[str, _Kept] = {}  # oldest use first
+        self._certificates: dict[str, _Kept] = {}  # oldest use first
         self._contexts: dict[str, ssl.SSLContext] = {}  # of some of them; oldest use first
         self._of_client: Counter[str] = Counter()
         self._waiting: dict[str, list[asyncio.Future[ssl.SSLContext]]] = {}
@@ -75,10 +86,10 @@ class LeafCache:
         return context
 
     def _leaf(self, host: str) -> _Kept | None:
-        kept = self._leaves.pop(host, None)
+        kept = self._certificates.pop(host, None)
         if kept is None or kept.renewed_at <= self._clock():
             return None
-        self._leaves[host] = kept
+        self._certificates[host] = kept
         return kept
 
     async def context(self, host: str, client: str = "") -> ssl.SSLContext:
@@ -99,12 +110,12 @@ class LeafCache:
             raise GatewayFault(Reason.OVERLOADED, "too many certificates are being minted", status=503, retry_after_s=1)
         self._waiting[host] = [future]
         kept = self._leaf(host)
-        made = asyncio.wrap_future(self._minter.do(lambda process: self._make(process, host, kept)))
+        made = asyncio.wrap_future(self._signer.do(lambda process: self._make(process, host, kept)))
         self._of_client[client] += 1
         made.add_done_callback(lambda done: self._settle(host, client, done))
         return future
 
-    def _make(self, process: MintingProcess, host: str, kept: _Kept | None) -> tuple[_Kept, ssl.SSLContext]:
+    def _make(self, process: SigningProcess, host: str, kept: _Kept | None) -> tuple[_Kept, ssl.SSLContext]:
         """In the thread."""
         if kept is None:
             now = self._clock()
@@ -123,11 +134,11 @@ class LeafCache:
         error = made.exception()
         if error is None:
             kept, context = made.result()
-            self._leaves.pop(host, None)
-            self._leaves[host] = kept
+            self._certificates.pop(host, None)
+            self._certificates[host] = kept
             self._contexts[host] = context
-            if len(self._leaves) > MAX_LEAVES:
-                del self._leaves[next(iter(self._leaves))]
+            if len(self._certificates) > MAX_LEAVES:
+                del self._certificates[next(iter(self._certificates))]
             if len(self._contexts) > MAX_CONTEXTS:
                 del self._contexts[next(iter(self._contexts))]
         for future in waiting:
@@ -149,24 +160,24 @@ def unusable(policy: str, error: BaseException) -> GatewayFault:
     """What a client is told where its name has no leaf."""
     message = f"the CA of intercept in policy {policy} cannot sign a certificate"
     remedy = "renew the Secret in intercept.caCertificateRef"
-    detail = str(error) if isinstance(error, CannotMint) else f"{type(error).__name__}: {error}"
+    detail = str(error) if isinstance(error, CannotSign) else f"{type(error).__name__}: {error}"
     rule = f"EgressPolicy {policy}"
     return GatewayFault(Reason.INTERCEPTION_FAILED, message, rule=rule, remedy=remedy, detail=detail)
 
 
-class LeafCaches:
+class CertificateCaches:
     """Those of one snapshot, by CA. The next one keeps those of its CAs, and the minter. `known`: in service."""
 
-    __slots__ = ("_known", "_made", "_minter")
+    __slots__ = ("_known", "_made", "_signer")
 
-    def __init__(self, known: LeafCaches | None = None) -> None:
+    def __init__(self, known: CertificateCaches | None = None) -> None:
         self._known = known._made if known is not None else {}
-        self._made: dict[LeafKey, LeafCache] = {}
-        self._minter: Minter = known._minter if known is not None else Minter()
+        self._made: dict[LeafKey, CertificateCache] = {}
+        self._signer: CertificateSigner = known._signer if known is not None else CertificateSigner()
 
-    def of(self, key: LeafKey, counted: Interceptions) -> LeafCache:
+    def of(self, key: LeafKey, counted: Interceptions) -> CertificateCache:
         """The one for this CA."""
-        found = self._made.get(key) or self._known.get(key) or LeafCache(key, counted, self._minter)
+        found = self._made.get(key) or self._known.get(key) or CertificateCache(key, counted, self._signer)
         self._made[key] = found
         return found
 

@@ -1,4 +1,4 @@
-"""ClientVariants: a listener as it is for each client, where policies have `subjects`."""
+"""SubjectOverrides: a listener as it is for each client, where policies have `subjects`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Matched(NamedTuple):
     claims: tuple[tuple[str, str], ...] = ()
 
 
-class ClientVariants(Generic[T]):
+class SubjectOverrides(Generic[T]):
     """The variants of one listener: `variants` by the policies that hold for a client, and `others` for everybody else.
 
     A client fits a subject by what is known of it; one that is not known fits none. `depends_on_more` says whether

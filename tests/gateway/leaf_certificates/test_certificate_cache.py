@@ -13,9 +13,9 @@ import pytest
 
 from egressproxy.app import SWITCH_S
 from egressproxy.errors import GatewayFault, Reason
-from egressproxy.gateway.leaf_certificates import leaf_cache
-from egressproxy.gateway.leaf_certificates.leaf_cache import RENEWED_S, LeafCache, LeafCaches
-from egressproxy.gateway.leaf_certificates.minter import Minter
+from egressproxy.gateway.leaf_certificates import certificate_cache
+from egressproxy.gateway.leaf_certificates.certificate_cache import RENEWED_S, CertificateCache, CertificateCaches
+from egressproxy.gateway.leaf_certificates.certificate_signer import CertificateSigner
 from egressproxy.model.secret import SecretBytes
 from egressproxy.protocols.tls.minting import LEAF_S, new_ca
 from egressproxy.telemetry.counters import Interceptions
@@ -29,10 +29,10 @@ class Clock:
         return self.now
 
 
-def cache(clock: Clock | None = None, days: int = 30) -> tuple[LeafCache, Interceptions]:
+def cache(clock: Clock | None = None, days: int = 30) -> tuple[CertificateCache, Interceptions]:
     ca_pem, key = new_ca("tests", time.time(), days)
     counted = Interceptions()
-    return LeafCache((ca_pem, key, "agents/default"), counted, Minter(), clock or Clock()), counted
+    return CertificateCache((ca_pem, key, "agents/default"), counted, CertificateSigner(), clock or Clock()), counted
 
 
 def connected(context: ssl.SSLContext, host: str, **of_client: object) -> tuple[ssl.SSLObject, ssl.SSLObject]:
@@ -81,7 +81,7 @@ async def test_a_handshake_brings_no_ticket_which_costs_more_than_it_saves():
 
 
 async def test_clients_without_tickets_fill_no_memory_with_their_sessions(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(leaf_cache, "MAX_SESSIONS", 2)
+    monkeypatch.setattr(certificate_cache, "MAX_SESSIONS", 2)
     leaves, counted = cache()
     first = await leaves.context("a.example")
     for _ in range(3):
@@ -117,7 +117,7 @@ async def test_a_leaf_is_renewed_before_it_ends():
 
 
 async def test_what_was_not_asked_for_the_longest_goes_first(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(leaf_cache, "MAX_LEAVES", 2)
+    monkeypatch.setattr(certificate_cache, "MAX_LEAVES", 2)
     leaves, _ = cache()
     await leaves.context("a.example")
     await leaves.context("b.example")
@@ -128,7 +128,7 @@ async def test_what_was_not_asked_for_the_longest_goes_first(monkeypatch: pytest
 
 
 async def test_too_many_names_at_one_time_are_told_to_come_again(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(leaf_cache, "MAX_MINTING", 1)
+    monkeypatch.setattr(certificate_cache, "MAX_MINTING", 1)
     leaves, _ = cache()
     first = asyncio.ensure_future(leaves.context("a.example"))
     await asyncio.sleep(0)
@@ -139,7 +139,7 @@ async def test_too_many_names_at_one_time_are_told_to_come_again(monkeypatch: py
 
 
 async def test_one_client_that_asks_for_many_names_keeps_no_other_waiting(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(leaf_cache, "MAX_MINTING_OF_CLIENT", 2)
+    monkeypatch.setattr(certificate_cache, "MAX_MINTING_OF_CLIENT", 2)
     leaves, counted = cache()
     first = [asyncio.ensure_future(leaves.context(f"{n}.example", "10.0.0.1")) for n in range(2)]
     await asyncio.sleep(0)
@@ -163,14 +163,14 @@ async def test_a_ca_that_has_expired_is_told_with_its_policy():
 
 
 async def test_what_is_no_ca_is_told_with_its_policy():
-    leaves = LeafCache(("x", SecretBytes(b"y"), "agents/default"), Interceptions(), Minter())
+    leaves = CertificateCache(("x", SecretBytes(b"y"), "agents/default"), Interceptions(), CertificateSigner())
     with pytest.raises(GatewayFault) as told:
         await leaves.context("a.example")
     assert "not PEM" in told.value.detail
 
 
 async def test_contexts_are_kept_for_fewer_names_than_leaves(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(leaf_cache, "MAX_CONTEXTS", 2)
+    monkeypatch.setattr(certificate_cache, "MAX_CONTEXTS", 2)
     leaves, counted = cache()
     first = await leaves.context("a.example")
     await leaves.context("b.example")
@@ -221,18 +221,18 @@ ONE, TWO = ("chain", SecretBytes(b"key"), "agents/one"), ("other", SecretBytes(b
 
 def test_a_ca_that_is_still_there_keeps_its_leaves_and_one_minter_serves_all():
     counted = Interceptions()
-    before = LeafCaches()
+    before = CertificateCaches()
     one = before.of(ONE, counted)
-    after = LeafCaches(before)
+    after = CertificateCaches(before)
     assert after.of(ONE, counted) is one is after.of(ONE, counted)
-    assert after.of(TWO, counted)._minter is one._minter
+    assert after.of(TWO, counted)._signer is one._signer
 
 
 def test_a_ca_that_was_gone_for_a_while_begins_anew():
     counted = Interceptions()
-    before = LeafCaches()
+    before = CertificateCaches()
     one = before.of(ONE, counted)
-    between = LeafCaches(before)
+    between = CertificateCaches(before)
     between.forget_known()
-    assert LeafCaches(between).of(ONE, counted) is not one
+    assert CertificateCaches(between).of(ONE, counted) is not one
     assert between.of(ONE, counted) is not one

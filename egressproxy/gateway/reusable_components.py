@@ -1,4 +1,4 @@
-"""SharedParts: connectors, chains of filters and destination policies, one for all equal settings of a snapshot.
+"""ReusableComponents: connectors, chains of filters and destination policies, one for all equal settings of a snapshot.
 
 Those with an equal spec in the snapshot before are kept: connectors with their pools, filters with their buckets.
 """
@@ -26,7 +26,7 @@ from egressproxy.telemetry.notices import Notices
 NO_FILTERS = Chain()
 
 
-class SharedParts:
+class ReusableComponents:
     """Makes each part at its first use. `known` are the clusters in service."""
 
     def __init__(

@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 
 from egressproxy.errors import Denied, Reason
-from egressproxy.gateway.client_variants import MAX_CHARACTERS, MAX_KNOWN, ClientVariants
+from egressproxy.gateway.subject_overrides import MAX_CHARACTERS, MAX_KNOWN, SubjectOverrides
 from egressproxy.ir.gateway import SubjectIR
 from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
 
@@ -46,13 +46,13 @@ MADE = dict([name("ns"), name("ns", "account"), name("group"), name("claim"), na
     ],
 )
 def test_all_that_is_written_has_to_fit(identity: CallerIdentity, expected: str):
-    variants = ClientVariants(SUBJECTS, MADE, "others")
+    variants = SubjectOverrides(SUBJECTS, MADE, "others")
     assert [variants.of(identity), variants.of(identity)] == [expected] * 2
     assert variants.depends_on_more
 
 
 def test_what_has_no_variant_is_refused():
-    variants = ClientVariants(SUBJECTS, MADE, "others")
+    variants = SubjectOverrides(SUBJECTS, MADE, "others")
     for _ in range(2):
         with pytest.raises(Denied, match=r"more than are served: claim, group") as denied:
             variants.of(CallerIdentity(groups=("dev",), claims=(("tier", "gold"),)))
@@ -61,22 +61,22 @@ def test_what_has_no_variant_is_refused():
 
 def test_what_an_identity_remembers_is_of_one_listener_and_one_configuration():
     identity = CallerIdentity("team", "robot")
-    one, other = ClientVariants(SUBJECTS, MADE, "others"), ClientVariants(SUBJECTS[:1], MADE, "others")
+    one, other = SubjectOverrides(SUBJECTS, MADE, "others"), SubjectOverrides(SUBJECTS[:1], MADE, "others")
     for _ in range(3):
         assert (one.of(identity), other.of(identity)) == ("ns+account", "ns")
 
 
 def test_what_is_remembered_is_bounded():
-    variants = ClientVariants(SUBJECTS, MADE, "others")
+    variants = SubjectOverrides(SUBJECTS, MADE, "others")
     for number in range(MAX_KNOWN + 5):
         assert variants.of(CallerIdentity("team", f"a{number}")) == "ns"
     assert len(variants._known) == 5
-    assert not ClientVariants(SUBJECTS[:2], MADE, "others").depends_on_more
+    assert not SubjectOverrides(SUBJECTS[:2], MADE, "others").depends_on_more
 
 
 def test_identities_that_come_and_go_take_a_bounded_memory():
     """What a token says of its client may be long."""
-    variants = ClientVariants(SUBJECTS, MADE, "others")
+    variants = SubjectOverrides(SUBJECTS, MADE, "others")
     tracemalloc.start()
     try:
         for number in range(30_000):

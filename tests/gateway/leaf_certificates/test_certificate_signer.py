@@ -9,8 +9,8 @@ from subprocess import PIPE, Popen, run
 
 import pytest
 
-from egressproxy.gateway.leaf_certificates import minter
-from egressproxy.gateway.leaf_certificates.minter import CannotMint, Minter, MintingProcess
+from egressproxy.gateway.leaf_certificates import certificate_signer
+from egressproxy.gateway.leaf_certificates.certificate_signer import CannotSign, CertificateSigner, SigningProcess
 from egressproxy.net.process import child_command
 from egressproxy.protocols.tls.minting import new_ca
 from tests.support.waiting import WAIT_S
@@ -20,16 +20,16 @@ CA_PEM, KEY = new_ca("tests", time.time(), 30)
 
 @pytest.fixture
 def process():
-    made = MintingProcess()
+    made = SigningProcess()
     yield made
     made.end()
 
 
-def mint(process: MintingProcess, name: str = "a.example") -> str:
+def mint(process: SigningProcess, name: str = "a.example") -> str:
     return process.mint(CA_PEM, KEY, name, time.time()).chain_pem
 
 
-def test_it_runs_from_the_first_name_until_its_end(process: MintingProcess):
+def test_it_runs_from_the_first_name_until_its_end(process: SigningProcess):
     assert process._running is None
     mint(process)
     running = process._running
@@ -40,7 +40,7 @@ def test_it_runs_from_the_first_name_until_its_end(process: MintingProcess):
     assert running.poll() is not None
 
 
-def test_one_that_has_died_is_replaced(process: MintingProcess):
+def test_one_that_has_died_is_replaced(process: SigningProcess):
     mint(process)
     assert process._running is not None
     process._running.kill()
@@ -56,42 +56,42 @@ def test_one_that_has_died_is_replaced(process: MintingProcess):
     ],
 )
 def test_one_that_does_not_answer_is_told(
-    process: MintingProcess, monkeypatch: pytest.MonkeyPatch, program: list[str], told: str
+    process: SigningProcess, monkeypatch: pytest.MonkeyPatch, program: list[str], told: str
 ):
     if program == ["false"]:
         program = [sys.executable, "-c", "input(); raise SystemExit(1)"]
-    monkeypatch.setattr(minter, "_COMMAND", program)
-    with pytest.raises(CannotMint, match=told):
+    monkeypatch.setattr(certificate_signer, "_COMMAND", program)
+    with pytest.raises(CannotSign, match=told):
         mint(process)
 
 
-def test_one_that_writes_what_is_no_answer_is_ended(process: MintingProcess, monkeypatch: pytest.MonkeyPatch):
+def test_one_that_writes_what_is_no_answer_is_ended(process: SigningProcess, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
-        minter, "_COMMAND", [sys.executable, "-c", "input(); print('a warning\\n{}', flush=True); input()"]
+        certificate_signer, "_COMMAND", [sys.executable, "-c", "input(); print('a warning\\n{}', flush=True); input()"]
     )
-    with pytest.raises(CannotMint, match="what is no answer, and"):
+    with pytest.raises(CannotSign, match="what is no answer, and"):
         mint(process)
     assert process._running is None
 
 
-def test_one_that_hangs_is_ended(process: MintingProcess, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(minter, "_COMMAND", [sys.executable, "-c", "import time; time.sleep(600)"])
-    monkeypatch.setattr(minter, "ANSWER_S", 0.01)
-    with pytest.raises(CannotMint, match="SIGKILL"):
+def test_one_that_hangs_is_ended(process: SigningProcess, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(certificate_signer, "_COMMAND", [sys.executable, "-c", "import time; time.sleep(600)"])
+    monkeypatch.setattr(certificate_signer, "ANSWER_S", 0.01)
+    with pytest.raises(CannotSign, match="SIGKILL"):
         mint(process)
 
 
 def test_it_ends_with_who_asks_it():
-    asking = Popen(minter._COMMAND, stdin=PIPE, stdout=PIPE)
+    asking = Popen(certificate_signer._COMMAND, stdin=PIPE, stdout=PIPE)
     assert asking.communicate(timeout=WAIT_S) == (b"", None)
     assert asking.returncode == 0
 
 
 def test_the_thread_ends_when_there_is_nothing_to_mint_and_another_follows(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(minter, "IDLE_S", 0.01)
-    made = Minter()
+    monkeypatch.setattr(certificate_signer, "IDLE_S", 0.01)
+    made = CertificateSigner()
 
-    def work(process: MintingProcess) -> tuple[threading.Thread, MintingProcess]:
+    def work(process: SigningProcess) -> tuple[threading.Thread, SigningProcess]:
         mint(process)
         return threading.current_thread(), process
 

@@ -1,4 +1,5 @@
-"""Minter: the thread in which TLS contexts of leaves are made, and the process that it asks for certificates.
+"""CertificateSigner: the thread in which TLS contexts of leaves are made, and the process that it asks for
+certificates.
 
 Both begin with the first name and end when none was asked for a while: the libraries that sign take 11 MB, and leaves
 are kept for hours. A data plane has one Minter, and so one thread and one process, for all CAs.
@@ -29,29 +30,29 @@ ANSWER_S: Final = 20.0
 #: It ends with its input: what takes longer is killed.
 ENDING_S: Final = 2.0
 
-_COMMAND: Final = child_command("from egressproxy.gateway.leaf_certificates.minting_process import main; main()")
+_COMMAND: Final = child_command("from egressproxy.gateway.leaf_certificates.signing_process import main; main()")
 
 
-class CannotMint(Exception):
+class CannotSign(Exception):
     """No leaf was minted; the message says why, and holds nothing of a key."""
 
 
-class MintingProcess:
+class SigningProcess:
     """The process, from the client's side. It runs from the first `mint` until `end`. For one thread."""
 
     def __init__(self) -> None:
         self._running: subprocess.Popen[bytes] | None = None
 
     def mint(self, chain_pem: str, key_pem: SecretBytes, name: str, now_s: float) -> Leaf:
-        """A leaf for this DNS name, signed by this CA; blocks. Raises CannotMint."""
+        """A leaf for this DNS name, signed by this CA; blocks. Raises CannotSign."""
         asked = {"chain": chain_pem, "key": key_pem.reveal().decode(), "name": name, "now": now_s}
         line = json.dumps(asked).encode() + b"\n"
         try:
             told = self._ask(line)
-        except CannotMint:  # it may have been ended by somebody else since the last name
+        except CannotSign:  # it may have been ended by somebody else since the last name
             told = self._ask(line)
         if "error" in told:
-            raise CannotMint(told["error"])
+            raise CannotSign(told["error"])
         return Leaf(told["chain"], SecretBytes(told["key"].encode()), told["expires_at"])
 
     def _ask(self, line: bytes) -> dict[str, Any]:
@@ -68,13 +69,13 @@ class MintingProcess:
             answer = b"" if hangs else answers.readline()
         except OSError as error:
             self.end()
-            raise CannotMint(f"the process that mints cannot be asked: {error.strerror}") from None
+            raise CannotSign(f"the process that mints cannot be asked: {error.strerror}") from None
         if not answer.endswith(b"\n"):
-            raise CannotMint(f"the process that mints {self.end(hangs=hangs)}")
+            raise CannotSign(f"the process that mints {self.end(hangs=hangs)}")
         try:
             told: dict[str, Any] = json.loads(answer)
         except ValueError:  # what follows on the pipe may be the answer to this name: the next one is not to have it
-            raise CannotMint(f"the process that mints wrote what is no answer, and {self.end(hangs=True)}") from None
+            raise CannotSign(f"the process that mints wrote what is no answer, and {self.end(hangs=True)}") from None
         return told
 
     def end(self, *, hangs: bool = False) -> str:
@@ -99,16 +100,16 @@ def pipe_of(pipe: IO[bytes] | None) -> IO[bytes]:
     return pipe
 
 
-class _MintingThread(Thread):
+class _SigningThread(Thread):
     """Does one piece of work after the other, and ends where none has come for a while and `may_end` says so."""
 
     def __init__(self, may_end: Callable[[], bool]) -> None:
         super().__init__(name="minting", daemon=True)
-        self.work: SimpleQueue[Callable[[MintingProcess], None]] = SimpleQueue()
+        self.work: SimpleQueue[Callable[[SigningProcess], None]] = SimpleQueue()
         self._may_end = may_end
 
     def run(self) -> None:
-        process = MintingProcess()
+        process = SigningProcess()
         while True:
             try:
                 work = self.work.get(timeout=IDLE_S)
@@ -121,20 +122,20 @@ class _MintingThread(Thread):
         process.end()
 
 
-class Minter:
+class CertificateSigner:
     """Has leaves made by its thread, which runs while there is something to make."""
 
     __slots__ = ("_lock", "_thread")
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._thread: _MintingThread | None = None
+        self._thread: _SigningThread | None = None
 
-    def do(self, work: Callable[[MintingProcess], T]) -> Future[T]:
+    def do(self, work: Callable[[SigningProcess], T]) -> Future[T]:
         """Have this done in the thread, which is started where there is none."""
         done: Future[T] = Future()
 
-        def do(process: MintingProcess) -> None:
+        def do(process: SigningProcess) -> None:
             try:
                 done.set_result(work(process))
             except BaseException as error:
@@ -142,7 +143,7 @@ class Minter:
 
         with self._lock:
             if self._thread is None:
-                self._thread = _MintingThread(self._may_end)
+                self._thread = _SigningThread(self._may_end)
                 self._thread.start()
             self._thread.work.put(do)
         return done
