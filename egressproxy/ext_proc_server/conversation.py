@@ -12,7 +12,7 @@ from egressproxy.ext_proc_server.head_changes import immediate_response
 from egressproxy.filters.body import BodyChain
 from egressproxy.filters.body_plan import BodyPlan
 from egressproxy.filters.chain import Chain, run
-from egressproxy.filters.filter_step import Steps
+from egressproxy.filters.filter_step import FilterSteps
 from egressproxy.gateway.backends.backend_body_filters import forwarded_trailers
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.error_responses import answer_of_call
@@ -93,7 +93,7 @@ class EnvoyConversation:
             log.warning("a call of %s is refused: %s%s", self.peer, error.message, remedy)
 
     # --- filters ---------------------------------------------------------------------------------------------------
-    async def is_answered(self, steps: Steps | None) -> bool:
+    async def is_answered(self, steps: FilterSteps | None) -> bool:
         """Run a phase. True if one of its filters has answered, and Envoy is told that."""
         outcome = run(steps, self.x) if steps is not None else None
         if steps is None or outcome is None:

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from egressproxy.filters.base import ORIGINAL_HEAD, Filter, Phase
+from egressproxy.filters.configured_filter import ConfiguredFilter
 from egressproxy.filters.content_coding import ask_for_readable
-from egressproxy.filters.placed_filter import PlacedFilter
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.exchange import Exchange
 
@@ -63,17 +63,17 @@ class HeadBeforeCredentials(Filter):
             x.request.fields.block, x.request.path = kept
 
 
-def keeper(phases: Mapping[Phase, Sequence[PlacedFilter]]) -> PlacedFilter | None:
+def keeper(phases: Mapping[Phase, Sequence[ConfiguredFilter]]) -> ConfiguredFilter | None:
     """What runs around filters that send credentials; None where no other filter could see them in a response."""
     if not any(placed.filter.sends_credential for placed in phases[Phase.BACKEND_REQUEST]):
         return None
     sees = (placed for phase in _RESPONSES for placed in phases[phase] if not placed.filter.sends_credential)
-    return PlacedFilter(_SPEC, HeadBeforeCredentials()) if any(sees) else None
+    return ConfiguredFilter(_SPEC, HeadBeforeCredentials()) if any(sees) else None
 
 
 def arranged(
-    running: Sequence[PlacedFilter], phase: Phase, around: PlacedFilter | None = None
-) -> Sequence[PlacedFilter]:
+    running: Sequence[ConfiguredFilter], phase: Phase, around: ConfiguredFilter | None = None
+) -> Sequence[ConfiguredFilter]:
     """The filters of a phase that is run for one backend, in their order; `around` is the `keeper`."""
     sending = [at for at, placed in enumerate(running) if placed.filter.sends_credential]
     if not sending:

@@ -16,7 +16,7 @@ from egressproxy.filters.base import ORIGINAL_BODY, REQUEST_TRAILERS, RESPONSE_T
 from egressproxy.filters.chosen_steps import UNBOUND, ChosenSteps, checked_result, length_not_kept, too_long
 from egressproxy.filters.coded_body import CodedBody, head_of
 from egressproxy.filters.content_coding import coding_of, note_change, without_digests
-from egressproxy.filters.filter_step import Step, run_trailers, settle, start, wait
+from egressproxy.filters.filter_step import FilterStep, run_trailers, settle, start, wait
 from egressproxy.model.exchange import Exchange
 
 
@@ -24,7 +24,7 @@ from egressproxy.model.exchange import Exchange
 class _StepState:
     """One step of one body. `is_off`: it failed open, which it cannot once its output `has_changed` the body."""
 
-    step: Step
+    step: FilterStep
     bound: int
     buffer: bytearray | None  # None: it collects nothing
     call: Callable[..., object]  # as the body began: what goes out of service meanwhile ends it as it has begun it

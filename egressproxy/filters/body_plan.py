@@ -11,7 +11,7 @@ from egressproxy.filters.body import BodyChain
 from egressproxy.filters.chosen_steps import UNBOUND, ChosenSteps
 from egressproxy.filters.coded_body import head_of, undecodable
 from egressproxy.filters.content_coding import CODINGS, coding_of, is_readable, note_change
-from egressproxy.filters.filter_step import Step, Steps, settle
+from egressproxy.filters.filter_step import FilterStep, FilterSteps, settle
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.message import ResponseHead
 
@@ -35,7 +35,9 @@ class BodyPlan:
 
     __slots__ = ("_choices", "decodes", "heads", "phase", "steps", "trailers")
 
-    def __init__(self, steps: Steps, phase: Phase, trailers: Steps = (), heads: frozenset[Step] = frozenset()) -> None:
+    def __init__(
+        self, steps: FilterSteps, phase: Phase, trailers: FilterSteps = (), heads: frozenset[FilterStep] = frozenset()
+    ) -> None:
         self.steps = steps
         self.phase = phase
         self.trailers = trailers
@@ -115,7 +117,7 @@ class BodyPlan:
             self._choices[key] = made
         return made
 
-    def _made(self, chosen: list[tuple[Step, int]]) -> ChosenSteps:
+    def _made(self, chosen: list[tuple[FilterStep, int]]) -> ChosenSteps:
         behind = {id(step.filter) for step, _ in chosen}
         trailers = tuple([step for step in self.trailers if step in self.heads or id(step.filter) in behind])
         return ChosenSteps(self.phase, chosen, trailers)
@@ -141,7 +143,7 @@ class BodyPlan:
                 limit = self._bound(step)
         return limit
 
-    def _bound(self, step: Step) -> int:
+    def _bound(self, step: FilterStep) -> int:
         own = step.filter
         return (self.phase is Phase.RESPONSE_BODY and own.max_answer_bytes) or own.max_buffer_bytes
 
@@ -176,7 +178,7 @@ class BodyPlan:
         return self._made(left), b""
 
 
-def _mode_for(step: Step, x: Exchange, phase: Phase) -> BodyMode | None:
+def _mode_for(step: FilterStep, x: Exchange, phase: Phase) -> BodyMode | None:
     """What the filter decides for this body; None, too, where it fails and is declared to fail open."""
     try:
         mode = step.mode_for(x, phase)  # type: ignore[misc]  # the caller has looked

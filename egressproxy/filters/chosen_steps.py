@@ -14,7 +14,7 @@ from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason
 from egressproxy.filters.base import ORIGINAL_BODY, Filter, Phase
 from egressproxy.filters.coded_body import head_of
 from egressproxy.filters.content_coding import note_change
-from egressproxy.filters.filter_step import FilterAnswered, Step, Steps, checked_answer, settle, start, wait
+from egressproxy.filters.filter_step import FilterAnswered, FilterStep, FilterSteps, checked_answer, settle, start, wait
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
@@ -25,7 +25,7 @@ MAX_RESULT: Final = 64 * 1024 * 1024
 UNBOUND: Final = sys.maxsize
 
 #: A step, the bytes that it collects at most, and the same of those behind it.
-_Linked = tuple[tuple[Step, int, "_Linked"], ...]
+_Linked = tuple[tuple[FilterStep, int, "_Linked"], ...]
 
 
 class ResultTooLarge(Exception):
@@ -52,7 +52,7 @@ class ChosenSteps:
         "steps", "trailers", "wants_original",
     )  # fmt: skip
 
-    def __init__(self, phase: Phase, chosen: Iterable[tuple[Step, int]], trailers: Steps) -> None:
+    def __init__(self, phase: Phase, chosen: Iterable[tuple[FilterStep, int]], trailers: FilterSteps) -> None:
         """`chosen` are the steps with their bounds."""
         self.phase = phase
         self.steps = tuple([step for step, _ in chosen])
@@ -119,7 +119,7 @@ class ChosenSteps:
 
     async def _go_on(
         self,
-        step: Step,
+        step: FilterStep,
         awaitable: Awaitable[object],
         rest: _Linked,
         x: Exchange,
@@ -138,7 +138,7 @@ class ChosenSteps:
         return outcome if isinstance(outcome, bytes) else await outcome
 
 
-def checked_result(step: Step, data: bytes, result: object, *, may_answer: bool) -> bytes:
+def checked_result(step: FilterStep, data: bytes, result: object, *, may_answer: bool) -> bytes:
     """What goes on for `data`. Raises FilterAnswered for a response if it `may_answer`, TypeError, ResultTooLarge."""
     if not isinstance(result, bytes):
         if isinstance(result, LocalResponse) and may_answer:
@@ -149,7 +149,7 @@ def checked_result(step: Step, data: bytes, result: object, *, may_answer: bool)
     return data if step.only_reads else result
 
 
-def too_long(step: Step, bound: int, phase: Phase) -> GatewayError:
+def too_long(step: FilterStep, bound: int, phase: Phase) -> GatewayError:
     """The error for a body that is longer than a filter collects; it is counted."""
     step.stats.rejected += 1
     message = f"the body is longer than the {bound} bytes that filter {step.spec.name} takes"
@@ -158,7 +158,7 @@ def too_long(step: Step, bound: int, phase: Phase) -> GatewayError:
     return UpstreamFault(Reason.BAD_RESPONSE, message, status=502, rule=step.spec.source)
 
 
-def length_not_kept(steps: Steps) -> GatewayFault:
+def length_not_kept(steps: FilterSteps) -> GatewayFault:
     """The error of filters that have promised to keep the length of a body and do not; it is counted."""
     for step in steps:
         step.stats.fail("LengthNotKept", is_open=False)

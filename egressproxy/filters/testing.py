@@ -22,7 +22,7 @@ from egressproxy.filters.body import BodyChain
 from egressproxy.filters.body_plan import BodyPlan
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import Chain, compile_chain, finish, run_to_end
-from egressproxy.filters.filter_step import FilterAnswered, Steps
+from egressproxy.filters.filter_step import FilterAnswered, FilterSteps
 from egressproxy.filters.instances import FilterBuildError, FilterInstances
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.authority import parse_authority
@@ -340,7 +340,7 @@ def _stop(trailers: Fields, lets: bool) -> None:
         trailers.block = b""
 
 
-async def _responds(steps: Steps | None, chain: Chain, result: FilterResult) -> bool:
+async def _responds(steps: FilterSteps | None, chain: Chain, result: FilterResult) -> bool:
     """Run a header phase; true if a filter responded, and the client gets that as the response filters leave it."""
     x = result.exchange
     answer = await run_to_end(steps, x)
@@ -350,7 +350,7 @@ async def _responds(steps: Steps | None, chain: Chain, result: FilterResult) -> 
     return True
 
 
-async def _respond(answer: LocalResponse, chain: Chain, result: FilterResult, dressing: Steps | None) -> None:
+async def _respond(answer: LocalResponse, chain: Chain, result: FilterResult, dressing: FilterSteps | None) -> None:
     """The client gets this response of a filter; the `dressing` are the filters that see it."""
     x = result.exchange
     result.local_response = answer

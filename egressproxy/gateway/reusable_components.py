@@ -11,8 +11,8 @@ from dataclasses import replace
 from egressproxy.errors import GatewayError, GatewayFault, Reason
 from egressproxy.filters.base import Filter, Phase
 from egressproxy.filters.chain import Chain, compile_chain
+from egressproxy.filters.configured_filter import BackendWatches, ConfiguredFilter
 from egressproxy.filters.instances import FilterInstances
-from egressproxy.filters.placed_filter import BackendWatches, PlacedFilter
 from egressproxy.gateway.backends.calls import BackendCall
 from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.network import Network
@@ -40,7 +40,7 @@ class ReusableComponents:
         self._known = known
         self._notices = notices
         self._chains: dict[tuple[ExtensionIR, ...], Chain] = {}
-        self._asking: dict[ExtensionIR, PlacedFilter] = {}  # the gateway's own filters, each of one rule
+        self._asking: dict[ExtensionIR, ConfiguredFilter] = {}  # the gateway's own filters, each of one rule
         self._destinations: dict[tuple[DestinationsIR, tuple[str, ...]], DestinationPolicy] = {}
         #: One object for all equal ones, those in service first: long lists compare slowly, but for the same object.
         self._addresses = {spec.addresses: spec.addresses for spec in known}
@@ -57,9 +57,11 @@ class ReusableComponents:
     def place_own(
         self, route: str, spec: ExtensionIR, made: Filter, *, also: frozenset[Phase] = frozenset(), mark: str = ""
     ) -> ExtensionIR:
-        """Place a filter of our own, for one rule (`also`, `mark`: as of PlacedFilter). Returns the spec to find it."""
+        """Place a filter of our own, for one rule (`also`, `mark`: as of ConfiguredFilter). Returns the spec to find
+        it.
+        """
         spec = replace(spec, scope=f"{route}, question {len(self._asking)}")
-        self._asking[spec] = PlacedFilter(spec, made, also, mark=mark, notices=self._notices)
+        self._asking[spec] = ConfiguredFilter(spec, made, also, mark=mark, notices=self._notices)
         return spec
 
     def reachable(self, weighted: WeightedBackend) -> tuple[Denial | None, Cluster | None]:
@@ -144,7 +146,7 @@ class ReusableComponents:
                 extensions = (watch.spec, *extensions)
         return self._watched(self.watches.on_bodies(), extensions)
 
-    def _watched(self, watch: PlacedFilter | None, extensions: tuple[ExtensionIR, ...]) -> Chain:
+    def _watched(self, watch: ConfiguredFilter | None, extensions: tuple[ExtensionIR, ...]) -> Chain:
         if watch is None:
             return self.chain(extensions)
         self._asking[watch.spec] = watch
@@ -162,5 +164,5 @@ class ReusableComponents:
             self._known_destinations[identity] = found
         return found
 
-    def _placed(self, spec: ExtensionIR) -> PlacedFilter:
+    def _placed(self, spec: ExtensionIR) -> ConfiguredFilter:
         return self._asking.get(spec) or self._filters.place_or_close(spec)

@@ -10,8 +10,8 @@ from ipaddress import IPv4Network, IPv6Network
 from typing import Final
 
 from egressproxy.errors import GatewayFault, Reason
+from egressproxy.filters.configured_filter import BackendWatches
 from egressproxy.filters.instances import FilterInstances
-from egressproxy.filters.placed_filter import BackendWatches
 from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.identity.authenticator import Authenticator
 from egressproxy.gateway.identity.authenticators import Authenticators

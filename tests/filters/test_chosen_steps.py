@@ -10,8 +10,8 @@ from egressproxy.errors import GatewayError, LimitExceeded, Reason
 from egressproxy.filters import BodyMode, Exchange, Filter, Phase, Rejected
 from egressproxy.filters.base import FilterType
 from egressproxy.filters.chain import compile_chain
+from egressproxy.filters.configured_filter import ConfiguredFilter
 from egressproxy.filters.filter_step import FilterAnswered
-from egressproxy.filters.placed_filter import PlacedFilter
 from egressproxy.filters.settings import FilterConfig
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.fields import Fields
@@ -97,7 +97,7 @@ def begun(filters, opens, phase):
         ExtensionIR(f"f{n}", TYPE.name, phase, fail_open=is_open): each
         for n, (each, is_open) in enumerate(zip(filters, opens, strict=True))
     }
-    made = {s: PlacedFilter(s, f, mark=f"mark {s.name}") for s, f in specs.items()}
+    made = {s: ConfiguredFilter(s, f, mark=f"mark {s.name}") for s, f in specs.items()}
     chain = compile_chain(made, made.__getitem__)
     return x, chain.request_body or chain.response_body, list(made.values())
 

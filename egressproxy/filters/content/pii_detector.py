@@ -29,9 +29,9 @@ from egressproxy.filters.content.entities import scanner_of
 from egressproxy.filters.content.pii_config import Action, PIIDetectorConfig
 from egressproxy.filters.content.placeholders import Placeholders, Restorer
 from egressproxy.filters.content.presidio import Presidio
+from egressproxy.filters.content.raw_json_editor import RawJsonEditor
 from egressproxy.filters.content.spans import Replace, Scanner, Span, SpanStream, apart, replaced
 from egressproxy.filters.content.text_editor import Chained, TextEditor
-from egressproxy.filters.content.written_json import WrittenJson
 from egressproxy.model.circular_note import CircularNote
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.work import Work, at_once
@@ -250,7 +250,7 @@ class PIIDetector(ContentFilter):
         try:
             kind = type_and_kind_of(x.request.fields)[1]
             document = yield from reading_document(x, data, kind, is_request=True)
-            written = yield from WrittenJson.of(document, scanner)
+            written = yield from RawJsonEditor.of(document, scanner)
             if written is not None:
                 many = yield from self._spans_in(scanner, written.text)
                 if many is not None:
@@ -311,7 +311,7 @@ class PIIDetector(ContentFilter):
             document = yield from reading_document(x, data, kind, is_request=False)
             written = None
             if scanner is not None and not state.is_restored(data):
-                written = yield from WrittenJson.of(document, scanner)
+                written = yield from RawJsonEditor.of(document, scanner)
             if scanner is not None and written is not None:
                 many = yield from self._spans_in(scanner, written.text)
                 if many is not None:

@@ -23,9 +23,9 @@ from egressproxy.filters.content.bodies import BodyKind, BodyText, kind_of, medi
 from egressproxy.filters.content.content_filter import ContentFilter
 from egressproxy.filters.content.folding import Folder
 from egressproxy.filters.content.injection_phrases import PHRASES, InjectionPhrases
-from egressproxy.filters.content.judge import Judge, JudgeAbsent, JudgeSettings
+from egressproxy.filters.content.llm_classifier import ClassifierAbsent, LlmClassifier, LlmClassifierSettings
 from egressproxy.filters.content.own_patterns import Expression, Glance, RuleName, check_names, compiled, searched_in
-from egressproxy.filters.content.written_json import SEEN_AT_A_GLANCE, strings_of
+from egressproxy.filters.content.raw_json_editor import SEEN_AT_A_GLANCE, strings_of
 from egressproxy.filters.header_policy import is_protected
 from egressproxy.filters.settings import FieldName, FilterConfig, Within
 from egressproxy.ir.policy import FieldFault
@@ -96,7 +96,7 @@ class PromptGuardConfig(FilterConfig):
     injection_phrases: bool = True
     max_text_length: Annotated[int, Within(ge=0)] = 0
     max_total_length: Annotated[int, Within(ge=0)] = 0
-    judge: JudgeSettings | None = None
+    judge: LlmClassifierSettings | None = None
     action: Literal["Deny", "Annotate"] = "Deny"
     mode: Literal["Enforce", "Report"] = "Enforce"
     header: FieldName = "X-Prompt-Guard"
@@ -150,9 +150,9 @@ class PromptGuard(ContentFilter):
         self._sees_at_a_glance = not (config.allow or config.max_text_length or config.max_total_length or config.judge)
         self._phrases = InjectionPhrases() if config.injection_phrases else None
         self._folder = Folder()
-        self._judge: Judge | None = None
+        self._judge: LlmClassifier | None = None
         if config.judge is not None:
-            self._judge = Judge(config.judge, context.calls.get(config.judge.backend_ref.label))
+            self._judge = LlmClassifier(config.judge, context.calls.get(config.judge.backend_ref.label))
         self._header = config.header.encode()
         self._annotations = every_spelling((config.header,))
         self._found = context.meter.counter(
@@ -327,7 +327,7 @@ class PromptGuard(ContentFilter):
             return ""
         try:
             return "judge" if await judge.denies(x, shown, direction) else ""
-        except JudgeAbsent as error:
+        except ClassifierAbsent as error:
             self._found.add(1, "judge-absent", settings.failure_mode, direction)
             if settings.failure_mode == "Allow" or self._config.mode == "Report":
                 return ""

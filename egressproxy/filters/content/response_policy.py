@@ -30,9 +30,9 @@ from egressproxy.filters.content.folding import Folder
 from egressproxy.filters.content.national_ids import COUNTRIES
 from egressproxy.filters.content.own_patterns import Expression, Glance, RuleName, check_names
 from egressproxy.filters.content.phones import Region
+from egressproxy.filters.content.raw_json_editor import SEEN_AT_A_GLANCE, RawJsonEditor, strings_of
 from egressproxy.filters.content.spans import Scanner, SpanStream
 from egressproxy.filters.content.text_editor import TextEditor
-from egressproxy.filters.content.written_json import SEEN_AT_A_GLANCE, WrittenJson, strings_of
 from egressproxy.filters.settings import FilterConfig, Within
 from egressproxy.ir.policy import FieldFault
 from egressproxy.model.circular_note import CircularNote
@@ -369,7 +369,7 @@ class ResponsePolicy(ContentFilter):
         entities = self._entities
         if entities is None:
             return True
-        written = yield from WrittenJson.of(document, entities)
+        written = yield from RawJsonEditor.of(document, entities)
         if written is not None:
             return not entities.spans(written.text)
         for part in document.texts():

@@ -19,7 +19,7 @@ from egressproxy.filters.base import BodyMode, FilterContext, Phase, UnusableRef
 from egressproxy.filters.credentials.aws_chunks import ChunkError, ChunkSigner
 from egressproxy.filters.credentials.aws_keys import from_aws, static_keys
 from egressproxy.filters.credentials.aws_signature import AwsKeys, Scope, SigV4, SigV4A
-from egressproxy.filters.credentials.bound_credential import BoundCredential, client_credentials
+from egressproxy.filters.credentials.backend_credential import BackendCredential, client_credentials
 from egressproxy.filters.credentials.config import Aws, CredentialInjectorConfig
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import CREDENTIAL_FIELDS, Fields
@@ -58,7 +58,7 @@ class _SignedHead(NamedTuple):
     time: bytes
 
 
-class AwsInjector(BoundCredential):
+class AwsInjector(BackendCredential):
     """The value is AwsKeys. A body that the client signs in chunks is signed anew, on a Backend; else it is refused."""
 
     keeps_length = True
@@ -110,7 +110,9 @@ class AwsInjector(BoundCredential):
         self._signer, self._token = None, b""
 
     def backend_request(self, x: Exchange) -> Awaitable[LocalResponse | None] | None:
-        """Signs the request. Raises as BoundCredential; Denied(FILTER_REJECTED, 403) for a body that it cannot sign."""
+        """Signs the request. Raises as BackendCredential; Denied(FILTER_REJECTED, 403) for a body that it cannot
+        sign.
+        """
         if x.backend_origin is not self._approved:
             waiting = self._unready(x)
             if waiting is not None:

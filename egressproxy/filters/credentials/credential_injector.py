@@ -19,9 +19,9 @@ from typing import Final
 from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.filters.base import FilterContext, Phase, UnusableReference
 from egressproxy.filters.content_coding import CODINGS
-from egressproxy.filters.credentials.bound_credential import (
+from egressproxy.filters.credentials.backend_credential import (
     CREDENTIAL_PARAMETERS,
-    BoundCredential,
+    BackendCredential,
     Placement,
     client_credentials,
     with_parameter,
@@ -49,7 +49,7 @@ _NO_FIELD: Final = re.compile(rb"(?!)")
 _NOTHING: Final = SecretBytes(b"")
 
 
-class CredentialInjector(BoundCredential):
+class CredentialInjector(BackendCredential):
     """Building it raises UnusableReference for a value that a field cannot have. Without a value, requests fail."""
 
     keeps_length = True

@@ -9,8 +9,8 @@ from urllib.parse import unquote_to_bytes
 
 from egressproxy.errors import Denied, Reason
 from egressproxy.filters.base import Filter, Phase
+from egressproxy.filters.configured_filter import ConfiguredFilter
 from egressproxy.filters.masking import base64_forms
-from egressproxy.filters.placed_filter import PlacedFilter
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.telemetry.notices import Notices
@@ -96,10 +96,10 @@ class PlaceholderWatches:
         self._body_bytes = max(getattr(spec.settings, "placeholder_body_bytes", 0) for spec in found)
         self._source = found[0].source
         self._notices = notices
-        self._made: dict[frozenset[str], PlacedFilter | None] = {}
-        self._bodies: PlacedFilter | None = None
+        self._made: dict[frozenset[str], ConfiguredFilter | None] = {}
+        self._bodies: ConfiguredFilter | None = None
 
-    def on(self, extensions: Iterable[ExtensionIR]) -> PlacedFilter | None:
+    def on(self, extensions: Iterable[ExtensionIR]) -> ConfiguredFilter | None:
         """The watch on a backend with these filters, which may be sent their own placeholders; None: it needs none."""
         foreign = self._all - set(map(_placeholder, extensions))
         if foreign not in self._made:
@@ -107,19 +107,19 @@ class PlaceholderWatches:
             self._made[foreign] = self._placed(watch, Phase.BACKEND_REQUEST) if watch is not None else None
         return self._made[foreign]
 
-    def on_bodies(self) -> PlacedFilter | None:
+    def on_bodies(self) -> ConfiguredFilter | None:
         """The watch on all bodies; None where no injector asks for it."""
         if self._bodies is None and self._body_bytes:
             watch = BodyWatch(self._all, self._body_bytes, self._source)
             self._bodies = self._placed(watch, Phase.REQUEST_BODY, fail_open=True)  # of codings that are not known here
         return self._bodies
 
-    def _placed(self, watch: Filter, phase: Phase, *, fail_open: bool = False) -> PlacedFilter:
+    def _placed(self, watch: Filter, phase: Phase, *, fail_open: bool = False) -> ConfiguredFilter:
         spec = ExtensionIR(
             "placeholder-watch", "egressproxy.io/PlaceholderWatch", phase.value, turn=_FIRST, fail_open=fail_open,
             scope=f"watch {len(self._made)}", source=self._source,
         )  # fmt: skip
-        return PlacedFilter(spec, watch, notices=self._notices)
+        return ConfiguredFilter(spec, watch, notices=self._notices)
 
 
 def _placeholder(spec: ExtensionIR) -> str:

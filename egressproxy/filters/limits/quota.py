@@ -16,11 +16,19 @@ from typing import TYPE_CHECKING, Final
 
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.filters.base import RESPONSE_PHASE, Filter, FilterContext, HeaderResult, LimitState, Phase
+from egressproxy.filters.limits.limit_fast_path import RequestLimitFastPath
 from egressproxy.filters.limits.memory_store import MemoryStore, QuotaStore
-from egressproxy.filters.limits.one_bucket import RequestBucket
 from egressproxy.filters.limits.qos_config import MAX_KEYS, LimitEntry, QoSControllerConfig
 from egressproxy.filters.limits.rate_fields import rate_limit_fields
-from egressproxy.filters.limits.rules import NEEDS_BACKEND, NEVER, ConcurrencyRule, Later, QuotaRule, Take, key_text
+from egressproxy.filters.limits.rules import (
+    NEEDS_BACKEND,
+    NEVER,
+    ConcurrencyRule,
+    Later,
+    QuotaRule,
+    Reservation,
+    key_text,
+)
 from egressproxy.filters.limits.windows import CALENDAR, span_text, window_of
 from egressproxy.model.exchange import Exchange
 from egressproxy.net.keyed_counters import KEY_BYTES, SHARED, SHARED_KEYS, KeyedCounters, OwnCounters
@@ -40,7 +48,7 @@ class Held:
     __slots__ = ("places", "takes", "use")
 
     def __init__(self, use: TokenUse | None) -> None:
-        self.takes: list[Take] = []
+        self.takes: list[Reservation] = []
         self.places: list[tuple[ConcurrencyRule, int]] = []
         self.use = use
 
@@ -80,7 +88,7 @@ class Quota(Filter):
                 rule.count_settled = self._amounts.labelled(rule.name, "settled")
         self._is_kept = self.settles or self._headers == "Always"  # what an exchange took, until it is over
         if type(self) is Quota and isinstance(self._store, MemoryStore) and not (self._is_kept or self.concurrency):
-            short = RequestBucket.of(self.rules, entries[0].per, self.request_headers)
+            short = RequestLimitFastPath.of(self.rules, entries[0].per, self.request_headers)
             if short is not None:
                 self.request_headers = self.backend_request = short.take  # type: ignore[method-assign]
         self.runs_in = frozenset((context.phase,))
@@ -112,7 +120,7 @@ class Quota(Filter):
     def explain(self, x: Exchange) -> list[LimitState]:
         """What is left for this client, of this route and so on; of a limit per Model for requests that name none."""
         now = monotonic()
-        takes = [Take(rule, rule.text(x, ""), rule.window.period(now), 0.0) for rule in self.rules]
+        takes = [Reservation(rule, rule.text(x, ""), rule.window.period(now), 0.0) for rule in self.rules]
         self._store.peek(takes)
         states = []
         for take in takes:
@@ -139,7 +147,7 @@ class Quota(Filter):
         now = monotonic()
         held.takes = takes = []
         for rule in self.rules if use is not None else self._head_rules:
-            takes.append(Take(rule, rule.text(x, model), rule.window.period(now), self._amount(rule, x, use)))
+            takes.append(Reservation(rule, rule.text(x, model), rule.window.period(now), self._amount(rule, x, use)))
         try:
             refusing = self._store.take(takes) if takes else None
         except LimitExceeded:
@@ -168,7 +176,9 @@ class Quota(Filter):
                 self._leave(held)
                 raise LimitExceeded(Reason.CONCURRENCY, rule.message, status=503, rule=self._source, retry_after_s=1)
 
-    async def _go_on(self, x: Exchange, held: Held, takes: list[Take], waiting: Awaitable[Take | None]) -> None:
+    async def _go_on(
+        self, x: Exchange, held: Held, takes: list[Reservation], waiting: Awaitable[Reservation | None]
+    ) -> None:
         try:
             refusing = await waiting
         except BaseException:
@@ -177,7 +187,7 @@ class Quota(Filter):
         held.takes = takes
         self._finish(x, held, refusing)
 
-    def _finish(self, x: Exchange, held: Held, refusing: Take | None) -> None:
+    def _finish(self, x: Exchange, held: Held, refusing: Reservation | None) -> None:
         """Count what came of it. Raises LimitExceeded."""
         if refusing is None:
             for take in held.takes:
@@ -208,7 +218,7 @@ class Quota(Filter):
     def _amount(self, rule: QuotaRule, x: Exchange, use: TokenUse | None) -> float:
         return LEAST
 
-    def _fields(self, x: Exchange, takes: list[Take]) -> tuple[tuple[bytes, bytes], ...]:
+    def _fields(self, x: Exchange, takes: list[Reservation]) -> tuple[tuple[bytes, bytes], ...]:
         self._store.peek(takes)
         return rate_limit_fields(takes)
 

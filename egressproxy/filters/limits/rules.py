@@ -138,7 +138,7 @@ class QuotaRule:
         return REASONS[self.type]
 
 
-class Take:
+class Reservation:
     """What one exchange takes of one limit: `amount`, for the key of this `text`, in the window `period`, which becomes
     a part of the text.
 

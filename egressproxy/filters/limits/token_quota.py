@@ -17,12 +17,12 @@ from egressproxy.ai_apis.shared import operation, status_of_unseen
 from egressproxy.ai_apis.usage import TokenUsage
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.filters.base import BodyMode, BodyResult, FilterContext, HeaderResult, Phase, Rejected
+from egressproxy.filters.limits.limit_fast_path import TokenLimitFastPath, one_bucket
 from egressproxy.filters.limits.memory_store import MemoryStore
-from egressproxy.filters.limits.one_bucket import OneBucket, one_bucket
 from egressproxy.filters.limits.qos_config import QoSControllerConfig, dearest, price_of
 from egressproxy.filters.limits.quota import LEAST, Held, SettledQuota
 from egressproxy.filters.limits.rate_fields import provider_fields
-from egressproxy.filters.limits.rules import NEEDS_BODY, QuotaRule, Take
+from egressproxy.filters.limits.rules import NEEDS_BODY, QuotaRule, Reservation
 from egressproxy.filters.limits.token_use import TokenUse
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import media_type
@@ -54,7 +54,7 @@ class TokenQuota(SettledQuota):
         of_bodies = {entry.name for entry in config.entries if entry.type in ("Tokens", "Cost") or "Model" in entry.per}
         self._is_of_tokens_alone = not any(e.type == "Cost" or "Model" in e.per for e in config.entries)
         self._head_rules = [rule for rule in self.rules if rule.name not in of_bodies]
-        self._one: OneBucket | None = None  # of the usual limit, which takes these short cuts
+        self._one: TokenLimitFastPath | None = None  # of the usual limit, which takes these short cuts
         if len(self.rules) == 1 and not self.concurrency and isinstance(self._store, MemoryStore):
             self._one = one_bucket(self.rules[0], LEAST)
         body_phases = {Phase.RESPONSE_BODY}
@@ -211,7 +211,7 @@ class TokenQuota(SettledQuota):
         price = price_of(self._config.prices, model) or self._dearest
         return 0.0 if price is None else price.cost(usage)
 
-    def _fields(self, x: Exchange, takes: list[Take]) -> tuple[tuple[bytes, bytes], ...]:
+    def _fields(self, x: Exchange, takes: list[Reservation]) -> tuple[tuple[bytes, bytes], ...]:
         fields = super()._fields(x, takes)
         asked = operation(x)
         return fields if asked is None else (*fields, *provider_fields(asked.api.provider, takes))

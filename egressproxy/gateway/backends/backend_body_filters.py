@@ -12,7 +12,7 @@ from egressproxy.errors import GatewayFault, Reason, UpstreamFault
 from egressproxy.filters.base import REQUEST_TRAILERS
 from egressproxy.filters.body import BodyChain
 from egressproxy.filters.chain import Chain, run_to_end
-from egressproxy.filters.filter_step import Steps
+from egressproxy.filters.filter_step import FilterSteps
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.model.exchange import Exchange
 from egressproxy.protocols.grpc.statuses import grpc_trailers
@@ -82,7 +82,7 @@ def forwarded_trailers(chain: BodyChain, came: bytes, left: bytes) -> bytes:
     return passing
 
 
-async def passed(steps: Steps | None, x: Exchange) -> None:
+async def passed(steps: FilterSteps | None, x: Exchange) -> None:
     """Run a phase of the server's filters. Raises what they refuse with, and UpstreamFault if one responds."""
     if await run_to_end(steps, x) is not None:
         raise answered_in_its_place()

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Final
 
 from egressproxy.errors import GatewayFault, Reason, UpstreamFault
-from egressproxy.filters.filter_step import Steps
+from egressproxy.filters.filter_step import FilterSteps
 from egressproxy.gateway.backends.dns_tracked_host import UNTRACKED, retire
 from egressproxy.gateway.backends.endpoints import HostSet, host_set_of
 from egressproxy.gateway.backends.health_checks import HTTP_2_PROTOCOLS, HealthChecks
@@ -231,7 +231,7 @@ class Cluster:
         self,
         x: Exchange,
         target: UpstreamHost,
-        connect: Steps | None,
+        connect: FilterSteps | None,
         protocol: asyncio.Protocol,
         alpn: tuple[str, ...] = HTTP_1_1,
     ) -> asyncio.Transport:
@@ -243,7 +243,7 @@ class Cluster:
             lambda next_hop: next_hop.opener.open(x, next_hop.same_target(x, target), connect, protocol, alpn),
         )
 
-    async def park(self, x: Exchange, target: DialTarget, connect: Steps | None) -> PendingProtocol:
+    async def park(self, x: Exchange, target: DialTarget, connect: FilterSteps | None) -> PendingProtocol:
         """As `ConnectionOpener.park`."""
         if self.parents is None:
             return await self.opener.park(x, target, connect)
@@ -252,7 +252,7 @@ class Cluster:
         )
 
     async def acquire_by_any_way(
-        self, x: Exchange, target: UpstreamHost, connect: Steps | None
+        self, x: Exchange, target: UpstreamHost, connect: FilterSteps | None
     ) -> tuple[Cluster, UpstreamHost, Upstream]:
         """As `next_hop` and then `acquire`."""
         assert self.parents is not None
@@ -272,7 +272,7 @@ class Cluster:
         """Wait for the present answer of DNS. Connections to addresses that left it take no further exchange."""
         await target.name.catch_up(self.opener.first_hop().address_policy(), client_of(x))
 
-    async def acquire(self, x: Exchange, target: UpstreamHost, connect: Steps | None) -> Upstream:
+    async def acquire(self, x: Exchange, target: UpstreamHost, connect: FilterSteps | None) -> Upstream:
         """A new connection, one that becomes free while we wait, or a place on one of HTTP/2; `release` it. An upgrade
         gets HTTP/1, where that is spoken (RFC 6455 section 4.1). Raises UpstreamFault, Denied, LimitExceeded.
         """
@@ -314,7 +314,7 @@ class Cluster:
             raise
         return self._opened(target, ticket, connection, version)
 
-    async def _acquire_shared(self, x: Exchange, target: UpstreamHost, connect: Steps | None) -> Upstream:
+    async def _acquire_shared(self, x: Exchange, target: UpstreamHost, connect: FilterSteps | None) -> Upstream:
         """A place on a connection of HTTP/2; or a connection of HTTP/1, where another server answers by now."""
         version = target.name.version
         found = await self._shared(target).acquire(x, connect, self._alpn)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Final
 
 from egressproxy.errors import LimitExceeded, Reason, UpstreamFault
-from egressproxy.filters.filter_step import Steps
+from egressproxy.filters.filter_step import FilterSteps
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.opener import ConnectionOpener, is_http2
 from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
@@ -54,7 +54,7 @@ class Http2Connections:
         self._pool.waiting.share = target.pool.waiting.share
 
     async def acquire(
-        self, x: Exchange, connect: Steps | None, alpn: tuple[str, ...]
+        self, x: Exchange, connect: FilterSteps | None, alpn: tuple[str, ...]
     ) -> UpstreamStream | PendingProtocol:
         pool = self._pool
         ticket: Claim[UpstreamStream] = Claim(client_of(x))
@@ -141,7 +141,9 @@ class Http2Connections:
             max_requests=spec.kept.max_requests,
         )  # fmt: skip
 
-    async def _open(self, x: Exchange, connect: Steps | None, alpn: tuple[str, ...]) -> Http2Upstream | PendingProtocol:
+    async def _open(
+        self, x: Exchange, connect: FilterSteps | None, alpn: tuple[str, ...]
+    ) -> Http2Upstream | PendingProtocol:
         target = self._target
         if target.tls is None:  # by prior knowledge (RFC 9113 section 3.3)
             connection = self._new()
@@ -209,7 +211,9 @@ class TenantConnections:
     _of: dict[str, Http2Connections] = field(default_factory=dict)
     _room: int = LEAST
 
-    async def acquire(self, x: Exchange, connect: Steps | None, alpn: tuple[str, ...]) -> Upstream | PendingProtocol:
+    async def acquire(
+        self, x: Exchange, connect: FilterSteps | None, alpn: tuple[str, ...]
+    ) -> Upstream | PendingProtocol:
         """As of SharedConnections, among those of the tenant. Raises LimitExceeded (503) where too many have some."""
         return await self._of_tenant(x).acquire(x, connect, alpn)
 

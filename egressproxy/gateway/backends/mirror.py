@@ -10,7 +10,7 @@ from dataclasses import InitVar, dataclass, field
 from typing import Final
 
 from egressproxy.filters.chain import Chain
-from egressproxy.filters.filter_step import Steps
+from egressproxy.filters.filter_step import FilterSteps
 from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.ir.policy import Mode, PolicyIR
 from egressproxy.model.shares import Shares, most_of
@@ -35,7 +35,7 @@ class Mirror:
 
     backend: str
     cluster: Cluster
-    limits: Steps | None
+    limits: FilterSteps | None
     chain: Chain
     series: Series
     policy: InitVar[PolicyIR]

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, Protocol
 
 from egressproxy.errors import GatewayFault, Reason, RetrySafety, UpstreamFault
 from egressproxy.filters.chain import run_to_end
-from egressproxy.filters.filter_step import Steps
+from egressproxy.filters.filter_step import FilterSteps
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.parent_connect import (
     ConnectHandshake,
@@ -121,7 +121,7 @@ class ConnectionOpener:
         self,
         x: Exchange,
         target: DialTarget,
-        connect: Steps | None,
+        connect: FilterSteps | None,
         protocol: asyncio.Protocol,
         alpn: tuple[str, ...] = HTTP_1_1,
     ) -> asyncio.Transport:
@@ -139,7 +139,7 @@ class ConnectionOpener:
                 raise
             raise fault_at_parent(error, self.spec.backend.name) from None
 
-    async def park(self, x: Exchange, target: DialTarget, connect: Steps | None) -> PendingProtocol:
+    async def park(self, x: Exchange, target: DialTarget, connect: FilterSteps | None) -> PendingProtocol:
         """As `open`, without TLS to the target: the connection keeps what comes on it. Raises as that."""
         if self._parent is not None:
             parked = await self._open_through_parent(x, target, connect)
@@ -158,7 +158,9 @@ class ConnectionOpener:
             raise UpstreamFault(Reason.UPSTREAM_RESET, "the upstream closed its new connection", retry=RetrySafety.SAFE)
         return parked
 
-    async def _endpoints(self, x: Exchange, target: DialTarget, connect: Steps | None) -> list[tuple[IPAddress, int]]:
+    async def _endpoints(
+        self, x: Exchange, target: DialTarget, connect: FilterSteps | None
+    ) -> list[tuple[IPAddress, int]]:
         """The addresses that may be dialled: resolved, checked, and shown to the connect filters."""
         policy = self.address_policy()
         is_named = False  # the client has named an address, about which `destinations` has decided
@@ -203,7 +205,9 @@ class ConnectionOpener:
         authority, count = Authority(target.host, target.port), self._network.reports.reverse_check
         return await check_addresses(x, self.reverse_check, self.resolver, authority, addresses, through, count)
 
-    async def _open_through_parent(self, x: Exchange, target: DialTarget, connect: Steps | None) -> PendingProtocol:
+    async def _open_through_parent(
+        self, x: Exchange, target: DialTarget, connect: FilterSteps | None
+    ) -> PendingProtocol:
         """Reach the parent, and have it connect us to the target (RFC 9110 section 9.3.6, RFC 1928)."""
         assert self._parent is not None
         self.ask_parent_for(x, target)

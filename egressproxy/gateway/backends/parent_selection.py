@@ -14,7 +14,7 @@ from ipaddress import ip_address
 from typing import Any, Final, Generic, TypeVar
 
 from egressproxy.errors import Reason
-from egressproxy.filters.filter_step import Steps
+from egressproxy.filters.filter_step import FilterSteps
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.opener import ConnectionOpener, Parent
 from egressproxy.gateway.backends.parent_connect import ParentUnreachable
@@ -189,7 +189,7 @@ class SelectingOpener(ConnectionOpener):
         self,
         x: Exchange,
         target: DialTarget,
-        connect: Steps | None,
+        connect: FilterSteps | None,
         protocol: asyncio.Protocol,
         alpn: tuple[str, ...] = HTTP_1_1,
     ) -> asyncio.Transport:

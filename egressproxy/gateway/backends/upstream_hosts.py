@@ -9,7 +9,7 @@ from functools import lru_cache
 from typing import Final, Protocol
 
 from egressproxy.errors import GatewayError, LimitExceeded, Reason
-from egressproxy.filters.filter_step import Steps
+from egressproxy.filters.filter_step import FilterSteps
 from egressproxy.gateway.backends.dns_tracked_host import UNTRACKED, DnsTrackedHost
 from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.model.authority import Authority, IPAddress
@@ -95,7 +95,9 @@ class SharedConnections(Protocol):
 
     __slots__ = ()
 
-    async def acquire(self, x: Exchange, connect: Steps | None, alpn: tuple[str, ...]) -> Upstream | PendingProtocol:
+    async def acquire(
+        self, x: Exchange, connect: FilterSteps | None, alpn: tuple[str, ...]
+    ) -> Upstream | PendingProtocol:
         """A place for this exchange; or a connection that was just opened, where the server has chosen HTTP/1.1 of the
         `alpn` that may be offered. Raises UpstreamFault, Denied, LimitExceeded.
         """

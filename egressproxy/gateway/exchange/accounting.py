@@ -8,7 +8,7 @@ from time import monotonic, time
 
 from egressproxy.errors import GatewayError, Reason
 from egressproxy.filters.chain import finish
-from egressproxy.filters.placed_filter import PlacedFilter
+from egressproxy.filters.configured_filter import ConfiguredFilter
 from egressproxy.gateway.exchange.error_responses import is_denial, is_told
 from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
 from egressproxy.gateway.exchange.recent_decisions import KEPT, MAX_PATH, Remembered
@@ -71,7 +71,7 @@ class Accounting:
         if resources.request_filter is not None or resources.response_filter is not None:
             resources.end_filters()
         if x.notes is not None:
-            completed: tuple[PlacedFilter, ...] = ()
+            completed: tuple[ConfiguredFilter, ...] = ()
             for place in (resources.backend, resources.route):
                 if place is not None and place.chain.complete != completed:
                     completed = place.chain.complete

@@ -17,7 +17,7 @@ from typing import Final
 
 from egressproxy.errors import Denied, GatewayError, Reason, UpstreamFault
 from egressproxy.filters.chain import run, run_to_end
-from egressproxy.filters.filter_step import Steps
+from egressproxy.filters.filter_step import FilterSteps
 from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.upstream_hosts import DialTarget
@@ -182,7 +182,7 @@ async def open_tunnel(
     return None
 
 
-async def refuse_answer(steps: Steps, x: Exchange) -> None:
+async def refuse_answer(steps: FilterSteps, x: Exchange) -> None:
     """Run filters where no response can be sent any more. Raises Denied if one of them answers."""
     if await run_to_end(steps, x) is not None:
         raise Denied(Reason.FILTER_REJECTED, "a filter answered, which a stream cannot pass on")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from egressproxy.errors import GatewayError, Reason
 from egressproxy.filters.chain import Outcome, run_to_end
-from egressproxy.filters.filter_step import Steps
+from egressproxy.filters.filter_step import FilterSteps
 from egressproxy.gateway.exchange.admission import of_client, route_request
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
@@ -16,14 +16,16 @@ from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead, ResponseHead
 
 
-async def answer_of(outcome: Outcome, steps: Steps, x: Exchange, resources: ExchangeResources) -> LocalResponse | None:
+async def answer_of(
+    outcome: Outcome, steps: FilterSteps, x: Exchange, resources: ExchangeResources
+) -> LocalResponse | None:
     """Wait for a phase whose filters did not end at once: the response that one of them has made, or None."""
     answer = outcome if isinstance(outcome, LocalResponse) else await outcome
     return None if answer is None else await run_response_filters(answer, x, resources, steps)
 
 
 async def run_response_filters(
-    answer: LocalResponse, x: Exchange, resources: ExchangeResources, steps: Steps | None = None
+    answer: LocalResponse, x: Exchange, resources: ExchangeResources, steps: FilterSteps | None = None
 ) -> LocalResponse:
     """A filter's answer as the response-headers filters leave it: they see all that a client gets, but for the answer
     of their own phase (`steps`).

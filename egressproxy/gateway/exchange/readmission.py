@@ -14,7 +14,7 @@ from typing import Final
 from egressproxy.errors import Denied, GatewayFault, Reason
 from egressproxy.filters.base import ORIGINAL_HEAD
 from egressproxy.filters.body_plan import BodyPlan
-from egressproxy.filters.filter_step import Step, Steps
+from egressproxy.filters.filter_step import FilterStep, FilterSteps
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.exchange.admission import Noted, name_request, of_client, route_request, route_tunnel
 from egressproxy.gateway.exchange.client import Client
@@ -28,7 +28,7 @@ from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
 
 _SERVICE: Final[Destination] = Destination.SERVICE
-_NO_STEPS: Final[Steps] = ()
+_NO_STEPS: Final[FilterSteps] = ()
 
 
 async def admit_again(
@@ -160,16 +160,16 @@ def _sent_to(backend: BackendIR) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def _steps(plan: BodyPlan | None) -> Steps:
+def _steps(plan: BodyPlan | None) -> FilterSteps:
     return plan.steps if plan is not None else _NO_STEPS
 
 
-def _same_filters(steps: Steps | None, others: Steps | None, *, of_backend: bool = False) -> bool:
+def _same_filters(steps: FilterSteps | None, others: FilterSteps | None, *, of_backend: bool = False) -> bool:
     steps, others = steps or _NO_STEPS, others or _NO_STEPS
     return len(steps) == len(others) and all(_is_same(*both, of_backend) for both in zip(steps, others, strict=True))
 
 
-def _is_same(step: Step, other: Step, of_backend: bool) -> bool:
+def _is_same(step: FilterStep, other: FilterStep, of_backend: bool) -> bool:
     """The gateway's own filters are made anew with each snapshot, under a scope that counts them."""
     if step.filter is other.filter:
         return True

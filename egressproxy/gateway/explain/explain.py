@@ -13,7 +13,7 @@ from typing import Any
 
 from egressproxy.errors import Denied, GatewayError, GatewayFault, Reason
 from egressproxy.filters.chain import approvals
-from egressproxy.filters.filter_step import Steps
+from egressproxy.filters.filter_step import FilterSteps
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.filters.request_redirect import REQUEST_REDIRECT
 from egressproxy.gateway.backends.cluster import DEFAULT_TLS, Cluster
@@ -367,7 +367,7 @@ def _tls_values(tls: BackendTlsIR, cluster: Cluster, host: str) -> dict[str, Any
     return values
 
 
-def _forecast(steps: Steps | None, x: Exchange) -> dict[str, Any] | None:
+def _forecast(steps: FilterSteps | None, x: Exchange) -> dict[str, Any] | None:
     """What one of these filters refuses every such request with; None where none does."""
     try:
         for step in steps or ():

@@ -7,7 +7,7 @@ from typing import Any
 
 from egressproxy.errors import GatewayError
 from egressproxy.filters.chain import Chain
-from egressproxy.filters.filter_step import Step
+from egressproxy.filters.filter_step import FilterStep
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.gateway.backends.failover import aside_s
 from egressproxy.gateway.backends.mirror import Mirror
@@ -225,7 +225,7 @@ def kept_values(kept: ConnectionsIR) -> dict[str, float | bool]:
     return said | ({"shareTenants": False} if kept.is_per_tenant else {})
 
 
-def steps_of(chain: Chain, phase: str) -> Iterator[Step]:
+def steps_of(chain: Chain, phase: str) -> Iterator[FilterStep]:
     """The steps of this phase (`request_headers`, …), in their order."""
     found = getattr(chain, phase)
     if found is not None:

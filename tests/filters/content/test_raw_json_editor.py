@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from egressproxy.ai_apis.message import JsonMessage
 from egressproxy.ai_apis.strict_json import Unreadable
-from egressproxy.filters.content import written_json
+from egressproxy.filters.content import raw_json_editor
 from egressproxy.filters.content.bodies import JsonDocument
 from egressproxy.filters.content.entities import ENTITIES, scanner_of
-from egressproxy.filters.content.written_json import WrittenJson
+from egressproxy.filters.content.raw_json_editor import RawJsonEditor
 from egressproxy.model.work import at_once
 from tests.support.properties import examples
 
@@ -90,7 +90,7 @@ def test_it_gives_what_the_texts_give_one_by_one(scanner, value, ascii_, indent,
     def document():
         return JsonDocument(JsonMessage(source, json.loads(source)), is_ai)
 
-    written = at_once(WrittenJson.of(document(), scanner))
+    written = at_once(RawJsonEditor.of(document(), scanner))
     if written is None:
         return
     spans = scanner.spans(written.text)
@@ -132,7 +132,7 @@ def test_an_ordinary_body_is_dealt_with_as_one_text(value, ascii_, is_ai):
     source = json.dumps({"model": "m", "content": value}, ensure_ascii=ascii_).encode()
     scanner = SCANNERS[0]
     document = JsonDocument(JsonMessage(source, json.loads(source)), is_ai)
-    written = at_once(WrittenJson.of(document, scanner))
+    written = at_once(RawJsonEditor.of(document, scanner))
     made = written.replaced(scanner.spans(written.text), lambda entity, _value: f"[{entity}]")
     assert json.loads(made) == json.loads(one_by_one(document, scanner)[1])
     assert b"[" in re.sub(rb'"content": \[', b"", made)
@@ -157,7 +157,7 @@ def test_an_ordinary_body_is_dealt_with_as_one_text(value, ascii_, is_ai):
 )
 def test_what_is_no_ordinary_string_is_left_to_the_texts(source):
     scanner = SCANNERS[0]
-    written = at_once(WrittenJson.of(JsonDocument(JsonMessage(source, {}), True), scanner))
+    written = at_once(RawJsonEditor.of(JsonDocument(JsonMessage(source, {}), True), scanner))
     found = scanner.spans(written.text)
     assert found
     assert written.replaced(found, lambda *_: pytest.fail("it was replaced")) is None
@@ -176,8 +176,10 @@ def test_few_escapes_are_read_as_many_are(inside: str):
     source = f'{{"text": "{inside}"}}'.encode()
     texts = []
     for few in (0, 64):
-        with mock.patch.object(written_json, "_FEW", few):
-            written = at_once(WrittenJson.of(JsonDocument(JsonMessage(source, json.loads(source)), True), SCANNERS[0]))
+        with mock.patch.object(raw_json_editor, "_FEW", few):
+            written = at_once(
+                RawJsonEditor.of(JsonDocument(JsonMessage(source, json.loads(source)), True), SCANNERS[0])
+            )
             texts.append((written.text, written._index))
     assert texts[0] == texts[1]
 
@@ -185,7 +187,7 @@ def test_few_escapes_are_read_as_many_are(inside: str):
 @pytest.mark.parametrize("text", ["to alice@b.example", "an alice@b.example", "\u00e9 alice@b.example"])
 def test_what_is_only_reported_leaves_the_very_body(text):
     source = json.dumps([text, "4111111111111111", {"name": text}]).encode()
-    written = at_once(WrittenJson.of(JsonDocument(JsonMessage(source, json.loads(source)), True), SCANNERS[0]))
+    written = at_once(RawJsonEditor.of(JsonDocument(JsonMessage(source, json.loads(source)), True), SCANNERS[0]))
     told = []
     made = written.replaced(SCANNERS[0].spans(written.text), lambda *each: told.append(each) or each[1])
     assert made is source
@@ -206,9 +208,9 @@ def test_what_is_only_reported_leaves_the_very_body(text):
     ],
 )
 def test_where_a_scan_of_the_whole_may_pass_something_over_none_is_made(source):
-    assert at_once(WrittenJson.of(JsonDocument(JsonMessage(source, json.loads(source)), True), SCANNERS[0])) is None
+    assert at_once(RawJsonEditor.of(JsonDocument(JsonMessage(source, json.loads(source)), True), SCANNERS[0])) is None
     own = scanner_of((), patterns=[("ANY", "a.b", 3)])
-    assert at_once(WrittenJson.of(JsonDocument(JsonMessage(b"{}", {}), True), own)) is None
+    assert at_once(RawJsonEditor.of(JsonDocument(JsonMessage(b"{}", {}), True), own)) is None
 
 
 @pytest.mark.parametrize(("unit", "most"), [("a", 512 * 1024 - 12), ("\\u00e9", 4096), ("\\/", 4096)])
@@ -216,7 +218,7 @@ def test_what_takes_long_at_once_is_left_to_steps(unit, most):
     for count, is_made in ((most, True), (most + 1, False)):
         source = b'{"text": "' + unit.encode() * count + b'"}'
         document = JsonDocument(JsonMessage(source, json.loads(source)), True)
-        assert (at_once(WrittenJson.of(document, SCANNERS[0])) is not None) is is_made
+        assert (at_once(RawJsonEditor.of(document, SCANNERS[0])) is not None) is is_made
 
 
 def test_what_is_base64_in_a_conversation_is_not_looked_at_however_long_it_is_and_what_only_is_long_is():
@@ -224,7 +226,7 @@ def test_what_is_base64_in_a_conversation_is_not_looked_at_however_long_it_is_an
     value = {"data": image, "text": image, "content": text, "type": text}
     source = json.dumps(value).encode()
     for is_ai, phones in ((True, 1), (False, 2)):
-        written = at_once(WrittenJson.of(JsonDocument(JsonMessage(source, value), is_ai), SCANNERS[0]))
+        written = at_once(RawJsonEditor.of(JsonDocument(JsonMessage(source, value), is_ai), SCANNERS[0]))
         found = SCANNERS[0].spans(written.text)
         assert [span.entity for span in found] == ["PHONE"] * phones + ["EMAIL"] * 2
         assert written.text[found[-1].start : found[-1].end] == "alice@b.example"

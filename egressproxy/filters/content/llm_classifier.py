@@ -1,4 +1,4 @@
-"""Judge: somebody else who decides whether a text may pass: a model behind a chat API, or a webhook.
+"""LlmClassifier: somebody else who decides whether a text may pass: a model behind a chat API, or a webhook.
 
 The chat judge is asked as any model of the OpenAI chat API is, and has to begin its answer with one of two words. The
 text is given to it as a string of JSON, as data; a model may be talked over all the same.
@@ -29,7 +29,7 @@ _SAFE = re.compile(r"\W*(?:safe|allow|allowed|pass|ok)\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class JudgeSettings(FilterConfig):
+class LlmClassifierSettings(FilterConfig):
     """`type`: `Chat` asks a model behind the OpenAI chat API, `Webhook` a server that answers `{"action": "allow"}` or
     `"deny"`.
 
@@ -56,45 +56,47 @@ class JudgeSettings(FilterConfig):
             object.__setattr__(self, "path", "/v1/chat/completions" if self.type == "Chat" else "/")
 
 
-class JudgeAbsent(Exception):
+class ClassifierAbsent(Exception):
     """There is no verdict. The text says why, and nothing of what was asked."""
 
 
-class Judge:
+class LlmClassifier:
     """Asks one judge."""
 
     __slots__ = ("_call", "_settings")
 
-    def __init__(self, settings: JudgeSettings, call: FilterCall | None) -> None:
+    def __init__(self, settings: LlmClassifierSettings, call: FilterCall | None) -> None:
         self._settings = settings
         self._call = call
 
     async def denies(self, x: Exchange, texts: Sequence[str], direction: str) -> bool:
-        """Whether these texts must not pass. `direction` is "request" or "response". Raises JudgeAbsent."""
+        """Whether these texts must not pass. `direction` is "request" or "response". Raises ClassifierAbsent."""
         settings = self._settings
         if self._call is None:
-            raise JudgeAbsent("the judge's backend is not there")
+            raise ClassifierAbsent("the judge's backend is not there")
         if sum(map(len, texts)) > settings.max_characters:
-            raise JudgeAbsent(f"the texts are longer than the {settings.max_characters} characters that the judge gets")
+            raise ClassifierAbsent(
+                f"the texts are longer than the {settings.max_characters} characters that the judge gets"
+            )
         is_chat = settings.type == "Chat"
         body = self._chat(texts) if is_chat else self._question(x, texts, direction)
         path = settings.path.encode()
         try:
             answer = await self._call.request(b"POST", path, _FIELDS, body, timeout_s=settings.timeout, x=x)
             if answer.status != 200:
-                raise JudgeAbsent(f"the judge has answered with status {answer.status}")
+                raise ClassifierAbsent(f"the judge has answered with status {answer.status}")
             said = loads(answer.body)
         except CallFailed as error:
-            raise JudgeAbsent(f"the judge has not answered: {error}") from None
+            raise ClassifierAbsent(f"the judge has not answered: {error}") from None
         except Unreadable:
-            raise JudgeAbsent("the judge's answer is not JSON") from None
+            raise ClassifierAbsent("the judge's answer is not JSON") from None
         verdict = _said_in_chat(said) if is_chat else in_object(said, "action")
         if type(verdict) is str:
             if _UNSAFE.match(verdict) is not None:
                 return True
             if _SAFE.match(verdict) is not None:
                 return False
-        raise JudgeAbsent("the judge's answer is no verdict")
+        raise ClassifierAbsent("the judge's answer is no verdict")
 
     def _chat(self, texts: Sequence[str]) -> bytes:
         settings = self._settings

@@ -19,7 +19,7 @@ from egressproxy.telemetry.notices import FilterStats, Notices
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class PlacedFilter:
+class ConfiguredFilter:
     """A filter and its IR. `stats`: by phase. `mark`: the note that asks for its `complete`, "" if it has none."""
 
     spec: ExtensionIR
@@ -75,10 +75,10 @@ class BackendWatches(Protocol):
 
     specs: frozenset[ExtensionIR]
 
-    def on(self, extensions: Iterable[ExtensionIR], /) -> PlacedFilter | None:
+    def on(self, extensions: Iterable[ExtensionIR], /) -> ConfiguredFilter | None:
         """The filter for a backend with these ones; None: it needs none."""
 
-    def on_bodies(self) -> PlacedFilter | None:
+    def on_bodies(self) -> ConfiguredFilter | None:
         """The filter for the bodies of all requests; None: there is none."""
 
 
@@ -88,8 +88,8 @@ def in_order(specs: Iterable[ExtensionIR]) -> list[ExtensionIR]:
 
 
 def placed_filters(
-    ordered: Iterable[ExtensionIR], make: Callable[[ExtensionIR], PlacedFilter]
-) -> tuple[list[PlacedFilter], bool]:
+    ordered: Iterable[ExtensionIR], make: Callable[[ExtensionIR], ConfiguredFilter]
+) -> tuple[list[ConfiguredFilter], bool]:
     """The filters of these specs, each after `at_place`; and whether one of them is of this place alone by that.
     Raises what `make` raises, and MisplacedFilter.
     """
@@ -104,7 +104,7 @@ def placed_filters(
     return filters, is_of_one_place
 
 
-def _at_place(placed: PlacedFilter, behind: Sequence[PlacedFilter]) -> PlacedFilter:
+def _at_place(placed: ConfiguredFilter, behind: Sequence[ConfiguredFilter]) -> ConfiguredFilter:
     try:
         made = placed.filter.at_place([(each.spec.name, each.phases()) for each in behind])
     except ValueError as error:

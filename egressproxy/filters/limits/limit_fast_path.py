@@ -1,6 +1,6 @@
 """The usual limit of tokens, or of requests: a token bucket in the memory of this machine, alone, taken in one step.
 
-It is what Quota, MemoryStore and TokenBucket do together, for one rule; `tests/filters/limits/test_one_bucket.py`
+It is what Quota, MemoryStore and TokenBucket do together, for one rule; `tests/filters/limits/test_limit_fast_path.py`
 compares them. What does not fit is left to them, and so is everything that is said to clients.
 """
 
@@ -12,7 +12,7 @@ from time import monotonic
 from typing import Final, NamedTuple
 
 from egressproxy.filters.base import HeaderResult
-from egressproxy.filters.limits.rules import OF_CLIENT, Per, QuotaRule, Take
+from egressproxy.filters.limits.rules import OF_CLIENT, Per, QuotaRule, Reservation
 from egressproxy.filters.limits.token_use import TokenUse
 from egressproxy.filters.limits.windows import TokenBucket
 from egressproxy.model.exchange import Exchange
@@ -20,14 +20,14 @@ from egressproxy.model.exchange import Exchange
 _NUMBERS: Final = itertools.count(1)
 
 
-class OneBucket(NamedTuple):
+class TokenLimitFastPath(NamedTuple):
     """Both steps of a rule. `take`: what was taken; None: it does not fit. `settle` counts what it was in the end."""
 
-    take: Callable[[Exchange, TokenUse], Take | None]
-    settle: Callable[[Exchange, Take, TokenUse], None]
+    take: Callable[[Exchange, TokenUse], Reservation | None]
+    settle: Callable[[Exchange, Reservation, TokenUse], None]
 
 
-def one_bucket(rule: QuotaRule, least: float) -> OneBucket | None:
+def one_bucket(rule: QuotaRule, least: float) -> TokenLimitFastPath | None:
     """Both steps of this rule; None where it is no bucket of tokens. `least`: no exchange takes less."""
     window, table = rule.window, rule.table
     if rule.type != "Tokens" or not isinstance(window, TokenBucket):
@@ -37,14 +37,14 @@ def one_bucket(rule: QuotaRule, least: float) -> OneBucket | None:
     counts_input, counts_output = rule.counts_input, rule.counts_output
     count_allowed, count_reserved, count_settled = rule.count_allowed, rule.count_reserved, rule.count_settled
 
-    def take(x: Exchange, use: TokenUse) -> Take | None:
+    def take(x: Exchange, use: TokenUse) -> Reservation | None:
         needed: float = use.input_tokens if counts_input else 0
         amount = needed + use.output_tokens if counts_output else needed
         if amount > most:
             amount = needed if needed > most else most
         if amount < least:
             amount = least
-        taken = Take(rule, text_of(x, use.model), no_period, amount)
+        taken = Reservation(rule, text_of(x, use.model), no_period, amount)
         now = monotonic()
         with lock:
             if take_of(cells, find_text(taken.text, now), amount, now) > 0.0:
@@ -53,7 +53,7 @@ def one_bucket(rule: QuotaRule, least: float) -> OneBucket | None:
         count_reserved.count += amount
         return taken
 
-    def settle(x: Exchange, taken: Take, use: TokenUse) -> None:
+    def settle(x: Exchange, taken: Reservation, use: TokenUse) -> None:
         usage = use.taken(x)
         if usage is None:
             return
@@ -66,10 +66,10 @@ def one_bucket(rule: QuotaRule, least: float) -> OneBucket | None:
             with lock:
                 add_to(cells, find_text(taken.text, now), took - taken.amount, now)
 
-    return OneBucket(take, settle)
+    return TokenLimitFastPath(take, settle)
 
 
-class RequestBucket:
+class RequestLimitFastPath:
     """The step of one rule that counts requests. `otherwise` is that of the filter, which refuses what does not fit.
 
     Thousands of clients may be counted by turns, or thousands of tenants have one of these each, so that a request
@@ -96,7 +96,7 @@ class RequestBucket:
     @classmethod
     def of(
         cls, rules: Sequence[QuotaRule], per: Sequence[Per], otherwise: Callable[[Exchange], HeaderResult]
-    ) -> RequestBucket | None:
+    ) -> RequestLimitFastPath | None:
         """The step for these rules; None where there is more to do than to take one request of a bucket."""
         if len(rules) != 1 or rules[0].type != "Requests" or not isinstance(rules[0].window, TokenBucket):
             return None

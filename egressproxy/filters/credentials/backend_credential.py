@@ -1,4 +1,4 @@
-"""BoundCredential: for filters that send a credential: to whom (`BackendBinding`), and where (`Placement`)."""
+"""BackendCredential: for filters that send a credential: to whom (`BackendBinding`), and where (`Placement`)."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def client_credentials(names: tuple[str, ...]) -> re.Pattern[bytes]:
     return re.compile(every_spelling(names).pattern + protocols, re.IGNORECASE)
 
 
-class BoundCredential(Filter, ABC):
+class BackendCredential(Filter, ABC):
     """`backend_request` of a subclass sends the credential, if `x.backend_origin` is `_approved`; else it does what
     `_unready` says. `_keep` takes a value, or None. `remedy` says what to do where there is none.
     """

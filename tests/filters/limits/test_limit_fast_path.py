@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from egressproxy.errors import LimitExceeded
 from egressproxy.filters import FilterContext, Phase
-from egressproxy.filters.limits import memory_store, one_bucket, quota, rate_fields
+from egressproxy.filters.limits import limit_fast_path, memory_store, quota, rate_fields
 from egressproxy.filters.limits.filter_types import quota as filter_of
-from egressproxy.filters.limits.one_bucket import RequestBucket
+from egressproxy.filters.limits.limit_fast_path import RequestLimitFastPath
 from egressproxy.filters.limits.qos_config import LimitEntry, QoSControllerConfig
 from egressproxy.filters.limits.token_quota import TokenQuota
 from egressproxy.filters.testing import exchange, response
@@ -21,7 +21,7 @@ from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
 from tests.support.properties import examples
 
 JSON = {"content-type": "application/json"}
-CLOCKS = [(memory_store, "monotonic"), (one_bucket, "monotonic"), (quota, "monotonic"), (rate_fields, "time")]
+CLOCKS = [(memory_store, "monotonic"), (limit_fast_path, "monotonic"), (quota, "monotonic"), (rate_fields, "time")]
 PATHS = ["/v1/chat/completions", "/v1/messages", "/v1/another"]
 
 EXCHANGE = st.tuples(
@@ -117,7 +117,7 @@ def requests_of(per, burst, mode, max_keys=0, *, is_short: bool) -> tuple[quota.
     context = FilterContext(config, {}, "q", "s", "s", keyed=OwnCounters().keyed, meter=meter)
     with pytest.MonkeyPatch.context() as patched:
         if not is_short:
-            patched.setattr(RequestBucket, "of", lambda *_: None)
+            patched.setattr(RequestLimitFastPath, "of", lambda *_: None)
         return filter_of(context), metrics
 
 

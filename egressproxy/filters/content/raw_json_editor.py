@@ -1,4 +1,5 @@
-"""WrittenJson: a body of JSON that is scanned as one text, because nothing that is looked for goes on behind a string.
+"""RawJsonEditor: a body of JSON that is scanned as one text, because nothing that is looked for goes on behind a
+string.
 
 One scan of the body costs a small part of a scan of each of its strings, and what is found is replaced where it stands.
 Where that is not enough (a name, a number, arguments that are JSON themselves), the texts are looked at one by one.
@@ -49,7 +50,7 @@ _ESCAPES: Final = (
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class WrittenJson:
+class RawJsonEditor:
     """`text` has a NUL for each quotation mark that begins or ends a string, and U+0001 for what escapes stand for that
     part words and numbers; JSON itself has neither.
     """
@@ -60,7 +61,7 @@ class WrittenJson:
     _index: list[int] | None  # of each character, and of the end, in the source
 
     @classmethod
-    def of(cls, document: BodyTexts, scanner: Scanner) -> Work[WrittenJson | None]:
+    def of(cls, document: BodyTexts, scanner: Scanner) -> Work[RawJsonEditor | None]:
         """That of a document, made in turns. None for other bodies, and where a scan of the whole may find something
         else than those of its texts.
         """
