@@ -38,10 +38,10 @@ from egressproxy.processes.workers.kill_switch import KillSwitch
 from egressproxy.reloads import FAILURES, LiveConfiguration, counted
 from egressproxy.run_options import RunOptions
 from egressproxy.telemetry.diagnostics import Diagnostics
+from egressproxy.telemetry.event_aggregator import NOTICES_S
 from egressproxy.telemetry.events import Events
 from egressproxy.telemetry.json_lines import take_over
 from egressproxy.telemetry.metrics import Metrics
-from egressproxy.telemetry.notices import NOTICES_S
 
 if TYPE_CHECKING:
     from egressproxy.admin.server import AdminApi, AdminServer

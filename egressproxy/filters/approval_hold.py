@@ -42,7 +42,7 @@ from egressproxy.ir.policy import ExtensionIR, FieldFault
 from egressproxy.model.admin_requests import HoldDecision, HoldPage, HoldPlace
 from egressproxy.model.exchange import ANONYMOUS, WAITED, Exchange
 from egressproxy.model.fields import every_spelling
-from egressproxy.model.shares import identity_of
+from egressproxy.model.per_client_quota import identity_of
 from egressproxy.net.keyed_counters import KEY_BYTES, SHARED, SHARED_KEYS, OwnCounters
 
 #: How long the webhook may take, and how many calls of it may be under way.

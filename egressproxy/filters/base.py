@@ -22,8 +22,8 @@ from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.secret import SecretBytes
 from egressproxy.net.keyed_counters import KeyedCounters
+from egressproxy.telemetry.event_aggregator import EventAggregator, FilterNotices
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
-from egressproxy.telemetry.notices import FilterNotices, Notices
 
 #: What a header-phase method returns: None, a LocalResponse, or (`async def`) an awaitable of one of these.
 HeaderResult = LocalResponse | None | Awaitable[LocalResponse | None]
@@ -337,7 +337,7 @@ class FilterContext:
     calls: Mapping[str, FilterCall] = field(default_factory=dict)
     keyed: Callable[[bytes, int], KeyedCounters] | None = None
     meter: FilterMeter = field(default_factory=lambda: FilterMeter(FilterMetrics(), "test", ""))
-    notices: FilterNotices = field(default_factory=lambda: FilterNotices(Notices(), "test", ""))
+    notices: FilterNotices = field(default_factory=lambda: FilterNotices(EventAggregator(), "test", ""))
 
 
 @dataclass(frozen=True, slots=True)

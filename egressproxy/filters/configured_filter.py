@@ -14,8 +14,8 @@ from egressproxy.filters.base import Filter, Phase, overrides
 from egressproxy.filters.error_budget import ErrorBudget
 from egressproxy.filters.filter_trace import MeasuredStep, Sampled
 from egressproxy.ir.policy import BACKEND_LEVEL, ExtensionIR
+from egressproxy.telemetry.event_aggregator import EventAggregator, FilterStats
 from egressproxy.telemetry.filter_meter import FilterMeter
-from egressproxy.telemetry.notices import FilterStats, Notices
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -27,7 +27,7 @@ class ConfiguredFilter:
     also: frozenset[Phase] = frozenset()
     stats: dict[Phase, FilterStats] = field(default_factory=dict)
     mark: str = ""
-    notices: Notices | None = None
+    notices: EventAggregator | None = None
     meter: FilterMeter | None = None
     budget: ErrorBudget | None = None
     steps: WeakSet[MeasuredStep] = field(default_factory=WeakSet)

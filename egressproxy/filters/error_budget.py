@@ -18,8 +18,8 @@ from weakref import WeakSet
 from egressproxy.filters.base import Filter
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.exchange import Exchange
+from egressproxy.telemetry.event_aggregator import FilterNotices, FilterStats
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
-from egressproxy.telemetry.notices import FilterNotices, FilterStats
 
 
 class OutOfService(Exception):

@@ -16,7 +16,7 @@ from egressproxy.errors import GatewayError
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
-from egressproxy.telemetry.notices import FilterStats
+from egressproxy.telemetry.event_aggregator import FilterStats
 
 log = logging.getLogger("egressproxy.filters")
 

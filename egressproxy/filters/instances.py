@@ -18,8 +18,8 @@ from egressproxy.filters.shared_counters import KEY_BYTES
 from egressproxy.ir.gateway import ConfigIR, chains, extensions
 from egressproxy.ir.policy import BACKEND_LEVEL, Callee, ExtensionIR
 from egressproxy.model.exchange import Exchange
+from egressproxy.telemetry.event_aggregator import EventAggregator, FilterNotices, FilterStats
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
-from egressproxy.telemetry.notices import FilterNotices, FilterStats, Notices
 
 #: The most filters of which runs are measured behind a scrape: there may be ten thousand.
 MAX_SAMPLED: Final = 1000
@@ -45,7 +45,7 @@ class FilterInstances:
         self,
         catalog: Catalog,
         previous: FilterInstances | None = None,
-        notices: Notices | None = None,
+        notices: EventAggregator | None = None,
         reach: Callable[[str, Callee], FilterCall] | None = None,
         metrics: FilterMetrics | None = None,
     ) -> None:
@@ -153,7 +153,7 @@ class FilterInstances:
             if type(placed.filter).in_service is not Filter.in_service:
                 placed.filter.in_service()
         for spec, (_, why) in self._closed.items():
-            told = FilterNotices(self._notices or Notices(), spec.name, spec.source)
+            told = FilterNotices(self._notices or EventAggregator(), spec.name, spec.source)
             told.warning("FilterUnusable", f"{why}; requests that need it are refused until it is mended")
 
     def drain(self) -> None:
@@ -197,7 +197,7 @@ class FilterInstances:
         if kind.is_shared:
             context = replace(context, keyed=self._catalog.keyed)
         meter = FilterMeter(self._metrics, spec.name, kind.name)
-        told = FilterNotices(self._notices or Notices(), spec.name, spec.source)
+        told = FilterNotices(self._notices or EventAggregator(), spec.name, spec.source)
         context = replace(context, meter=meter, notices=told)
         budget = ErrorBudget(spec, self._metrics, told) if spec.budget_failures else None
         made = kind.build(context)

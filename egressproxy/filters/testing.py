@@ -31,15 +31,15 @@ from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.model.secret import SecretBytes
+from egressproxy.telemetry.event_aggregator import EventAggregator, event_reason
 from egressproxy.telemetry.filter_meter import FilterMetrics
-from egressproxy.telemetry.notices import Notices, event_reason
 
 __all__ = ["FilterBuildError", "FilterHarness", "FilterResult", "GatewayError", "exchange", "response"]
 
 Headers = Mapping[str, str] | Iterable[tuple[str, str]]
 #: A body: whole, or in the pieces in which it arrives. b"" and () are no body at all.
 Body = bytes | Sequence[bytes]
-Pieces = tuple[bytes, ...]
+ByteQueue = tuple[bytes, ...]
 
 _TUNNEL_PHASES = frozenset((Phase.REQUEST_HEADERS, Phase.CONNECT))
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -208,7 +208,7 @@ class FilterHarness:
             source=source,
             folder=str(folder),
         )
-        self._notices = Notices()
+        self._notices = EventAggregator()
         self._metrics = FilterMetrics()
         self._instances = instances = FilterInstances(Catalog(), notices=self._notices, metrics=self._metrics)
         # In the order of `check`: all that can be said without running the filter's file is said first.
@@ -300,7 +300,7 @@ class FilterHarness:
 
 
 async def _run_phases(
-    chain: Chain, result: FilterResult, sent: Pieces, response: ResponseHead, received: Pieces
+    chain: Chain, result: FilterResult, sent: ByteQueue, response: ResponseHead, received: ByteQueue
 ) -> None:
     """All phases in their order, up to one that responds. Raises GatewayError, FilterAnswered for a body's response."""
     x = result.exchange
@@ -362,8 +362,8 @@ async def _respond(answer: LocalResponse, chain: Chain, result: FilterResult, dr
 
 
 async def _through(
-    plan: BodyPlan | None, x: Exchange, pieces: Pieces, trailers: Fields
-) -> tuple[Pieces, BodyChain | None]:
+    plan: BodyPlan | None, x: Exchange, pieces: ByteQueue, trailers: Fields
+) -> tuple[ByteQueue, BodyChain | None]:
     """The pieces of a body as its filters let them go on, and the filters. These trailers follow."""
     chain = plan.begin(x) if plan is not None and pieces else None
     if chain is None:
@@ -387,7 +387,7 @@ async def _show(chain: BodyChain | None, x: Exchange, trailers: Fields) -> None:
         trailers.block = left if chain.lets_trailers else b""
 
 
-def _pieces(body: Body) -> Pieces:
+def _pieces(body: Body) -> ByteQueue:
     if isinstance(body, bytes):
         return (body,) if body else ()
     return tuple(body)

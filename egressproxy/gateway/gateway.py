@@ -40,8 +40,8 @@ from egressproxy.net.system_roots import in_force, put_in_force
 from egressproxy.net.timers import TimerWheel
 from egressproxy.net.tls_contexts import make_ready
 from egressproxy.telemetry.access_log import AccessLog
+from egressproxy.telemetry.event_aggregator import FilterStats
 from egressproxy.telemetry.metrics import Metrics
-from egressproxy.telemetry.notices import FilterStats
 from egressproxy.telemetry.series import Labels
 from egressproxy.upstream.endpoint_health import HealthState
 from egressproxy.upstream.own_sockets import OwnSockets

@@ -21,11 +21,11 @@ from egressproxy.gateway.open_connections import Connection, OpenConnections
 from egressproxy.gateway.overload.memory_pressure import MemoryPressure, OverloadState
 from egressproxy.gateway.overload.request_gate import RequestGate, path_of
 from egressproxy.model.kill_switch import KilledIdentities
+from egressproxy.model.per_client_quota import PerClientQuota
 from egressproxy.model.process_limits import ProcessLimits
-from egressproxy.model.shares import Shares
 from egressproxy.net.process import ResidentMemory, give_back_memory
 from egressproxy.net.timers import Deadline
-from egressproxy.telemetry.notices import EventType, InvolvedObject
+from egressproxy.telemetry.event_aggregator import EventType, InvolvedObject
 
 log = logging.getLogger(__name__)
 
@@ -70,7 +70,7 @@ class OverloadManager:
         connection_manager: HttpConnectionManager,
         ports: Callable[[], Iterable[BoundPort]],
         clusters: Callable[[], Iterable[Cluster]],
-        copies: Shares,
+        copies: PerClientQuota,
         read_memory: Callable[[], int] | None = None,
         give_back: GiveBack = give_back_memory,
     ) -> None:

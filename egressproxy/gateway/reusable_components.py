@@ -21,7 +21,7 @@ from egressproxy.ir.policy import AddressesIR, Callee, DestinationsIR, Extension
 from egressproxy.ir.route import WeightedBackend
 from egressproxy.routing.destinations import Denial, DestinationPolicy
 from egressproxy.telemetry.counters import CallCounts
-from egressproxy.telemetry.notices import Notices
+from egressproxy.telemetry.event_aggregator import EventAggregator
 
 NO_FILTERS = Chain()
 
@@ -30,7 +30,11 @@ class ReusableComponents:
     """Makes each part at its first use. `known` are the clusters in service."""
 
     def __init__(
-        self, network: Network, filters: FilterInstances, known: Mapping[ConnectionIR, Cluster], notices: Notices
+        self,
+        network: Network,
+        filters: FilterInstances,
+        known: Mapping[ConnectionIR, Cluster],
+        notices: EventAggregator,
     ) -> None:
         self.clusters: dict[ConnectionIR, Cluster] = {}
         #: Known connectors that serve whatever addresses their Service has by now, by its name and port.

@@ -11,7 +11,7 @@ from egressproxy.model.pickling import ADDRESSES, classes, dumps, loads
 from egressproxy.model.published_object import Key
 from egressproxy.processes.workers.fleet import EndpointUpdates
 from egressproxy.run_options import ClusterOptions
-from egressproxy.telemetry.notices import InvolvedObject, Notice
+from egressproxy.telemetry.event_aggregator import InvolvedObject, Notice
 
 
 @dataclass(frozen=True, slots=True)

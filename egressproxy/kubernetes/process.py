@@ -34,7 +34,7 @@ from egressproxy.processes.loader.published import PublishedConfiguration
 from egressproxy.processes.workers.channel import FrameChannel
 from egressproxy.processes.workers.fleet import EndpointUpdates
 from egressproxy.telemetry.diagnostics import Diagnostics
-from egressproxy.telemetry.notices import Notice
+from egressproxy.telemetry.event_aggregator import Notice
 
 if TYPE_CHECKING:
     from egressproxy.kubernetes.observed import EventWriter

@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol
 from egressproxy.errors import Reason
 from egressproxy.model.exchange import ANONYMOUS, LOGGED, AttemptTrail, CallerIdentity, Exchange
 from egressproxy.model.grpc_status import GRPC_NAMES
-from egressproxy.model.shares import Shares, client_of, most_of
+from egressproxy.model.per_client_quota import PerClientQuota, client_of, most_of
 from egressproxy.telemetry.log_writer import LogWriter
 from egressproxy.telemetry.series import Series, decided_by, logged_status
 
@@ -157,7 +157,7 @@ class AccessLog:
         self._places: dict[_Place, str] = {}
         self._denials_second = -1
         self._denials = 0
-        self._logged = Shares(max_denials_per_s, most_of(max_denials_per_s))  # of them, in this second
+        self._logged = PerClientQuota(max_denials_per_s, most_of(max_denials_per_s))  # of them, in this second
         self.suppressed = 0  # lines of a flood of denials that were not logged
 
     @property
@@ -229,7 +229,7 @@ class AccessLog:
                 )
             self._denials_second = second
             self._denials = 0
-            self._logged = Shares(self._logged.limit, self._logged.share)
+            self._logged = PerClientQuota(self._logged.limit, self._logged.share)
         self._denials += 1
         if self._logged.take(client_of(x)):
             return False

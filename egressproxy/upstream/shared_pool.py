@@ -12,8 +12,8 @@ import asyncio
 from typing import Generic, Protocol, TypeVar
 
 from egressproxy.errors import GatewayError, LimitExceeded, Reason
-from egressproxy.model.shares import FairQueue, Shares
-from egressproxy.upstream.pool import MAX_OPEN, SHARE, Claim, Pooled
+from egressproxy.model.per_client_quota import FairQueue, PerClientQuota
+from egressproxy.upstream.pool import MAX_OPEN, SHARE, Pooled, PoolTicket
 
 #: Places that a connection has, until one has said how many.
 MOST = 100
@@ -58,36 +58,36 @@ class SharedPool(Generic[S]):
         self.max_connections = limit
         self.connections: list[Shareable[S]] = []
         self.opening = 0
-        self.waiting: FairQueue[Claim[S]] = FairQueue(limit, share)
+        self.waiting: FairQueue[PoolTicket[S]] = FairQueue(limit, share)
         self._clients: dict[S, str] = {}  # who has each place
-        self._held = Shares(limit, share)
+        self._held = PerClientQuota(limit, share)
 
     @property
     def is_empty(self) -> bool:
         return not (self.connections or self.opening or self.waiting)
 
     # --- asking ----------------------------------------------------------------------------------------------------
-    def take(self, ticket: Claim[S]) -> S | None:
+    def take(self, ticket: PoolTicket[S]) -> S | None:
         if self.waiting or not self._may_have(ticket.client):
             return None
         connection = self._with_room()
         return None if connection is None else self.reserve(connection, ticket)
 
-    def reserve(self, connection: Shareable[S], ticket: Claim[S]) -> S:
+    def reserve(self, connection: Shareable[S], ticket: PoolTicket[S]) -> S:
         """A place on this connection, which has room."""
         place = connection.reserve()
         self._clients[place] = ticket.client
         self._held.add(ticket.client)
         return place
 
-    def may_open(self, ticket: Claim[S]) -> bool:
+    def may_open(self, ticket: PoolTicket[S]) -> bool:
         """Whether the caller may open a connection. Then call `opened`, or `failed`."""
         if not (self._may_have(ticket.client) and self._needs_another(len(self.waiting) + 1)):
             return False
         self.opening += 1
         return True
 
-    def wait(self, ticket: Claim[S], loop: asyncio.AbstractEventLoop) -> asyncio.Future[S | None]:
+    def wait(self, ticket: PoolTicket[S], loop: asyncio.AbstractEventLoop) -> asyncio.Future[S | None]:
         """Wait in the queue: the future gives a place, or None for the right to open a connection (already counted).
         Raises LimitExceeded (503) if the queue is full, or full of this client.
         """
@@ -99,7 +99,7 @@ class SharedPool(Generic[S]):
         self.settle()
         return given
 
-    def leave(self, ticket: Claim[S]) -> S | None:
+    def leave(self, ticket: PoolTicket[S]) -> S | None:
         """Remove a claim whose exchange has ended. Returns a place that it was given, to be given back; or None."""
         given, ticket.given = ticket.given, None
         if self.waiting.remove(ticket.client, ticket) or given is None or not given.done() or given.cancelled():
@@ -111,7 +111,7 @@ class SharedPool(Generic[S]):
             self.failed()
         return place
 
-    def too_late(self, ticket: Claim[S]) -> None:
+    def too_late(self, ticket: PoolTicket[S]) -> None:
         """End the wait of a claim: its future raises LimitExceeded (503), unless it has a result already."""
         if ticket.given is not None and not ticket.given.done():
             message = f"no connection to {self.name} became free in time"

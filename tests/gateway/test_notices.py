@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from egressproxy.telemetry.notices import InvolvedObject
+from egressproxy.telemetry.event_aggregator import InvolvedObject
 from tests.gateway.conftest import Start
 from tests.gateway.kit import ESTABLISHED, GET, connect, exchange, forward, reverse
 from tests.support import manifests as m

@@ -53,7 +53,7 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields, every_spelling, media_type
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import ResponseHead
-from egressproxy.model.shares import client_of
+from egressproxy.model.per_client_quota import client_of
 from egressproxy.model.work import Work, at_once
 from egressproxy.net.cooperative import in_turns, run
 

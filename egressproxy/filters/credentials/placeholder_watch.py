@@ -13,7 +13,7 @@ from egressproxy.filters.configured_filter import ConfiguredFilter
 from egressproxy.filters.masking import base64_forms
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.exchange import Exchange
-from egressproxy.telemetry.notices import Notices
+from egressproxy.telemetry.event_aggregator import EventAggregator
 
 _HELD: Final = "placeholder watch"
 #: Before whatever else runs for a backend.
@@ -89,7 +89,7 @@ class PlaceholderWatches:
 
     __slots__ = ("_all", "_bodies", "_body_bytes", "_made", "_notices", "_source", "specs")
 
-    def __init__(self, specs: Iterable[ExtensionIR], notices: Notices) -> None:
+    def __init__(self, specs: Iterable[ExtensionIR], notices: EventAggregator) -> None:
         self.specs = frozenset(specs)
         found = sorted(self.specs, key=lambda spec: spec.source)
         self._all = frozenset(map(_placeholder, found))

@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 from egressproxy.errors import Reason
 from egressproxy.filters.limits.windows import Window
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.shares import identity_of
+from egressproxy.model.per_client_quota import identity_of
 from egressproxy.net.keyed_counters import KeyedCounters
 
 Per = Literal["Gateway", "Route", "Backend", "Identity", "Namespace", "Model", "Header"]

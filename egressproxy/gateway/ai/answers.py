@@ -16,9 +16,9 @@ from egressproxy.gateway.backends.replayable_body import HeldFor
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import media_type
 from egressproxy.model.message import RequestHead, ResponseHead
+from egressproxy.net.byte_queue import ByteQueue
 from egressproxy.net.driver import PAUSE
 from egressproxy.net.flow_control import BodySink, Reads
-from egressproxy.net.pieces import Pieces
 from egressproxy.protocols.upstream import Upstream
 from egressproxy.translation.apis import REQUIRED_FIELDS, belongs_to_one_api, describes_the_body
 
@@ -215,7 +215,7 @@ class BegunAnswer:
     _is_decided: bool = False
     _is_whole: bool = False
     _size: int = 0
-    _parts: Pieces = field(default_factory=Pieces)
+    _parts: ByteQueue = field(default_factory=ByteQueue)
     _trailers: bytes = b""
 
     @classmethod
@@ -327,7 +327,7 @@ class BegunAnswer:
         self._upstream.resume_reading()
 
     def _taken(self) -> bytes:
-        held, self._parts = self._parts.joined(), Pieces()
+        held, self._parts = self._parts.joined(), ByteQueue()
         return held
 
 
@@ -343,7 +343,7 @@ class _Gathering:
     _source: Reads
     _limit: int
     _size: int = 0
-    parts: Pieces = field(default_factory=Pieces)
+    parts: ByteQueue = field(default_factory=ByteQueue)
     is_whole: bool = False
     is_too_long: bool = False
 
@@ -376,7 +376,7 @@ async def gathered(upstream: Upstream | BegunAnswer, client: ReadingClient, limi
             if not gathering.is_too_long:
                 return gathering.parts.joined()
         finally:
-            gathering.parts = Pieces()
+            gathering.parts = ByteQueue()
     elif len(body) <= limit:
         return body
     message = f"the backend's answer is longer than the {limit} bytes that are translated"

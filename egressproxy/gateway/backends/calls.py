@@ -24,8 +24,8 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead, ResponseHead
+from egressproxy.net.byte_queue import ByteQueue
 from egressproxy.net.driver import Driver, driven
-from egressproxy.net.pieces import Pieces
 from egressproxy.telemetry.counters import CallCounts
 
 #: The longest answer that is read: a page that tells people where to log in.
@@ -179,7 +179,7 @@ class _Question(UpstreamCaller):
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
         self.resources = HeldConnection()
-        self.answer = Pieces()
+        self.answer = ByteQueue()
         self.trailers = b""
         self._size = 0
 

@@ -31,7 +31,7 @@ from egressproxy.gateway.backends.passive_health import PassiveHealth
 from egressproxy.gateway.backends.upstream_hosts import DialTarget, SharedConnections, UpstreamHost, UpstreamHosts
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, ConnectionIR, Destination, EndpointAddress, Protocol
 from egressproxy.model.exchange import Exchange, tenant_of
-from egressproxy.model.shares import client_of
+from egressproxy.model.per_client_quota import client_of
 from egressproxy.net.flow_control import peer_address
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.net.timers import Deadline
@@ -39,7 +39,7 @@ from egressproxy.net.tls_contexts import HTTP_1_1
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.protocols.upstream import Upstream
-from egressproxy.upstream.pool import Claim, Pool
+from egressproxy.upstream.pool import Pool, PoolTicket
 
 #: Response heads: 64 KiB and 256 fields.
 UPSTREAM_LIMITS: Final = HeadLimits(max_fields=256)
@@ -285,7 +285,7 @@ class Cluster:
         if self.speaks_http2_alone or (target.shared is not None and not needs_http_1):
             return await self._acquire_shared(x, target, connect)
         pool = target.pool
-        ticket: Claim[Upstream] = Claim(client_of(x), tenant_of(x.identity))
+        ticket: PoolTicket[Upstream] = PoolTicket(client_of(x), tenant_of(x.identity))
         if not is_overdue:
             idle = pool.take() or pool.take_kept(ticket)
             if idle is not None:
@@ -324,12 +324,12 @@ class Cluster:
             target.shared = None
         connection = UpstreamConnection(self.network.wheel, UPSTREAM_LIMITS)
         found.hand_over(connection)
-        ticket: Claim[Upstream] = Claim(client_of(x), tenant_of(x.identity))
+        ticket: PoolTicket[Upstream] = PoolTicket(client_of(x), tenant_of(x.identity))
         target.pool.count(ticket)
         return self._opened(target, ticket, connection, version)
 
     def _opened(
-        self, target: UpstreamHost, ticket: Claim[Upstream], connection: UpstreamConnection, version: int
+        self, target: UpstreamHost, ticket: PoolTicket[Upstream], connection: UpstreamConnection, version: int
     ) -> UpstreamConnection:
         """A connection of HTTP/1 is open: keep it. Raises UpstreamFault where it is gone already."""
         pool, name = target.pool, target.name
@@ -375,7 +375,7 @@ class Cluster:
         elif connection.is_idle:
             connection.deadline.after(self.spec.idle_s)  # type: ignore[union-attr]  # a stream is kept by no pool
 
-    async def _wait(self, pool: Pool[Upstream], ticket: Claim[Upstream]) -> Upstream | None:
+    async def _wait(self, pool: Pool[Upstream], ticket: PoolTicket[Upstream]) -> Upstream | None:
         """As `Pool.wait`, for the time that there is to connect (as HAProxy's `timeout queue`)."""
         future = pool.wait(ticket, self.network.loop)
         surplus = pool.make_room()

@@ -20,12 +20,12 @@ from egressproxy.ir.backend import ConnectionIR, Destination, EndpointAddress
 from egressproxy.ir.resilience import NO_RESILIENCE, CircuitBreakerIR, HashSource, LoadBalancerIR, LoadBalancerType
 from egressproxy.model.authority import IPAddress
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.shares import client_of
+from egressproxy.model.per_client_quota import client_of
 from egressproxy.net.flow_control import address_text
 from egressproxy.protocols.upstream import Upstream
 from egressproxy.upstream.balancer import Balancer, Member, open_circuit
 from egressproxy.upstream.endpoint_health import EndpointHealth, HealthState, OutlierDetection
-from egressproxy.upstream.pool import Claim
+from egressproxy.upstream.pool import PoolTicket
 
 #: Addresses of one name whose health is kept; of further ones nothing is known.
 MAX_ADDRESSES = 64
@@ -128,7 +128,7 @@ class HostSet:
             if idle is None:
                 raise open_circuit(self.name, "maxConnections")
             idle.close()
-        ticket: Claim[Upstream] = Claim(client)
+        ticket: PoolTicket[Upstream] = PoolTicket(client)
         pool.count(ticket)
         return partial(pool.lost, ticket)
 

@@ -18,7 +18,7 @@ from egressproxy.gateway.backends.opener import ConnectionOpener, is_http2
 from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
 from egressproxy.ir.backend import ConnectionIR
 from egressproxy.model.exchange import Exchange, tenant_of
-from egressproxy.model.shares import client_of
+from egressproxy.model.per_client_quota import client_of
 from egressproxy.net.flow_control import peer_address
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.net.timers import Deadline
@@ -26,7 +26,7 @@ from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http2.upstream import Http2Upstream
 from egressproxy.protocols.http2.upstream_stream import UpstreamStream
 from egressproxy.protocols.upstream import Upstream
-from egressproxy.upstream.pool import Claim
+from egressproxy.upstream.pool import PoolTicket
 from egressproxy.upstream.shared_pool import SharedPool
 
 #: Tenants with connections to one target.
@@ -57,7 +57,7 @@ class Http2Connections:
         self, x: Exchange, connect: FilterSteps | None, alpn: tuple[str, ...]
     ) -> UpstreamStream | PendingProtocol:
         pool = self._pool
-        ticket: Claim[UpstreamStream] = Claim(client_of(x))
+        ticket: PoolTicket[UpstreamStream] = PoolTicket(client_of(x))
         found = pool.take(ticket)
         while found is None and not pool.may_open(ticket):
             found = await self._wait(ticket)
@@ -87,7 +87,7 @@ class Http2Connections:
         return await self._settled(x, self._place_on(opened, ticket, version))
 
     def adopt(self, parked: PendingProtocol, x: Exchange, version: int) -> UpstreamStream:
-        ticket = Claim[UpstreamStream](client_of(x))
+        ticket = PoolTicket[UpstreamStream](client_of(x))
         found = self._pool.take(ticket)
         if found is not None:  # another dial was faster
             parked.transport.close()
@@ -160,7 +160,7 @@ class Http2Connections:
         parked.transport.abort()
         raise UpstreamFault(Reason.TLS_PROTOCOL, "the upstream does not speak HTTP/2 (ALPN h2)")
 
-    def _place_on(self, connection: Http2Upstream, ticket: Claim[UpstreamStream], version: int) -> UpstreamStream:
+    def _place_on(self, connection: Http2Upstream, ticket: PoolTicket[UpstreamStream], version: int) -> UpstreamStream:
         """The first place on a new connection, which is kept as far as its client and its target may keep one."""
         pool, target, opened = self._pool, self._target, self._network.opened
         if connection.is_lost or not connection.room:
@@ -186,7 +186,7 @@ class Http2Connections:
         self._target.name.forget(connection)
         self._pool.lost(connection)
 
-    async def _wait(self, ticket: Claim[UpstreamStream]) -> UpstreamStream | None:
+    async def _wait(self, ticket: PoolTicket[UpstreamStream]) -> UpstreamStream | None:
         """As `SharedPool.wait`, for the time that there is to connect."""
         future = self._pool.wait(ticket, self._network.loop)
         deadline = Deadline(self._network.wheel, partial(self._pool.too_late, ticket))

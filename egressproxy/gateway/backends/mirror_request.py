@@ -24,10 +24,10 @@ from egressproxy.gateway.enforcement import enforce
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import CHUNKED, BodyLength, RequestHead
-from egressproxy.model.shares import client_of
+from egressproxy.model.per_client_quota import client_of
+from egressproxy.net.byte_queue import ByteQueue
 from egressproxy.net.driver import Driver
 from egressproxy.net.flow_control import BodySink
-from egressproxy.net.pieces import Pieces
 from egressproxy.net.timers import Deadline
 from egressproxy.protocols.upstream import Upstream
 
@@ -104,7 +104,7 @@ class MirrorRequest(UpstreamCaller):
         self._mirror = mirror
         self.resources = HeldConnection()
         self._upstream: Upstream | None = None  # takes the body
-        self._held = Pieces()  # wait
+        self._held = ByteQueue()  # wait
         self._held_bytes = 0
         self._bytes = 0
         self._trailers: bytes | None = None  # None: more may come

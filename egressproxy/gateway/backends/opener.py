@@ -32,7 +32,7 @@ from egressproxy.ir.policy import ReverseCheck
 from egressproxy.model.addresses import Resolved
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.exchange import LOGGED, Exchange
-from egressproxy.model.shares import client_of, identity_of
+from egressproxy.model.per_client_quota import client_of, identity_of
 from egressproxy.net.flow_control import peer_name
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.net.tls import TlsStream

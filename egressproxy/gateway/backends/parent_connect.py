@@ -15,8 +15,8 @@ from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.forwarded_identity import FIELD, ForwardedIdentity, TooMuchToTell, sign
 from egressproxy.model.message import ResponseHead
+from egressproxy.model.per_client_quota import client_of
 from egressproxy.model.secret import SecretBytes
-from egressproxy.model.shares import client_of
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.protocols.http1.codec import ResponseReader
 from egressproxy.protocols.http1.framing import HeadLimits

@@ -18,7 +18,7 @@ from egressproxy.errors import Denied, Reason, UpstreamFault
 from egressproxy.ir.policy import ReverseCheck
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.shares import client_of
+from egressproxy.model.per_client_quota import client_of
 from egressproxy.upstream.resolver import Resolver
 from egressproxy.upstream.reverse_names import MAX_CHECKED, AddressNames, agrees
 

@@ -19,11 +19,11 @@ from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import SENT_BODY, Exchange
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead, ResponseHead
-from egressproxy.model.shares import client_of
+from egressproxy.model.per_client_quota import client_of
 from egressproxy.net.driver import PAUSE, Driver
 from egressproxy.protocols.grpc.statuses import failure_status
 from egressproxy.protocols.upstream import Upstream
-from egressproxy.upstream.pool import Claim
+from egressproxy.upstream.pool import PoolTicket
 
 #: RFC 9110 section 9.2.2, without the methods that are never forwarded.
 IDEMPOTENT: Final = frozenset((b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE"))
@@ -51,7 +51,7 @@ class AttemptCounter:
     def __init__(self, via: Cluster, target: UpstreamHost, client: str) -> None:
         self._via = via
         self._target = target
-        self._ticket: Claim[Upstream] = Claim(client)
+        self._ticket: PoolTicket[Upstream] = PoolTicket(client)
         self.behind = via.behind
         self.network = via.network
         target.pool.count(self._ticket)

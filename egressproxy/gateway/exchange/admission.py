@@ -31,7 +31,7 @@ from egressproxy.model.exchange import CallerIdentity, Exchange, namespace_in, s
 from egressproxy.model.forwarded_identity import NotVerified, verify
 from egressproxy.model.message import RequestHead
 from egressproxy.model.own_names import OWN_HOST, proxies_of
-from egressproxy.model.shares import client_of
+from egressproxy.model.per_client_quota import client_of
 from egressproxy.protocols.tls.client_hello import ClientHello
 from egressproxy.routing.hosts import patterns_of
 

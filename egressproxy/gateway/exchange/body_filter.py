@@ -13,9 +13,9 @@ from egressproxy.gateway.ai.answers import ReadingClient
 from egressproxy.gateway.backends.backend_body_filters import forwarded_trailers
 from egressproxy.gateway.backends.replayable_body import HeldFor
 from egressproxy.model.exchange import Exchange
+from egressproxy.net.byte_queue import ByteQueue
 from egressproxy.net.driver import Driver
 from egressproxy.net.flow_control import BodySink, Reads
-from egressproxy.net.pieces import Pieces
 
 #: Bytes of a request that are collected before the filters, of which the first gets it whole, take any of it.
 SHORT_BODY: Final = 64 * 1024
@@ -284,7 +284,7 @@ class Collector:
         self._source = source
         self._limit = limit
         self._size = 0
-        self._parts = Pieces()
+        self._parts = ByteQueue()
         self.is_whole = False
         self.trailers = b""
 

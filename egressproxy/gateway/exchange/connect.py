@@ -47,7 +47,7 @@ from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import WAITED, Exchange
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead
-from egressproxy.model.shares import client_of
+from egressproxy.model.per_client_quota import client_of
 from egressproxy.net.driver import PAUSE
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.protocols.tls.client_hello import ACCESS_DENIED, may_start_tls

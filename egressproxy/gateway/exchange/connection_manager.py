@@ -51,7 +51,7 @@ from egressproxy.gateway.self_service.answers import (
 from egressproxy.model.exchange import ATTEMPTS_FIELD, BACKEND_CHOICE, WAITED, AttemptTrail, Exchange
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import CHUNKED, RequestHead
-from egressproxy.model.shares import Tries
+from egressproxy.model.per_client_quota import AttemptLimiter
 from egressproxy.net.driver import PAUSE
 
 log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ class HttpConnectionManager:
         self.pseudonym = accounting.pseudonym
         self.clients = clients_of_process(connections)
         self.waiting: Waiting = nothing_waits
-        self.asked = Tries(MAX_ASKED, ASKED_S)  # what egress.internal was asked
+        self.asked = AttemptLimiter(MAX_ASKED, ASKED_S)  # what egress.internal was asked
         self.is_draining = False
         self.ends_connections = False  # each with the response under way: draining, or short of memory
         self.last_idle_s = 0.0  # since a drain has begun: how long a client may take to ask once more

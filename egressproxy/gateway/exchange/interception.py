@@ -29,7 +29,7 @@ from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.shares import client_of
+from egressproxy.model.per_client_quota import client_of
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.net.tls import TlsStream
 from egressproxy.net.tls_contexts import has_said_hello, server_name

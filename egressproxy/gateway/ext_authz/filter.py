@@ -24,8 +24,8 @@ from egressproxy.model.field_change import FieldChange, apply
 from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.routing.destinations import Denial
+from egressproxy.telemetry.event_aggregator import Refusal
 from egressproxy.telemetry.metrics import Metrics
-from egressproxy.telemetry.notices import Refusal
 
 
 @dataclass(frozen=True, slots=True)

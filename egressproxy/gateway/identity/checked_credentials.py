@@ -21,7 +21,7 @@ from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.gateway.identity.key_source import REFRESH_S, KeySource
 from egressproxy.identity.credentials import Believed, Credential, CredentialRefused, UnknownKey
 from egressproxy.model.exchange import CallerIdentity, Exchange
-from egressproxy.model.shares import FairQueue, Tries, client_of
+from egressproxy.model.per_client_quota import AttemptLimiter, FairQueue, client_of
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class Checks:
     __slots__ = ("_guesses", "_jobs", "_running", "_threads", "_waiting")
 
     def __init__(self) -> None:
-        self._guesses = Tries(MAX_GUESSES, GUESSES_S)
+        self._guesses = AttemptLimiter(MAX_GUESSES, GUESSES_S)
         self._threads: ThreadPoolExecutor | None = None
         self._running = 0
         self._jobs: dict[bytes, _Job] = {}

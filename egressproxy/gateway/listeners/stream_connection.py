@@ -37,10 +37,10 @@ from egressproxy.ir.gateway import ListenerProtocol
 from egressproxy.model.exchange import ANONYMOUS, WAITED, CallerIdentity, Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
+from egressproxy.net.byte_queue import ByteQueue
 from egressproxy.net.driver import PAUSE, Driver
 from egressproxy.net.flow_control import HIGH_WATER, FlowControl
 from egressproxy.net.pending_protocol import PendingProtocol
-from egressproxy.net.pieces import Pieces
 from egressproxy.net.timers import Deadline
 from egressproxy.net.tls import TlsStream
 from egressproxy.net.tls_contexts import is_about_certificate, server_name, verified_until
@@ -68,7 +68,7 @@ class _HoldingConnection(FlowControl):
         super().__init__()
         self.driver = driver
         self.request_headers_s = request_headers_s
-        self.held = Pieces()
+        self.held = ByteQueue()
         self.has_ended = False
         self.is_lost = False
 
@@ -77,7 +77,7 @@ class _HoldingConnection(FlowControl):
 
     def take_held(self) -> bytes:
         """What the client has said so far; nothing is held afterwards."""
-        held, self.held = self.held, Pieces()
+        held, self.held = self.held, ByteQueue()
         self.resume_reading()
         return held.joined()
 

@@ -24,7 +24,7 @@ from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.ir.policy import Priority
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.kill_switch import KilledIdentities
-from egressproxy.model.shares import origin_of
+from egressproxy.model.per_client_quota import origin_of
 
 #: A request is admitted while what is free, times FREE, is more than what its tenant has, times the last of these, and
 #: what each it is a part of has, times its own, from the listener down.

@@ -26,7 +26,7 @@ from egressproxy.model.fields import TOKEN, Fields
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead
 from egressproxy.model.own_names import OWN_HOST
-from egressproxy.model.shares import Tries, client_of, identity_of
+from egressproxy.model.per_client_quota import AttemptLimiter, client_of, identity_of
 
 #: The route of a request or tunnel comes first. Raises GatewayError where the caller's listener does not let it pass.
 Decide = Callable[[ActiveListener, Authority, RequestHead], tuple[Route, *tuple[object, ...]]]
@@ -53,7 +53,7 @@ async def nothing_waits(_identity: str) -> list[dict[str, Any]]:
     return []
 
 
-def refuse_flood(x: Exchange, asked: Tries) -> None:
+def refuse_flood(x: Exchange, asked: AttemptLimiter) -> None:
     """Count a request for egress.internal. Raises LimitExceeded (429) for a client that has asked too often."""
     client, now = client_of(x), monotonic()
     wait_s = asked.wait_s(client, now)

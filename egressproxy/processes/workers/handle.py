@@ -23,7 +23,7 @@ from egressproxy.processes.workers import messages
 from egressproxy.processes.workers.channel import FrameChannel
 from egressproxy.processes.workers.fleet import Configuration
 from egressproxy.telemetry.counts import Counts, ProcessFigures, process_figures
-from egressproxy.telemetry.notices import Notice
+from egressproxy.telemetry.event_aggregator import Notice
 
 log = logging.getLogger("egressproxy")
 

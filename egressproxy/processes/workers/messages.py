@@ -20,7 +20,7 @@ from egressproxy.model.process_limits import NO_LIMITS, ProcessLimits
 from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Guarded, RouteChanges
 from egressproxy.run_options import FilterListener
 from egressproxy.telemetry.counts import Counts, MetricFamily, MetricKind
-from egressproxy.telemetry.notices import InvolvedObject, Notice
+from egressproxy.telemetry.event_aggregator import InvolvedObject, Notice
 from egressproxy.telemetry.series import Series
 
 # --- requests

@@ -32,9 +32,9 @@ from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, se
 from egressproxy.processes.workers.worker import Worker, begin_key_log
 from egressproxy.telemetry.counts import Counts
 from egressproxy.telemetry.diagnostics import Diagnostics
+from egressproxy.telemetry.event_aggregator import NOTICES_S
 from egressproxy.telemetry.json_lines import take_over
 from egressproxy.telemetry.metrics import Metrics
-from egressproxy.telemetry.notices import NOTICES_S
 
 log = logging.getLogger("egressproxy")
 

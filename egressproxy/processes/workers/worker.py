@@ -44,8 +44,8 @@ from egressproxy.processes.workers.fleet import (
     collect_garbage,
     process_limits,
 )
+from egressproxy.protocols.http1.codec_check import Misread, check_codec
 from egressproxy.protocols.http1.framing import HeadLimits
-from egressproxy.protocols.http1.self_test import Misread, check_codec
 from egressproxy.run_options import RunOptions
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.counters import LoopLag

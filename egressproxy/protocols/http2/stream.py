@@ -8,8 +8,8 @@ from abc import abstractmethod
 
 from h2.errors import ErrorCodes
 
+from egressproxy.net.byte_queue import keep
 from egressproxy.net.flow_control import HIGH_WATER, Reads
-from egressproxy.net.pieces import keep
 from egressproxy.protocols.http2.carriers import StreamCarrier
 from egressproxy.protocols.http2.field_coding import FieldList, block_code, encoded
 from egressproxy.protocols.http2.frames import FrameError

@@ -14,7 +14,7 @@ from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import CallerIdentity, Exchange
 from egressproxy.net.timers import TimerWheel
-from egressproxy.upstream.pool import Claim
+from egressproxy.upstream.pool import PoolTicket
 from tests.gateway.conftest import Start
 from tests.gateway.kit import ESTABLISHED, GET, OK, OK_PASSED, connect, exchange, forward, visit
 from tests.support.builds import of_sources
@@ -137,9 +137,9 @@ def test_the_bounds_hold_where_they_cannot_be_patched():
         name("greedy", port)
         assert len(targets.known) <= MAX_TARGETS_OF_CLIENT
     for number, target in enumerate(list(targets.known.values())):
-        target.pool.count(Claim(str(number)))
+        target.pool.count(PoolTicket(str(number)))
     while len(targets.known) < MAX_TARGETS_OF_CLIENT:
-        name("greedy", 2000 + len(targets.known)).pool.count(Claim("greedy"))
+        name("greedy", 2000 + len(targets.known)).pool.count(PoolTicket("greedy"))
     with pytest.raises(LimitExceeded, match="this client has connections to too many destinations"):
         name("greedy", 9)
     assert name("other", 9).client == "other"

@@ -28,8 +28,8 @@ from egressproxy.processes.workers.messages import (
 )
 from egressproxy.telemetry.counters import Durations
 from egressproxy.telemetry.counts import Counts, MetricFamily, MetricKind
+from egressproxy.telemetry.event_aggregator import InvolvedObject, Notice
 from egressproxy.telemetry.metrics import Metrics
-from egressproxy.telemetry.notices import InvolvedObject, Notice
 
 
 @pytest.mark.parametrize(

@@ -10,12 +10,12 @@ from egressproxy.errors import Reason
 from egressproxy.filters.shared_counters import SharedCounters
 from egressproxy.net.file_lock import memory_file
 from egressproxy.net.keyed_counters import OwnCounters
-from egressproxy.upstream import name_budget
-from egressproxy.upstream.name_budget import NAMES_S, NameBudget, domain_of
+from egressproxy.upstream import new_hostname_rate_limit
+from egressproxy.upstream.new_hostname_rate_limit import NAMES_S, NewHostnameRateLimit, domain_of
 
 
-def budget(limit: int, window_s: float) -> NameBudget:
-    return NameBudget(limit, window_s, OwnCounters().keyed)
+def budget(limit: int, window_s: float) -> NewHostnameRateLimit:
+    return NewHostnameRateLimit(limit, window_s, OwnCounters().keyed)
 
 
 def test_the_domain_is_the_last_two_labels():
@@ -56,8 +56,8 @@ def test_a_name_that_is_known_costs_nothing_whoever_asks_for_as_long_as_it_is_re
 
 
 def test_who_finds_no_room_shares_one_count_and_no_name_is_known_for_lack_of_room(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(name_budget, "MAX_COUNTS", 1)
-    monkeypatch.setattr(name_budget, "MAX_NAMES", 1)
+    monkeypatch.setattr(new_hostname_rate_limit, "MAX_COUNTS", 1)
+    monkeypatch.setattr(new_hostname_rate_limit, "MAX_NAMES", 1)
     names = budget(1, 60.0)
     refused = [names.take(f"client {number}", f"n{number}.example", 100.0) is not None for number in range(20)]
     assert refused.count(False) < 6
@@ -67,8 +67,10 @@ def test_who_finds_no_room_shares_one_count_and_no_name_is_known_for_lack_of_roo
 
 def test_workers_count_together_and_a_name_of_one_is_new_to_none():
     file = memory_file("test")
-    first, second = (NameBudget(2, 60.0, SharedCounters(file, 2, worker).keyed, "servers") for worker in (1, 2))
-    other = NameBudget(2, 60.0, SharedCounters(file, 2, 1).keyed, "other servers")
+    first, second = (
+        NewHostnameRateLimit(2, 60.0, SharedCounters(file, 2, worker).keyed, "servers") for worker in (1, 2)
+    )
+    other = NewHostnameRateLimit(2, 60.0, SharedCounters(file, 2, 1).keyed, "other servers")
     os.close(file)
     assert first.take("one", "a.x.example", 100.0) is None
     assert second.take("one", "a.x.example", 100.0) is None

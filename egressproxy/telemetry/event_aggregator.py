@@ -1,4 +1,4 @@
-"""Notices: what an operator should know, counted where it happens until it is taken to the Events.
+"""EventAggregator: what an operator should know, counted where it happens until it is taken to the Events.
 
 A flood is cheap: a repeated notice is found by values that its exchange holds already, and counted. The text is made
 once for each notice from our own errors: names of objects, the destination, what to add. It never contains the words of
@@ -135,7 +135,7 @@ class FilterStats:
     phase: str
     scope: str
     source: str
-    notices: Notices | None = None
+    notices: EventAggregator | None = None
     runs: int = 0
     rejected: int = 0
     answered: int = 0
@@ -158,7 +158,7 @@ class FilterStats:
             self.notices.failed(self, how, is_open=is_open)
 
 
-class Notices:
+class EventAggregator:
     """The notices of one process since the last take. `wake` is called for the first one."""
 
     __slots__ = ("_groups", "_others", "wake")
@@ -245,7 +245,7 @@ class FilterNotices:
 
     __slots__ = ("_name", "_notices", "_reasons", "_source")
 
-    def __init__(self, notices: Notices, name: str, source: str) -> None:
+    def __init__(self, notices: EventAggregator, name: str, source: str) -> None:
         self._notices = notices
         self._name = name
         self._source = source

@@ -10,16 +10,16 @@ from egressproxy.errors import Denied, GatewayFault, LimitExceeded, Reason, Upst
 from egressproxy.filters.base import Rejected
 from egressproxy.gateway.exchange.error_responses import is_told
 from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
-from egressproxy.telemetry import notices as module
+from egressproxy.telemetry import event_aggregator as module
 from egressproxy.telemetry.access_log import FLAGS
-from egressproxy.telemetry.notices import (
+from egressproxy.telemetry.event_aggregator import (
     MAX_GROUPS,
     MAX_MESSAGE,
     MAX_SIMILAR,
+    EventAggregator,
     EventType,
     FilterStats,
     InvolvedObject,
-    Notices,
     event_reason,
 )
 from egressproxy.telemetry.series import Series
@@ -40,7 +40,7 @@ def filter_counters(source: str = "Backend agents/origin") -> FilterStats:
 
 
 def test_a_denial_is_of_its_gateway_and_names_the_policy_and_the_remedy():
-    notices = Notices()
+    notices = EventAggregator()
     notices.refused(AT_GATEWAY, denied())
     (notice,) = notices.take()
     assert (notice.severity, notice.reason, notice.count) == (EventType.WARNING, "DestinationNotAllowed", 1)
@@ -50,7 +50,7 @@ def test_a_denial_is_of_its_gateway_and_names_the_policy_and_the_remedy():
 
 
 def test_a_denial_on_a_route_is_of_the_route_by_its_kind():
-    notices = Notices()
+    notices = EventAggregator()
     notices.refused(AT_ROUTE, LimitExceeded(Reason.REQUEST_RATE, "more than 1 request in 1 s"), "HTTPRoute")
     (notice,) = notices.take()
     assert (notice.regarding, notice.related) == (InvolvedObject("HTTPRoute", "agents", "api"), GATEWAY)
@@ -58,14 +58,14 @@ def test_a_denial_on_a_route_is_of_the_route_by_its_kind():
 
 
 def test_a_remedy_that_the_message_ends_with_is_told_once():
-    notices = Notices()
+    notices = EventAggregator()
     notices.refused(AT_GATEWAY, Denied(Reason.CREDENTIALS_REQUIRED, "who are you: show a token", remedy="show a token"))
     (notice,) = notices.take()
     assert notice.message == "who are you: show a token"
 
 
 def test_the_same_again_is_counted_and_taken_once():
-    notices = Notices()
+    notices = EventAggregator()
     for _ in range(5):
         notices.refused(AT_GATEWAY, denied())
     assert [notice.count for notice in notices.take()] == [5]
@@ -79,14 +79,14 @@ def test_what_is_told_again_makes_no_text(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(
         module, "new_notice", lambda *args, _new=module.new_notice, **more: made.append(_new(*args, **more)) or made[-1]
     )
-    notices, error = Notices(), denied()
+    notices, error = EventAggregator(), denied()
     for _ in range(100):
         notices.refused(AT_GATEWAY, error)
     assert len(made) == 1
 
 
 def test_a_client_that_is_known_is_named_and_counted_by_itself():
-    notices = Notices()
+    notices = EventAggregator()
     robot = CallerIdentity("team", "robot", name="system:serviceaccount:team:robot")
     elsewhere = robot.replace(origin_client="192.0.2.7")
     for client in (ANONYMOUS, robot, elsewhere, CallerIdentity(name="alice"), robot):
@@ -99,7 +99,7 @@ def test_a_client_that_is_known_is_named_and_counted_by_itself():
 
 
 def test_many_destinations_are_counted_together_beyond_a_number():
-    notices = Notices()
+    notices = EventAggregator()
     for number in range(100):
         notices.refused(AT_GATEWAY, denied(f"h{number}.test"))
     found = notices.take()
@@ -109,14 +109,14 @@ def test_many_destinations_are_counted_together_beyond_a_number():
 
 
 def test_the_entry_that_has_let_it_pass_makes_no_other_notice():
-    notices = Notices()
+    notices = EventAggregator()
     for entry in ("a.test", "*.b.test"):
         notices.refused(Series(("agents/gw", "-", "-", "-", "-", "agents/default", entry)), denied())
     assert [notice.count for notice in notices.take()] == [2]
 
 
 def test_what_is_kept_is_bounded():
-    notices = Notices()
+    notices = EventAggregator()
     for number in range(MAX_GROUPS + 50):
         notices.refused(Series((f"agents/gw{number}", "-", "-", "-", "-", "-", "-")), denied())
     assert len(notices.take()) == MAX_GROUPS
@@ -124,7 +124,7 @@ def test_what_is_kept_is_bounded():
 
 def test_the_one_who_waits_is_woken_once():
     woken = []
-    notices = Notices()
+    notices = EventAggregator()
     notices.wake = lambda: woken.append(1)
     for number in range(3):
         notices.refused(AT_GATEWAY, denied(f"h{number}.test"))
@@ -137,7 +137,7 @@ def test_the_one_who_waits_is_woken_once():
 
 
 def test_what_a_filter_says_is_not_repeated():
-    notices = Notices()
+    notices = EventAggregator()
     for path in ("/secret", "/other"):
         error = Rejected(f"no way to {path}?token=1", remedy=f"not {path}")
         error.rule = "EgressPolicy agents/rules"
@@ -150,7 +150,7 @@ def test_what_a_filter_says_is_not_repeated():
 
 
 def test_a_filter_that_fails_is_told_of_at_the_object_that_declares_it():
-    notices, counters = Notices(), filter_counters()
+    notices, counters = EventAggregator(), filter_counters()
     for _ in range(3):
         notices.failed(counters, "ValueError", is_open=False)
     notices.failed(counters, "ValueError", is_open=True)
@@ -166,13 +166,13 @@ def test_a_filter_that_fails_is_told_of_at_the_object_that_declares_it():
 
 
 def test_a_filter_of_nobody_is_not_told_of():
-    notices = Notices()
+    notices = EventAggregator()
     notices.failed(filter_counters("-"), "ValueError", is_open=False)
     assert notices.take() == []
 
 
 def test_a_message_has_a_bound():
-    notices = Notices()
+    notices = EventAggregator()
     notices.refused(AT_GATEWAY, GatewayFault(Reason.INTERNAL, "x" * 5000))
     (notice,) = notices.take()
     assert len(notice.message) == MAX_MESSAGE

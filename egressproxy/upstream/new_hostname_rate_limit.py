@@ -1,4 +1,5 @@
-"""NameBudget: how many names that nobody has asked for lately each client may have looked up below one domain.
+"""NewHostnameRateLimit: how many names that nobody has asked for lately each client may have looked up below one
+domain.
 
 A name carries data to whoever serves its domain, before any connection is made: a wildcard that is allowed would be a
 way out for it. Names that are known cost nothing. All workers share the numbers (`keyed_counters`): each client has one
@@ -32,7 +33,7 @@ def domain_of(host: str) -> str:
     return ".".join(host.rsplit(".", 2)[-2:])
 
 
-class NameBudget:
+class NewHostnameRateLimit:
     """`limit` names in each `window_s` seconds, which refill steadily. `scope`: equal ones count together."""
 
     __slots__ = ("_counts", "_interval_s", "_limit", "_names", "_window_s")

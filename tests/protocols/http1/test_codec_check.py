@@ -8,9 +8,9 @@ import pytest
 
 from egressproxy.errors import Reason
 from egressproxy.model import fields
-from egressproxy.protocols.http1 import chunked, framing, request_head, response_head, self_test
+from egressproxy.protocols.http1 import chunked, codec_check, framing, request_head, response_head
+from egressproxy.protocols.http1.codec_check import Misread, check_codec
 from egressproxy.protocols.http1.framing import HeadLimits
-from egressproxy.protocols.http1.self_test import Misread, check_codec
 from tests.support.builds import of_sources
 
 REQUESTS, RESPONSES = HeadLimits(), HeadLimits(max_fields=256)
@@ -73,7 +73,7 @@ def test_an_expression_that_fails_is_found_too(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_every_reason_of_a_bad_field_section_is_among_the_messages():
-    refused = {meant for _, _, meant in (*self_test._REQUESTS, *self_test._RESPONSES) if isinstance(meant, Reason)}
+    refused = {meant for _, _, meant in (*codec_check._REQUESTS, *codec_check._RESPONSES) if isinstance(meant, Reason)}
     assert refused >= {Reason.BAD_FIELD, Reason.BAD_FRAMING, Reason.BAD_HOST, Reason.UNKNOWN_CODING}
-    assert len(self_test._REQUESTS) + len(self_test._RESPONSES) > 12
+    assert len(codec_check._REQUESTS) + len(codec_check._RESPONSES) > 12
     assert framing.BARE_CR_OR_LF.search(b"a\nb")

@@ -1,4 +1,4 @@
-"""Shares: what counts as one client, and how much of a common bound one client may take.
+"""PerClientQuota: what counts as one client, and how much of a common bound one client may take.
 
 A bound for everybody that one client can fill is a way to keep everybody else out. So each has two numbers: a limit in
 all, and a share, beyond which one client gets no more while others may. Shares are counted where something is scarce or
@@ -59,7 +59,7 @@ def most_of(limit: int) -> int:
     return limit - limit // 4
 
 
-class Shares:
+class PerClientQuota:
     """How many of `limit` things each client holds; none holds more than `share`."""
 
     __slots__ = ("_held", "limit", "share", "total")
@@ -100,10 +100,10 @@ class Shares:
         return self._held.get(client, 0)
 
     def __repr__(self) -> str:
-        return f"Shares({self.total} of {self.limit}, {len(self._held)} clients)"
+        return f"PerClientQuota({self.total} of {self.limit}, {len(self._held)} clients)"
 
 
-class Tries:
+class AttemptLimiter:
     """How often each client has done something of late: at most `limit` times in `window_s` seconds, from the first."""
 
     __slots__ = ("_of", "limit", "window_s")

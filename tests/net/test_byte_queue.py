@@ -6,13 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from egressproxy.net.pieces import JOINED_SIZE, KEPT_SIZE, SMALL_SIZE, Pieces, keep
+from egressproxy.net.byte_queue import JOINED_SIZE, KEPT_SIZE, SMALL_SIZE, ByteQueue, keep
 
 SIZES = st.lists(st.one_of(st.integers(1, 5), st.integers(SMALL_SIZE - 2, SMALL_SIZE + 2)), max_size=60)
 
 
-def filled(sizes: list[int]) -> tuple[Pieces, bytes]:
-    pieces, octets = Pieces(), b""
+def filled(sizes: list[int]) -> tuple[ByteQueue, bytes]:
+    pieces, octets = ByteQueue(), b""
     for number, size in enumerate(sizes):
         data = bytes([number & 0xFF]) * size
         octets += data
@@ -40,7 +40,7 @@ def test_small_pieces_are_few():
 
 
 def test_a_large_piece_is_not_copied():
-    pieces, data = Pieces(), bytes(SMALL_SIZE)
+    pieces, data = ByteQueue(), bytes(SMALL_SIZE)
     pieces.append(data)
     assert pieces.joined() is data
     assert pieces.popleft() is data

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis.strategies import integers, lists, sampled_from
 
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.shares import FairQueue, Shares, client_of, most_of, origin_of
+from egressproxy.model.per_client_quota import FairQueue, PerClientQuota, client_of, most_of, origin_of
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_one_client_gets_three_quarters_and_at_least_one(limit: int, most: int):
 
 
 def test_nobody_takes_more_than_a_share_and_all_no_more_than_the_limit():
-    shares = Shares(3, 2)
+    shares = PerClientQuota(3, 2)
     assert [shares.take(client) for client in "aaabb"] == [True, True, False, True, False]
     shares.give_back("a")
     assert shares.take("b")
@@ -36,7 +36,7 @@ def test_nobody_takes_more_than_a_share_and_all_no_more_than_the_limit():
 
 
 def test_what_is_added_is_counted_whatever_the_limit_says():
-    shares = Shares(10, 6)
+    shares = PerClientQuota(10, 6)
     shares.add("a", 7)
     assert shares.is_exceeded("a")
     assert not shares.is_exceeded("b")
@@ -44,7 +44,7 @@ def test_what_is_added_is_counted_whatever_the_limit_says():
     assert shares.is_exceeded("b"), "all have too much together"
     shares.give_back("a", 7)
     shares.give_back("b", 4)
-    assert repr(shares) == "Shares(0 of 10, 0 clients)"
+    assert repr(shares) == "PerClientQuota(0 of 10, 0 clients)"
 
 
 def test_clients_take_turns_and_the_first_of_a_client_comes_first():

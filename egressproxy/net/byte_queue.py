@@ -1,4 +1,4 @@
-"""Pieces: bytes that are kept for a while, in the pieces in which they came, but for small ones, which are joined: a
+"""ByteQueue: bytes that are kept for a while, in the pieces in which they came, but for small ones, which are joined: a
 piece takes some fifty bytes more than it holds, and a peer may send two at a time.
 """
 
@@ -15,14 +15,14 @@ KEPT_SIZE = 4096
 
 
 def keep(pieces: list[bytes], data: bytes) -> None:
-    """Put this piece behind a list that is mostly empty or short: it is cheaper than `Pieces`, and as bounded."""
+    """Put this piece behind a list that is mostly empty or short: it is cheaper than `ByteQueue`, and as bounded."""
     if pieces and len(pieces[-1]) + len(data) <= KEPT_SIZE:
         pieces[-1] += data
     else:
         pieces.append(data)
 
 
-class Pieces:
+class ByteQueue:
     """In the order in which they came; false while there are none."""
 
     __slots__ = ("_small", "_whole")
