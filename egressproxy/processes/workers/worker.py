@@ -34,11 +34,11 @@ from egressproxy.net.listening import bind as bind_socket
 from egressproxy.net.listening_sockets import ListeningSockets
 from egressproxy.net.timers import TICK_S
 from egressproxy.net.tls_key_log import start_key_log
-from egressproxy.processes.workers.fleet import (
+from egressproxy.processes.workers.data_plane import (
     ConfigRefused,
     Configuration,
+    DataPlane,
     EndpointUpdates,
-    Fleet,
     Guarded,
     RouteChanges,
     collect_garbage,
@@ -290,7 +290,7 @@ def _written(found: dict[str, Any]) -> Work[bytes]:
     return f'{{"holds": [{", ".join(written)}], {json.dumps(found)[1:]}'.encode()
 
 
-class InProcess(Fleet):
+class InProcess(DataPlane):
     """The fleet of one: a worker in this process."""
 
     def __init__(self, options: RunOptions, metrics: Metrics, sockets: ListeningSockets | None = None) -> None:

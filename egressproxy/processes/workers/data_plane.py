@@ -1,4 +1,4 @@
-"""Fleet: what the application asks of those who serve its traffic, be they one data plane in this process
+"""DataPlane: what the application asks of those who serve its traffic, be they one data plane in this process
 (`worker.InProcess`) or several processes (`supervisor.Supervisor`).
 """
 
@@ -63,7 +63,7 @@ class RouteChanges:
 EndpointUpdates = Mapping[tuple[str, int], tuple[EndpointAddress, ...]]
 
 
-class Fleet(Protocol):
+class DataPlane(Protocol):
     """All methods belong to the event loop. `start` comes first, `stop` last, however it went.
 
     Questions are those that `worker.Worker.answer` knows; the answers are JSON.

@@ -110,7 +110,9 @@ def notes(policy: EgressPolicy, target_kind: str) -> Iterator[str]:
         yield "limits.concurrency is counted on each machine, and not in limits.store."
 
 
-def without_effect(policy: EgressPolicy, target: Key, resources: ResourceSet, references: References) -> Iterator[Idle]:
+def ineffective_fields(
+    policy: EgressPolicy, target: Key, resources: ResourceSet, references: References
+) -> Iterator[Idle]:
     """The sections of `traffic` that do nothing for all of the backends that they hold for there."""
     sections = written(policy.spec, _OF_ENDPOINTS)
     backends = list(_backends_at(target, resources, references)) if sections else []

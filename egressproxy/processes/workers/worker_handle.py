@@ -1,4 +1,4 @@
-"""Handle: one worker process as its supervisor sees it: its start, what it is asked and answers, its end."""
+"""WorkerHandle: one worker process as its supervisor sees it: its start, what it is asked and answers, its end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from egressproxy.net.file_lock import memory_file
 from egressproxy.net.process import child_command, ending
 from egressproxy.processes.workers import messages
 from egressproxy.processes.workers.channel import FrameChannel
-from egressproxy.processes.workers.fleet import Configuration
+from egressproxy.processes.workers.data_plane import Configuration
 from egressproxy.telemetry.counts import Counts, ProcessFigures, process_figures
 from egressproxy.telemetry.event_aggregator import Notice
 
@@ -58,7 +58,7 @@ class WorkerSilent(WorkerEnded):
     """It had to be ended."""
 
 
-class Handle:
+class WorkerHandle:
     """Starts the process. Raises OSError where that fails. `has_ended` is set when the process is gone.
 
     `on_notices` is given what the process has to tell in Events, `on_question` what it asks of all workers.
@@ -68,7 +68,7 @@ class Handle:
         self,
         number: int,
         on_notices: Callable[[Iterable[Notice]], None],
-        on_question: Callable[[Handle, int, messages.Question], None] = lambda *_: None,
+        on_question: Callable[[WorkerHandle, int, messages.Query], None] = lambda *_: None,
     ) -> None:
         self.number = number
         self._on_question = on_question
@@ -135,7 +135,7 @@ class Handle:
 
     async def swap(self, configuration: Configuration, sockets: Mapping[tuple[str, int], socket.socket]) -> None:
         """Serve what it has built, with these further sockets. Raises WorkerEnded; OSError, and serves as before."""
-        await self._direct(messages.Order.SWAP, SWAP_S, sockets=sockets)
+        await self._direct(messages.Command.SWAP, SWAP_S, sockets=sockets)
         self.configuration = configuration
 
     async def drain(self, asked: messages.Drain) -> int:
@@ -146,9 +146,9 @@ class Handle:
     async def collect(self) -> None:
         """When it returns, `counts` is new; returns if the worker ends, too."""
         with suppress(WorkerEnded):
-            await self._ask(messages.Order.COLLECT)
+            await self._ask(messages.Command.COLLECT)
 
-    async def answer(self, question: messages.Question) -> Any:
+    async def answer(self, question: messages.Query) -> Any:
         """What this question is answered with. Raises NotAnswered, also where the worker ends or is too slow."""
         try:
             return await asyncio.wait_for(self._ask(question), ANSWER_S)
@@ -212,7 +212,7 @@ class Handle:
         number = next(self._numbers)
         reply = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
-            self._channel.send(messages.encode(messages.Asked(number, request)), descriptors)
+            self._channel.send(messages.encode(messages.NumberedRequest(number, request)), descriptors)
             if self.has_ended.is_set():
                 raise self._ended()
             return await reply
@@ -221,13 +221,13 @@ class Handle:
 
     def _on_frame(self, frame: bytes, _descriptors: Iterable[int]) -> None:
         match messages.decode(frame):
-            case messages.Answered(number, value):
+            case messages.Reply(number, value):
                 self._replied(number, value)
-            case messages.Counted() as counted:
+            case messages.CountsReply() as counted:
                 self._counted(counted)
-            case messages.Noticed(notices):
+            case messages.EventReport(notices):
                 self._on_notices(notices)
-            case messages.Asked(number, messages.Question() as question):
+            case messages.NumberedRequest(number, messages.Query() as question):
                 self._on_question(self, number, question)
 
     def _replied(self, number: int, value: object) -> None:
@@ -239,7 +239,7 @@ class Handle:
         else:
             reply.set_result(value)
 
-    def _counted(self, message: messages.Counted) -> None:
+    def _counted(self, message: messages.CountsReply) -> None:
         self.answered_at = time.monotonic()
         whole = self._parts.get(message.number)
         if whole is None:
