@@ -61,12 +61,12 @@ class EnvoyConversation:
     has_ended: bool = False
 
     # --- the exchange ----------------------------------------------------------------------------------------------
-    def begin(self, x: Exchange, configured: ProcessingMode) -> None:
-        self.begun = x
+    def begin(self, exchange: Exchange, configured: ProcessingMode) -> None:
+        self.begun = exchange
         self.configured = self.mode = configured
 
     @property
-    def x(self) -> Exchange:
+    def exchange(self) -> Exchange:
         """The exchange. Asked for once it has begun."""
         assert self.begun is not None, "its head has come"
         return self.begun
@@ -81,8 +81,8 @@ class EnvoyConversation:
     @property
     def is_call(self) -> bool:
         """Whether the client has called a method of gRPC."""
-        x = self.begun
-        return x is not None and x.has_request and is_grpc(x.request.fields.get(b"content-type"))
+        exchange = self.begun
+        return exchange is not None and exchange.has_request and is_grpc(exchange.request.fields.get(b"content-type"))
 
     def record_error(self, error: GatewayError) -> None:
         """The exchange has failed with this error."""
@@ -95,17 +95,17 @@ class EnvoyConversation:
     # --- filters ---------------------------------------------------------------------------------------------------
     async def is_answered(self, steps: FilterSteps | None) -> bool:
         """Run a phase. True if one of its filters has answered, and Envoy is told that."""
-        outcome = run(steps, self.x) if steps is not None else None
+        outcome = run(steps, self.exchange) if steps is not None else None
         if steps is None or outcome is None:
             return False
-        answer = await answer_of(outcome, steps, self.x, self.resources)
+        answer = await answer_of(outcome, steps, self.exchange, self.resources)
         if answer is not None:
             self.send_immediate(answer)
         return answer is not None
 
     async def shown(self, chain: BodyChain, block: bytes) -> bytes:
         """What goes on of these trailers behind the filters. Raises as BodyChain.run_trailers."""
-        outcome = chain.run_trailers(self.x, block)
+        outcome = chain.run_trailers(self.exchange, block)
         return forwarded_trailers(chain, block, outcome if isinstance(outcome, bytes) else await outcome)
 
     # --- what Envoy is told ----------------------------------------------------------------------------------------
@@ -149,18 +149,20 @@ class EnvoyConversation:
 
     def send_immediate(self, answer: LocalResponse) -> None:
         """The response that the client gets instead; nothing follows it."""
-        x = self.begun
-        if x is not None:
-            answer = answer_of_call(answer, x.reason) if self.is_call else answer
-            x.status = answer.status
-            x.bytes_out += len(answer.body)
-        immediate = immediate_response(answer, x.reason if x is not None else Reason.OK, is_call=self.is_call)
-        if x is not None and immediate.grpc_status is not None:
-            x.grpc_status = immediate.grpc_status
+        exchange = self.begun
+        if exchange is not None:
+            answer = answer_of_call(answer, exchange.reason) if self.is_call else answer
+            exchange.status = answer.status
+            exchange.bytes_out += len(answer.body)
+        immediate = immediate_response(
+            answer, exchange.reason if exchange is not None else Reason.OK, is_call=self.is_call
+        )
+        if exchange is not None and immediate.grpc_status is not None:
+            exchange.grpc_status = immediate.grpc_status
         self.call.send(response_bytes(ProcessingResponse(immediate=immediate)))
         self.has_ended = True
 
 
-def begun(plan: BodyPlan | None, x: Exchange, length: int) -> BodyChain | None:
+def begun(plan: BodyPlan | None, exchange: Exchange, length: int) -> BodyChain | None:
     """The filters of a body of this length; None where there are none, or no body."""
-    return plan.begin(x) if plan is not None and length != 0 else None
+    return plan.begin(exchange) if plan is not None and length != 0 else None

@@ -113,26 +113,26 @@ class ProcessedExchange:
 
     @property
     def _has_answered_head(self) -> bool:
-        x = self._conversation.begun
-        return x is not None and x.status != 0
+        exchange = self._conversation.begun
+        return exchange is not None and exchange.status != 0
 
     async def _rescue(self, error: GatewayError) -> None:
         """An error ends the exchange. Behind the head of the response Envoy breaks that off."""
         error.__traceback__ = error.__context__ = None  # their frames hold what may hold the error: no cycle
         conversation, resources = self._conversation, self._conversation.resources
-        x = conversation.begun
-        if isinstance(error, FilterAnswered) and x is not None:
-            conversation.send_immediate(await run_response_filters(error.answer, x, resources))
+        exchange = conversation.begun
+        if isinstance(error, FilterAnswered) and exchange is not None:
+            conversation.send_immediate(await run_response_filters(error.answer, exchange, resources))
             return
         if isinstance(error, EnvoyMisconfigured):
             self._note_misconfigured(error, conversation.peer)
         conversation.record_error(error)
-        request_id = x.request_id if x is not None else ""
+        request_id = exchange.request_id if exchange is not None else ""
         if conversation.is_call:
             conversation.send_immediate(error_of_call(error, request_id))
         else:
             backends = resources.route.backends if resources.route is not None else ()
-            call = provider_call(x, backends) if x is not None else None
+            call = provider_call(exchange, backends) if exchange is not None else None
             conversation.send_immediate(answer_for(error, request_id, call))
 
     def _break_off(self, status: GrpcStatus, text: str) -> None:

@@ -35,8 +35,8 @@ class DecodableAnswers(Filter):
 
     runs_in = frozenset((Phase.BACKEND_REQUEST,))
 
-    def backend_request(self, x: Exchange) -> None:
-        ask_for_readable(x.request.fields)
+    def backend_request(self, exchange: Exchange) -> None:
+        ask_for_readable(exchange.request.fields)
 
 
 class OriginalHead(Filter):
@@ -44,8 +44,8 @@ class OriginalHead(Filter):
 
     runs_in = frozenset((Phase.REQUEST_HEADERS,))
 
-    def request_headers(self, x: Exchange) -> None:
-        x.keep(ORIGINAL_HEAD, (x.request.path, x.request.fields.block))
+    def request_headers(self, exchange: Exchange) -> None:
+        exchange.keep(ORIGINAL_HEAD, (exchange.request.path, exchange.request.fields.block))
 
 
 class HeadBeforeCredentials(Filter):
@@ -54,13 +54,13 @@ class HeadBeforeCredentials(Filter):
     runs_in = frozenset((Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE))
     ignores_trailers = True
 
-    def backend_request(self, x: Exchange) -> None:
-        x.keep(_HEAD, (x.request.fields.block, x.request.path))
+    def backend_request(self, exchange: Exchange) -> None:
+        exchange.keep(_HEAD, (exchange.request.fields.block, exchange.request.path))
 
-    def backend_response(self, x: Exchange) -> None:
-        kept = x.notes.pop(_HEAD, None) if x.notes is not None else None
+    def backend_response(self, exchange: Exchange) -> None:
+        kept = exchange.notes.pop(_HEAD, None) if exchange.notes is not None else None
         if kept is not None:
-            x.request.fields.block, x.request.path = kept
+            exchange.request.fields.block, exchange.request.path = kept
 
 
 def keeper(phases: Mapping[Phase, Sequence[ConfiguredFilter]]) -> ConfiguredFilter | None:

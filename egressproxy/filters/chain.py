@@ -87,11 +87,11 @@ class Chain:
         return self._after_attempts or self
 
 
-def approvals(chain: Chain, x: Exchange) -> list[tuple[ExtensionIR, str]]:
+def approvals(chain: Chain, exchange: Exchange) -> list[tuple[ExtensionIR, str]]:
     """The filters at which this exchange waits for a person, and how, as sentences. Nothing is run."""
     body = chain.request_body.steps if chain.request_body is not None else ()
     filters = {id(step.filter): step for step in (*(chain.request_headers or ()), *body)}
-    return [(step.spec, says) for step in filters.values() if (says := step.filter.approval(x))]
+    return [(step.spec, says) for step in filters.values() if (says := step.filter.approval(exchange))]
 
 
 def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], ConfiguredFilter]) -> Chain:
@@ -193,19 +193,19 @@ class _TrailerPlaces:
 Outcome = LocalResponse | asyncio.Task[LocalResponse | None]
 
 
-def run(steps: FilterSteps, x: Exchange) -> Outcome | None:
+def run(steps: FilterSteps, exchange: Exchange) -> Outcome | None:
     """Run one header phase; None: all filters passed. Raises what one refuses with; GatewayFault (502) if one fails."""
     try:
         for step in steps:
             mark = step.mark
             if mark:
-                notes = x.notes  # a filter may have made them
+                notes = exchange.notes  # a filter may have made them
                 if notes is None:
-                    x.notes = {mark: True}
+                    exchange.notes = {mark: True}
                 else:
                     notes[mark] = True
             step.stats.runs += 1
-            result = step.call(x)
+            result = step.call(exchange)
             if result is not None:
                 break
         else:
@@ -213,40 +213,40 @@ def run(steps: FilterSteps, x: Exchange) -> Outcome | None:
         if isinstance(result, LocalResponse):
             return checked_answer(step, result)
         if isinstance(result, Awaitable):
-            return start(_go_on(step, result, x), result)
+            return start(_go_on(step, result, exchange), result)
         raise TypeError
     except BaseException as error:  # nothing is awaited here: whatever it is, the filter raised it
         settle(step, error, may_fail_open=step.fail_open)
-        return run(step.rest, x)
+        return run(step.rest, exchange)
 
 
-async def run_to_end(steps: FilterSteps | None, x: Exchange) -> LocalResponse | None:
+async def run_to_end(steps: FilterSteps | None, exchange: Exchange) -> LocalResponse | None:
     """Run one header phase and wait for it. Returns None if all filters passed, or none runs. Raises as `run`."""
-    outcome = run(steps, x) if steps is not None else None
+    outcome = run(steps, exchange) if steps is not None else None
     return await outcome if isinstance(outcome, asyncio.Task) else outcome
 
 
-def finish(completing: Sequence[ConfiguredFilter], x: Exchange) -> None:
+def finish(completing: Sequence[ConfiguredFilter], exchange: Exchange) -> None:
     """Run `complete` of every filter of this chain that ran in this exchange. A second call does nothing."""
-    notes = x.notes
+    notes = exchange.notes
     if notes is None or not completing:
         return
     for placed in completing:
         if notes.pop(placed.mark, None):
             try:
-                placed.filter.complete(x)
+                placed.filter.complete(exchange)
             except BaseException as error:
                 placed.stats_in(Phase(placed.spec.phase)).fail(type(error).__name__, is_open=True)
 
 
-async def _go_on(step: FilterStep, awaitable: Awaitable[object], x: Exchange) -> LocalResponse | None:
+async def _go_on(step: FilterStep, awaitable: Awaitable[object], exchange: Exchange) -> LocalResponse | None:
     """The rest of a phase, from the step that waits."""
     try:
-        result = await wait(step, awaitable, x)
+        result = await wait(step, awaitable, exchange)
         if isinstance(result, LocalResponse):
             return checked_answer(step, result)
         if result is not None:
             raise TypeError
     except Exception as error:
         settle(step, error, may_fail_open=step.fail_open)
-    return await run_to_end(step.rest, x)
+    return await run_to_end(step.rest, exchange)

@@ -84,14 +84,14 @@ class ChosenSteps:
         """Whether a body of this length may be collected: the first filter gets it whole, and none sees trailers."""
         return not self.trailers and 0 < length <= self.bounds[0] != UNBOUND
 
-    def pass_whole(self, x: Exchange, body: bytes) -> bytes | asyncio.Task[bytes]:
+    def pass_whole(self, exchange: Exchange, body: bytes) -> bytes | asyncio.Task[bytes]:
         """What `BodyChain.feed` returns for this body in one piece, and raises: each filter is called once."""
         if self.wants_original:
-            x.keep(ORIGINAL_BODY, body)
-        return self._pass(self._linked, x, body, body)
+            exchange.keep(ORIGINAL_BODY, body)
+        return self._pass(self._linked, exchange, body, body)
 
     def _pass(
-        self, linked: _Linked, x: Exchange, came: bytes, data: bytes, has_changed: bool = False
+        self, linked: _Linked, exchange: Exchange, came: bytes, data: bytes, has_changed: bool = False
     ) -> bytes | asyncio.Task[bytes]:
         """`came` is the body before the first filter."""
         for step, bound, rest in linked:
@@ -99,12 +99,12 @@ class ChosenSteps:
                 raise too_long(step, bound, self.phase)
             step.stats.runs += 1
             try:
-                result = step.call(x, data, True)
+                result = step.call(exchange, data, True)
                 if result is data:
                     continue
                 if type(result) is not bytes or step.only_reads or len(result) > MAX_RESULT:
                     if not isinstance(result, bytes) and isinstance(result, Awaitable):
-                        going_on = self._go_on(step, result, rest, x, came, data, has_changed)
+                        going_on = self._go_on(step, result, rest, exchange, came, data, has_changed)
                         return start(going_on, result)
                     result = checked_result(step, data, result, may_answer=True)
                 has_changed = has_changed or result != data
@@ -112,7 +112,7 @@ class ChosenSteps:
             except BaseException as error:  # nothing is awaited here: whatever it is, the filter raised it
                 settle(step, error, may_fail_open=step.fail_open)
         if has_changed:
-            note_change(head_of(x, self.phase).fields)
+            note_change(head_of(exchange, self.phase).fields)
         if self.keeps_length and len(data) != len(came):
             raise length_not_kept(self.steps)
         return data
@@ -122,19 +122,19 @@ class ChosenSteps:
         step: FilterStep,
         awaitable: Awaitable[object],
         rest: _Linked,
-        x: Exchange,
+        exchange: Exchange,
         came: bytes,
         data: bytes,
         has_changed: bool,
     ) -> bytes:
         """The rest of the filters, from the one that waits."""
         try:
-            result = checked_result(step, data, await wait(step, awaitable, x), may_answer=True)
+            result = checked_result(step, data, await wait(step, awaitable, exchange), may_answer=True)
             has_changed = has_changed or result != data
             data = result
         except Exception as error:
             settle(step, error, may_fail_open=step.fail_open)
-        outcome = self._pass(rest, x, came, data, has_changed)
+        outcome = self._pass(rest, exchange, came, data, has_changed)
         return outcome if isinstance(outcome, bytes) else await outcome
 
 

@@ -121,22 +121,22 @@ class _Out:
         self._budget = budget
         self._step = step
 
-    def __call__(self, x: Exchange, *piece: object) -> object:
+    def __call__(self, exchange: Exchange, *piece: object) -> object:
         step = self._step
         if self._budget.take_back():
             if step.mark:
-                x.keep(step.mark, True)
-            return step.call(x, *piece)
+                exchange.keep(step.mark, True)
+            return step.call(exchange, *piece)
         step.stats.out_of_service += 1
         if not step.fail_open:
             raise OutOfService
         return piece[0] if piece else None
 
-    def mode_for(self, x: Exchange, phase: object) -> object:
+    def mode_for(self, exchange: Exchange, phase: object) -> object:
         """As `body_mode_for` of the filter."""
         step = self._step
         if self._budget.take_back():
-            return step.filter.body_mode if step.mode_for is None else step.mode_for(x, phase)
+            return step.filter.body_mode if step.mode_for is None else step.mode_for(exchange, phase)
         step.stats.runs += 1
         step.stats.out_of_service += 1
         if not step.fail_open:

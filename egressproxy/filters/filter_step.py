@@ -170,13 +170,13 @@ def _place(step: FilterStep, error: BaseException) -> str:
     return f" at {os.path.basename(file)}:{line}"
 
 
-async def wait(step: FilterStep, awaitable: Awaitable[R], x: Exchange) -> R:
+async def wait(step: FilterStep, awaitable: Awaitable[R], exchange: Exchange) -> R:
     """Await what a step has returned, under its deadline. Raises DeadlinePassed, and what the filter raises."""
     is_for_people = step.filter.waits_for_people
     deadline = asyncio.timeout(None if is_for_people else step.spec.timeout_s or None)
     began = perf_counter()
     if is_for_people:
-        x.hold_for_people(1)
+        exchange.hold_for_people(1)
     try:
         async with deadline:
             return await awaitable
@@ -198,7 +198,7 @@ async def wait(step: FilterStep, awaitable: Awaitable[R], x: Exchange) -> R:
         raise FilterExited(type(error).__name__) from None  # a task would pass it on to the loop, which ends with it
     finally:
         if is_for_people:
-            x.hold_for_people(-1)
+            exchange.hold_for_people(-1)
         step.stats.took(perf_counter() - began)
         del deadline  # it holds the task, which holds the error, whose frames hold us: no cycle
 
@@ -228,7 +228,7 @@ def let_trailers(looking: Sequence[ConfiguredFilter], phase: Phase) -> bool:
     return bool(looking) and all(sees_trailers(each.filter, phase) for each in looking)
 
 
-def run_trailers(steps: Sequence[FilterStep], x: Exchange, block: bytes) -> bytes | asyncio.Task[bytes]:
+def run_trailers(steps: Sequence[FilterStep], exchange: Exchange, block: bytes) -> bytes | asyncio.Task[bytes]:
     """Show these trailers to the filters. Returns what they leave of them, or a task that does.
 
     A filter that fails open leaves them as they were. Raises what a filter refuses with, and
@@ -238,9 +238,9 @@ def run_trailers(steps: Sequence[FilterStep], x: Exchange, block: bytes) -> byte
         fields = Fields(block)
         step.stats.runs += 1
         try:
-            result = step.call(x, fields)
+            result = step.call(exchange, fields)
             if isinstance(result, Awaitable):
-                return start(_go_on(step, result, fields, steps[position:], x, block), result)
+                return start(_go_on(step, result, fields, steps[position:], exchange, block), result)
             block = _given(fields, result)
         except BaseException as error:  # nothing is awaited here: whatever it is, the filter raised it
             settle(step, error, may_fail_open=step.fail_open)
@@ -252,14 +252,14 @@ async def _go_on(
     awaitable: Awaitable[object],
     fields: Fields,
     rest: Sequence[FilterStep],
-    x: Exchange,
+    exchange: Exchange,
     block: bytes,
 ) -> bytes:
     try:
-        block = _given(fields, await wait(step, awaitable, x))
+        block = _given(fields, await wait(step, awaitable, exchange))
     except Exception as error:
         settle(step, error, may_fail_open=step.fail_open)
-    outcome = run_trailers(rest, x, block)
+    outcome = run_trailers(rest, exchange, block)
     return outcome if isinstance(outcome, bytes) else await outcome
 
 

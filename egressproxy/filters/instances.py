@@ -223,7 +223,7 @@ class _Closed(Filter):
         if spec.phase == Phase.CONNECT.value:
             self.runs_in |= {Phase.CONNECT}
 
-    def request_headers(self, x: Exchange) -> None:
+    def request_headers(self, exchange: Exchange) -> None:
         """Raises GatewayFault(FILTER_UNUSABLE, 503)."""
         raise GatewayFault(
             Reason.FILTER_UNUSABLE,

@@ -321,7 +321,9 @@ class GatewayServer:
             yield first.gateway, first.name, port.open_connections
 
     def _requests(self) -> Iterator[Labels]:
-        return (x.series.labels for port in self._ports() for state in port.states for x in state.requests())
+        return (
+            exchange.series.labels for port in self._ports() for state in port.states for exchange in state.requests()
+        )
 
     def _endpoint_states(self) -> Iterator[tuple[str, str, str]]:
         """By backend and endpoint. One that several routes reach under different policies has its worst state."""

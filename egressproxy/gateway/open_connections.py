@@ -240,9 +240,11 @@ class OpenConnections:
         """The requests in progress, and the tunnels that are not open yet. It looks at every connection."""
         for connection in list(self.connections):
             for held in connection.serving():
-                x = held.exchange
-                if x is not None and not (x.status == SWITCHED or (x.is_tunnel and x.status)):
-                    yield x
+                exchange = held.exchange
+                if exchange is not None and not (
+                    exchange.status == SWITCHED or (exchange.is_tunnel and exchange.status)
+                ):
+                    yield exchange
 
     def close_idle(self) -> None:
         """Ask connections without an exchange to go."""

@@ -110,9 +110,9 @@ class Route(_HotRoute):
         """Kind and name, as answers and the log have them; "-" for what no route matched."""
         return f"{self.kind} {self.name}" if self.kind and self.name != "-" else self.name
 
-    def body_limit(self, x: Exchange) -> int:
+    def body_limit(self, exchange: Exchange) -> int:
         """How many bytes this request's body may have, which a backend's filters need whole; -1: it flows."""
-        limits = (self.needs_body, *(plan.limit_for(x) for plan in self.backend_body_plans))
+        limits = (self.needs_body, *(plan.limit_for(exchange) for plan in self.backend_body_plans))
         return min((limit for limit in limits if limit >= 0), default=-1)
 
     def serves(self, host: str, port: int) -> bool:
@@ -224,11 +224,11 @@ class DefaultRoutes:
         return found
 
 
-def filtered_route(route: Route, x: Exchange) -> Route:
+def filtered_route(route: Route, exchange: Exchange) -> Route:
     """The rule as filters have narrowed it for this exchange: without what they exclude, the preferred backend first;
     names of other backends change nothing. Raises Denied (403) where every one is excluded.
     """
-    choice = x.backend_choice
+    choice = exchange.backend_choice
     if choice is None:
         return route
     names = {backend.name for backend in (*route.backends, *route.choices)}

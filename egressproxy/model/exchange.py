@@ -419,18 +419,18 @@ class AttemptTrail:
         self.is_shown = False
 
     @classmethod
-    def of(cls, x: Exchange) -> AttemptTrail | None:
+    def of(cls, exchange: Exchange) -> AttemptTrail | None:
         """That of this exchange; None where nobody has kept one."""
-        found = x.notes.get(_ATTEMPTS) if x.notes is not None else None
+        found = exchange.notes.get(_ATTEMPTS) if exchange.notes is not None else None
         return found if isinstance(found, cls) else None
 
     @classmethod
-    def kept_by(cls, x: Exchange) -> AttemptTrail:
+    def kept_by(cls, exchange: Exchange) -> AttemptTrail:
         """That of this exchange, made where there is none yet."""
-        found = cls.of(x)
+        found = cls.of(exchange)
         if found is None:
             found = cls()
-            x.keep(_ATTEMPTS, found)
+            exchange.keep(_ATTEMPTS, found)
         return found
 
     def add(self, backend: str, outcome: str, seconds: float) -> None:

@@ -23,21 +23,21 @@ T = TypeVar("T")
 MAX_TRYING: Final = 8192
 
 
-def client_of(x: Exchange) -> str:
+def client_of(exchange: Exchange) -> str:
     """What counts as the client of this exchange: its address."""
-    return origin_of(x.client)
+    return origin_of(exchange.client)
 
 
-def identity_of(x: Exchange) -> str:
+def identity_of(exchange: Exchange) -> str:
     """Whose limits this exchange counts for: a service account, by whatever it was shown (a token beside a certificate
     must not double them); else `CallerIdentity.name`; else the address (an IPv6 /64 is one).
     """
-    identity = x.identity
+    identity = exchange.identity
     if identity.service_account != "-" != identity.namespace:  # an account has its name in its namespace alone
         return f"{identity.namespace}/{identity.service_account}"
     if identity.name != "-":
         return identity.name
-    address = client_of(x) if identity.origin_client == "-" else identity.origin_client
+    address = client_of(exchange) if identity.origin_client == "-" else identity.origin_client
     return address if identity.namespace == "-" else f"{identity.namespace} {address}"
 
 

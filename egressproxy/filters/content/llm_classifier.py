@@ -69,7 +69,7 @@ class LlmClassifier:
         self._settings = settings
         self._call = call
 
-    async def denies(self, x: Exchange, texts: Sequence[str], direction: str) -> bool:
+    async def denies(self, exchange: Exchange, texts: Sequence[str], direction: str) -> bool:
         """Whether these texts must not pass. `direction` is "request" or "response". Raises ClassifierAbsent."""
         settings = self._settings
         if self._call is None:
@@ -79,10 +79,10 @@ class LlmClassifier:
                 f"the texts are longer than the {settings.max_characters} characters that the judge gets"
             )
         is_chat = settings.type == "Chat"
-        body = self._chat(texts) if is_chat else self._question(x, texts, direction)
+        body = self._chat(texts) if is_chat else self._question(exchange, texts, direction)
         path = settings.path.encode()
         try:
-            answer = await self._call.request(b"POST", path, _FIELDS, body, timeout_s=settings.timeout, x=x)
+            answer = await self._call.request(b"POST", path, _FIELDS, body, timeout_s=settings.timeout, x=exchange)
             if answer.status != 200:
                 raise ClassifierAbsent(f"the judge has answered with status {answer.status}")
             said = loads(answer.body)
@@ -110,12 +110,12 @@ class LlmClassifier:
             "max_tokens": 16,
         })  # fmt: skip
 
-    def _question(self, x: Exchange, texts: Sequence[str], direction: str) -> bytes:
-        identity = x.identity
+    def _question(self, exchange: Exchange, texts: Sequence[str], direction: str) -> bytes:
+        identity = exchange.identity
         return dumps({
             "direction": direction,
             "texts": list(texts),
-            "route": x.route,
+            "route": exchange.route,
             "identity": {"namespace": identity.namespace, "serviceAccount": identity.service_account},
         })  # fmt: skip
 

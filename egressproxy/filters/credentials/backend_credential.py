@@ -81,7 +81,7 @@ class BackendCredential(Filter, ABC):
             self._take(value)
             self._is_ready = True
 
-    def _unready(self, x: Exchange) -> Awaitable[LocalResponse | None] | None:
+    def _unready(self, exchange: Exchange) -> Awaitable[LocalResponse | None] | None:
         """Approve the backend, if it is what the credential is bound to and there is a value; None then.
 
         Else returns what waits for the first value. Raises GatewayFault(CREDENTIAL_MISSING, 503), and Denied (403) as
@@ -89,36 +89,36 @@ class BackendCredential(Filter, ABC):
         """
         if not self._is_ready:
             if self._refresher is not None:
-                return self._wait(x, self._refresher)
-            raise self._missing(x)
-        self._binding.check(x)
-        if x.backend_origin is not None and not self._binding.looks_at_heads:
-            self._approved = x.backend_origin
+                return self._wait(exchange, self._refresher)
+            raise self._missing(exchange)
+        self._binding.check(exchange)
+        if exchange.backend_origin is not None and not self._binding.looks_at_heads:
+            self._approved = exchange.backend_origin
         return None
 
-    async def _wait(self, x: Exchange, refresher: Refresher) -> LocalResponse | None:
+    async def _wait(self, exchange: Exchange, refresher: Refresher) -> LocalResponse | None:
         """Send the first value when it is there: what the backend is has been checked before."""
-        self._binding.check(x)
+        self._binding.check(exchange)
         await refresher.ready()
         if not self._is_ready:
-            raise self._missing(x, refresher)
-        self.backend_request(x)
+            raise self._missing(exchange, refresher)
+        self.backend_request(exchange)
         return None
 
-    def forecast(self, x: Exchange) -> None:
+    def forecast(self, exchange: Exchange) -> None:
         """Raises as `backend_request`, but for a value that has to be fetched first."""
         if not self._is_ready and self._refresher is None:
-            raise self._missing(x)
-        self._binding.check(x)
+            raise self._missing(exchange)
+        self._binding.check(exchange)
 
     def close(self) -> None:
         if self._refresher is not None:
             self._refresher.close()
 
-    def _missing(self, x: Exchange, refresher: Refresher | None = None) -> GatewayFault:
+    def _missing(self, exchange: Exchange, refresher: Refresher | None = None) -> GatewayFault:
         return GatewayFault(
             Reason.CREDENTIAL_MISSING,
-            f"the credential of {x.backend} is not available",
+            f"the credential of {exchange.backend} is not available",
             status=503,
             rule=self._source,
             remedy=self._remedy,
@@ -177,33 +177,33 @@ class BackendBinding:
         self.name = name
         self.source = source
 
-    def check(self, x: Exchange) -> None:
+    def check(self, exchange: Exchange) -> None:
         """Raises Denied (403): PLAINTEXT_CREDENTIAL without TLS, CREDENTIAL_NOT_BOUND for what it is not bound to."""
-        origin = x.backend_origin
-        if not (self._allow_plaintext or (origin.is_secure if origin is not None else x.backend_is_secure)):
+        origin = exchange.backend_origin
+        if not (self._allow_plaintext or (origin.is_secure if origin is not None else exchange.backend_is_secure)):
             raise Denied(
                 Reason.PLAINTEXT_CREDENTIAL,
-                f"backend {x.backend} is not reached over TLS, and filter {self.name} sends its credential over TLS"
-                " only",
+                f"backend {exchange.backend} is not reached over TLS, and filter {self.name} sends its credential "
+                "over TLS only",
                 rule=self.source,
                 remedy="add `tls` to the Backend, or `allowPlaintext: true` to the filter's config",
             )
         if self._hosts and (origin is None or not origin.names or not self._hosts.issuperset(origin.names)):
-            raise self._not_bound(x, "hosts", "is not verified as a host")
-        if self._hosts and x.upstream_host and host_name(x.upstream_host) not in self._hosts:
+            raise self._not_bound(exchange, "hosts", "is not verified as a host")
+        if self._hosts and exchange.upstream_host and host_name(exchange.upstream_host) not in self._hosts:
             # Who serves many names under one certificate goes by Host (RFC 9110 section 7.4).
-            raise self._not_bound(x, "hosts", "is asked, in Host, for another name than those")
+            raise self._not_bound(exchange, "hosts", "is asked, in Host, for another name than those")
         if self._ports and (origin is None or origin.port not in self._ports):
-            raise self._not_bound(x, "ports", "is not on a port")
+            raise self._not_bound(exchange, "ports", "is not on a port")
         if self._prefix:
-            path = x.request.path.partition(b"?")[0]
+            path = exchange.request.path.partition(b"?")[0]
             if not (path == self._prefix or path.startswith(self._prefix + b"/")) or has_dot_segment(path):
-                raise self._not_bound(x, "pathPrefix", "is asked for a path that is not below the one")
+                raise self._not_bound(exchange, "pathPrefix", "is asked for a path that is not below the one")
 
-    def _not_bound(self, x: Exchange, field: str, what: str) -> Denied:
+    def _not_bound(self, exchange: Exchange, field: str, what: str) -> Denied:
         return Denied(
             Reason.CREDENTIAL_NOT_BOUND,
-            f"backend {x.backend} {what} that filter {self.name} is bound to, and gets no credential",
+            f"backend {exchange.backend} {what} that filter {self.name} is bound to, and gets no credential",
             rule=self.source,
             remedy=f"correct bind.{field} in the filter's config, or place the filter on the Backend that it is for",
         )

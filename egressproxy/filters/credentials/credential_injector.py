@@ -120,34 +120,34 @@ class CredentialInjector(BackendCredential):
     def _forget(self) -> None:
         self._lines = self._parameter = _NOTHING
 
-    def backend_request(self, x: Exchange) -> Awaitable[LocalResponse | None] | None:
+    def backend_request(self, exchange: Exchange) -> Awaitable[LocalResponse | None] | None:
         """Sends the credential. Raises GatewayFault(CREDENTIAL_MISSING, 503), and Denied (403) as `BackendBinding`."""
-        if x.backend_origin is not self._approved:
-            waiting = self._unready(x)
+        if exchange.backend_origin is not self._approved:
+            waiting = self._unready(exchange)
             if waiting is not None:
                 return waiting
-        fields = x.request.fields
+        fields = exchange.request.fields
         if not self._keeps_others:
-            if b"?" in x.request.path:
-                x.request.path = without_parameters(x.request.path, CREDENTIAL_PARAMETERS)
-            if x.request.upgrade:
+            if b"?" in exchange.request.path:
+                exchange.request.path = without_parameters(exchange.request.path, CREDENTIAL_PARAMETERS)
+            if exchange.request.upgrade:
                 without_key_protocols(fields)
         fields.cut(self._cut)
         fields.block += self._lines.reveal()
         if self._query:
-            x.request.path = with_parameter(x.request.path, self._query, self._parameter.reveal())
+            exchange.request.path = with_parameter(exchange.request.path, self._query, self._parameter.reveal())
         return None
 
-    def backend_response(self, x: Exchange) -> None:
+    def backend_response(self, exchange: Exchange) -> None:
         """Masks the head. Raises UpstreamFault(BAD_RESPONSE, 502) if the body cannot be masked."""
         mask = self._mask
         if mask is None:
             return
-        response = x.response
+        response = exchange.response
         if response.status == 101 or (response.body != 0 and _is_coded(response.fields)):
             raise UpstreamFault(
                 Reason.BAD_RESPONSE,
-                f"backend {x.backend} sent a body in which filter {self._name} cannot mask its credential",
+                f"backend {exchange.backend} sent a body in which filter {self._name} cannot mask its credential",
                 rule=self._source,
                 remedy="set `scrubResponses: false` for this backend, or have it send bodies without a content coding",
             )
@@ -155,14 +155,14 @@ class CredentialInjector(BackendCredential):
         response.phrase = mask.apply(response.phrase)
         response.via = mask.apply(response.via)  # the gateway writes Via itself, so it is not among the fields
 
-    def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+    def response_body(self, exchange: Exchange, data: bytes, last: bool) -> bytes:
         """Masks the body; holds back only an end that may be the beginning of the credential."""
         if self._mask is None:
             return data
-        held = b"" if x.notes is None else x.notes.get(self._held, b"")
+        held = b"" if exchange.notes is None else exchange.notes.get(self._held, b"")
         data, keep = self._mask.feed(held, data, last)
         if keep or held:
-            x.note(self._held, keep)
+            exchange.note(self._held, keep)
         return data
 
 

@@ -43,12 +43,12 @@ class PlaceholderWatch(Filter):
         self._foreign = pattern_of(foreign)
         self._source = source
 
-    def backend_request(self, x: Exchange) -> None:
+    def backend_request(self, exchange: Exchange) -> None:
         """Raises Denied(PLACEHOLDER_MISPLACED, 403)."""
-        head, search = x.request, self._foreign.search
-        said = b"\n".join((head.fields.block, head.path, x.upstream_host, head.via, head.upgrade))
+        head, search = exchange.request, self._foreign.search
+        said = b"\n".join((head.fields.block, head.path, exchange.upstream_host, head.via, head.upgrade))
         if search(said) or (b"%" in said and search(unquote_to_bytes(said))):
-            raise misplaced(x, self._source, "which belongs to another backend")
+            raise misplaced(exchange, self._source, "which belongs to another backend")
 
 
 class BodyWatch(Filter):
@@ -64,21 +64,21 @@ class BodyWatch(Filter):
         self._limit = limit
         self._source = source
 
-    def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+    def request_body(self, exchange: Exchange, data: bytes, last: bool) -> bytes:
         """Raises Denied(PLACEHOLDER_MISPLACED, 403)."""
-        seen, tail = (x.notes or {}).get(_HELD, (0, b""))
+        seen, tail = (exchange.notes or {}).get(_HELD, (0, b""))
         if seen < self._limit:
             text = tail + data[: self._limit - seen]
             if self._any.search(text):
-                raise misplaced(x, self._source, "in its body")
-            x.note(_HELD, (seen + len(data), text[-self._longest :]))
+                raise misplaced(exchange, self._source, "in its body")
+            exchange.note(_HELD, (seen + len(data), text[-self._longest :]))
         return data
 
 
-def misplaced(x: Exchange, source: str, where: str) -> Denied:
+def misplaced(exchange: Exchange, source: str, where: str) -> Denied:
     return Denied(
         Reason.PLACEHOLDER_MISPLACED,
-        f"the request to {x.backend} has a placeholder of a credential, {where}",
+        f"the request to {exchange.backend} has a placeholder of a credential, {where}",
         rule=source,
         remedy="find out why the client sends it there: a placeholder is for its own backend and place alone",
     )

@@ -37,14 +37,14 @@ def one_bucket(rule: QuotaRule, least: float) -> TokenLimitFastPath | None:
     counts_input, counts_output = rule.counts_input, rule.counts_output
     count_allowed, count_reserved, count_settled = rule.count_allowed, rule.count_reserved, rule.count_settled
 
-    def take(x: Exchange, use: TokenUse) -> Reservation | None:
+    def take(exchange: Exchange, use: TokenUse) -> Reservation | None:
         needed: float = use.input_tokens if counts_input else 0
         amount = needed + use.output_tokens if counts_output else needed
         if amount > most:
             amount = needed if needed > most else most
         if amount < least:
             amount = least
-        taken = Reservation(rule, text_of(x, use.model), no_period, amount)
+        taken = Reservation(rule, text_of(exchange, use.model), no_period, amount)
         now = monotonic()
         with lock:
             if take_of(cells, find_text(taken.text, now), amount, now) > 0.0:
@@ -53,8 +53,8 @@ def one_bucket(rule: QuotaRule, least: float) -> TokenLimitFastPath | None:
         count_reserved.count += amount
         return taken
 
-    def settle(x: Exchange, taken: Reservation, use: TokenUse) -> None:
-        usage = use.taken(x)
+    def settle(exchange: Exchange, taken: Reservation, use: TokenUse) -> None:
+        usage = use.taken(exchange)
         if usage is None:
             return
         took: float = usage[0] if counts_input else 0
@@ -102,15 +102,15 @@ class RequestLimitFastPath:
             return None
         return cls(rules[0], per, otherwise)
 
-    def take(self, x: Exchange) -> HeaderResult:
+    def take(self, exchange: Exchange) -> HeaderResult:
         """Take one request. Raises LimitExceeded."""
         now = monotonic()
-        client, cells = x.identity, self._cells
+        client, cells = exchange.identity, self._cells
         at = client.limit_at
         with self._lock:
             # Half of the key is enough: 64 bits of a keyed hash say whose entry it is.
             if client.limit_number != self._number or self._numbers[at - 2] != client.limit_key:
-                at = self._find(x, now)
+                at = self._find(exchange, now)
             until = cells[at]
             if until < now:
                 until = now
@@ -118,12 +118,12 @@ class RequestLimitFastPath:
                 cells[at] = until + self._interval
                 self._count.count += 1
                 return None
-        return self._otherwise(x)
+        return self._otherwise(exchange)
 
-    def _find(self, x: Exchange, now: float) -> int:
+    def _find(self, exchange: Exchange, now: float) -> int:
         """Where the numbers of this client are; its identity remembers it from now on."""
-        client = x.identity
-        at = self._find_text(self._text_of(x, "") + b"\0", now)
+        client = exchange.identity
+        at = self._find_text(self._text_of(exchange, "") + b"\0", now)
         if self._remembers and client.name != "-" and not self._table.is_shared_entry(at):
             client.limit_number, client.limit_at, client.limit_key = self._number, at, self._numbers[at - 2]
         return at

@@ -134,7 +134,7 @@ class TranslatedStream:
     A stream that ends early, or in an error of the backend, ends with the error event of the client's API.
     """
 
-    _x: Exchange
+    _exchange: Exchange
     _upstream: Upstream | BegunAnswer
     _translator: ResponseTranslator
     _client: ReadingClient
@@ -193,8 +193,8 @@ class TranslatedStream:
     def _end(self) -> None:
         self.has_ended = True
         if self._translator.has_failed:
-            self._x.reason = Reason.UPSTREAM_INCOMPLETE
-            self._x.detail = "the backend's stream ended in an error, or before its end"
+            self._exchange.reason = Reason.UPSTREAM_INCOMPLETE
+            self._exchange.detail = "the backend's stream ended in an error, or before its end"
         assert self._sink is not None
         self._sink.end_body(b"")
         self._client.driver.resume()
@@ -206,7 +206,7 @@ class BegunAnswer:
     backend until then. What has come goes on as it came, and the backend's connection is joined to the client's.
     """
 
-    _x: Exchange
+    _exchange: Exchange
     _upstream: Upstream
     _client: ReadingClient
     _first: FirstEvent
@@ -219,18 +219,18 @@ class BegunAnswer:
     _trailers: bytes = b""
 
     @classmethod
-    def of(cls, x: Exchange, upstream: Upstream, client: ReadingClient) -> BegunAnswer | None:
+    def of(cls, exchange: Exchange, upstream: Upstream, client: ReadingClient) -> BegunAnswer | None:
         """None for an answer that tells of no failure in this way, or whose coding cannot be read."""
         # Here, since it is for rules that send requests again.
         from egressproxy.ai_apis.apis import operation_of
         from egressproxy.ai_apis.first_event import FirstEvent, may_tell
 
-        head, operation = x.response, operation_of(x.request.path)
+        head, operation = exchange.response, operation_of(exchange.request.path)
         kind, coding = media_type(head.fields), coding_of(head.fields)
         if not may_tell(kind, head.body, operation) or not (not coding or is_readable(coding)):
             return None
         decoder = ContentDecoder(coding) if coding else None
-        return cls(x, upstream, client, FirstEvent(kind, operation), decoder, upstream.has_ended)
+        return cls(exchange, upstream, client, FirstEvent(kind, operation), decoder, upstream.has_ended)
 
     async def status(self) -> int:
         """Wait for the status that the answer stands for. Raises UpstreamFault if it breaks off before."""
@@ -297,7 +297,7 @@ class BegunAnswer:
 
     def whole_body(self) -> bytes | None:
         """The body, if all is here, of an announced length; it is taken then."""
-        if not self._is_whole or self._trailers or self._x.response.body < 0:
+        if not self._is_whole or self._trailers or self._exchange.response.body < 0:
             return None
         self.has_ended = True
         return self._taken()

@@ -24,7 +24,7 @@ _UNFILTERED: Final = "body before the leg"
 
 
 async def body_of_leg(
-    x: Exchange, chain: Chain, body: bytes | ReplayableBody | None, *, may_flow: bool
+    exchange: Exchange, chain: Chain, body: bytes | ReplayableBody | None, *, may_flow: bool
 ) -> bytes | ReplayableBody | None:
     """What this attempt sends of `body`, where the chain has body filters of its own. A body that flows goes through
     `streaming_backend_filters`, as far as its caller `may_flow`.
@@ -37,41 +37,47 @@ async def body_of_leg(
         whole, trailers = body.given, body.given_trailers
     else:
         whole = body
-    if x.notes is not None:
-        x.notes.pop(_FLOWING, None)
-        x.notes.pop(_UNFILTERED, None)
-        x.notes.pop(REQUEST_TRAILERS, None)  # those that the filters of the rule have seen
-    if plan is None or (x.request.body == 0 and not whole):
+    if exchange.notes is not None:
+        exchange.notes.pop(_FLOWING, None)
+        exchange.notes.pop(_UNFILTERED, None)
+        exchange.notes.pop(REQUEST_TRAILERS, None)  # those that the filters of the rule have seen
+    if plan is None or (exchange.request.body == 0 and not whole):
         return body
-    filters = plan.begin(x)
+    filters = plan.begin(exchange)
     if filters is None:
         return body
     if whole is not None:
-        x.keep(_UNFILTERED, (whole, trailers))
+        exchange.keep(_UNFILTERED, (whole, trailers))
         if not trailers:
-            return await filters.feed_to_end(x, whole, True)
-        filters.expect_trailers(x, trailers)
-        filtered = await filters.feed_to_end(x, whole, True)
-        outcome = filters.run_trailers(x, trailers)
+            return await filters.feed_to_end(exchange, whole, True)
+        filters.expect_trailers(exchange, trailers)
+        filtered = await filters.feed_to_end(exchange, whole, True)
+        outcome = filters.run_trailers(exchange, trailers)
         left = outcome if isinstance(outcome, bytes) else await outcome
         return ReplayableBody.whole(filtered, forwarded_trailers(filters, trailers, left))
     if not may_flow:
         if filters.is_empty:
             return body
-        message = f"a filter of backend {x.backend} needs the body, which is not here"
+        message = f"a filter of backend {exchange.backend} needs the body, which is not here"
         raise GatewayFault(Reason.FILTER_FAILED, message, status=502)
-    x.keep(_FLOWING, filters)
+    exchange.keep(_FLOWING, filters)
     return body
 
 
-def streaming_backend_filters(x: Exchange, chain: Chain) -> BodyChain | None:
+def streaming_backend_filters(exchange: Exchange, chain: Chain) -> BodyChain | None:
     """The filters of the backend (with this `chain`) that the body of this attempt flows through; None: none."""
-    return x.notes.pop(_FLOWING, None) if chain.leg_request_body is not None and x.notes is not None else None
+    return (
+        exchange.notes.pop(_FLOWING, None)
+        if chain.leg_request_body is not None and exchange.notes is not None
+        else None
+    )
 
 
-def unfiltered_body(x: Exchange, chain: Chain) -> tuple[bytes, bytes] | None:
+def unfiltered_body(exchange: Exchange, chain: Chain) -> tuple[bytes, bytes] | None:
     """The whole body before the filters of the backend (with this `chain`), and its trailers; None: none had it."""
-    return x.notes.get(_UNFILTERED) if chain.leg_request_body is not None and x.notes is not None else None
+    return (
+        exchange.notes.get(_UNFILTERED) if chain.leg_request_body is not None and exchange.notes is not None else None
+    )
 
 
 def forwarded_trailers(chain: BodyChain, came: bytes, left: bytes) -> bytes:
@@ -82,9 +88,9 @@ def forwarded_trailers(chain: BodyChain, came: bytes, left: bytes) -> bytes:
     return passing
 
 
-async def passed(steps: FilterSteps | None, x: Exchange) -> None:
+async def passed(steps: FilterSteps | None, exchange: Exchange) -> None:
     """Run a phase of the server's filters. Raises what they refuse with, and UpstreamFault if one responds."""
-    if await run_to_end(steps, x) is not None:
+    if await run_to_end(steps, exchange) is not None:
         raise answered_in_its_place()
 
 

@@ -155,11 +155,11 @@ class BidirectionalCall(UpstreamCaller):
 
     # --- for the call ------------------------------------------------------------------------------------------------
     def send_request(
-        self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
+        self, exchange: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
     ) -> None:
         if self._kept is None:
             raise UpstreamFault(Reason.UPSTREAM_RESET, "too much was sent to be sent again")
-        super().send_request(x, upstream, None, pseudonym)
+        super().send_request(exchange, upstream, None, pseudonym)
         self._upstream = upstream
         self._is_blocked = False
         upstream.feed_from(_Feeder(self))

@@ -111,14 +111,16 @@ class BackendCall:
         counted = partial(self._counts.count, self._filter, self.backend)
         return BidirectionalCall(self._connector, self._chain, inner, self._fault, receiver, max_message_bytes, counted)
 
-    async def _asked(self, method: bytes, path: bytes, fields: Fields, body: bytes, x: Exchange | None) -> CallAnswer:
+    async def _asked(
+        self, method: bytes, path: bytes, fields: Fields, body: bytes, exchange: Exchange | None
+    ) -> CallAnswer:
         cluster, chain = self._connector, self._chain
         if cluster is None:
             assert self._fault is not None
             raise self._fault
         head = RequestHead(method, path, fields)
         head.body = len(body)
-        inner = self._question(head, x)
+        inner = self._question(head, exchange)
         try:
             answer = await driven(lambda driver: converse(driver, inner, cluster, chain, body))
             coding = answer.head.fields.get(b"content-encoding")
@@ -129,9 +131,9 @@ class BackendCall:
             finish(chain.complete, inner)
         return CallAnswer(answer.head.status, answer.head.fields, said)
 
-    def _question(self, head: RequestHead, x: Exchange | None) -> Exchange:
+    def _question(self, head: RequestHead, exchange: Exchange | None) -> Exchange:
         cluster = self._connector
-        inner = question(x or Exchange("-", "-", "-", monotonic()), head, self.backend)
+        inner = question(exchange or Exchange("-", "-", "-", monotonic()), head, self.backend)
         inner.path = head.path.partition(b"?")[0]
         inner.backend_is_secure = cluster is not None and cluster.spec.backend.tls is not None
         return inner
@@ -193,22 +195,30 @@ class _Question(UpstreamCaller):
         self.trailers = trailers
 
 
-def question(x: Exchange, head: RequestHead, backend: str) -> Exchange:
+def question(exchange: Exchange, head: RequestHead, backend: str) -> Exchange:
     """An exchange of our own with the server, for the filters that run for it as a backend."""
-    own = Exchange(x.client, x.gateway, x.listener, x.started_at, x.identity, request_id=x.request_id, backend=backend)
-    own.route = x.route
+    own = Exchange(
+        exchange.client,
+        exchange.gateway,
+        exchange.listener,
+        exchange.started_at,
+        exchange.identity,
+        request_id=exchange.request_id,
+        backend=backend,
+    )
+    own.route = exchange.route
     own.request = head
     own.method = head.method
-    own.path = x.path
+    own.path = exchange.path
     return own
 
 
-def asked_host(x: Exchange) -> bytes:
+def asked_host(exchange: Exchange) -> bytes:
     """The Host that the client has asked for; b"" if it has named none."""
-    return x.request.host or (x.authority.host_field(80) if x.authority is not None else b"")
+    return exchange.request.host or (exchange.authority.host_field(80) if exchange.authority is not None else b"")
 
 
-async def passed_body(plan: BodyPlan | None, x: Exchange, body: bytes) -> bytes:
+async def passed_body(plan: BodyPlan | None, exchange: Exchange, body: bytes) -> bytes:
     """The whole body of an answer as its body filters leave it: a client may get it."""
-    chain = plan.begin(x) if plan is not None else None
-    return body if chain is None else await chain.feed_to_end(x, body, True)
+    chain = plan.begin(exchange) if plan is not None else None
+    return body if chain is None else await chain.feed_to_end(exchange, body, True)

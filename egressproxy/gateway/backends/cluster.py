@@ -105,30 +105,30 @@ class Cluster:
             self.fixed = self.targets.configured(backend.hostname, backend.port, backend.tls, is_name=True)
 
     # --- where to ----------------------------------------------------------------------------------------------
-    def target(self, x: Exchange) -> UpstreamHost:
+    def target(self, exchange: Exchange) -> UpstreamHost:
         """The target of this exchange. Raises UpstreamFault (503) without an endpoint, LimitExceeded, Denied."""
         if self.fixed is not None:
             return self.fixed
         backend = self.spec.backend
         if self._is_dynamic:
-            authority = x.authority
+            authority = exchange.authority
             if authority is None:
                 raise GatewayFault(Reason.INTERNAL, "the request names no destination")
-            tls = (backend.tls or DEFAULT_TLS) if x.scheme == b"https" else None
+            tls = (backend.tls or DEFAULT_TLS) if exchange.scheme == b"https" else None
             found = self._find((authority.host, authority.port, tls is not None))
-            return found if found is not None else self.targets.named(client_of(x), authority, tls)
-        return self.endpoint_target(self._next_endpoint(x))
+            return found if found is not None else self.targets.named(client_of(exchange), authority, tls)
+        return self.endpoint_target(self._next_endpoint(exchange))
 
-    def another_target(self, x: Exchange, avoid: Collection[UpstreamHost]) -> UpstreamHost:
+    def another_target(self, exchange: Exchange, avoid: Collection[UpstreamHost]) -> UpstreamHost:
         """As `target`; one of `avoid` only where there is no other that may be used."""
         if self.watched is None or self.fixed is not None or not self.endpoints:
-            return self.target(x)
-        return self.endpoint_target(self._next_endpoint(x, avoid))
+            return self.target(exchange)
+        return self.endpoint_target(self._next_endpoint(exchange, avoid))
 
     def endpoint_target(self, endpoint: EndpointAddress) -> UpstreamHost:
         return self.targets.configured(str(endpoint.address), endpoint.port, self.spec.backend.tls)
 
-    def next_hop(self, x: Exchange, target: UpstreamHost) -> tuple[Cluster, UpstreamHost]:
+    def next_hop(self, exchange: Exchange, target: UpstreamHost) -> tuple[Cluster, UpstreamHost]:
         """The connector and target whose connection carries a request to this target: the parent's for plain http
         (absolute-form; a SOCKS5 proxy has none), else our own. An upgrade goes through a tunnel (RFC 6455 section 4.1):
         after a 101 the client could ask a parent that reads on for anything.
@@ -137,59 +137,59 @@ class Cluster:
         """
         if self.parents is not None:
             present = self.parents.present(target.host, target.port)
-            return present.next_hop(x, present.same_target(x, target))
-        if self.parent is None or self._tunnels_only or target.is_secure or x.request.upgrade:
+            return present.next_hop(exchange, present.same_target(exchange, target))
+        if self.parent is None or self._tunnels_only or target.is_secure or exchange.request.upgrade:
             return self, target
-        self.opener.ask_parent_for(x, target)
-        return self.parent, self.parent.target(x)  # reached through its own parent, where it has one
+        self.opener.ask_parent_for(exchange, target)
+        return self.parent, self.parent.target(exchange)  # reached through its own parent, where it has one
 
-    def same_target(self, x: Exchange, target: UpstreamHost) -> UpstreamHost:
+    def same_target(self, exchange: Exchange, target: UpstreamHost) -> UpstreamHost:
         """The target here that has the destination of a target of another cluster to the same backend."""
         if self.fixed is not None or self._is_dynamic:
-            return self.target(x)
+            return self.target(exchange)
         return self.targets.configured(target.host, target.port, target.tls)
 
-    def goes_through_parent(self, x: Exchange) -> bool:
+    def goes_through_parent(self, exchange: Exchange) -> bool:
         """Whether a parent is on the way to the destination of this exchange."""
-        if self.parents is None or x.authority is None:
+        if self.parents is None or exchange.authority is None:
             return self.parent is not None
-        return not self.parents.is_direct(x.authority.host, x.authority.port)
+        return not self.parents.is_direct(exchange.authority.host, exchange.authority.port)
 
-    def tunnel_target(self, x: Exchange) -> DialTarget:
+    def tunnel_target(self, exchange: Exchange) -> DialTarget:
         """What is dialled for a tunnel, without TLS and pool: its bytes are the client's. Raises as `target`."""
         backend = self.spec.backend
         if backend.destination is _FQDN:
             watch = self.fixed.watch if self.fixed is not None else None
             return DialTarget(backend.hostname, backend.port, watch=watch)
         if backend.destination is _DYNAMIC:
-            if x.authority is None:
+            if exchange.authority is None:
                 raise GatewayFault(Reason.INTERNAL, "the request names no destination")
-            return DialTarget(x.authority.host, x.authority.port)
-        endpoint = self._next_endpoint(x)
+            return DialTarget(exchange.authority.host, exchange.authority.port)
+        endpoint = self._next_endpoint(exchange)
         watch = self.endpoint_target(endpoint).watch if self.watched is not None else None
         return DialTarget(str(endpoint.address), endpoint.port, watch=watch)
 
-    def counting_target(self, x: Exchange, target: DialTarget) -> UpstreamHost | None:
+    def counting_target(self, exchange: Exchange, target: DialTarget) -> UpstreamHost | None:
         """The target that a tunnel to this one counts at; None where no circuit breaker counts it."""
         if self.watched is None or not self.watched.counts_tunnels:
             return None
         if isinstance(target, UpstreamHost):
             return target
         if self.fixed is not None or self._is_dynamic:
-            return self.target(x)
+            return self.target(exchange)
         return self.targets.configured(target.host, target.port, self.spec.backend.tls)
 
-    def host_field(self, x: Exchange, target: UpstreamHost) -> bytes:
+    def host_field(self, exchange: Exchange, target: UpstreamHost) -> bytes:
         """The Host value for this backend, unless the route rewrote it."""
-        authority = x.authority
+        authority = exchange.authority
         if self.fixed is not None or authority is None:
             return target.host_field
-        is_https = x.scheme == b"https"
+        is_https = exchange.scheme == b"https"
         if is_https is (target.tls is not None) and authority.host == target.host and authority.port == target.port:
             return target.host_field
         return authority.host_field(443 if is_https else 80)
 
-    def _next_endpoint(self, x: Exchange, avoid: Collection[UpstreamHost] = ()) -> EndpointAddress:
+    def _next_endpoint(self, exchange: Exchange, avoid: Collection[UpstreamHost] = ()) -> EndpointAddress:
         endpoints = self.endpoints
         if not endpoints:
             denied = self.opener.address_policy().explicit_deny_of(self.spec.backend.endpoints)
@@ -200,7 +200,7 @@ class Cluster:
                     del denied  # its traceback holds this frame: no cycle
             raise UpstreamFault(Reason.NO_ENDPOINT, f"backend {self.name} has no ready endpoint", status=503)
         if self.watched is not None:
-            return self.watched.next(x, avoid)
+            return self.watched.next(exchange, avoid)
         self._turn = (self._turn + 1) % len(endpoints)
         return endpoints[self._turn]
 
@@ -211,11 +211,11 @@ class Cluster:
             yield hop
             hop = hop.parent
 
-    def note_unverified(self, x: Exchange, target: DialTarget) -> None:
+    def note_unverified(self, exchange: Exchange, target: DialTarget) -> None:
         """Have the log say which certificates on the way to this target of ours were not verified."""
         for hop in self.hops():
             if is_unverified(target.tls if hop is self else hop.spec.backend.tls):
-                note_unverified(x, hop.opener.who)
+                note_unverified(exchange, hop.opener.who)
 
     def all_hops(self) -> Iterator[Cluster]:
         """The connectors of every way."""
@@ -229,63 +229,65 @@ class Cluster:
     # --- by the first way whose parent can be connected to -----------------------------------------------------
     async def open(
         self,
-        x: Exchange,
+        exchange: Exchange,
         target: UpstreamHost,
         connect: FilterSteps | None,
         protocol: asyncio.Protocol,
         alpn: tuple[str, ...] = HTTP_1_1,
     ) -> asyncio.Transport:
         if self.parents is None:
-            return await self.opener.open(x, target, connect, protocol, alpn)
+            return await self.opener.open(exchange, target, connect, protocol, alpn)
         return await self.parents.reach(
             target.host,
             target.port,
-            lambda next_hop: next_hop.opener.open(x, next_hop.same_target(x, target), connect, protocol, alpn),
+            lambda next_hop: next_hop.opener.open(
+                exchange, next_hop.same_target(exchange, target), connect, protocol, alpn
+            ),
         )
 
-    async def park(self, x: Exchange, target: DialTarget, connect: FilterSteps | None) -> PendingProtocol:
+    async def park(self, exchange: Exchange, target: DialTarget, connect: FilterSteps | None) -> PendingProtocol:
         """As `ConnectionOpener.park`."""
         if self.parents is None:
-            return await self.opener.park(x, target, connect)
+            return await self.opener.park(exchange, target, connect)
         return await self.parents.reach(
-            target.host, target.port, lambda next_hop: next_hop.opener.park(x, target, connect)
+            target.host, target.port, lambda next_hop: next_hop.opener.park(exchange, target, connect)
         )
 
     async def acquire_by_any_way(
-        self, x: Exchange, target: UpstreamHost, connect: FilterSteps | None
+        self, exchange: Exchange, target: UpstreamHost, connect: FilterSteps | None
     ) -> tuple[Cluster, UpstreamHost, Upstream]:
         """As `next_hop` and then `acquire`."""
         assert self.parents is not None
 
         async def attempt(cluster: Cluster) -> tuple[Cluster, UpstreamHost, Upstream]:
-            via, next_hop = cluster.next_hop(x, cluster.same_target(x, target))
-            return via, next_hop, await via.acquire(x, next_hop, connect)
+            via, next_hop = cluster.next_hop(exchange, cluster.same_target(exchange, target))
+            return via, next_hop, await via.acquire(exchange, next_hop, connect)
 
         return await self.parents.reach(target.host, target.port, attempt)
 
     # --- pooled HTTP connections -------------------------------------------------------------------------------
-    def refresh_name(self, x: Exchange, target: UpstreamHost) -> bool:
+    def refresh_name(self, exchange: Exchange, target: UpstreamHost) -> bool:
         """Ask DNS again: the answer has ended. Returns whether idle connections may be used; else `acquire` waits."""
-        return target.name.refresh(self.opener.first_hop().address_policy(), client_of(x))
+        return target.name.refresh(self.opener.first_hop().address_policy(), client_of(exchange))
 
-    async def catch_up(self, x: Exchange, target: UpstreamHost) -> None:
+    async def catch_up(self, exchange: Exchange, target: UpstreamHost) -> None:
         """Wait for the present answer of DNS. Connections to addresses that left it take no further exchange."""
-        await target.name.catch_up(self.opener.first_hop().address_policy(), client_of(x))
+        await target.name.catch_up(self.opener.first_hop().address_policy(), client_of(exchange))
 
-    async def acquire(self, x: Exchange, target: UpstreamHost, connect: FilterSteps | None) -> Upstream:
+    async def acquire(self, exchange: Exchange, target: UpstreamHost, connect: FilterSteps | None) -> Upstream:
         """A new connection, one that becomes free while we wait, or a place on one of HTTP/2; `release` it. An upgrade
         gets HTTP/1, where that is spoken (RFC 6455 section 4.1). Raises UpstreamFault, Denied, LimitExceeded.
         """
         name = target.name
         is_overdue = name.is_overdue
         if is_overdue:
-            await self.catch_up(x, target)
+            await self.catch_up(exchange, target)
             is_overdue = name.is_overdue
-        needs_http_1 = x.request.upgrade or target.wants_http_1
+        needs_http_1 = exchange.request.upgrade or target.wants_http_1
         if self.speaks_http2_alone or (target.shared is not None and not needs_http_1):
-            return await self._acquire_shared(x, target, connect)
+            return await self._acquire_shared(exchange, target, connect)
         pool = target.pool
-        ticket: PoolTicket[Upstream] = PoolTicket(client_of(x), tenant_of(x.identity))
+        ticket: PoolTicket[Upstream] = PoolTicket(client_of(exchange), tenant_of(exchange.identity))
         if not is_overdue:
             idle = pool.take() or pool.take_kept(ticket)
             if idle is not None:
@@ -300,13 +302,13 @@ class Cluster:
         version = name.version
         try:
             if target.tls is None or self._alpn is HTTP_1_1 or needs_http_1:
-                await self.opener.open(x, target, connect, connection)
+                await self.opener.open(exchange, target, connect, connection)
             else:
                 parked = PendingProtocol()
-                await self.opener.open(x, target, connect, parked, self._alpn)
+                await self.opener.open(exchange, target, connect, parked, self._alpn)
                 if is_http2(parked):
                     pool.lost(ticket)
-                    return self._shared(target).adopt(parked, x, version)
+                    return self._shared(target).adopt(parked, exchange, version)
                 parked.hand_over(connection)
         except BaseException:
             connection.deadline.close()  # it holds the connection, which has no other end
@@ -314,17 +316,17 @@ class Cluster:
             raise
         return self._opened(target, ticket, connection, version)
 
-    async def _acquire_shared(self, x: Exchange, target: UpstreamHost, connect: FilterSteps | None) -> Upstream:
+    async def _acquire_shared(self, exchange: Exchange, target: UpstreamHost, connect: FilterSteps | None) -> Upstream:
         """A place on a connection of HTTP/2; or a connection of HTTP/1, where another server answers by now."""
         version = target.name.version
-        found = await self._shared(target).acquire(x, connect, self._alpn)
+        found = await self._shared(target).acquire(exchange, connect, self._alpn)
         if not isinstance(found, PendingProtocol):
             return found
         if target.shared is not None and target.shared.is_empty:
             target.shared = None
         connection = UpstreamConnection(self.network.wheel, UPSTREAM_LIMITS)
         found.hand_over(connection)
-        ticket: PoolTicket[Upstream] = PoolTicket(client_of(x), tenant_of(x.identity))
+        ticket: PoolTicket[Upstream] = PoolTicket(client_of(exchange), tenant_of(exchange.identity))
         target.pool.count(ticket)
         return self._opened(target, ticket, connection, version)
 

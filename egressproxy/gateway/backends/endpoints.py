@@ -82,10 +82,10 @@ class HostSet:
             members = tuple(self._by_member)
             self.balancer = Balancer(self.name, resilience, members, network.health, network.zone)
 
-    def next(self, x: Exchange, avoid: Collection[UpstreamHost] = ()) -> EndpointAddress:
+    def next(self, exchange: Exchange, avoid: Collection[UpstreamHost] = ()) -> EndpointAddress:
         """The endpoint that this exchange goes to. Raises UpstreamFault, LimitExceeded (503)."""
         assert self.balancer is not None
-        key = self._key(x) if self._key is not None else None
+        key = self._key(exchange) if self._key is not None else None
         return self._by_member[self.balancer.choose(key, self._wheel.now, avoid)]
 
     @property
@@ -248,7 +248,7 @@ class CircuitBreaker:
     def answered(self, target: DialTarget, upstream: str, status: int) -> None:
         """See TargetWatch."""
 
-    def failed(self, target: DialTarget, error: GatewayError, x: Exchange, upstream: Upstream | None) -> None:
+    def failed(self, target: DialTarget, error: GatewayError, exchange: Exchange, upstream: Upstream | None) -> None:
         """See TargetWatch."""
 
     def order(self, target: DialTarget, addresses: Sequence[IPAddress]) -> Sequence[IPAddress]:
@@ -270,7 +270,7 @@ class EndpointMonitor:
         if status >= 500 or not self.health.is_clean:
             self._detection.answered(self.health, status, self._guard.now)
 
-    def failed(self, target: DialTarget, error: GatewayError, x: Exchange, upstream: Upstream | None) -> None:
+    def failed(self, target: DialTarget, error: GatewayError, exchange: Exchange, upstream: Upstream | None) -> None:
         if self._guard.is_failure(target, error, upstream):
             self._detection.failed(self.health, self._guard.now)
         elif self.health.state is HealthState.TRIAL:
@@ -329,12 +329,12 @@ class HostnameMonitor:
         if health is not None and (status >= 500 or not health.is_clean):
             self._settle(target, health, self._detection.answered(health, status, self._guard.now))
 
-    def failed(self, target: DialTarget, error: GatewayError, x: Exchange, upstream: Upstream | None) -> None:
+    def failed(self, target: DialTarget, error: GatewayError, exchange: Exchange, upstream: Upstream | None) -> None:
         """See TargetWatch. A dial that fails has failed at each address that it tried."""
         if upstream is not None:
             tried = [upstream.address]
         else:
-            tried = [address_text(str(address), target.port) for address in x.addresses]
+            tried = [address_text(str(address), target.port) for address in exchange.addresses]
         counts = self._guard.is_failure(target, error, upstream)
         for health in filter(None, map(self.known.get, tried)):
             if counts:
@@ -377,16 +377,16 @@ def hash_key(spec: LoadBalancerIR) -> Callable[[Exchange], bytes | None] | None:
     return _of_client
 
 
-def _of_client(x: Exchange) -> bytes:
-    return client_of(x).encode()
+def _of_client(exchange: Exchange) -> bytes:
+    return client_of(exchange).encode()
 
 
-def _of_header(name: bytes, x: Exchange) -> bytes | None:
-    return x.request.fields.get(name) if x.has_request else None
+def _of_header(name: bytes, exchange: Exchange) -> bytes | None:
+    return exchange.request.fields.get(name) if exchange.has_request else None
 
 
-def _of_cookie(pattern: re.Pattern[bytes], x: Exchange) -> bytes | None:
-    lines: Iterable[bytes] = x.request.fields.get_all(b"cookie") if x.has_request else ()
+def _of_cookie(pattern: re.Pattern[bytes], exchange: Exchange) -> bytes | None:
+    lines: Iterable[bytes] = exchange.request.fields.get_all(b"cookie") if exchange.has_request else ()
     for line in lines:
         found = pattern.search(line)
         if found is not None:

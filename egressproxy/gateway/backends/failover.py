@@ -177,7 +177,7 @@ class FailoverState:
 
     def next(
         self,
-        x: Exchange,
+        exchange: Exchange,
         backend: RouteBackend,
         error: GatewayError | None,
         tried: Collection[UpstreamHost],
@@ -190,35 +190,35 @@ class FailoverState:
         client could cause, says nothing of it.
         """
         if error is not None:
-            if self._goes_to_same(x, backend, error, tried):
+            if self._goes_to_same(exchange, backend, error, tried):
                 self._asked.remove(backend)
                 return backend if self._attempts < MAX_ATTEMPTS else None
             if not waits_for_client:
                 self.failed(backend, error, now)
-            if not self.goes_on(x, error):
+            if not self.goes_on(exchange, error):
                 return None
         return self._failover.choose(self._asked, now) if self._attempts < MAX_ATTEMPTS else None
 
-    def goes_on(self, x: Exchange, error: GatewayError) -> bool:
+    def goes_on(self, exchange: Exchange, error: GatewayError) -> bool:
         """Whether a request that has failed like this may be sent to another backend."""
         if error.reason in _BUSY:
             return True
         if not isinstance(error, UpstreamFault) or is_over(error):
             return False
         is_unsent = error.retry is RetrySafety.SAFE or error.reason in _UNSENT
-        return is_unsent or self._may_be_seen_twice(x)
+        return is_unsent or self._may_be_seen_twice(exchange)
 
-    def _may_be_seen_twice(self, x: Exchange) -> bool:
-        return not self._failover.spec.only_idempotent or x.method in IDEMPOTENT
+    def _may_be_seen_twice(self, exchange: Exchange) -> bool:
+        return not self._failover.spec.only_idempotent or exchange.method in IDEMPOTENT
 
     def _goes_to_same(
-        self, x: Exchange, backend: RouteBackend, error: GatewayError, tried: Collection[UpstreamHost]
+        self, exchange: Exchange, backend: RouteBackend, error: GatewayError, tried: Collection[UpstreamHost]
     ) -> bool:
         """Whether it is not the backend that has failed: an idle connection had died (which may have been read before,
         unless GOAWAY says otherwise), or one of several endpoints is down.
         """
         if error.retry is RetrySafety.IF_REUSED or error.is_left_out:
-            if not (error.is_left_out or self._may_be_seen_twice(x)):
+            if not (error.is_left_out or self._may_be_seen_twice(exchange)):
                 return False
             self._stale += 1
             return self._stale <= MAX_STALE

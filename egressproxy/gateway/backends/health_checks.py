@@ -179,26 +179,26 @@ class EndpointCheck:
     async def _ask(self) -> bool:
         """Whether the endpoint is well. Raises GatewayError where it is not."""
         check, target = self._check, self._target
-        x = Exchange(CLIENT, "-", "-", monotonic(), backend=self._health.backend)
+        exchange = Exchange(CLIENT, "-", "-", monotonic(), backend=self._health.backend)
         port = 443 if target.tls is not None else 80
         host = check.hostname.encode() or Authority(target.host, target.port).host_field(port)
         if check.type is CheckType.GRPC:
-            return await self._is_serving(x, host)
-        x.request = RequestHead(check.method.encode(), check.path.encode(), Fields.of(FIELDS))
+            return await self._is_serving(exchange, host)
+        exchange.request = RequestHead(check.method.encode(), check.path.encode(), Fields.of(FIELDS))
         if check.type is CheckType.HTTP and self._spec.backend.protocol in HTTP_2_PROTOCOLS:
-            head, _, _ = await self._ask_over_http2(x, host, b"")
+            head, _, _ = await self._ask_over_http2(exchange, host, b"")
             return head.status in check.statuses
-        return await self._ask_over_http1(x, host)
+        return await self._ask_over_http1(exchange, host)
 
-    async def _ask_over_http1(self, x: Exchange, host: bytes) -> bool:
+    async def _ask_over_http1(self, exchange: Exchange, host: bytes) -> bool:
         """For type TCP the connection is all that is asked for."""
         connection = UpstreamConnection(self._network.wheel, LIMITS)
         try:
-            await self._opener.open(x, self._target, None, connection)
+            await self._opener.open(exchange, self._target, None, connection)
             if self._check.type is CheckType.TCP:
                 return not connection.is_lost
-            connection.begin(self._driver, x.request)
-            connection.send_head(x.request, host, self._network.pseudonym)
+            connection.begin(self._driver, exchange.request)
+            connection.send_head(exchange.request, host, self._network.pseudonym)
             while (response := connection.next_head()) is None or response.is_interim:
                 if response is None:
                     await PAUSE
@@ -209,15 +209,17 @@ class EndpointCheck:
                 connection.finish()
                 connection.abort()
 
-    async def _is_serving(self, x: Exchange, host: bytes) -> bool:
+    async def _is_serving(self, exchange: Exchange, host: bytes) -> bool:
         """grpc.health.v1.Health/Check."""
-        x.request = RequestHead(b"POST", CHECK, Fields.of(call_fields(self._check.timeout_s)))
-        x.request.te_trailers = True
-        head, body, trailers = await self._ask_over_http2(x, host, framed(check_message(self._check.service)))
+        exchange.request = RequestHead(b"POST", CHECK, Fields.of(call_fields(self._check.timeout_s)))
+        exchange.request.te_trailers = True
+        head, body, trailers = await self._ask_over_http2(exchange, host, framed(check_message(self._check.service)))
         return is_serving(reply(head.status, head.fields, body, trailers))
 
-    async def _ask_over_http2(self, x: Exchange, host: bytes, body: bytes) -> tuple[ResponseHead, bytes, Fields]:
+    async def _ask_over_http2(self, exchange: Exchange, host: bytes, body: bytes) -> tuple[ResponseHead, bytes, Fields]:
         # Here, since HTTP/2 takes memory, and not everybody has a backend that speaks it.
         from egressproxy.gateway.backends.http2_checks import ask_over_http2
 
-        return await ask_over_http2(self._opener, self._network, self._driver, self._target, x, host, LIMITS, body)
+        return await ask_over_http2(
+            self._opener, self._network, self._driver, self._target, exchange, host, LIMITS, body
+        )

@@ -54,10 +54,10 @@ class Http2Connections:
         self._pool.waiting.share = target.pool.waiting.share
 
     async def acquire(
-        self, x: Exchange, connect: FilterSteps | None, alpn: tuple[str, ...]
+        self, exchange: Exchange, connect: FilterSteps | None, alpn: tuple[str, ...]
     ) -> UpstreamStream | PendingProtocol:
         pool = self._pool
-        ticket: PoolTicket[UpstreamStream] = PoolTicket(client_of(x))
+        ticket: PoolTicket[UpstreamStream] = PoolTicket(client_of(exchange))
         found = pool.take(ticket)
         while found is None and not pool.may_open(ticket):
             found = await self._wait(ticket)
@@ -67,10 +67,10 @@ class Http2Connections:
                 found.finish()
                 found = pool.take(ticket)
         if found is not None:
-            return await self._settled(x, found)
+            return await self._settled(exchange, found)
         version = self._target.name.version
         try:
-            opened = await self._open(x, connect, alpn)
+            opened = await self._open(exchange, connect, alpn)
         except UpstreamFault as error:
             if not pool.connections:
                 pool.fail_all(error)
@@ -84,10 +84,10 @@ class Http2Connections:
             pool.failed()
             return opened
         pool.opened(opened)
-        return await self._settled(x, self._place_on(opened, ticket, version))
+        return await self._settled(exchange, self._place_on(opened, ticket, version))
 
-    def adopt(self, parked: PendingProtocol, x: Exchange, version: int) -> UpstreamStream:
-        ticket = PoolTicket[UpstreamStream](client_of(x))
+    def adopt(self, parked: PendingProtocol, exchange: Exchange, version: int) -> UpstreamStream:
+        ticket = PoolTicket[UpstreamStream](client_of(exchange))
         found = self._pool.take(ticket)
         if found is not None:  # another dial was faster
             parked.transport.close()
@@ -98,9 +98,9 @@ class Http2Connections:
         self._pool.opened(connection)
         return self._place_on(connection, ticket, version)
 
-    async def _settled(self, x: Exchange, place: UpstreamStream) -> UpstreamStream:
+    async def _settled(self, exchange: Exchange, place: UpstreamStream) -> UpstreamStream:
         """Whether a server takes an upgrade stands in its settings (RFC 8441 section 3)."""
-        if x.request.upgrade and place.connection.is_new:
+        if exchange.request.upgrade and place.connection.is_new:
             try:
                 await place.connection.settings()
             except BaseException:
@@ -142,15 +142,15 @@ class Http2Connections:
         )  # fmt: skip
 
     async def _open(
-        self, x: Exchange, connect: FilterSteps | None, alpn: tuple[str, ...]
+        self, exchange: Exchange, connect: FilterSteps | None, alpn: tuple[str, ...]
     ) -> Http2Upstream | PendingProtocol:
         target = self._target
         if target.tls is None:  # by prior knowledge (RFC 9113 section 3.3)
             connection = self._new()
-            await self._opener.open(x, target, connect, connection)
+            await self._opener.open(exchange, target, connect, connection)
             return connection
         parked = PendingProtocol()
-        await self._opener.open(x, target, connect, parked, alpn)
+        await self._opener.open(exchange, target, connect, parked, alpn)
         if is_http2(parked):
             connection = self._new()
             parked.hand_over(connection)
@@ -212,17 +212,17 @@ class TenantConnections:
     _room: int = LEAST
 
     async def acquire(
-        self, x: Exchange, connect: FilterSteps | None, alpn: tuple[str, ...]
+        self, exchange: Exchange, connect: FilterSteps | None, alpn: tuple[str, ...]
     ) -> Upstream | PendingProtocol:
         """As of SharedConnections, among those of the tenant. Raises LimitExceeded (503) where too many have some."""
-        return await self._of_tenant(x).acquire(x, connect, alpn)
+        return await self._of_tenant(exchange).acquire(exchange, connect, alpn)
 
-    def adopt(self, parked: PendingProtocol, x: Exchange, version: int) -> Upstream:
+    def adopt(self, parked: PendingProtocol, exchange: Exchange, version: int) -> Upstream:
         """As of SharedConnections. Raises LimitExceeded (503) where too many tenants have some."""
-        return self._of_tenant(x).adopt(parked, x, version)
+        return self._of_tenant(exchange).adopt(parked, exchange, version)
 
-    def _of_tenant(self, x: Exchange) -> Http2Connections:
-        tenant = tenant_of(x.identity)
+    def _of_tenant(self, exchange: Exchange) -> Http2Connections:
+        tenant = tenant_of(exchange.identity)
         found = self._of.get(tenant)
         if found is None:
             if len(self._of) >= self._room:

@@ -39,11 +39,11 @@ MAX_ANSWER: Final = 1024 * 1024
 DROPPED: Final = "dropped"
 
 
-def mirror_requests_of(mirrors: Sequence[Mirror], x: Exchange) -> MirrorRequests | None:
+def mirror_requests_of(mirrors: Sequence[Mirror], exchange: Exchange) -> MirrorRequests | None:
     """The copies to make of a request, as it is now; None where no mirror is due. An upgrade is not copied."""
-    if x.request.upgrade:
+    if exchange.request.upgrade:
         return None
-    made = [MirrorRequest(mirror, x) for mirror in mirrors if mirror.count_request()]
+    made = [MirrorRequest(mirror, exchange) for mirror in mirrors if mirror.count_request()]
     return MirrorRequests(made) if made else None
 
 
@@ -92,8 +92,19 @@ class MirrorRequest(UpstreamCaller):
     """One copy of one request: a sink for its body, and the source for its connection."""
 
     __slots__ = (
-        "_bytes", "_client", "_deadline", "_held", "_held_bytes", "_is_over", "_is_whole", "_mirror", "_trailers",
-        "_upstream", "_x", "driver", "resources",
+        "_bytes",
+        "_client",
+        "_deadline",
+        "_exchange",
+        "_held",
+        "_held_bytes",
+        "_is_over",
+        "_is_whole",
+        "_mirror",
+        "_trailers",
+        "_upstream",
+        "driver",
+        "resources",
     )  # fmt: skip
 
     _client: str
@@ -110,7 +121,7 @@ class MirrorRequest(UpstreamCaller):
         self._trailers: bytes | None = None  # None: more may come
         self._is_whole = False  # all of the body has gone out
         self._is_over = False
-        self._x = own = original.copy()
+        self._exchange = own = original.copy()
         own.request = original.request.copy()
         own.request.fields.remove(b"expect")  # we do not wait for a 100
         own.request.expect_continue = False
@@ -124,11 +135,11 @@ class MirrorRequest(UpstreamCaller):
     def begin(self, length: BodyLength) -> None:
         """Start, with a body of this length; or drop the copy where there are too many."""
         mirror = self._mirror
-        self._x.request.body = length
+        self._exchange.request.body = length
         if length == 0:
             self._trailers = b""
         network = mirror.cluster.network
-        client = self._client = client_of(self._x)
+        client = self._client = client_of(self._exchange)
         is_counted = mirror.in_progress.take(client)
         if not is_counted or not network.mirror_requests.take(client):
             if is_counted:
@@ -146,7 +157,7 @@ class MirrorRequest(UpstreamCaller):
         if self._is_over:
             return
         self._bytes += len(data)
-        limit = self._x.max_body_bytes
+        limit = self._exchange.max_body_bytes
         if 0 <= limit < self._bytes:
             self.driver.throw(UpstreamFault(Reason.BODY_TOO_LARGE, "the body is too long for its mirror"))
             return
@@ -204,7 +215,7 @@ class MirrorRequest(UpstreamCaller):
         except GeneratorExit:
             raise  # the process ends
         except BaseException as error:  # also what a filter may raise to end more than itself
-            log.error("internal error in a mirror of exchange %s", self._x.request_id, exc_info=error)
+            log.error("internal error in a mirror of exchange %s", self._exchange.request_id, exc_info=error)
         finally:
             self._is_over = True
             self._upstream = None
@@ -216,22 +227,22 @@ class MirrorRequest(UpstreamCaller):
             self._mirror.in_progress.give_back(self._client)
             self._mirror.cluster.network.mirror_requests.give_back(self._client)
             self._mirror.series.mirror(result)
-            finish(self._mirror.chain.complete, self._x)
-            self._x.forget_notes()
+            finish(self._mirror.chain.complete, self._exchange)
+            self._exchange.forget_notes()
 
     async def _reach(self) -> None:
-        x, mirror = self._x, self._mirror
-        if mirror.destinations.denies and x.authority is not None:
-            enforce(x, mirror.mode, mirror.destinations.explicit_deny(x.authority))
+        exchange, mirror = self._exchange, self._mirror
+        if mirror.destinations.denies and exchange.authority is not None:
+            enforce(exchange, mirror.mode, mirror.destinations.explicit_deny(exchange.authority))
             if mirror.denied is not None:
-                enforce(x, mirror.mode, mirror.denied.error())
-        if mirror.permission is not None and x.authority is not None:
-            enforce(x, mirror.permission.mode, mirror.permission.decide(x.authority))
-        if await run_to_end(mirror.limits, x) is not None:
+                enforce(exchange, mirror.mode, mirror.denied.error())
+        if mirror.permission is not None and exchange.authority is not None:
+            enforce(exchange, mirror.permission.mode, mirror.permission.decide(exchange.authority))
+        if await run_to_end(mirror.limits, exchange) is not None:
             raise _Dropped  # a filter has answered
         cluster = mirror.cluster
         upstream = await call_upstream(
-            self, self.resources, x, cluster, cluster.target(x), mirror.chain, None, Repeat.IF_STALE
+            self, self.resources, exchange, cluster, cluster.target(exchange), mirror.chain, None, Repeat.IF_STALE
         )
         if isinstance(upstream, LocalResponse):
             raise _Dropped
@@ -241,13 +252,13 @@ class MirrorRequest(UpstreamCaller):
                 await upstream.response_end()
         self._upstream = None
         self.resources.release(reusable=upstream.is_reusable)
-        self.resources.check_credentials(x)
+        self.resources.check_credentials(exchange)
 
     def send_request(
-        self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
+        self, exchange: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
     ) -> None:
-        super().send_request(x, upstream, body, pseudonym)
-        if x.request.body != 0:
+        super().send_request(exchange, upstream, body, pseudonym)
+        if exchange.request.body != 0:
             self._upstream = upstream
             upstream.feed_from(self)
             self.resume_reading()

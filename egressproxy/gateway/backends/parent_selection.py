@@ -187,14 +187,14 @@ class SelectingOpener(ConnectionOpener):
 
     async def open(
         self,
-        x: Exchange,
+        exchange: Exchange,
         target: DialTarget,
         connect: FilterSteps | None,
         protocol: asyncio.Protocol,
         alpn: tuple[str, ...] = HTTP_1_1,
     ) -> asyncio.Transport:
         opened: asyncio.Transport = await self._candidates.reach(
-            target.host, target.port, lambda next_hop: next_hop.opener.open(x, target, connect, protocol, alpn)
+            target.host, target.port, lambda next_hop: next_hop.opener.open(exchange, target, connect, protocol, alpn)
         )
         return opened
 

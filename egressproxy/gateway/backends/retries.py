@@ -157,24 +157,26 @@ class Budget:
 
 
 def untried(
-    backend: RouteBackend, x: Exchange, tried: Collection[UpstreamHost], down: Collection[UpstreamHost]
+    backend: RouteBackend, exchange: Exchange, tried: Collection[UpstreamHost], down: Collection[UpstreamHost]
 ) -> UpstreamHost:
     """The next endpoint that was not tried for this request; if all were tried, one that was not found down."""
     cluster = backend.cluster
     assert cluster is not None
     if cluster.watched is not None:
-        target = cluster.another_target(x, tried)
-        return target if target not in down else cluster.another_target(x, down)
-    target = cluster.target(x)
+        target = cluster.another_target(exchange, tried)
+        return target if target not in down else cluster.another_target(exchange, down)
+    target = cluster.target(exchange)
     for avoided in (tried, down):
         for _ in cluster.endpoints:
             if target not in avoided:
                 return target
-            target = cluster.target(x)
+            target = cluster.target(exchange)
     return target
 
 
-def may_go_again(x: Exchange, error: UpstreamFault, backends: Sequence[RouteBackend], backend: RouteBackend) -> bool:
+def may_go_again(
+    exchange: Exchange, error: UpstreamFault, backends: Sequence[RouteBackend], backend: RouteBackend
+) -> bool:
     """Whether another attempt could succeed after this failure, and would do no harm."""
     if error.reason is Reason.NO_HEALTHY_ENDPOINT:
         return len(backends) > 1
@@ -184,7 +186,7 @@ def may_go_again(x: Exchange, error: UpstreamFault, backends: Sequence[RouteBack
     if error.retry is RetrySafety.SAFE:
         return True
     if backend.has_parent:
-        return x.method in IDEMPOTENT and error.retry is RetrySafety.IF_REUSED
-    return x.method in IDEMPOTENT and (
+        return exchange.method in IDEMPOTENT and error.retry is RetrySafety.IF_REUSED
+    return exchange.method in IDEMPOTENT and (
         error.retry is not RetrySafety.NEVER or error.reason is Reason.UPSTREAM_INCOMPLETE
     )

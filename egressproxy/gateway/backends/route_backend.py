@@ -77,10 +77,10 @@ class RouteBackend(_HotRouteBackend):
         remedy = "the status of that object says why, and so does `egressproxy check`"
         return GatewayFault(Reason.BACKEND_INVALID, message, rule=rule, remedy=remedy, detail=self.error)
 
-    def note_denied(self, x: Exchange) -> None:
+    def note_denied(self, exchange: Exchange) -> None:
         """Note in the exchange that a policy would deny this backend, where Report mode lets it pass."""
         if self.denied is not None:
-            enforce(x, Mode.REPORT, self.denied.error())
+            enforce(exchange, Mode.REPORT, self.denied.error())
 
     @property
     def originates_tls(self) -> bool:
@@ -95,9 +95,9 @@ class RouteBackend(_HotRouteBackend):
     def has_parent(self) -> bool:
         return self.cluster is not None and self.cluster.parent is not None
 
-    def goes_through_parent(self, x: Exchange) -> bool:
+    def goes_through_parent(self, exchange: Exchange) -> bool:
         """Whether this exchange is: `noProxy` may say that its destination is not."""
-        return self.cluster is not None and self.cluster.goes_through_parent(x)
+        return self.cluster is not None and self.cluster.goes_through_parent(exchange)
 
     def counted_in(self, series: Series) -> RouteBackend:
         return replace(self, series=series)

@@ -44,7 +44,7 @@ class HostMonitor(Protocol):
     def answered(self, target: DialTarget, upstream: str, status: int) -> None:
         """The endpoint at this address ("host:port") gave a final status; 0: a connection, for a tunnel."""
 
-    def failed(self, target: DialTarget, error: GatewayError, x: Exchange, upstream: Upstream | None) -> None:
+    def failed(self, target: DialTarget, error: GatewayError, exchange: Exchange, upstream: Upstream | None) -> None:
         """An attempt failed, on this connection or before there was one."""
 
     def order(self, target: DialTarget, addresses: Sequence[IPAddress]) -> Sequence[IPAddress]:
@@ -83,11 +83,11 @@ class DialTarget:
         self.resumption: TlsResumption | None = None  # each handshake is a whole one, unless `sessions` has some
         self.sessions: TenantSessions | None = None  # in place of `resumption`, where tenants are kept apart
 
-    def resumption_of(self, x: Exchange) -> TlsResumption | None:
+    def resumption_of(self, exchange: Exchange) -> TlsResumption | None:
         """What a handshake for this exchange may be resumed with; None for a whole one."""
         if self.sessions is None:
             return self.resumption
-        return self.sessions((self.host, self.port), tenant_of(x.identity))
+        return self.sessions((self.host, self.port), tenant_of(exchange.identity))
 
 
 class SharedConnections(Protocol):
@@ -96,13 +96,13 @@ class SharedConnections(Protocol):
     __slots__ = ()
 
     async def acquire(
-        self, x: Exchange, connect: FilterSteps | None, alpn: tuple[str, ...]
+        self, exchange: Exchange, connect: FilterSteps | None, alpn: tuple[str, ...]
     ) -> Upstream | PendingProtocol:
         """A place for this exchange; or a connection that was just opened, where the server has chosen HTTP/1.1 of the
         `alpn` that may be offered. Raises UpstreamFault, Denied, LimitExceeded.
         """
 
-    def adopt(self, parked: PendingProtocol, x: Exchange, version: int) -> Upstream:
+    def adopt(self, parked: PendingProtocol, exchange: Exchange, version: int) -> Upstream:
         """Take over a connection that speaks HTTP/2, opened when the name had this version: a place on it."""
 
     def retire(self) -> None:

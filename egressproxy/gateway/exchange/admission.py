@@ -47,9 +47,9 @@ HTTPS_PORT: Final = 443
 
 
 def name_request(
-    x: Exchange, port: Port, server_name: str, inside: OpenedTunnel | Redirection | None, head: RequestHead
+    exchange: Exchange, port: Port, server_name: str, inside: OpenedTunnel | Redirection | None, head: RequestHead
 ) -> ActiveListener:
-    """Write into `x` what a request names: logged path, scheme, authority and listener. Returns the listener.
+    """Write into `exchange` what a request names: logged path, scheme, authority and listener. Returns the listener.
 
     `server_name`: the SNI of the client's TLS, or "". `inside`: the tunnel that the request came in, or None.
     Raises BadRequest (400), and as `Port.listener_for` and `OpenedTunnel.check`. Source: RFC 9112 section 3.2.
@@ -57,32 +57,32 @@ def name_request(
     listener = port.first
     path = head.path
     query = path.find(b"?")
-    x.path = path if query < 0 else path[:query]
+    exchange.path = path if query < 0 else path[:query]
     if inside is not None:
-        x.scheme, x.authority = inside.scheme, inside.authority
-        x.authority = inside.check(head)
+        exchange.scheme, exchange.authority = inside.scheme, inside.authority
+        exchange.authority = inside.check(head)
         if listener.is_stream:
-            listener = port.opened_stream(x.authority.host)
-            x.gateway, x.listener, x.series = listener.gateway, listener.name, listener.series
+            listener = port.opened_stream(exchange.authority.host)
+            exchange.gateway, exchange.listener, exchange.series = listener.gateway, listener.name, listener.series
         return listener
     if head.scheme:  # absolute-form
-        x.scheme = head.scheme
+        exchange.scheme = head.scheme
     elif listener.is_forward:
         message = "this is a forward proxy: the request target has to be an absolute URL"
         raise BadRequest(Reason.BAD_TARGET, message, close=False)
     else:
-        x.scheme = listener.scheme
-    if head.authority is not None and x.scheme == b"http":
-        x.authority = head.authority
+        exchange.scheme = listener.scheme
+    if head.authority is not None and exchange.scheme == b"http":
+        exchange.authority = head.authority
     elif not head.host and head.http_1_0 and not listener.is_forward:
         # RFC 9112 section 3.3: the server's own name. Health checks of load balancers ask like this.
         head.host = server_name.encode() or _own_name(port)
-        x.authority = read_authority(head.host, HTTPS_PORT if x.scheme == b"https" else HTTP_PORT)
+        exchange.authority = read_authority(head.host, HTTPS_PORT if exchange.scheme == b"https" else HTTP_PORT)
     else:
-        x.authority = read_authority(head.host, HTTPS_PORT if x.scheme == b"https" else HTTP_PORT)
+        exchange.authority = read_authority(head.host, HTTPS_PORT if exchange.scheme == b"https" else HTTP_PORT)
     if not listener.is_forward:
-        listener = port.listener_for(x.authority.host, server_name)
-        x.gateway, x.listener, x.series = listener.gateway, listener.name, listener.series
+        listener = port.listener_for(exchange.authority.host, server_name)
+        exchange.gateway, exchange.listener, exchange.series = listener.gateway, listener.name, listener.series
     return listener
 
 
@@ -95,8 +95,8 @@ def _own_name(port: Port) -> bytes:
     return b"localhost"
 
 
-def name_stream(x: Exchange, port: Port, hello: ClientHello | None) -> ActiveListener:
-    """Write into `x` what a ClientHello (None: of TCP) names: authority and listener, which is returned. Raises
+def name_stream(exchange: Exchange, port: Port, hello: ClientHello | None) -> ActiveListener:
+    """Write into `exchange` what a ClientHello (None: of TCP) names: authority and listener, which is returned. Raises
     GatewayFault (404), Denied.
     """
     if hello is None:
@@ -104,14 +104,14 @@ def name_stream(x: Exchange, port: Port, hello: ClientHello | None) -> ActiveLis
     if hello.sni is None:
         raise GatewayFault(Reason.NO_ROUTE, "the ClientHello names no server", status=404)
     try:
-        x.authority = parse_authority(hello.sni.encode(), port.number if port.number != 0 else 443)
+        exchange.authority = parse_authority(hello.sni.encode(), port.number if port.number != 0 else 443)
     except AuthorityError:
         raise Denied(Reason.SNI_MISMATCH, "the ClientHello names no valid host") from None
-    found = port.by_host.match(x.authority.host)
+    found = port.by_host.match(exchange.authority.host)
     if found is None:
-        raise GatewayFault(Reason.NO_ROUTE, f"no listener for {x.authority.host}", status=404)
-    x.gateway, x.listener, x.series = found.gateway, found.name, found.series
-    x.authority = Authority(x.authority.host, HTTPS_PORT)
+        raise GatewayFault(Reason.NO_ROUTE, f"no listener for {exchange.authority.host}", status=404)
+    exchange.gateway, exchange.listener, exchange.series = found.gateway, found.name, found.series
+    exchange.authority = Authority(exchange.authority.host, HTTPS_PORT)
     return found
 
 
@@ -143,39 +143,39 @@ def refuse_loops(head: RequestHead, pseudonym: bytes) -> None:
 
 
 async def identify(
-    accounting: Accounting, x: Exchange, client: Client, listener: ActiveListener, head: RequestHead
+    accounting: Accounting, exchange: Exchange, client: Client, listener: ActiveListener, head: RequestHead
 ) -> None:
-    """Write into `x` who its client is: what the request says, before what its connection says. Loops are refused.
-    Waits where a credential has to be checked. Raises as `refuse_loops` and `Authenticator.admit`.
+    """Write into `exchange` who its client is: what the request says, before what its connection says. Loops are
+    refused. Waits where a credential has to be checked. Raises as `refuse_loops` and `Authenticator.admit`.
     """
     refuse_loops(head, accounting.pseudonym)
     if head.via:
-        believe_gateway(accounting, x, listener, head)
+        believe_gateway(accounting, exchange, listener, head)
     if listener.authenticator is not None:
-        checking = listener.authenticator.admit(x, client, head)
+        checking = listener.authenticator.admit(exchange, client, head)
         if checking is not None:
             await checking
 
 
-def identify_stream(x: Exchange, listener: ActiveListener, certified: CallerIdentity, until: float) -> None:
+def identify_stream(exchange: Exchange, listener: ActiveListener, certified: CallerIdentity, until: float) -> None:
     """The same of a connection that is no HTTP, `certified` until then (seconds since 1970) by its certificate. Raises
     as `Authenticator.admit_stream`.
     """
-    x.identity = certified
+    exchange.identity = certified
     if listener.authenticator is not None:
-        listener.authenticator.admit_stream(x, certified, until)
+        listener.authenticator.admit_stream(exchange, certified, until)
 
 
-def believe_gateway(accounting: Accounting, x: Exchange, listener: ActiveListener, head: RequestHead) -> None:
+def believe_gateway(accounting: Accounting, exchange: Exchange, listener: ActiveListener, head: RequestHead) -> None:
     """Learn who the client of another gateway is, where its signature holds here; else the log says why it does not."""
     keys, value = listener.spec.policy.gateway_keys, head.hop.egress_identity
-    if not keys or not value or x.authority is None:
+    if not keys or not value or exchange.authority is None:
         return
     counted = accounting.metrics.forwarded_identities
     try:
-        who = verify(keys, value, head.method, x.authority.text, time.time(), accounting.seen)
+        who = verify(keys, value, head.method, exchange.authority.text, time.time(), accounting.seen)
     except NotVerified as error:
-        x.detail = f"X-Egress-Identity: {error}"
+        exchange.detail = f"X-Egress-Identity: {error}"
         counted[error.result] += 1
         return
     counted["verified"] += 1
@@ -183,7 +183,7 @@ def believe_gateway(accounting: Accounting, x: Exchange, listener: ActiveListene
     name = who.name
     if name in ("-", service_account_name(who.namespace, who.service_account)):
         name = service_account_name(namespace, who.service_account)
-    x.identity = _identity(
+    exchange.identity = _identity(
         namespace, who.service_account, who.client, who.gateway, name, "gateway", who.groups, who.claims,
         who.claims_read,
     )  # fmt: skip
@@ -195,9 +195,9 @@ def _told_namespace(told: str, policy: PolicyIR) -> str:
     return namespace_in(trust_domain or policy.gateway_trust_domain, namespace, own)
 
 
-def of_client(x: Exchange, listener: ActiveListener) -> ActiveListener:
+def of_client(exchange: Exchange, listener: ActiveListener) -> ActiveListener:
     """The listener as it is for the client of this exchange. Raises Denied as `SubjectOverrides.of`."""
-    return listener if listener.variants is None else listener.variants.of(x.identity)
+    return listener if listener.variants is None else listener.variants.of(exchange.identity)
 
 
 def route_request(listener: ActiveListener, authority: Authority, head: RequestHead) -> tuple[Route, bytes, Noted]:
@@ -367,10 +367,10 @@ def default_route(listener: ActiveListener, authority: Authority) -> tuple[Route
 
 
 def take_tunnel_slot(
-    x: Exchange, state: OpenConnections, resources: ExchangeResources, listener: ActiveListener
+    exchange: Exchange, state: OpenConnections, resources: ExchangeResources, listener: ActiveListener
 ) -> None:
     """Count a tunnel against `limits.tunnels` and its client's share, until its end. Raises LimitExceeded (503)."""
-    limits, client = listener.spec.policy.limits, client_of(x)
+    limits, client = listener.spec.policy.limits, client_of(exchange)
     place = listener.gateway, listener.name
     limit, taken = limits.tunnels, state.tunnels_of.get(place)
     if limit and taken is not None:

@@ -48,15 +48,15 @@ LEAST_PAUSE_S = 1e-6
 
 
 async def reach_with_retries(
-    policy: RetryPolicy, x: Exchange, client: Client, route: Route, collected: bytes | ReplayableBody | None
+    policy: RetryPolicy, exchange: Exchange, client: Client, route: Route, collected: bytes | ReplayableBody | None
 ) -> Answer | LocalResponse:
     """Attempts, until `x.response` is there; returns its connection, or a filter's response. Raises GatewayError: of
     the last. Source: GEP-1731.
     """
-    attempts = Attempts(policy, x, client, route)
+    attempts = Attempts(policy, exchange, client, route)
     timer = None
     if 0 < route.request_s < EXACT_BELOW_S:
-        left_s = max(0.0, x.started_at + route.request_s - monotonic())
+        left_s = max(0.0, exchange.started_at + route.request_s - monotonic())
         timer = asyncio.get_running_loop().call_later(left_s, client.end_late_request)
     try:
         return await attempts.reach(collected)
@@ -80,6 +80,7 @@ class Attempts:
         "_codes",
         "_counted",
         "_down",
+        "_exchange",
         "_failover",
         "_failover_state",
         "_failures",
@@ -98,18 +99,17 @@ class Attempts:
         "_target",
         "_tried",
         "_wait_s",
-        "_x",
     )
 
-    def __init__(self, policy: RetryPolicy, x: Exchange, client: Client, route: Route) -> None:
-        head, sessions = x.request, policy.sessions
+    def __init__(self, policy: RetryPolicy, exchange: Exchange, client: Client, route: Route) -> None:
+        head, sessions = exchange.request, policy.sessions
         self._policy = policy
-        self._x = x
-        self._ai = AiCall.of(x) if x.notes is not None else None
+        self._exchange = exchange
+        self._ai = AiCall.of(exchange) if exchange.notes is not None else None
         self._client = client
         self._route = route
-        self._origin = head.fields.block, head.path, x.upstream_host, head.body  # what each attempt starts from
-        self._shown = session = sessions.find(x) if sessions is not None else None
+        self._origin = head.fields.block, head.path, exchange.upstream_host, head.body  # what each attempt starts from
+        self._shown = session = sessions.find(exchange) if sessions is not None else None
         if session is not None and session.backend.name in route.excluded:
             if isinstance(session, McpSession):
                 raise session_not_found()
@@ -128,7 +128,7 @@ class Attempts:
                 Repeat.NEVER,
             )
             if failover.spec.shows_attempts:
-                AttemptTrail.kept_by(x).is_shown = True
+                AttemptTrail.kept_by(exchange).is_shown = True
             if session is None or not may_serve(backend, client.wheel.now):
                 self._session, self._backend = None, self._failover_state.first(client.wheel.now)
         self._body: ReplayableBody | None = None
@@ -148,25 +148,25 @@ class Attempts:
 
     async def reach(self, collected: bytes | ReplayableBody | None) -> Answer | LocalResponse:
         """See `reach_with_retries`. `collected` is the body, where it is here already."""
-        x, policy, failover = self._x, self._policy, self._failover
+        exchange, policy, failover = self._exchange, self._policy, self._failover
         ai = self._ai
-        has_body = x.request.body != 0 or collected is not None
+        has_body = exchange.request.body != 0 or collected is not None
         if has_body and (
             self._failover_state is not None or policy.attempts or policy.sessions is not None or ai is not None
         ):
             limit = failover.spec.max_replay_bytes if failover is not None else REPLAY_LIMIT
-            self._body = kept_body(x, self._client, self._route, collected, limit)
+            self._body = kept_body(exchange, self._client, self._route, collected, limit)
         policy.count_request()
         while True:
             if ai is not None:
-                chosen = await ai.prepare(x, self._client, self._backend, self._body, self._failover_state)
+                chosen = await ai.prepare(exchange, self._client, self._backend, self._body, self._failover_state)
                 if chosen is not self._backend:
                     self._backend, self._session = chosen, None
             self._begin()
             if ai is not None and ai.own_answer is not None:
                 return ai.own_answer
             timer = None  # hedged attempts have timers of their own
-            is_hedged = x.method in policy.hedged_methods and self._may_hedge(collected)
+            is_hedged = exchange.method in policy.hedged_methods and self._may_hedge(collected)
             is_timed = self._backend.is_brief or (failover is not None and failover.spec.first_byte_s)
             if is_timed and not is_hedged:
                 timer = AttemptTimer(self._client, self._backend, failover, self._body)
@@ -184,11 +184,11 @@ class Attempts:
                 if isinstance(error, NextAttempt) and held.upstream is not None:
                     discard(self._client, held.upstream)
                 else:
-                    held.fail(x, error)  # of an answer without a first byte
+                    held.fail(exchange, error)  # of an answer without a first byte
                 if ai is not None and self._failover_state is not None:
-                    await ai.narrow(self._x, self._client, self._body, self._failover_state)
+                    await ai.narrow(self._exchange, self._client, self._body, self._failover_state)
                 if not self._goes_on(error):
-                    note_attempt(x, self._backend, self._outcome, self._began)
+                    note_attempt(exchange, self._backend, self._outcome, self._began)
                     if 0 < policy.attempts <= self._retries and error.reason in BROKEN:
                         error.status = 503
                     raise
@@ -203,22 +203,22 @@ class Attempts:
         """Call it however that has ended."""
         for endpoints in self._counted:
             endpoints.end_retry()
-        if len(self._chosen) > 1 and self._x.notes is not None:
-            finish_earlier(self._x, self._route, self._chosen)
+        if len(self._chosen) > 1 and self._exchange.notes is not None:
+            finish_earlier(self._exchange, self._route, self._chosen)
 
     # --- one attempt -----------------------------------------------------------------------------------------------
     def _begin(self) -> None:
-        x, backend, resources = self._x, self._backend, self._client.resources
+        exchange, backend, resources = self._exchange, self._backend, self._client.resources
         if self._owner is not None and backend is not self._owner:
             raise session_not_found()
         resources.backend = backend
         self._chosen.append(backend)
         if backend.denied is not None:
-            backend.note_denied(x)
-        x.backend = backend.name
-        x.series = backend.series
+            backend.note_denied(exchange)
+        exchange.backend = backend.name
+        exchange.series = backend.series
         if backend.mirrors is not None and not self._failures:
-            resources.mirror_requests = mirror_requests_of(backend.mirrors, x)
+            resources.mirror_requests = mirror_requests_of(backend.mirrors, exchange)
         self._began = monotonic()
         self._following, self._wait_s = None, -1.0
         self._target = self._begun = None
@@ -226,8 +226,10 @@ class Attempts:
             self._failover_state.begin(backend, self._client.wheel.now)
 
     async def _attempt(self, collected: bytes | ReplayableBody | None) -> Upstream | LocalResponse:
-        x, backend, session = self._x, self._backend, self._session
-        target = session.target(x) if session is not None else untried(backend, x, self._tried, self._down)
+        exchange, backend, session = self._exchange, self._backend, self._session
+        target = (
+            session.target(exchange) if session is not None else untried(backend, exchange, self._tried, self._down)
+        )
         self._target = target
         self._tried.add(target)
         cluster = backend.cluster
@@ -236,19 +238,19 @@ class Attempts:
         if ai is not None and ai.body is not None:  # what was made of it for its provider
             body = ai.body or collected
         found = await call_upstream(
-            self._client, self._client.resources, x, cluster, target, backend.chain, body, self._repeat
+            self._client, self._client.resources, exchange, cluster, target, backend.chain, body, self._repeat
         )
-        return await filtered_answer(self._client.resources, x, backend.chain, found)
+        return await filtered_answer(self._client.resources, exchange, backend.chain, found)
 
     async def _is_final(self, upstream: Upstream, timer: AttemptTimer | None) -> bool:
         """Whether the client gets this answer. Raises UpstreamFault where no first byte of it comes."""
-        x, failover_state, failover, policy = self._x, self._failover_state, self._failover, self._policy
-        status = x.response.status if failover_state is None else status_of_answer(x.response)
-        is_of_grpc = bool(policy.grpc_codes) and self._is_grpc_retriable(x.response)
+        exchange, failover_state, failover, policy = self._exchange, self._failover_state, self._failover, self._policy
+        status = exchange.response.status if failover_state is None else status_of_answer(exchange.response)
+        is_of_grpc = bool(policy.grpc_codes) and self._is_grpc_retriable(exchange.response)
         if status not in self._codes and not is_of_grpc:
             if failover is not None and failover.spec.first_byte_s:
                 await upstream.first_byte()
-            if status == 200 and x.method == b"POST" and self._codes:
+            if status == 200 and exchange.method == b"POST" and self._codes:
                 status = await self._status_of_beginning(upstream, timer)
         self._is_good = status not in self._codes
         if not is_of_grpc:
@@ -259,8 +261,8 @@ class Attempts:
             return True
         if failover_state is not None and failover is not None and status in failover.codes:
             if self._ai is not None:
-                await self._ai.narrow(x, self._client, self._body, failover_state)
-            failover_state.answered(self._backend, x.response, status, self._client.wheel.now)
+                await self._ai.narrow(exchange, self._client, self._body, failover_state)
+            failover_state.answered(self._backend, exchange.response, status, self._client.wheel.now)
             self._following = self._next_backend(None)
         if self._following is None and not ((status in policy.codes or is_of_grpc) and self._may_retry()):
             return True
@@ -277,7 +279,7 @@ class Attempts:
             return 200
         if isinstance(policy.sessions, McpSessions):
             return 200  # its events may rest, and its errors are the client's
-        self._begun = begun = BegunAnswer.of(self._x, upstream, self._client)
+        self._begun = begun = BegunAnswer.of(self._exchange, upstream, self._client)
         if begun is None:
             return 200
         if timer is not None:
@@ -307,7 +309,7 @@ class Attempts:
         """The answer of an AI provider as the client gets it. Raises UpstreamFault where it cannot be read."""
         if timer is not None:
             timer.cancel()  # its first byte is here, and all of it may take longer
-        answer = await ai.answer(self._x, self._client, upstream)
+        answer = await ai.answer(self._exchange, self._client, upstream)
         if self._failover_state is not None and self._is_good:
             self._failover_state.succeeded(self._backend)
         return answer
@@ -327,7 +329,7 @@ class Attempts:
                 self._retries -= 1
             elif (
                 not isinstance(error, UpstreamFault)
-                or not (moves or may_go_again(self._x, error, self._route.backends, backend))
+                or not (moves or may_go_again(self._exchange, error, self._route.backends, backend))
                 or not policy.has_another(self._retries, body)
                 or not may_retry(backend, self._counted)
             ):
@@ -357,7 +359,7 @@ class Attempts:
         assert failover_state is not None
         waits = error is not None and error.reason is Reason.RESPONSE_TIMEOUT and body is not None and body.is_flowing
         following = failover_state.next(
-            self._x, self._backend, error, self._tried, self._client.wheel.now, waits_for_client=waits
+            self._exchange, self._backend, error, self._tried, self._client.wheel.now, waits_for_client=waits
         )
         if following is None or not (body is None or body.is_kept):
             return None
@@ -368,7 +370,7 @@ class Attempts:
         """Whether the next attempt may have others beside it: not in a session, which is with one endpoint, with a body
         that is still to come, or toward a parent, where only connections are tried again.
         """
-        head = self._x.request
+        head = self._exchange.request
         return (
             self._ai is None
             and (head.body == 0 or collected is not None)
@@ -380,11 +382,11 @@ class Attempts:
 
     async def _attempt_hedged(self, collected: bytes | ReplayableBody | None) -> Upstream | LocalResponse:
         """As `_attempt`. The attempt that decides is the one that what follows looks at."""
-        finish_attempts(self._x, self._route, self._chosen[:-1])
+        finish_attempts(self._exchange, self._route, self._chosen[:-1])
         assert self._policy.hedging is not None
         hedging = HedgedCall(
-            self._policy, self._policy.hedging, self._client, self._x, self._route, self._failover_state, self._failover,
-            collected, self._repeat, self._tried, self._down,
+            self._policy, self._policy.hedging, self._client, self._exchange, self._route, self._failover_state,
+            self._failover, collected, self._repeat, self._tried, self._down,
         )  # fmt: skip
         try:
             return await hedging.result(self._backend)
@@ -396,8 +398,8 @@ class Attempts:
 
     # --- between two ------------------------------------------------------------------------------------------------
     async def _prepare_next(self) -> None:
-        x, backend, following, body = self._x, self._backend, self._following, self._body
-        note_attempt(x, backend, self._outcome, self._began)
+        exchange, backend, following, body = self._exchange, self._backend, self._following, self._body
+        note_attempt(exchange, backend, self._outcome, self._began)
         if following is not None or not isinstance(self._session, McpSession) or self._target in self._down:
             self._session = None  # other endpoints do not know a session of MCP: its retries stay with its own
         if following is not None:
@@ -409,8 +411,8 @@ class Attempts:
         if body is not None:
             body.detach()
         await pause(self._client, self._policy.pause_s(self._retries) if self._wait_s < 0 else self._wait_s)
-        head = x.request
-        head.fields.block, head.path, x.upstream_host, head.body = self._origin
+        head = exchange.request
+        head.fields.block, head.path, exchange.upstream_host, head.body = self._origin
         if body is not None and body.has_begun and b"expect" in head.fields:
             head.expect_continue = False
             head.fields.remove(b"expect")
@@ -423,25 +425,25 @@ class Attempts:
             )
 
     def _answered(self) -> None:
-        x, sessions = self._x, self._policy.sessions
-        trail = AttemptTrail.of(x) if x.notes is not None else None
+        exchange, sessions = self._exchange, self._policy.sessions
+        trail = AttemptTrail.of(exchange) if exchange.notes is not None else None
         if trail is not None:
-            note_attempt(x, self._backend, self._outcome, self._began)
+            note_attempt(exchange, self._backend, self._outcome, self._began)
             if trail.is_shown:
-                x.response.fields.set(ATTEMPTS_FIELD, trail.field)
+                exchange.response.fields.set(ATTEMPTS_FIELD, trail.field)
         if self._failures:
-            x.detail = f"retried after {', '.join(dict.fromkeys(self._failures))}"
+            exchange.detail = f"retried after {', '.join(dict.fromkeys(self._failures))}"
         if self._is_hedged:
-            x.detail = f"{x.detail}; hedged" if x.detail else "hedged"
+            exchange.detail = f"{exchange.detail}; hedged" if exchange.detail else "hedged"
         if self._body is not None:
             self._body.forget()
         if sessions is not None:
             assert self._target is not None
-            sessions.keep(x, self._shown, self._backend, self._target)
+            sessions.keep(exchange, self._shown, self._backend, self._target)
 
 
-def note_attempt(x: Exchange, backend: RouteBackend, outcome: str, began: float) -> None:
-    AttemptTrail.kept_by(x).add(backend.name, outcome, monotonic() - began)
+def note_attempt(exchange: Exchange, backend: RouteBackend, outcome: str, began: float) -> None:
+    AttemptTrail.kept_by(exchange).add(backend.name, outcome, monotonic() - began)
 
 
 def may_retry(backend: RouteBackend, counted: list[HostSet]) -> bool:
@@ -455,13 +457,13 @@ def may_retry(backend: RouteBackend, counted: list[HostSet]) -> bool:
     return True
 
 
-def finish_earlier(x: Exchange, route: Route, chosen: Sequence[RouteBackend]) -> None:
+def finish_earlier(exchange: Exchange, route: Route, chosen: Sequence[RouteBackend]) -> None:
     """Run `complete` of the filters of backends that were left for others; those of the last one run in the end."""
     last = chosen[-1]
     later = {completion.mark for place in (route, last) for completion in place.chain.complete}
     for backend in chosen:
         if backend is not last:
-            finish([each for each in backend.chain.complete if each.mark not in later], x)
+            finish([each for each in backend.chain.complete if each.mark not in later], exchange)
 
 
 def discard(client: Client, upstream: Upstream) -> None:
@@ -478,15 +480,15 @@ async def pause(client: Client, seconds: float) -> None:
 
 
 def kept_body(
-    x: Exchange, client: Client, route: Route, collected: bytes | ReplayableBody | None, limit: int
+    exchange: Exchange, client: Client, route: Route, collected: bytes | ReplayableBody | None, limit: int
 ) -> ReplayableBody | None:
     """The request's body, kept up to `limit` bytes to be sent again; None where it has none. Filters of the rule are
     before it, so that they see it once, however many attempts there are. `collected`: the body, if it is here already.
     """
-    length, chain = x.request.body, None
+    length, chain = exchange.request.body, None
     if route.chain.request_body is not None:
         chain = client.resources.request_chain
-    early: BufferedRequest | None = x.notes.get(HELD) if x.notes is not None else None
+    early: BufferedRequest | None = exchange.notes.get(HELD) if exchange.notes is not None else None
     source = early or client
     if isinstance(collected, ReplayableBody):
         return collected
@@ -499,7 +501,7 @@ def kept_body(
         if chain is None:
             source.send_request_body_to(sink)
             return client
-        body_filter = client.resources.request_filter = BodyFilter(x, chain, sink, client, client)
+        body_filter = client.resources.request_filter = BodyFilter(exchange, chain, sink, client, client)
         source.send_request_body_to(body_filter)
         return body_filter
 

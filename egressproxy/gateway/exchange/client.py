@@ -177,12 +177,12 @@ class Client(ExchangeClock, Protocol):
         return (self.resources,) if self.driver.is_busy else ()
 
     # --- the form of an answer -----------------------------------------------------------------------------------
-    def error_answer(self, error: GatewayError, x: Exchange) -> LocalResponse:
+    def error_answer(self, error: GatewayError, exchange: Exchange) -> LocalResponse:
         """What the client is told of an error."""
-        call: McpCall | AiCall | ProviderCall | None = McpCall.of(x) or AiCall.of(x)
+        call: McpCall | AiCall | ProviderCall | None = McpCall.of(exchange) or AiCall.of(exchange)
         if call is None or (isinstance(call, AiCall) and call.api is None):
-            call = provider_call(x, self.backends)
-        return answer_for(error, x.request_id, call)
+            call = provider_call(exchange, self.backends)
+        return answer_for(error, exchange.request_id, call)
 
     @property
     def backends(self) -> Sequence[RouteBackend]:
@@ -190,7 +190,7 @@ class Client(ExchangeClock, Protocol):
         route = self.resources.route
         return route.backends if route is not None else ()
 
-    def own_answer(self, answer: LocalResponse, x: Exchange) -> LocalResponse:
+    def own_answer(self, answer: LocalResponse, exchange: Exchange) -> LocalResponse:
         """A response of our own, or of a filter, as this client understands it."""
         return answer
 
@@ -203,9 +203,9 @@ class Client(ExchangeClock, Protocol):
         """An attempt has ended without an answer; `result` is the reason of its failure."""
         self.resources.backend.series.attempt(result)  # type: ignore[union-attr]  # it is chosen before
 
-    def count_answer(self, x: Exchange, seconds: float) -> None:
+    def count_answer(self, exchange: Exchange, seconds: float) -> None:
         """The head of an answer is here, so many seconds after its attempt began."""
-        series: Series = x.series
+        series: Series = exchange.series
         try:  # as `answered` does: a call would cost every request more than all that is counted here
             series.answers[bisect_left(BUCKETS_S, seconds)] += 1
             series.answer_sum_s += seconds
@@ -213,44 +213,44 @@ class Client(ExchangeClock, Protocol):
             series.answered(seconds)
 
     def send_request(
-        self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
+        self, exchange: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
     ) -> None:
         """The head, and the body: at once where we have it, else as the client sends it."""
-        head, resources = x.request, self.resources
+        head, resources = exchange.request, self.resources
         chain = None
         if body is not None:
             if isinstance(body, bytes):
                 head.body = len(body)
                 if body and resources.mirror_requests is None:
                     upstream.begin(self.driver, head)
-                    upstream.send_whole(head, x.upstream_host, pseudonym, body)
+                    upstream.send_whole(head, exchange.upstream_host, pseudonym, body)
                     return
             else:
                 assert resources.backend is not None
                 of_backend = resources.backend.chain
                 body.drop_trailers(of_backend.backend_request is not None and not of_backend.lets_leg_trailers)
-                backend_chain = streaming_backend_filters(x, of_backend)
+                backend_chain = streaming_backend_filters(exchange, of_backend)
                 if backend_chain is not None:
-                    self._send_through_leg(x, upstream, backend_chain, None, body, pseudonym)
+                    self._send_through_leg(exchange, upstream, backend_chain, None, body, pseudonym)
                     return
                 head.body = body.length
         elif head.body != 0 and resources.route is not None and resources.route.filters_request:
             assert resources.backend is not None
             chain = resources.request_chain if resources.route.chain.request_body is not None else None
-            backend_chain = streaming_backend_filters(x, resources.backend.chain)
+            backend_chain = streaming_backend_filters(exchange, resources.backend.chain)
             if backend_chain is not None:
-                self._send_through_leg(x, upstream, backend_chain, chain, None, pseudonym)
+                self._send_through_leg(exchange, upstream, backend_chain, chain, None, pseudonym)
                 return
             if chain is not None and not chain.keeps_length:
                 head.body = CHUNKED
         has_body = head.body != 0
         upstream.begin(self.driver, head)
-        upstream.send_head(head, x.upstream_host, pseudonym)
+        upstream.send_head(head, exchange.upstream_host, pseudonym)
         sink: BodySink = upstream
         if resources.mirror_requests is not None:
             assert resources.backend is not None
             sink, resources.mirror_requests = resources.mirror_requests, None
-            unfiltered = unfiltered_body(x, resources.backend.chain)
+            unfiltered = unfiltered_body(exchange, resources.backend.chain)
             if unfiltered is not None:
                 sink.begin_whole(*unfiltered)
                 sink = upstream
@@ -271,13 +271,13 @@ class Client(ExchangeClock, Protocol):
             upstream.feed_from(self)
             self.send_request_body_to(sink)
         else:
-            body_filter = resources.request_filter = BodyFilter(x, chain, sink, self, self)
+            body_filter = resources.request_filter = BodyFilter(exchange, chain, sink, self, self)
             upstream.feed_from(body_filter)
             self.send_request_body_to(body_filter)
 
     def _send_through_leg(
         self,
-        x: Exchange,
+        exchange: Exchange,
         upstream: Upstream,
         backend_chain: BodyChain,
         chain: BodyChain | None,
@@ -285,14 +285,14 @@ class Client(ExchangeClock, Protocol):
         pseudonym: bytes,
     ) -> None:
         """As `send_request`, through filters of the backend. `chain`: those of the rule, before them or `body`."""
-        head, resources = x.request, self.resources
+        head, resources = exchange.request, self.resources
         if not (backend_chain.keeps_length and (chain is None or chain.keeps_length)):
             head.body = CHUNKED
         elif body is not None:
             head.body = body.length
         upstream.begin(self.driver, head)
-        upstream.send_head(head, x.upstream_host, pseudonym)
-        own = BodyFilter(x, backend_chain, upstream, self, self)
+        upstream.send_head(head, exchange.upstream_host, pseudonym)
+        own = BodyFilter(exchange, backend_chain, upstream, self, self)
         upstream.feed_from(own)
         sink: BodySink = own if body is None else body
         if resources.mirror_requests is not None:
@@ -309,7 +309,7 @@ class Client(ExchangeClock, Protocol):
         elif chain is None:
             self.send_request_body_to(sink)
         else:
-            body_filter = resources.request_filter = BodyFilter(x, chain, sink, self, self)
+            body_filter = resources.request_filter = BodyFilter(exchange, chain, sink, self, self)
             own.feed_from(body_filter)
             self.send_request_body_to(body_filter)
 
@@ -317,12 +317,12 @@ class Client(ExchangeClock, Protocol):
         """The whole body of the request, if all of it is known to be here."""
         return None
 
-    def pass_interim(self, head: ResponseHead, x: Exchange) -> None:
+    def pass_interim(self, head: ResponseHead, exchange: Exchange) -> None:
         """Interim responses are passed on to 1.1 clients."""
         backend, cluster = self.resources.backend, self.resources.cluster
         assert backend is not None
         assert cluster is not None
-        if x.request.http_1_0 or (head.status == 100 and not x.request.expect_continue):
+        if exchange.request.http_1_0 or (head.status == 100 and not exchange.request.expect_continue):
             return
         if backend.chain.backend_response is None and backend.chain.response_headers is None:
             self.send_interim(head, cluster.network.pseudonym)

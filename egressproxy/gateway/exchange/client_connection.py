@@ -70,8 +70,8 @@ class ClientConnection(DownstreamConnection, Client):
         return goes_on
 
     def _has_left(self) -> bool:
-        x, route = self.resources.exchange, self.resources.route
-        if x is None or x.is_tunnel or not self.may_have_left:
+        exchange, route = self.resources.exchange, self.resources.route
+        if exchange is None or exchange.is_tunnel or not self.may_have_left:
             return False
         return not (route.policy if route is not None else self.listener.spec.policy).half_close
 

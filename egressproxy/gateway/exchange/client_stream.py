@@ -170,17 +170,17 @@ class ClientStream(DownstreamStream, Client):
         super().start_clock(request_s, idle_s)
 
     def send_request(
-        self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
+        self, exchange: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
     ) -> None:
         """As of Client. The backend of a call is told what is left of its time: its clock starts then."""
         call = self.call
         if call is not None:
-            call.exchange = x
-            fields = x.request.fields
+            call.exchange = exchange
+            fields = exchange.request.fields
             if call.ends_at != NEVER and b"grpc-timeout" in fields:
                 ends_at = min(call.ends_at, self.exchange_ends_at, self.attempt_ends_at)
                 fields.set(b"grpc-timeout", timeout_value(ends_at - monotonic()))
-        super().send_request(x, upstream, body, pseudonym)
+        super().send_request(exchange, upstream, body, pseudonym)
 
     def send_response(
         self, head: ResponseHead, request: RequestHead, pseudonym: bytes, body: bytes | None, *, close: bool
@@ -191,15 +191,15 @@ class ClientStream(DownstreamStream, Client):
             call.note(parsed_status(head.fields.block))
             call.is_open = body is None and head.body == CHUNKED and is_grpc(head.fields.get(b"content-type"))
 
-    def error_answer(self, error: GatewayError, x: Exchange) -> LocalResponse:
-        return super().error_answer(error, x) if self.call is None else error_of_call(error, x.request_id)
+    def error_answer(self, error: GatewayError, exchange: Exchange) -> LocalResponse:
+        return super().error_answer(error, exchange) if self.call is None else error_of_call(error, exchange.request_id)
 
-    def own_answer(self, answer: LocalResponse, x: Exchange) -> LocalResponse:
+    def own_answer(self, answer: LocalResponse, exchange: Exchange) -> LocalResponse:
         call = self.call
         if call is None:
-            return super().own_answer(answer, x)
-        call.exchange = x
-        made = answer_of_call(answer, x.reason)
+            return super().own_answer(answer, exchange)
+        call.exchange = exchange
+        made = answer_of_call(answer, exchange.reason)
         call.note(parsed_status(Fields.of(made.fields).block))
         return made
 

@@ -170,8 +170,8 @@ class ExchangeClock(UpstreamCaller, Protocol):
 
     def waits_for_people(self) -> bool:
         """Whether the request waits for approval, which has a time limit of its own."""
-        x = self.resources.exchange
-        return x is not None and x.is_held_for_people and not self.has_ended
+        exchange = self.resources.exchange
+        return exchange is not None and exchange.is_held_for_people and not self.has_ended
 
     def _set_deadline(self, now: float) -> None:
         at = now + self.idle_limit_s if self.idle_limit_s > 0 else NEVER

@@ -83,10 +83,10 @@ class HttpConnectionManager:
 
     def on_bad_request(self, client: Client, error: GatewayError) -> None:
         """What came is no request: it is answered, counted and logged like one."""
-        x = self.accounting.new_exchange(client.client, client.listener, client.identity)
+        exchange = self.accounting.new_exchange(client.client, client.listener, client.identity)
         client.resources.close = True
-        self.handle_error(x, client, error)
-        self.finish(x, client, None)
+        self.handle_error(exchange, client, error)
+        self.finish(exchange, client, None)
 
     def on_deadline(self, client: Client) -> None:
         """RequestHandler: the deadline of the client's connection has passed. End the exchange if its time is over."""
@@ -102,133 +102,139 @@ class HttpConnectionManager:
         """Name, decide, filter, choose, exchange, answer."""
         listener = client.state.port.first
         resources = client.resources
-        x = resources.exchange = self.accounting.new_exchange(client.client, listener, client.identity)
-        x.request = head
-        x.method = head.method
+        exchange = resources.exchange = self.accounting.new_exchange(client.client, listener, client.identity)
+        exchange.request = head
+        exchange.method = head.method
         try:
             if head.method == b"CONNECT":
-                answer = await serve_connect(self.accounting, x, client, head)
+                answer = await serve_connect(self.accounting, exchange, client, head)
                 if answer is not None:
-                    self.answer(x, client, answer)
+                    self.answer(exchange, client, answer)
                 return
-            listener = name_request(x, client.state.port, client.server_name, client.tunnel, head)
+            listener = name_request(exchange, client.state.port, client.server_name, client.tunnel, head)
             if head.via or listener.authenticator is not None or head.method == b"TRACE":
-                await identify(self.accounting, x, client, listener, head)
+                await identify(self.accounting, exchange, client, listener, head)
             if listener.variants is not None:
-                listener = listener.variants.of(x.identity)
-            route, x.path_prefix, noted = route_request(listener, x.authority, head)  # type: ignore[arg-type]
+                listener = listener.variants.of(exchange.identity)
+            route, exchange.path_prefix, noted = route_request(listener, exchange.authority, head)  # type: ignore[arg-type]
             resources.route = route
-            x.route = route.name
-            x.series = route.series
+            exchange.route = route.name
+            exchange.series = route.series
             if noted:
-                x.note_denials(*noted)
+                exchange.note_denials(*noted)
             gate = self.accounting.gate
             if gate is not None:
-                resources.tenant = gate.admit(x, route.priority)
+                resources.tenant = gate.admit(exchange, route.priority)
             client.start_clock(route.clock_s, route.idle_s)
             if head.max_forwards >= 0:
                 if head.max_forwards == 0:
-                    self.answer(x, client, LAST_HOP)
+                    self.answer(exchange, client, LAST_HOP)
                     return
                 head.max_forwards -= 1
             steps = route.chain.request_headers
             if steps is not None:
                 if route.reads_early:
                     if route.kind == SELF_SERVICE:
-                        refuse_flood(x, self.asked)
+                        refuse_flood(exchange, self.asked)
                         held = BufferedRequest(client, head)
-                        self.answer(x, client, await answer_caller(x, listener, head, held, decide_names, self.waiting))
+                        self.answer(
+                            exchange,
+                            client,
+                            await answer_caller(exchange, listener, head, held, decide_names, self.waiting),
+                        )
                         return
-                    x.keep(HELD, BufferedRequest(client, head))
-                outcome = run(steps, x)
+                    exchange.keep(HELD, BufferedRequest(client, head))
+                outcome = run(steps, exchange)
                 if outcome is not None:
-                    answer = await answer_of(outcome, steps, x, resources)
+                    answer = await answer_of(outcome, steps, exchange, resources)
                     if answer is not None:
-                        self.answer(x, client, answer)
+                        self.answer(exchange, client, answer)
                         return
-                if x.notes is not None:
-                    if x.notes.pop(WAITED, False):
-                        route, _ = await admit_again(x, client, route, listener)
+                if exchange.notes is not None:
+                    if exchange.notes.pop(WAITED, False):
+                        route, _ = await admit_again(exchange, client, route, listener)
                         resources.route = route
-                    route = self._noted(x, client, route)
-            client.body_limit = x.max_body_bytes
+                    route = self._noted(exchange, client, route)
+            client.body_limit = exchange.max_body_bytes
             body = None
             if route.filters_request and head.body != 0:
-                body = await self.begin_request_body(x, client, head, route)
-                if x.notes is not None:
-                    if x.notes.pop(WAITED, False):
-                        route, _ = await admit_again(x, client, route, listener)
+                body = await self.begin_request_body(exchange, client, head, route)
+                if exchange.notes is not None:
+                    if exchange.notes.pop(WAITED, False):
+                        route, _ = await admit_again(exchange, client, route, listener)
                         resources.route = route
-                    route = self._noted(x, client, route)
+                    route = self._noted(exchange, client, route)
             if route.retries is None:
                 backend = resources.backend = route.choose()
-                x.backend = backend.name
-                x.series = backend.series
+                exchange.backend = backend.name
+                exchange.series = backend.series
                 if backend.mirrors is not None:  # before filters of this backend add its credential
-                    resources.mirror_requests = mirror_requests_of(backend.mirrors, x)
+                    resources.mirror_requests = mirror_requests_of(backend.mirrors, exchange)
                 chain = backend.chain
                 cluster: Cluster = backend.cluster  # type: ignore[assignment]  # `choose` gives none without
                 found: Answer | LocalResponse = await call_upstream(
-                    client, resources, x, cluster, cluster.target(x), chain, body, _IF_STALE
+                    client, resources, exchange, cluster, cluster.target(exchange), chain, body, _IF_STALE
                 )
             else:
-                found = await reach_with_retries(route.retries, x, client, route, body)
+                found = await reach_with_retries(route.retries, exchange, client, route, body)
                 chain = resources.backend.chain.after_attempts  # type: ignore[union-attr]  # that of the last attempt
             if resources.held_bytes is not None:
                 body = None
                 resources.held_bytes.release_request()
             if isinstance(found, LocalResponse):
-                self.answer(x, client, await run_response_filters(found, x, resources))
+                self.answer(exchange, client, await run_response_filters(found, exchange, resources))
                 return
-            if x.response.status == 407:
+            if exchange.response.status == 407:
                 raise wanted_credentials(resources.cluster)
             for steps in chain.response_phases:
-                outcome = run(steps, x)
+                outcome = run(steps, exchange)
                 if outcome is not None:
-                    answer = await answer_of(outcome, steps, x, resources)
+                    answer = await answer_of(outcome, steps, exchange, resources)
                     if answer is not None:
-                        self.answer(x, client, answer)
+                        self.answer(exchange, client, answer)
                         return
-            if x.response.status == 101:
-                await switch_protocols(self.accounting, x, client)
+            if exchange.response.status == 101:
+                await switch_protocols(self.accounting, exchange, client)
             elif chain.response_body is not None:
-                await self.filter_response(x, client, chain.response_body, found)
-            elif not self.begin_response(x, client, None, found):
-                await self.relay_response(x, client, None, found)
+                await self.filter_response(exchange, client, chain.response_body, found)
+            elif not self.begin_response(exchange, client, None, found):
+                await self.relay_response(exchange, client, None, found)
             if resources.held_bytes is not None and client.is_write_blocked:
-                x.first_byte_at = x.first_byte_at or monotonic()
+                exchange.first_byte_at = exchange.first_byte_at or monotonic()
                 await answer_taken(client)
         except FilterAnswered as answered:
-            await self.answer_instead(x, client, answered)
+            await self.answer_instead(exchange, client, answered)
         except Unauthenticated as error:
-            answer = answer_to_browser(x, client, listener, head, error)
+            answer = answer_to_browser(exchange, client, listener, head, error)
             if answer is not None:
-                self.answer(x, client, answer)
+                self.answer(exchange, client, answer)
             else:
-                self.handle_error(x, client, error)
+                self.handle_error(exchange, client, error)
         except GatewayError as error:
-            self.handle_error(x, client, error)
+            self.handle_error(exchange, client, error)
         except BaseException as error:  # also what a filter may raise to end more than itself
-            log.error("internal error in exchange %s", x.request_id, exc_info=error)
-            self.handle_error(x, client, GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__))
+            log.error("internal error in exchange %s", exchange.request_id, exc_info=error)
+            self.handle_error(
+                exchange, client, GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__)
+            )
         finally:
             if not resources.is_handed_over:
-                self.finish(x, client, head)
+                self.finish(exchange, client, head)
 
-    def _noted(self, x: Exchange, client: Client, route: Route) -> Route:
-        assert x.notes is not None
-        if BACKEND_CHOICE in x.notes:
-            route = client.resources.route = filtered_route(route, x)
+    def _noted(self, exchange: Exchange, client: Client, route: Route) -> Route:
+        assert exchange.notes is not None
+        if BACKEND_CHOICE in exchange.notes:
+            route = client.resources.route = filtered_route(route, exchange)
         return route
 
     def begin_response(
-        self, x: Exchange, client: Client, chain: BodyChain | None, upstream: Answer, body: bytes | None = None
+        self, exchange: Exchange, client: Client, chain: BodyChain | None, upstream: Answer, body: bytes | None = None
     ) -> bool:
         """Send the head, and `body` if filters have made it of what was here. True if that is the whole response."""
-        request = x.request
+        request = exchange.request
         resources = client.resources
         if chain is not None and not chain.keeps_length:
-            x.response.body = CHUNKED
+            exchange.response.body = CHUNKED
         close = resources.close = (
             resources.close
             or request.connection_close
@@ -241,15 +247,17 @@ class HttpConnectionManager:
                 body = b""
             elif chain is None:
                 body = upstream.whole_body()
-        client.send_response(x.response, request, self.pseudonym, body, close=close)
-        x.status = x.response.status  # not before: what cannot be written is answered 500
+        client.send_response(exchange.response, request, self.pseudonym, body, close=close)
+        exchange.status = exchange.response.status  # not before: what cannot be written is answered 500
         if body is None:
-            x.first_byte_at = monotonic()
+            exchange.first_byte_at = monotonic()
             return False
         resources.release(reusable=upstream.is_reusable)
         return True
 
-    async def relay_response(self, x: Exchange, client: Client, chain: BodyChain | None, upstream: Answer) -> None:
+    async def relay_response(
+        self, exchange: Exchange, client: Client, chain: BodyChain | None, upstream: Answer
+    ) -> None:
         """The body. With no body filter the two connections are joined, and this coroutine waits for the end."""
         resources = client.resources
         if chain is None:
@@ -257,7 +265,7 @@ class HttpConnectionManager:
             client.feed_from(upstream)
             await upstream.response_end()
         else:
-            body_filter = resources.response_filter = BodyFilter(x, chain, client, upstream, client)
+            body_filter = resources.response_filter = BodyFilter(exchange, chain, client, upstream, client)
             upstream.send_response_body_to(body_filter)
             client.feed_from(body_filter)
             await upstream.response_end()
@@ -265,22 +273,22 @@ class HttpConnectionManager:
                 await PAUSE
         resources.release(reusable=upstream.is_reusable)
 
-    async def filter_response(self, x: Exchange, client: Client, plan: BodyPlan, upstream: Answer) -> None:
+    async def filter_response(self, exchange: Exchange, client: Client, plan: BodyPlan, upstream: Answer) -> None:
         """Send it through those body filters that do not let it pass unread. If one gets it whole, the head waits."""
         chosen = None
-        response = x.response
+        response = exchange.response
         if response.body == CHUNKED:
             response.body = upstream.settle_length() or CHUNKED  # what is here whole is filtered like any other
         if response.body != 0:
-            chosen = plan.choose(x)
+            chosen = plan.choose(exchange)
             if response.status in PARTS:
-                chosen = plan.without_part(x, chosen)
-        elif x.method == b"HEAD" or response.status == 304:
-            plan.describe(x)
+                chosen = plan.without_part(exchange, chosen)
+        elif exchange.method == b"HEAD" or response.status == 304:
+            plan.describe(exchange)
         if chosen is None or not chosen.holds:
-            chain = None if chosen is None else plan.chain(x, chosen)
-            if not self.begin_response(x, client, chain, upstream):
-                await self.relay_response(x, client, chain, upstream)
+            chain = None if chosen is None else plan.chain(exchange, chosen)
+            if not self.begin_response(exchange, client, chain, upstream):
+                await self.relay_response(exchange, client, chain, upstream)
             return
         trailers, whole = b"", None
         try:
@@ -289,11 +297,11 @@ class HttpConnectionManager:
             if whole is not None:
                 if len(whole) > SHORT_BODY:
                     client.hold_bytes(len(whole), upstream, waits=False)
-                outcome = chosen.pass_whole(x, whole)
+                outcome = chosen.pass_whole(exchange, whole)
                 body = outcome if isinstance(outcome, bytes) else await finished(outcome)
             else:
-                chain = plan.chain(x, chosen)
-                collector = await self.collect_response(x, client, chain, upstream)
+                chain = plan.chain(exchange, chosen)
+                collector = await self.collect_response(exchange, client, chain, upstream)
                 body, trailers = collector.body, collector.trailers
         except GatewayError as error:
             if not isinstance(error, UpstreamFault) and upstream.is_reusable:
@@ -303,18 +311,20 @@ class HttpConnectionManager:
             body = trailers = b""
         response.body = CHUNKED if trailers else len(body)
         if not trailers:
-            self.begin_response(x, client, None, upstream, body)
+            self.begin_response(exchange, client, None, upstream, body)
             return
-        self.begin_response(x, client, chain, TranslatedAnswer(upstream, body))
+        self.begin_response(exchange, client, chain, TranslatedAnswer(upstream, body))
         if body:
             client.send_body(body)
         client.end_body(trailers)
         client.resources.release(reusable=upstream.is_reusable)
 
-    async def collect_response(self, x: Exchange, client: Client, chain: BodyChain, upstream: Answer) -> Collector:
+    async def collect_response(
+        self, exchange: Exchange, client: Client, chain: BodyChain, upstream: Answer
+    ) -> Collector:
         """The body behind filters of which one gets it whole."""
         collector = Collector(client, source=upstream)
-        body_filter = client.resources.response_filter = BodyFilter(x, chain, collector, upstream, client)
+        body_filter = client.resources.response_filter = BodyFilter(exchange, chain, collector, upstream, client)
         upstream.send_response_body_to(body_filter)
         await upstream.response_end()
         while not collector.is_whole:
@@ -323,13 +333,13 @@ class HttpConnectionManager:
 
     # --- bodies ----------------------------------------------------------------------------------------------------
     async def begin_request_body(
-        self, x: Exchange, client: Client, head: RequestHead, route: Route
+        self, exchange: Exchange, client: Client, head: RequestHead, route: Route
     ) -> bytes | ReplayableBody | None:
         """Let the body filters decide how they get the body. Returns it, filtered, where one of them gets it whole or a
         filter of the head has collected it; None where it is still to come.
         """
         resources, plan = client.resources, route.chain.request_body
-        chosen = plan.choose(x) if plan is not None else None
+        chosen = plan.choose(exchange) if plan is not None else None
         if route.filters_alone and chosen is not None and chosen.takes_whole(head.fields):
             whole = None if head.expect_continue else client.take_request_body()
             if whole is None and head.body <= SHORT_BODY and chosen.collects(head.body):
@@ -342,13 +352,15 @@ class HttpConnectionManager:
             if whole is not None:
                 if len(whole) > SHORT_BODY:
                     client.hold_bytes(len(whole), waits=False)
-                outcome = chosen.pass_whole(x, whole)
+                outcome = chosen.pass_whole(exchange, whole)
                 return outcome if isinstance(outcome, bytes) else await finished(outcome)
-        chain = resources.request_chain = plan.chain(x, chosen) if plan is not None and chosen is not None else None
-        limit = route.needs_body if not route.backend_body_plans else route.body_limit(x)
+        chain = resources.request_chain = (
+            plan.chain(exchange, chosen) if plan is not None and chosen is not None else None
+        )
+        limit = route.needs_body if not route.backend_body_plans else route.body_limit(exchange)
         if not route.buffers_request and limit < 0 and (chain is None or not chain.holds):
             return None
-        held: BufferedRequest | None = x.notes.pop(HELD, None) if x.notes is not None else None
+        held: BufferedRequest | None = exchange.notes.pop(HELD, None) if exchange.notes is not None else None
         early = held.body if held is not None else None
         if chain is None and (limit < 0 or (early is not None and len(early) <= limit)):
             return early
@@ -356,7 +368,7 @@ class HttpConnectionManager:
         collector = Collector(client, limit)
         sink: BodyFilter | Collector = collector
         if chain is not None:
-            sink = resources.request_filter = BodyFilter(x, chain, collector, client, client)
+            sink = resources.request_filter = BodyFilter(exchange, chain, collector, client, client)
         if early is None:
             invite_body(client, head)
             (held or client).send_request_body_to(sink)
@@ -371,43 +383,54 @@ class HttpConnectionManager:
         return collector.body
 
     # --- the end -------------------------------------------------------------------------------------------------
-    def answer(self, x: Exchange, client: Client, answer: LocalResponse) -> None:
-        answer = client.own_answer(answer, x)
-        is_last = x.says_close or self.ends_connections or client.state.is_closed or client.is_last
+    def answer(self, exchange: Exchange, client: Client, answer: LocalResponse) -> None:
+        answer = client.own_answer(answer, exchange)
+        is_last = exchange.says_close or self.ends_connections or client.state.is_closed or client.is_last
         close = client.resources.close or is_last or not client.is_request_read  # RFC 9112 section 9.6
-        client.resources.close = close or has_stray_bytes(x, client)
-        x.status = answer.status
-        client.send_answer(answer, close=client.resources.close, with_body=x.method != b"HEAD")
+        client.resources.close = close or has_stray_bytes(exchange, client)
+        exchange.status = answer.status
+        client.send_answer(answer, close=client.resources.close, with_body=exchange.method != b"HEAD")
 
-    async def answer_instead(self, x: Exchange, client: Client, answered: FilterAnswered) -> None:
+    async def answer_instead(self, exchange: Exchange, client: Client, answered: FilterAnswered) -> None:
         """Send the response that a body filter has made. Where another one has begun, that breaks off."""
         answered.__traceback__ = answered.__context__ = None  # their frames hold what may hold it: no cycle
         resources = client.resources
         try:
-            if x.status or client.is_lost:
+            if exchange.status or client.is_lost:
                 raise answered
             if resources.upstream is not None:
                 resources.release(reusable=resources.upstream.is_reusable)
-            self.answer(x, client, await run_response_filters(answered.answer, x, resources))
+            self.answer(exchange, client, await run_response_filters(answered.answer, exchange, resources))
         except GatewayError as error:
-            self.handle_error(x, client, error)
+            self.handle_error(exchange, client, error)
         except BaseException as error:  # also what a filter may raise to end more than itself
-            log.error("internal error in exchange %s", x.request_id, exc_info=error)
-            self.handle_error(x, client, GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__))
+            log.error("internal error in exchange %s", exchange.request_id, exc_info=error)
+            self.handle_error(
+                exchange, client, GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__)
+            )
 
-    def handle_error(self, x: Exchange, client: Client, error: GatewayError) -> None:
+    def handle_error(self, exchange: Exchange, client: Client, error: GatewayError) -> None:
         """An error ends the exchange: an answer where none has begun, else a connection that breaks off visibly."""
         error.__traceback__ = error.__context__ = None  # their frames hold what may hold the error: no cycle
         resources = client.resources
-        self.accounting.record_error(x, resources, error)
+        self.accounting.record_error(exchange, resources, error)
         response_filter = resources.response_filter
-        resources.fail(x, error)
-        if client.is_lost or isinstance(error, ClientGone) or x.status:
+        resources.fail(exchange, error)
+        if client.is_lost or isinstance(error, ClientGone) or exchange.status:
             resources.close = True
             last = b""
-            if response_filter is not None and x.status and not client.is_lost and not isinstance(error, ClientGone):
-                call = McpCall.of(x) or AiCall.provider_of_client(x) or provider_call(x, client.backends)
-                last = error_event(error, x, call, response_filter.chain, response_filter.tail)
+            if (
+                response_filter is not None
+                and exchange.status
+                and not client.is_lost
+                and not isinstance(error, ClientGone)
+            ):
+                call = (
+                    McpCall.of(exchange)
+                    or AiCall.provider_of_client(exchange)
+                    or provider_call(exchange, client.backends)
+                )
+                last = error_event(error, exchange, call, response_filter.chain, response_filter.tail)
             if last:
                 client.send_body(last)
                 client.end_body(b"")
@@ -415,21 +438,21 @@ class HttpConnectionManager:
                 client.break_off(error)
             return
         resources.close = resources.close or error.close or not client.is_request_read
-        answer = client.error_answer(error, x)
-        trail = AttemptTrail.of(x)
+        answer = client.error_answer(error, exchange)
+        trail = AttemptTrail.of(exchange)
         if trail is not None and trail.is_shown:
             answer = replace(answer, fields=(*answer.fields, (ATTEMPTS_FIELD, trail.field)))
-        self.answer(x, client, answer)
+        self.answer(exchange, client, answer)
 
-    def finish(self, x: Exchange, client: Client, head: RequestHead | None) -> None:
+    def finish(self, exchange: Exchange, client: Client, head: RequestHead | None) -> None:
         """Always, once: filters, slots, metrics, log; then the connection goes on or closes. No head: it was none."""
         resources = client.resources
         try:
-            if not x.bytes_in:  # a tunnel has counted for itself
+            if not exchange.bytes_in:  # a tunnel has counted for itself
                 # What is buffered belongs to the next request; behind a malformed one there is none.
-                x.bytes_in = client.bytes_in - (client.unread if head is not None else 0)
-                x.bytes_out = client.bytes_out
-            self.accounting.account(x, resources)
+                exchange.bytes_in = client.bytes_in - (client.unread if head is not None else 0)
+                exchange.bytes_out = client.bytes_out
+            self.accounting.account(exchange, resources)
         finally:
             # A client whose answer began before a drain has not heard of it: it may ask once more, and hears it then.
             close = resources.close or (self.ends_connections and not self.is_draining) or client.state.is_closed
@@ -439,8 +462,8 @@ class HttpConnectionManager:
             if client.is_lost:
                 client.state.leave(client)
             else:
-                if head is None or head.upgrade or x.is_tunnel:
-                    close = close or (client.tunnel is None and has_stray_bytes(x, client))
+                if head is None or head.upgrade or exchange.is_tunnel:
+                    close = close or (client.tunnel is None and has_stray_bytes(exchange, client))
                 client.finish(close=close)
 
 
@@ -461,6 +484,6 @@ def wanted_credentials(via: Cluster | AttemptCounter | None) -> UpstreamFault:
     return UpstreamFault(Reason.BAD_RESPONSE, "the upstream asked for proxy credentials (407)")
 
 
-def has_stray_bytes(x: Exchange, client: Client) -> bool:
+def has_stray_bytes(exchange: Exchange, client: Client) -> bool:
     """Bytes behind a CONNECT or an upgrade; where that does not come about, they were never meant as a request."""
-    return x.asks_to_switch and client.unread > 0
+    return exchange.asks_to_switch and client.unread > 0

@@ -52,7 +52,7 @@ class HedgedCall:
     _policy: RetryPolicy
     _spec: HedgingIR
     _client: Client
-    _x: Exchange
+    _exchange: Exchange
     _route: Route
     _failover_state: FailoverState | None
     _failover: FailoverGroup | None
@@ -75,7 +75,7 @@ class HedgedCall:
         client.leave_clock_to_attempts()
         try:
             self._backend = backend
-            self._begin(backend, untried(backend, self._x, self._tried, self._down))
+            self._begin(backend, untried(backend, self._exchange, self._tried, self._down))
             while self.decisive is None:
                 await PAUSE
         finally:
@@ -102,7 +102,7 @@ class HedgedCall:
     # --- another one -----------------------------------------------------------------------------------------------
     def _begin(self, backend: RouteBackend, target: UpstreamHost, counted: HostSet | None = None) -> None:
         is_first = self.begun == 0
-        attempt = HedgedAttempt(self._client, self._x, backend, target, self._body, is_first=is_first)
+        attempt = HedgedAttempt(self._client, self._exchange, backend, target, self._body, is_first=is_first)
         attempt.counted = counted
         if self._failover is not None:
             attempt.first_byte_s = self._failover.spec.first_byte_s
@@ -143,15 +143,15 @@ class HedgedCall:
         """Where to: the same endpoint only of a name, maybe of many servers, where no other backend of a Failover
         serves.
         """
-        failover_state, x, tried = self._failover_state, self._x, self._tried
+        failover_state, exchange, tried = self._failover_state, self._exchange, self._tried
         backend = first if failover_state is not None else self._route.choose()
         if backend.cluster is None or backend.has_parent:
             return None
-        target = untried(backend, x, tried, self._down)
+        target = untried(backend, exchange, tried, self._down)
         if target in tried and failover_state is not None:
             following = failover_state.beside(self._client.wheel.now)
             if following is not None and not following.has_parent:
-                backend, target = following, untried(following, x, tried, self._down)
+                backend, target = following, untried(following, exchange, tried, self._down)
         assert backend.cluster is not None
         is_name = backend.cluster.spec.backend.destination in (Destination.FQDN, Destination.DYNAMIC)
         return (backend, target) if is_name or target not in tried else None
@@ -178,25 +178,25 @@ class HedgedCall:
             return attempt.is_first and not isinstance(error, UpstreamFault | LimitExceeded)  # as without hedging
         if isinstance(attempt.found, LocalResponse):
             return attempt.is_first
-        response = attempt.x.response
+        response = attempt.exchange.response
         if asked_pause_s(response.fields, time()):
             self._may_begin = False
         return response.status not in self._spec.codes
 
     def _forget(self, attempt: HedgedAttempt) -> None:
         """It has lost: its filters are told, and whoever counts."""
-        x, own = self._x, attempt.x
+        exchange, own = self._exchange, attempt.exchange
         if own.notes is not None:
-            before = x.notes or {}
+            before = exchange.notes or {}
             finish([each for each in attempt.backend.chain.complete if each.mark not in before], own)
             own.forget_notes(before)
-        x.attempts += own.attempts
-        x.note_denials(*(x.would_deny or ()), *(own.would_deny or ()))
+        exchange.attempts += own.attempts
+        exchange.note_denials(*(exchange.would_deny or ()), *(own.would_deny or ()))
         if not attempt.is_first:
             attempt.backend.series.hedge(CANCELLED if attempt.is_cancelled else "failed")
         if self.decisive is not None or not attempt.is_cancelled:
             outcome = self._outcome(attempt)
-            AttemptTrail.kept_by(x).add(attempt.backend.name, outcome, monotonic() - attempt.began)
+            AttemptTrail.kept_by(exchange).add(attempt.backend.name, outcome, monotonic() - attempt.began)
 
     def _outcome(self, attempt: HedgedAttempt) -> str:
         """What the trail says of an attempt that has lost, and what its Failover hears of it."""
@@ -211,7 +211,7 @@ class HedgedCall:
             return error.reason.value
         if isinstance(attempt.found, LocalResponse):
             return str(attempt.found.status)
-        response = attempt.x.response
+        response = attempt.exchange.response
         status = status_of_answer(response)
         if failover_state is not None and self._failover is not None and status in self._failover.codes:
             failover_state.answered(attempt.backend, response, status, now)
@@ -219,17 +219,17 @@ class HedgedCall:
 
     def _adopt(self, attempt: HedgedAttempt) -> None:
         """The client's exchange is the one of this attempt from here on."""
-        x, own, resources = self._x, attempt.x, self._client.resources
-        head, sent = x.request, own.request
+        exchange, own, resources = self._exchange, attempt.exchange, self._client.resources
+        head, sent = exchange.request, own.request
         head.fields.block, head.path, head.body = sent.fields.block, sent.path, sent.body
-        x.upstream_host = own.upstream_host
-        x.take_response(own)
-        x.upstream, x.addresses = own.upstream, own.addresses
-        x.backend, x.backend_is_secure, x.series = own.backend, own.backend_is_secure, own.series
-        x.attempts += own.attempts
-        x.note_denials(*(x.would_deny or ()), *(own.would_deny or ()))
+        exchange.upstream_host = own.upstream_host
+        exchange.take_response(own)
+        exchange.upstream, exchange.addresses = own.upstream, own.addresses
+        exchange.backend, exchange.backend_is_secure, exchange.series = own.backend, own.backend_is_secure, own.series
+        exchange.attempts += own.attempts
+        exchange.note_denials(*(exchange.would_deny or ()), *(own.would_deny or ()))
         if own.notes is not None:
-            x.notes = {**(x.notes or {}), **own.notes}
+            exchange.notes = {**(exchange.notes or {}), **own.notes}
             own.notes = None
         held = attempt.resources
         resources.backend = attempt.backend
@@ -241,7 +241,7 @@ class HedgedCall:
             attempt.backend.series.hedge("won" if attempt.error is None else "failed")
 
 
-def finish_attempts(x: Exchange, route: Route, earlier: Sequence[RouteBackend]) -> None:
+def finish_attempts(exchange: Exchange, route: Route, earlier: Sequence[RouteBackend]) -> None:
     """Run `complete` of those filters that ran for each of these attempts: each gives back what is its own."""
     if not earlier:
         return
@@ -249,4 +249,4 @@ def finish_attempts(x: Exchange, route: Route, earlier: Sequence[RouteBackend]) 
     steps = (*(chain.request_headers or ()), *(chain.request_body.steps if chain.request_body is not None else ()))
     of_request = {step.own_mark for step in steps}
     for backend in earlier:
-        finish([each for each in backend.chain.complete if each.mark not in of_request], x)
+        finish([each for each in backend.chain.complete if each.mark not in of_request], exchange)

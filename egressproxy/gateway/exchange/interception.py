@@ -53,7 +53,7 @@ _DISTRUST: Final = frozenset(
 
 async def intercept(
     accounting: Accounting,
-    x: Exchange,
+    exchange: Exchange,
     client: Client,
     authority: Authority,
     listener: ActiveListener,
@@ -63,35 +63,35 @@ async def intercept(
     the handshake, and requests inside are exchanges of their own. The tunnel counts with `listener`, that of the
     client, until its connection ends. Raises GatewayError before that.
     """
-    take_tunnel_slot(x, client.state, client.resources, listener)
-    x.scheme = b"https"  # of what is asked inside: that is what the server is verified for
+    take_tunnel_slot(exchange, client.state, client.resources, listener)
+    exchange.scheme = b"https"  # of what is asked inside: that is what the server is verified for
     context = certificate_cache.known(authority.host)
     if context is None:
-        signing = certificate_cache.begin(authority.host, client_of(x))  # while the server is verified
+        signing = certificate_cache.begin(authority.host, client_of(exchange))  # while the server is verified
         try:
-            fault = await verified(x, client, authority)
+            fault = await verified(exchange, client, authority)
             context = await signing
         finally:
             signing.cancel()
     else:
-        fault = await verified(x, client, authority)
+        fault = await verified(exchange, client, authority)
     client.state.check_open()
-    if not x.status:
+    if not exchange.status:
         client.accept_tunnel()
-        x.status, x.first_byte_at = 200, monotonic()
+        exchange.status, exchange.first_byte_at = 200, monotonic()
     tunnel = OpenedTunnel(authority, b"https", fault)
     results = accounting.metrics.interceptions.results
     try:
-        if await end_tls(context, accounting, x, client, tunnel):
+        if await end_tls(context, accounting, exchange, client, tunnel):
             results["ok"] += 1
         else:
             results["unused"] += 1
-            x.detail = "the client left without a word inside: it may not trust the CA, or pin a key"
+            exchange.detail = "the client left without a word inside: it may not trust the CA, or pin a key"
     except GatewayError as error:  # the client has its alert, and reads nothing else
         if isinstance(error, Denied):
             error.rule = f"EgressPolicy {certificate_cache.policy}"
             results[error.reason.value] += 1
-        accounting.record_error(x, client.resources, error)
+        accounting.record_error(exchange, client.resources, error)
     finally:
         client.continued()
 
@@ -101,7 +101,7 @@ def is_tunnel(client: Client) -> bool:
     return is_connection(client) and isinstance(client.transport, OpenedTls)
 
 
-async def verified(x: Exchange, client: Client, authority: Authority) -> GatewayError | None:
+async def verified(exchange: Exchange, client: Client, authority: Authority) -> GatewayError | None:
     """Connect to the server, and keep the connection for what the client asks. Returns why that cannot be.
 
     Where it depends on the request who serves it, where filters look at its head first, or where policy denies the
@@ -109,25 +109,25 @@ async def verified(x: Exchange, client: Client, authority: Authority) -> Gateway
     """
     held, may_go_again = ExchangeResources(), False
     try:
-        route = route_of_all(of_client(x, client.listener), authority)
+        route = route_of_all(of_client(exchange, client.listener), authority)
         if route is None or len(route.choices) > 1 or route.chain.request_headers is not None:
             return None
         may_go_again = route.retries is not None
         backend = route.choose()
         cluster = backend.cluster
         assert cluster is not None  # `choose` gives none without
-        target = cluster.target(x)
+        target = cluster.target(exchange)
         if not target.is_secure:
             return None
-        via, next_hop = cluster.next_hop(x, target)
-        if via.network.wheel.now < next_hop.name.fresh_until or via.refresh_name(x, next_hop):
+        via, next_hop = cluster.next_hop(exchange, target)
+        if via.network.wheel.now < next_hop.name.fresh_until or via.refresh_name(exchange, next_hop):
             held.upstream = next_hop.pool.take()
         if held.upstream is not None:
             held.hold(via, next_hop, held.upstream)
         elif cluster.parents is None:
-            held.hold(via, next_hop, await via.acquire(x, next_hop, backend.chain.connect))
+            held.hold(via, next_hop, await via.acquire(exchange, next_hop, backend.chain.connect))
         else:
-            held.hold(*await cluster.acquire_by_any_way(x, target, backend.chain.connect))
+            held.hold(*await cluster.acquire_by_any_way(exchange, target, backend.chain.connect))
         assert held.upstream is not None
         held.release(reusable=not held.upstream.is_last)
     except ClientGone:
@@ -159,7 +159,7 @@ def as_fault(error: GatewayError) -> GatewayError:
 
 
 async def end_tls(
-    context: ssl.SSLContext, accounting: Accounting, x: Exchange, client: Client, tunnel: OpenedTunnel
+    context: ssl.SSLContext, accounting: Accounting, exchange: Exchange, client: Client, tunnel: OpenedTunnel
 ) -> bool:
     """The handshake with the client. Returns when it has said something inside; False where it leaves before, as
     libraries do that verify behind the handshake. Raises Denied, ClientGone, BadRequest (CLIENT_TIMEOUT).
@@ -167,7 +167,7 @@ async def end_tls(
     loop = asyncio.get_running_loop()
     done: asyncio.Future[bool] = loop.create_future()
     rest = client.detach()
-    tls = OpenedTls(context, accounting, x, client, tunnel, done)
+    tls = OpenedTls(context, accounting, exchange, client, tunnel, done)
     timer = loop.call_later(client.listener.timeouts.tls_handshake_s or 60.0, tls.abort_handshake)
     parked = PendingProtocol()
     parked.transport = client.transport
@@ -193,20 +193,20 @@ class OpenedTls(ServedTls):
         self,
         context: ssl.SSLContext,
         accounting: Accounting,
-        x: Exchange,
+        exchange: Exchange,
         outer: Client,
         tunnel: OpenedTunnel,
         begun: asyncio.Future[bool],
     ) -> None:
         self._outer: Client | None = outer
         self._begun: asyncio.Future[bool] | None = begun
-        self._series = x.series
+        self._series = exchange.series
         self._give_slot_back: Callable[[], None] | None = None  # the place of the tunnel, from the handshake on
         self._tunnel = tunnel
         client = ClientConnection(outer.request_handler, outer.wheel, outer.state)
         client.tunnel = tunnel
         copy_identity(client, outer)
-        client.identity = x.identity
+        client.identity = exchange.identity
         super().__init__(context, client, accounting.metrics)
         self._read = self._read_first
 

@@ -32,65 +32,65 @@ _NO_STEPS: Final[FilterSteps] = ()
 
 
 async def admit_again(
-    x: Exchange, client: Client, route: Route, listener: ActiveListener
+    exchange: Exchange, client: Client, route: Route, listener: ActiveListener
 ) -> tuple[Route, ActiveListener]:
     """The rule in force for a request, or a CONNECT, that was approved, and its client's listener; it goes on with
     them. `route` and `listener` have let it in. Raises GatewayError, as admission does.
     """
     check_configured(client.state)
-    again, now = x, client.listener
-    is_connect = x.request.method == b"CONNECT"
+    again, now = exchange, client.listener
+    is_connect = exchange.request.method == b"CONNECT"
     if not is_connect:
-        again, now = name_again(x, client.state.port, client.server_name, client.tunnel)
-    check_gateway(x, listener, now)
+        again, now = name_again(exchange, client.state.port, client.server_name, client.tunnel)
+    check_gateway(exchange, listener, now)
     if now.authenticator is not None:
-        checking = now.authenticator.admit_again(x, client)
+        checking = now.authenticator.admit_again(exchange, client)
         if checking is not None:
             await checking
-    own = of_client(x, now)
+    own = of_client(exchange, now)
     if not is_connect:
-        return route_again(x, again, route, own), own
-    assert x.authority is not None
-    found, noted = route_tunnel(own, x.authority)
-    if own.leaves_for(x.authority.host) is not None:
+        return route_again(exchange, again, route, own), own
+    assert exchange.authority is not None
+    found, noted = route_tunnel(own, exchange.authority)
+    if own.leaves_for(exchange.authority.host) is not None:
         raise changed(found)
-    take_over(x, route, found, noted)
+    take_over(exchange, route, found, noted)
     return found, own
 
 
 def name_again(
-    x: Exchange, port: Port, server_name: str, inside: OpenedTunnel | Redirection | None
+    exchange: Exchange, port: Port, server_name: str, inside: OpenedTunnel | Redirection | None
 ) -> tuple[Exchange, ActiveListener]:
     """What a request names, as its client has sent it, in a copy of the exchange; and its listener. Raises as
     `name_request`.
     """
-    again = x.copy()
-    again.request = original_head(x)
+    again = exchange.copy()
+    again.request = original_head(exchange)
     return again, name_request(again, port, server_name, inside, again.request)
 
 
-def route_again(x: Exchange, again: Exchange, route: Route, own: ActiveListener) -> Route:
+def route_again(exchange: Exchange, again: Exchange, route: Route, own: ActiveListener) -> Route:
     """The rule in force for the request of `name_again`. Raises as `route_request` and `take_over`."""
     assert again.authority is not None
     found, prefix, noted = route_request(own, again.authority, again.request)
-    if prefix != x.path_prefix:
+    if prefix != exchange.path_prefix:
         raise changed(found)
-    take_over(x, route, found, noted)
+    take_over(exchange, route, found, noted)
     return found
 
 
-def take_over(x: Exchange, route: Route, found: Route, noted: Noted) -> None:
+def take_over(exchange: Exchange, route: Route, found: Route, noted: Noted) -> None:
     """`found` is the rule in force for what `route` has let in. Raises Denied where it would make another of it."""
     if found is not route and not sends_alike(route, found):
         raise changed(found)
-    x.note_denials(*noted)
-    x.route, x.series = found.name, found.series
+    exchange.note_denials(*noted)
+    exchange.route, exchange.series = found.name, found.series
 
 
-def original_head(x: Exchange) -> RequestHead:
+def original_head(exchange: Exchange) -> RequestHead:
     """The head of the request before any filter."""
-    head = x.request.copy()
-    kept = x.notes.get(ORIGINAL_HEAD) if x.notes is not None else None
+    head = exchange.request.copy()
+    kept = exchange.notes.get(ORIGINAL_HEAD) if exchange.notes is not None else None
     if kept is not None:
         head.path, block = kept
         head.fields = Fields(block)
@@ -103,9 +103,9 @@ def check_configured(state: OpenConnections) -> None:
         raise GatewayFault(Reason.NO_ROUTE, "the listener is no longer configured", status=404)
 
 
-def check_gateway(x: Exchange, listener: ActiveListener, now: ActiveListener) -> None:
+def check_gateway(exchange: Exchange, listener: ActiveListener, now: ActiveListener) -> None:
     """What another gateway has signed holds as long as the keys stay that are believed. Raises Denied."""
-    if x.identity.source == "gateway" and listener is not now:
+    if exchange.identity.source == "gateway" and listener is not now:
         keys = listener.spec.policy.gateway_keys
         if any(key not in now.spec.policy.gateway_keys for key in keys):
             message = "which gateways are believed has changed while this request waited: send it again"

@@ -181,24 +181,24 @@ def outcome(snapshot: Snapshot, decision: RecentDecision) -> Outcome:
         return Outcome(True, "-", is_sure)
     if all(backend.denied is not None and backend.cluster is None for backend in backends):
         return Outcome(False, Reason.DESTINATION_DENIED.value, is_sure)
-    judged = [_judge(decided.x, backend.cluster) for backend in backends if backend.cluster is not None]
+    judged = [_judge(decided.exchange, backend.cluster) for backend in backends if backend.cluster is not None]
     if judged and all(each is False for each in judged):
         return Outcome(False, Reason.ADDRESS_DENIED.value, is_sure)
     return Outcome(True, "-", is_sure, None not in judged)
 
 
-def _judge(x: Exchange, cluster: Cluster) -> bool | None:
+def _judge(exchange: Exchange, cluster: Cluster) -> bool | None:
     """Whether any address may be dialled; None where none is known."""
     if cluster.spec.backend.destination in OPERATOR:
         return bool(cluster.endpoints) or not cluster.spec.backend.endpoints
     try:
-        target = cluster.tunnel_target(x)
+        target = cluster.tunnel_target(exchange)
         if cluster.parents is not None:
             cluster = cluster.parents.first(target.host, target.port)
         if cluster.parent is not None:
             cluster.opener.judge_for_parent(target)
             return True
-        literal = named_address(x, target)
+        literal = named_address(exchange, target)
         known = (literal,) if literal is not None else cluster.opener.resolver.known(target.host)
         if known is None:
             return None
@@ -211,7 +211,7 @@ def _judge(x: Exchange, cluster: Cluster) -> bool | None:
 
 
 def _depends_on_fields(decided: Decision) -> bool:
-    authority = decided.x.authority
+    authority = decided.exchange.authority
     return authority is not None and decided.listener.http.depends_on_fields(authority.host)
 
 
@@ -230,7 +230,7 @@ def _judges(snapshot: Snapshot, decision: RecentDecision) -> frozenset[tuple[obj
     decided = _decided(snapshot, decision)
     if decided is None or decided.route is None:
         return frozenset()
-    route, authority = decided.route, decided.x.authority
+    route, authority = decided.route, decided.exchange.authority
     chains = (route.chain, *(backend.chain for backend in route.backends))
     specs = (step.spec for chain in chains for phase in FILTER_PHASES for step in steps_of(chain, phase))
     found: set[tuple[object, ...]] = {(each.name, each.type, each.phase, each.config, each.fail_open) for each in specs}

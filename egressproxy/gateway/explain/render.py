@@ -155,7 +155,7 @@ def tls_values(tls: BackendTlsIR, host: str, destination: Destination) -> dict[s
     return made
 
 
-def filter_values(chain: Chain, phases: Iterable[str], x: Exchange) -> list[dict[str, Any]]:
+def filter_values(chain: Chain, phases: Iterable[str], exchange: Exchange) -> list[dict[str, Any]]:
     """Filters of unknown types, which requests skip; then those of these phases, with what their limits have left."""
     why = "the type is not known, and failOpen is set"
     skipped = [_filter_values(spec, spec.phase) | {"skipped": why} for spec in chain.skipped]
@@ -165,7 +165,7 @@ def filter_values(chain: Chain, phases: Iterable[str], x: Exchange) -> list[dict
             values = _filter_values(step.spec, step.stats.phase)
             if step.budget is not None and (left_s := step.budget.left_s()):  # it has failed too often
                 values["outOfService"] = {"forSeconds": round(left_s, 1)}
-            if values["phase"] == step.spec.phase and (limits := step.filter.explain(x)):
+            if values["phase"] == step.spec.phase and (limits := step.filter.explain(exchange)):
                 values["limits"] = [each.told() for each in limits]
             made.append(values)
     return skipped + made

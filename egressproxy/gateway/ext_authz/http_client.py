@@ -37,14 +37,14 @@ class HttpAuthzClient:
         self._copied = tuple(name for name in copied if not is_ours(name))
         self._copies_all = not spec.allowed_response_headers
 
-    async def check(self, x: Exchange, held: BufferedRequest, body: bytes, timeout_s: float) -> CheckResult:
-        asked = x.request.fields
+    async def check(self, exchange: Exchange, held: BufferedRequest, body: bytes, timeout_s: float) -> CheckResult:
+        asked = exchange.request.fields
         shown = Fields.of((name, value) for name in self._wanted for value in asked.get_all(name))
-        head = RequestHead(x.request.method, x.request.target, shown)
-        head.path = self._path(x.request.path)
+        head = RequestHead(exchange.request.method, exchange.request.target, shown)
+        head.path = self._path(exchange.request.path)
         head.body = len(body)
-        inner = question(x, head, self._connector.name)
-        inner.upstream_host = asked_host(x)
+        inner = question(exchange, head, self._connector.name)
+        inner.upstream_host = asked_host(exchange)
         cluster, chain = self._connector, self._chain
         try:
             answer = await driven(lambda driver: converse(driver, inner, cluster, chain, body))

@@ -103,9 +103,9 @@ class SocksConnection(CountedClient):
         """Say that it is connected (RFC 1928 section 6)."""
         self.send(reply(None))
 
-    def error_answer(self, error: GatewayError, x: Exchange) -> LocalResponse:
+    def error_answer(self, error: GatewayError, exchange: Exchange) -> LocalResponse:
         self._code = reply_code(error)
-        return super().error_answer(error, x)
+        return super().error_answer(error, exchange)
 
     def send_answer(self, answer: LocalResponse, *, close: bool, with_body: bool = True) -> None:
         """In place of a response the reply that says why there is no tunnel; inside a tunnel a response."""

@@ -167,12 +167,12 @@ class TransparentConnection(CountedClient):
     def accept_tunnel(self) -> None:
         """It has never asked."""
 
-    def error_answer(self, error: GatewayError, x: Exchange) -> LocalResponse:
+    def error_answer(self, error: GatewayError, exchange: Exchange) -> LocalResponse:
         """The answer for a client of HTTP; one of TLS gets an alert. The log tells where others were going."""
         self._error = error
         if self.tunnel is None:
-            x.authority = x.authority or self.destination
-        return super().error_answer(error, x)
+            exchange.authority = exchange.authority or self.destination
+        return super().error_answer(error, exchange)
 
     def send_answer(self, answer: LocalResponse, *, close: bool, with_body: bool = True) -> None:
         """To a client of HTTP a response, to one of TLS an alert, to others nothing."""

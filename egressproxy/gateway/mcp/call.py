@@ -29,15 +29,15 @@ class McpCall:
     body: RpcBody | None = None
 
     @classmethod
-    def begin(cls, x: Exchange, supported: tuple[str, ...]) -> McpCall:
+    def begin(cls, exchange: Exchange, supported: tuple[str, ...]) -> McpCall:
         made = cls(supported)
-        x.keep(_CALL, made)
+        exchange.keep(_CALL, made)
         return made
 
     @classmethod
-    def of(cls, x: Exchange) -> McpCall | None:
+    def of(cls, exchange: Exchange) -> McpCall | None:
         """That of this exchange; None where its backend does not speak MCP."""
-        found = x.notes.get(_CALL) if x.notes is not None else None
+        found = exchange.notes.get(_CALL) if exchange.notes is not None else None
         return found if isinstance(found, cls) else None
 
     def error(self, error: GatewayError, about: dict[str, object], *, denied: bool) -> bytes | None:

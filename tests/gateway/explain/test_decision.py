@@ -110,10 +110,10 @@ def test_the_decision_is_that_of_traffic(converse: Start, method: str, url: str,
     decided = decide(talk.snapshot, HypotheticalRequest(method, url, fields), pseudonym)
     if decided.error is None:
         assert record["reason"] in LET_THROUGH
-        assert record["route"] == decided.x.route
+        assert record["route"] == decided.exchange.route
     else:
         assert (record["reason"], record.get("rule", "-")) == (decided.error.reason.value, decided.error.rule)
-    assert (record["gateway"], record["listener"]) == (decided.x.gateway, decided.x.listener)
+    assert (record["gateway"], record["listener"]) == (decided.exchange.gateway, decided.exchange.listener)
 
 
 def test_every_decision_that_is_remembered_can_be_made_again_with_the_same_outcome(converse: Start):
