@@ -279,6 +279,28 @@ def test_a_reference_is_followed_to_the_name(reference: str, is_there: bool):
     assert leads_somewhere(match[1]) is is_there
 
 
+# ---- the state of an exchange
+
+#: How the house calls an exchange.
+EXCHANGE = re.compile(r"(\w+\.)*(_?x|_?exchange|own|again)")
+
+
+def noting(source: str) -> list[str]:
+    """The uses of `notes` and `note` of an exchange, as they are written."""
+    uses = (node for node in every(parsed(source), ast.Attribute) if node.attr in ("note", "notes"))
+    return [ast.unparse(use) for use in uses if EXCHANGE.fullmatch(ast.unparse(use.value))]
+
+
+def test_the_gateway_keeps_nothing_of_an_exchange_under_a_text():
+    found = {module_name(path): uses for path in sources("egressproxy") if (uses := noting(text_of(path)))}
+    assert found.keys() <= {"model.exchange"}, "use a StateSlot: notes are for filters of users"
+
+
+def test_notes_of_an_exchange_are_found_where_it_stands():
+    source = "x.note('a', 1)\nself._x.notes['a']\nroute.notes\nvalidation.note('a')"
+    assert noting(source) == ["x.note", "self._x.notes"]
+
+
 # ---- docstrings
 
 

@@ -214,7 +214,7 @@ class RequestSide:
     def _admit_again(self, exchange: Exchange) -> None:
         """Where it has waited for a person: decide it by the configuration in force. Raises as admission does."""
         resources = self._conversation.resources
-        if exchange.notes is None or not exchange.notes.pop(WAITED, False) or resources.route is None:
+        if not exchange.take(WAITED) or resources.route is None:
             return
         assert self._port_in_service is not None
         assert self._listener is not None

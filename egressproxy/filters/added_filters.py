@@ -15,7 +15,7 @@ from egressproxy.filters.base import ORIGINAL_HEAD, Filter, Phase
 from egressproxy.filters.configured_filter import ConfiguredFilter
 from egressproxy.filters.content_coding import ask_for_readable
 from egressproxy.ir.policy import ExtensionIR
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 
 #: Before what signs the request.
 DECODABLE: Final = ExtensionIR(
@@ -25,7 +25,7 @@ DECODABLE: Final = ExtensionIR(
 ORIGINAL: Final = ExtensionIR("original-head", "egressproxy.io/OriginalHead:v1", Phase.REQUEST_HEADERS.value, -(10**9))
 
 _SPEC: Final = ExtensionIR("sent-credentials", "egressproxy.io/SentCredentials:v1", Phase.BACKEND_REQUEST.value)
-_HEAD: Final = "head before credentials"
+_HEAD: Final[StateSlot[tuple[bytes, bytes]]] = StateSlot("head before credentials")
 _REQUESTS: Final = frozenset((Phase.BACKEND_REQUEST, Phase.REQUEST_BODY))
 _RESPONSES: Final = (Phase.BACKEND_RESPONSE, Phase.RESPONSE_HEADERS, Phase.RESPONSE_BODY)
 
@@ -45,7 +45,7 @@ class OriginalHead(Filter):
     runs_in = frozenset((Phase.REQUEST_HEADERS,))
 
     def request_headers(self, exchange: Exchange) -> None:
-        exchange.keep(ORIGINAL_HEAD, (exchange.request.path, exchange.request.fields.block))
+        ORIGINAL_HEAD.set(exchange, (exchange.request.path, exchange.request.fields.block))
 
 
 class HeadBeforeCredentials(Filter):
@@ -58,7 +58,7 @@ class HeadBeforeCredentials(Filter):
         exchange.keep(_HEAD, (exchange.request.fields.block, exchange.request.path))
 
     def backend_response(self, exchange: Exchange) -> None:
-        kept = exchange.notes.pop(_HEAD, None) if exchange.notes is not None else None
+        kept = exchange.take(_HEAD)
         if kept is not None:
             exchange.request.fields.block, exchange.request.path = kept
 

@@ -17,7 +17,7 @@ from egressproxy.errors import GatewayError, Reason, UpstreamFault
 from egressproxy.filters.calls import FilterCall
 from egressproxy.filters.settings import CalledBackendRef, SecretRef
 from egressproxy.filters.shared_counters import Row
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, FilterNote, StateSlot
 from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.secret import SecretBytes
@@ -50,14 +50,14 @@ class Phase(str, Enum):
         return self.value.replace("-", "_")
 
 
-#: Notes for filters that need what the client has sent beside what others have made of it.
-ORIGINAL_HEAD: Final = "original head"
-ORIGINAL_BODY: Final = "original body"
-#: Notes of the exchange, where a filter sees trailers: those behind the body that ends, as they came (bytes).
-REQUEST_TRAILERS: Final = "request trailers"
-RESPONSE_TRAILERS: Final = "response trailers"
-#: Note of a response whose body flows through a filter that `sends_more`.
-MORE: Final = "more of the response"
+#: For filters that need what the client has sent beside what others have made of it: target and block of fields; body.
+ORIGINAL_HEAD: Final[FilterNote[tuple[bytes, bytes]]] = FilterNote("original head")
+ORIGINAL_BODY: Final[FilterNote[bytes]] = FilterNote("original body")
+#: Where a filter sees trailers: those behind the body that ends, as they came.
+REQUEST_TRAILERS: Final[StateSlot[bytes]] = StateSlot("request trailers")
+RESPONSE_TRAILERS: Final[StateSlot[bytes]] = StateSlot("response trailers")
+#: Of a response whose body flows through a filter that `sends_more`.
+MORE: Final[FilterNote[Callable[[object], None]]] = FilterNote("more of the response")
 
 #: Where most filters of a request may be placed: on the client's head, or on the head for one backend.
 REQUEST_HEADS = frozenset((Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST))
@@ -161,17 +161,18 @@ class Filter:
             return goes on in the same coding. A body in another coding is refused: 415 for a request, 502 for a
             response; with `failOpen` it passes unread. Requests then ask for codings that can be undone alone.
         asks_for_plain: one that `decodes` asks for bodies without any coding by itself, and for no parts of them.
-        needs_original: `x.notes[ORIGINAL_HEAD]` is the target (bytes) and the block of fields of the client's request,
-            before any filter. Where a filter before it may have changed the body, `x.notes[ORIGINAL_BODY]` is the body
-            as it came, in `request_body` (without content coding, where filters see it so).
+        needs_original: `x.notes["original head"]` is the target (bytes) and the block of fields of the client's
+            request, before any filter. Where a filter before it may have changed the body, `x.notes["original body"]`
+            is the body as it came, in `request_body` (without content coding, where filters see it so).
         ignores_trailers: what gRPC says in trailers of how a call has ended may pass this filter of responses unseen,
             with its text: the filter hides nothing. Other trailers never do, and `grpc-status` always does.
         sends_credential: what `backend_request` adds is for the backend alone. Filters that other objects declare run
             before it, and behind its methods for responses, whatever their priority; no filter of a response sees it.
         sends_more: `response_body` may have more to send when nothing has come for it. Where the body goes on as it
-            comes, `x.notes[MORE]` is a function that, called with the filter, has the method called with b"".
+            comes, `x.notes["more of the response"]` is a function that, called with the filter, has the method called
+            with b"".
         waits_for_people: it has a time limit of its own, and the extension's `timeout` does not hold. Since the request
-            is decided again behind it, `ORIGINAL_HEAD` is kept as for `needs_original`.
+            is decided again behind it, the head is kept as for `needs_original`.
         sees_trailers: False for one whose `request_trailers` and `response_trailers` do not run, as if it had none.
     """
 

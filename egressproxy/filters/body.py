@@ -87,7 +87,7 @@ class BodyChain:
         if self._original is not None:
             self._original += data
             if last:
-                exchange.keep(ORIGINAL_BODY, bytes(self._original))
+                ORIGINAL_BODY.set(exchange, bytes(self._original))
         return self._through(self._flows, exchange, data, last)
 
     @property
@@ -131,7 +131,7 @@ class BodyChain:
         )
 
     def expect_trailers(self, exchange: Exchange, block: bytes) -> None:
-        """The next piece is the last, and these trailers follow: filters that see them are told by a note."""
+        """The next piece is the last, and these trailers follow: filters that see them are told."""
         if self._chosen.trailers:
             exchange.keep(REQUEST_TRAILERS if self._phase is Phase.REQUEST_BODY else RESPONSE_TRAILERS, block)
 

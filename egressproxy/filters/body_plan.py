@@ -76,12 +76,12 @@ class BodyPlan:
                 settle(step, error, may_fail_open=step.fail_open)
                 continue
             mark = step.mark
-            if mark:
-                notes = exchange.notes
-                if notes is None:
-                    exchange.notes = {mark: True}
+            if mark is not None:
+                state = exchange.state
+                if state:
+                    state[mark] = True
                 else:
-                    notes[mark] = True
+                    exchange.keep(mark, True)
         if not key and not self.heads:
             return None
         return self._choices.get(key) or self._choice(key)

@@ -17,7 +17,7 @@ from egressproxy.errors import Denied, GatewayFault, Reason
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase, UnusableReference
 from egressproxy.filters.credentials.placeholder_watch import forms_of
 from egressproxy.filters.settings import FilterConfig, SecretRef, Within
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.fields import Fields
 
 #: A shorter key would be found where nobody has used it, and what flows is looked at in pieces that hold the longest.
@@ -46,7 +46,7 @@ class CanaryKeys(Filter):
     def __init__(self, context: FilterContext) -> None:
         config: CanaryKeysConfig = context.config
         self._source = context.source
-        self._note = f"canary {id(self)}"
+        self._tail: StateSlot[bytes] = StateSlot("canary")
         self._notices = context.notices
         self._used = context.meter.counter("egress_canary_keys_used", "Requests that had a canary key.", ("key",))
         self._forms: list[tuple[str, bytes]] = []  # with the label of its Secret
@@ -81,11 +81,10 @@ class CanaryKeys(Filter):
 
     def request_body(self, exchange: Exchange, data: bytes, last: bool) -> bytes:
         """Raises Denied (403)."""
-        tail: bytes = (exchange.notes or {}).get(self._note, b"")
-        text = tail + data
+        text = (exchange.state.get(self._tail) or b"") + data
         self._look(exchange, readings(text), self._forms)
         if not last:
-            exchange.note(self._note, text[-self._longest :])
+            exchange.keep(self._tail, text[-self._longest :])
         return data
 
     def request_trailers(self, exchange: Exchange, fields: Fields) -> None:

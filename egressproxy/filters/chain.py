@@ -32,7 +32,7 @@ from egressproxy.filters.filter_step import (
     wait,
 )
 from egressproxy.ir.policy import BACKEND_LEVEL, ExtensionIR
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import EMPTY_STATE, Exchange
 from egressproxy.model.local_response import LocalResponse
 
 _BODY_PHASES: Final = frozenset((Phase.REQUEST_BODY, Phase.RESPONSE_BODY))
@@ -145,7 +145,7 @@ def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], Co
         default=-1,
     )
     # Each instance once, although the same spec may be in the chain twice.
-    phases["complete"] = completing = tuple(dict.fromkeys(placed for placed in filters if placed.mark))
+    phases["complete"] = completing = tuple(dict.fromkeys(placed for placed in filters if placed.mark is not None))
     for placed in completing:
         placed.stats_in(Phase(placed.spec.phase))  # where its failures are counted, from 0
     return Chain(**phases)
@@ -198,12 +198,12 @@ def run(steps: FilterSteps, exchange: Exchange) -> Outcome | None:
     try:
         for step in steps:
             mark = step.mark
-            if mark:
-                notes = exchange.notes  # a filter may have made them
-                if notes is None:
-                    exchange.notes = {mark: True}
+            if mark is not None:
+                state = exchange.state  # a filter may have made it
+                if state:
+                    state[mark] = True
                 else:
-                    notes[mark] = True
+                    exchange.keep(mark, True)
             step.stats.runs += 1
             result = step.call(exchange)
             if result is not None:
@@ -228,11 +228,12 @@ async def run_to_end(steps: FilterSteps | None, exchange: Exchange) -> LocalResp
 
 def finish(completing: Sequence[ConfiguredFilter], exchange: Exchange) -> None:
     """Run `complete` of every filter of this chain that ran in this exchange. A second call does nothing."""
-    notes = exchange.notes
-    if notes is None or not completing:
+    state = exchange.state
+    if not completing or state is EMPTY_STATE:
         return
     for placed in completing:
-        if notes.pop(placed.mark, None):
+        mark = placed.mark
+        if mark is not None and state.pop(mark, None):
             try:
                 placed.filter.complete(exchange)
             except BaseException as error:

@@ -87,7 +87,7 @@ class ChosenSteps:
     def pass_whole(self, exchange: Exchange, body: bytes) -> bytes | asyncio.Task[bytes]:
         """What `BodyChain.feed` returns for this body in one piece, and raises: each filter is called once."""
         if self.wants_original:
-            exchange.keep(ORIGINAL_BODY, body)
+            ORIGINAL_BODY.set(exchange, body)
         return self._pass(self._linked, exchange, body, body)
 
     def _pass(

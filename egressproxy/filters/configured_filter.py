@@ -14,19 +14,20 @@ from egressproxy.filters.base import Filter, Phase, overrides
 from egressproxy.filters.error_budget import ErrorBudget
 from egressproxy.filters.filter_trace import MeasuredStep, Sampled
 from egressproxy.ir.policy import BACKEND_LEVEL, ExtensionIR
+from egressproxy.model.exchange import StateSlot
 from egressproxy.telemetry.event_aggregator import EventAggregator, FilterStats
 from egressproxy.telemetry.filter_meter import FilterMeter
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ConfiguredFilter:
-    """A filter and its IR. `stats`: by phase. `mark`: the note that asks for its `complete`, "" if it has none."""
+    """A filter and its IR. `stats`: by phase. `mark`: set where it ran, for its `complete`; None without one."""
 
     spec: ExtensionIR
     filter: Filter
     also: frozenset[Phase] = frozenset()
     stats: dict[Phase, FilterStats] = field(default_factory=dict)
-    mark: str = ""
+    mark: StateSlot[bool] | None = None
     notices: EventAggregator | None = None
     meter: FilterMeter | None = None
     budget: ErrorBudget | None = None

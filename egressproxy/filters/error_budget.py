@@ -17,7 +17,7 @@ from weakref import WeakSet
 
 from egressproxy.filters.base import Filter
 from egressproxy.ir.policy import ExtensionIR
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.telemetry.event_aggregator import FilterNotices, FilterStats
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
 
@@ -31,7 +31,7 @@ class PlacedStep(Protocol):
 
     call: Callable[..., object]
     mode_for: Callable[..., object] | None
-    mark: str
+    mark: StateSlot[bool] | None
     fail_open: bool
     filter: Filter
     stats: FilterStats
@@ -109,7 +109,7 @@ def _take_out(budget: ErrorBudget, step: PlacedStep) -> None:
     out = _Out(budget, step)
     step.call = out
     step.mode_for = out.mode_for
-    step.mark = ""  # what has not run has nothing to complete
+    step.mark = None  # what has not run has nothing to complete
 
 
 class _Out:
@@ -124,7 +124,7 @@ class _Out:
     def __call__(self, exchange: Exchange, *piece: object) -> object:
         step = self._step
         if self._budget.take_back():
-            if step.mark:
+            if step.mark is not None:
                 exchange.keep(step.mark, True)
             return step.call(exchange, *piece)
         step.stats.out_of_service += 1

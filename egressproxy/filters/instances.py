@@ -17,7 +17,7 @@ from egressproxy.filters.error_budget import ErrorBudget
 from egressproxy.filters.shared_counters import KEY_BYTES
 from egressproxy.ir.gateway import ConfigIR, chains, extensions
 from egressproxy.ir.policy import BACKEND_LEVEL, Callee, ExtensionIR
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.telemetry.event_aggregator import EventAggregator, FilterNotices, FilterStats
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
 
@@ -201,7 +201,7 @@ class FilterInstances:
         context = replace(context, meter=meter, notices=told)
         budget = ErrorBudget(spec, self._metrics, told) if spec.budget_failures else None
         made = kind.build(context)
-        mark = f"filter {id(made)}" if type(made).complete is not Filter.complete else ""
+        mark = StateSlot[bool](f"{spec.name} ran") if type(made).complete is not Filter.complete else None
         stats = self._counted.pop(_labels(spec), {})
         return ConfiguredFilter(spec, made, kind.also, stats, mark, self._notices, meter, budget)
 

@@ -19,6 +19,7 @@ from egressproxy.gateway.backends.network import Network
 from egressproxy.ir.backend import ConnectionIR
 from egressproxy.ir.policy import AddressesIR, Callee, DestinationsIR, ExtensionIR, PolicyIR
 from egressproxy.ir.route import WeightedBackend
+from egressproxy.model.exchange import StateSlot
 from egressproxy.routing.destinations import Denial, DestinationPolicy
 from egressproxy.telemetry.counters import CallCounts
 from egressproxy.telemetry.event_aggregator import EventAggregator
@@ -59,8 +60,9 @@ class ReusableComponents:
         self._asking.clear()
 
     def place_own(
-        self, route: str, spec: ExtensionIR, made: Filter, *, also: frozenset[Phase] = frozenset(), mark: str = ""
-    ) -> ExtensionIR:
+        self, route: str, spec: ExtensionIR, made: Filter, *, also: frozenset[Phase] = frozenset(),
+        mark: StateSlot[bool] | None = None,
+    ) -> ExtensionIR:  # fmt: skip
         """Place a filter of our own, for one rule (`also`, `mark`: as of ConfiguredFilter). Returns the spec to find
         it.
         """

@@ -172,12 +172,7 @@ class AccessLog:
         """Log a finished exchange. Never blocks."""
         if self._writer is None:
             return
-        if (
-            exchange.reason is _OK
-            and not exchange.would_deny
-            and not exchange.detail
-            and (exchange.notes is None or LOGGED not in exchange.notes)
-        ):
+        if exchange.reason is _OK and not exchange.would_deny and not exchange.detail and LOGGED not in exchange.state:
             line = self._plain(exchange)
         elif exchange.denied and self._is_flood(exchange):
             return
@@ -313,8 +308,9 @@ class AccessLog:
         trail = AttemptTrail.of(exchange)
         if trail is not None and (exchange.attempts > 1 or len(trail) > 1):  # some may have been passed over
             values["attempts_detail"] = trail.values
-        if exchange.notes is not None:
-            values |= exchange.notes.get(LOGGED, {})
+        logged = exchange.state.get(LOGGED)
+        if logged is not None:
+            values |= logged
         if exchange.would_deny:
             values["would_deny"] = [reason.value for reason in exchange.would_deny]
         return _dumps(values)

@@ -11,6 +11,7 @@ from egressproxy.filters.chain import compile_chain, finish
 from egressproxy.filters.configured_filter import ConfiguredFilter
 from egressproxy.filters.settings import FilterConfig
 from egressproxy.ir.policy import ExtensionIR
+from egressproxy.model.exchange import StateSlot
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, ResponseHead
 
@@ -199,7 +200,7 @@ def test_complete_follows_a_body():
 
     x = Exchange("127.0.0.1:1", "ns/gw", "proxy", 0.0)
     spec = ExtensionIR("f", TYPE.name, "request-body")
-    chain = compile_chain([spec], lambda s: ConfiguredFilter(s, Completing(), mark="m"))
+    chain = compile_chain([spec], lambda s: ConfiguredFilter(s, Completing(), mark=StateSlot("m")))
     chain.request_body.begin(x)
     finish(chain.complete, x)
     assert done == [x]

@@ -22,7 +22,7 @@ from egressproxy.filters.limits.rules import KeyText, key_text
 from egressproxy.filters.limits.token_use import TokenUse, told_in_head
 from egressproxy.filters.settings import FieldName, FilterConfig, Within
 from egressproxy.ir.policy import MAX_BUFFERED_BYTES, FieldFault
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.fields import media_type
 from egressproxy.model.work import Work
 from egressproxy.net.cooperative import in_turns
@@ -95,7 +95,7 @@ class TokenMeter(Filter):
         config: TokenMeterConfig = context.config
         self.max_buffer_bytes = config.max_body_bytes
         self._clock = clock
-        self._note = f"token meter {context.name} {context.source}"
+        self._measured: StateSlot[_Measured] = StateSlot("token meter")
         self._prices = config.prices
         self._currency = config.currency
         self._tenant: KeyText | None = None
@@ -137,10 +137,10 @@ class TokenMeter(Filter):
             and not exchange.request.upgrade
             and operation(exchange) is not None
         ):
-            exchange.note(self._note, _Measured(self._clock()))
+            exchange.keep(self._measured, _Measured(self._clock()))
 
     def body_mode_for(self, exchange: Exchange, phase: Phase) -> BodyMode | None:
-        measured = self._measured(exchange)
+        measured = exchange.state.get(self._measured)
         if measured is None:
             return None
         if phase is Phase.REQUEST_BODY:
@@ -151,7 +151,7 @@ class TokenMeter(Filter):
         return BodyMode.STREAM
 
     def request_body(self, exchange: Exchange, data: bytes, last: bool) -> BodyResult:
-        measured = self._measured(exchange)
+        measured = exchange.state.get(self._measured)
         if measured is None:
             return data
         return (
@@ -161,11 +161,11 @@ class TokenMeter(Filter):
         )
 
     def response_headers(self, exchange: Exchange) -> None:
-        if self._measured(exchange) is not None:
+        if exchange.state.get(self._measured) is not None:
             add_usage(exchange, told_in_head(exchange))
 
     def response_body(self, exchange: Exchange, data: bytes, last: bool) -> BodyResult:
-        measured = self._measured(exchange)
+        measured = exchange.state.get(self._measured)
         if measured is None:
             return data
         if measured.takes_long(data):
@@ -184,7 +184,7 @@ class TokenMeter(Filter):
         return data
 
     def complete(self, exchange: Exchange) -> None:
-        measured = self._measured(exchange)
+        measured = exchange.state.get(self._measured)
         if measured is None:
             return
         asked = operation(exchange)
@@ -254,11 +254,8 @@ class TokenMeter(Filter):
         return _bounded(said, self._tenants, self._max_tenants)
 
     def held_bytes(self, exchange: Exchange, phase: Phase) -> int:
-        measured = self._measured(exchange)
+        measured = exchange.state.get(self._measured)
         return measured.held_bytes if measured is not None else 0
-
-    def _measured(self, exchange: Exchange) -> _Measured | None:
-        return exchange.notes.get(self._note) if exchange.notes is not None else None
 
 
 def _bounded(name: str, known: set[str], most: int) -> str:

@@ -25,7 +25,7 @@ from egressproxy.filters.base import BodyMode, BodyResult, Filter, FilterContext
 from egressproxy.filters.content.bodies import media_type_of
 from egressproxy.filters.settings import FilterConfig, Within
 from egressproxy.ir.policy import MAX_BUFFERED_BYTES
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.member_names import ANSWER, RPC_ANSWER, finding_rpc_fault
 from egressproxy.model.work import Work, at_once
@@ -111,7 +111,7 @@ class ToolPolicy(Filter):
         self._denies_unreadable = config.unreadable == "Deny"
         self.max_buffer_bytes = config.max_body_bytes or MAX_BUFFERED_BYTES
         self.max_answer_bytes = config.max_body_bytes or _MAX_ANSWER
-        self._note = f"tools {id(self)}"
+        self._stream: StateSlot[ToolStream] = StateSlot("tools")
         self._denied = context.meter.counter(
             "egress_tool_denials", "What ToolPolicy has denied, or taken out of lists.", ("kind", "action")
         )
@@ -290,14 +290,14 @@ class ToolPolicy(Filter):
         return run(self._judged_answer(exchange, data, last), is_long=len(data) > SLICE)
 
     def held_bytes(self, exchange: Exchange, phase: Phase) -> int:
-        stream: ToolStream | None = exchange.notes.get(self._note) if exchange.notes is not None else None
+        stream = exchange.state.get(self._stream)
         return stream.held if stream is not None else 0
 
     def _judged_answer(self, exchange: Exchange, data: bytes, last: bool) -> Work[bytes]:
         framing = framing_of(media_type_of(exchange.response.fields), operation(exchange))
         try:
             if framing is not None:
-                stream: ToolStream | None = exchange.notes.get(self._note) if exchange.notes is not None else None
+                stream = exchange.state.get(self._stream)
                 if stream is None:
                     stream = ToolStream(
                         framing,
@@ -306,7 +306,7 @@ class ToolPolicy(Filter):
                         self._shorten,
                         is_lenient=not self._denies_unreadable,
                     )
-                    exchange.note(self._note, stream)
+                    exchange.keep(self._stream, stream)
                 return (yield from stream.feeding(data, is_last=last))
             return (yield from self._whole_answer(exchange, data)) if data else data
         except Unreadable as error:

@@ -20,7 +20,7 @@ from egressproxy.filters.base import BodyResult, Filter, FilterContext, FilterTy
 from egressproxy.filters.content.entities import Redactor
 from egressproxy.filters.settings import FieldName, FilterConfig, SecretRef, Within
 from egressproxy.ir.policy import FieldFault
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.fields import CREDENTIAL_FIELDS
 from egressproxy.model.grpc_status import GRPC_NAMES
 from egressproxy.model.secret import SecretBytes
@@ -124,10 +124,10 @@ class Audit(Filter):
             raise UnusableReference(f"keyRef: {error}", config.key_ref) from None
         self._writer = writer_of(config.folder)
         self._redactor = Redactor() if config.bodies == "Redacted" else None
-        self._request_note = f"audit request {id(self)}"
-        self._response_note = f"audit response {id(self)}"
+        self._asked: StateSlot[SeenBody] = StateSlot("audit request")
+        self._answered: StateSlot[SeenBody] = StateSlot("audit response")
         self._fields = tuple((name, name.lower().encode()) for name in config.request_fields)
-        self._fields_note = f"audit fields {id(self)}"
+        self._said: StateSlot[dict[str, list[str]]] = StateSlot("audit fields")
         self._has_started = False
         self._notices = context.notices
         self._records = context.meter.counter("egress_audit_records", "Audit records, by decision.", ("decision",))
@@ -146,7 +146,7 @@ class Audit(Filter):
             wanted = {
                 name: [v[:_MAX_VALUE].decode("latin-1") for v in values] for name, values in found.items() if values
             }
-            exchange.note(self._fields_note, wanted)
+            exchange.keep(self._said, wanted)
         if why := self._writer.why_not(self._settings):
             raise self._unavailable(why)
 
@@ -155,23 +155,24 @@ class Audit(Filter):
         return AuditUnavailable(why)
 
     def request_body(self, exchange: Exchange, data: bytes, last: bool) -> BodyResult:
-        return self._fed(exchange, self._request_note, data, is_request=True, is_last=last)
+        return self._fed(exchange, self._asked, data, is_request=True, is_last=last)
 
     def response_body(self, exchange: Exchange, data: bytes, last: bool) -> BodyResult:
-        return self._fed(exchange, self._response_note, data, is_request=False, is_last=last)
+        return self._fed(exchange, self._answered, data, is_request=False, is_last=last)
 
     def held_bytes(self, exchange: Exchange, phase: Phase) -> int:
-        note = self._request_note if phase is Phase.REQUEST_BODY else self._response_note
-        seen: SeenBody | None = exchange.notes.get(note) if exchange.notes is not None else None
+        seen = exchange.state.get(self._asked if phase is Phase.REQUEST_BODY else self._answered)
         return seen.held if seen is not None else 0
 
-    def _fed(self, exchange: Exchange, note: str, data: bytes, *, is_request: bool, is_last: bool) -> BodyResult:
-        found: SeenBody | None = exchange.notes.get(note) if exchange.notes is not None else None
+    def _fed(
+        self, exchange: Exchange, slot: StateSlot[SeenBody], data: bytes, *, is_request: bool, is_last: bool
+    ) -> BodyResult:
+        found = exchange.state.get(slot)
         if found is None:
             bodies = self._config.bodies
             keeps = self._config.max_body_bytes if bodies == "Redacted" else 0
             found = SeenBody(exchange, is_request=is_request, hashes=bodies != "None", keeps=keeps)
-            exchange.note(note, found)
+            exchange.keep(slot, found)
         is_long = found.takes_long(data, is_last=is_last)
         return run(found.feeding(exchange, data, is_last=is_last), is_long=is_long)
 
@@ -183,7 +184,7 @@ class Audit(Filter):
             self._lost.add()
 
     def _record(self, exchange: Exchange) -> dict[str, Any]:
-        identity, notes = exchange.identity, exchange.notes or {}
+        identity = exchange.identity
         decision = "denied" if exchange.denied else "allowed" if exchange.reason is Reason.OK else "failed"
         made: dict[str, Any] = {
             "time": stamp(exchange.started_wall or time()), "kind": "exchange", "request_id": exchange.request_id,
@@ -207,10 +208,9 @@ class Audit(Filter):
             made["grpc_status"] = GRPC_NAMES[exchange.grpc_status]
         if exchange.would_deny:
             made["would_deny"] = [reason.value for reason in exchange.would_deny]
-        if fields := notes.get(self._fields_note):
+        if fields := exchange.state.get(self._said):
             made["fields"] = fields
-        asked: SeenBody | None = notes.get(self._request_note)
-        answered: SeenBody | None = notes.get(self._response_note)
+        asked, answered = exchange.state.get(self._asked), exchange.state.get(self._answered)
         if asked is not None:
             made |= {"model": asked.models} if asked.models else {}
             made |= {"tools_offered": asked.offered} if asked.offered else {}

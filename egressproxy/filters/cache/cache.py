@@ -49,7 +49,7 @@ from egressproxy.filters.cache.store import AnswerStore, StoredAnswer
 from egressproxy.filters.settings import FieldName, FilterConfig, Within
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.admin_requests import CachePurge
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.fields import Fields, every_spelling, media_type
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import ResponseHead
@@ -132,7 +132,7 @@ class Cache(Filter):
         config: CacheConfig = context.config
         self._config = config
         self._store = AnswerStore(config.max_entries, config.max_bytes)
-        self._note = f"cache {id(self._store)}"
+        self._pending: StateSlot[_Pending | None] = StateSlot("cache")
         self._telling = telling((*_TELLING, *(name.encode() for name in config.key_headers)))
         self._methods = frozenset(method.encode() for method in config.methods)
         self._place = 0
@@ -192,13 +192,13 @@ class Cache(Filter):
         """Answer a GET that is known; decide whether the body of a POST is looked at."""
         if exchange.is_tunnel:
             return None
-        target, block = exchange.notes[ORIGINAL_HEAD] if exchange.notes is not None else (b"", b"")
+        target, block = ORIGINAL_HEAD.get(exchange) or (b"", b"")
         fields = Fields(block)
         if not self._may_look(exchange, fields):
             self._count(exchange, "bypass")
             return None
         pending = _Pending(target, fields, purges=self._store.purges)
-        exchange.note(self._note, pending)
+        exchange.keep(self._pending, pending)
         if exchange.method != b"GET":
             return None
         answer = self._answer(exchange, pending, b"")
@@ -208,7 +208,7 @@ class Cache(Filter):
 
     def body_mode_for(self, exchange: Exchange, phase: Phase) -> BodyMode | None:
         """Requests whole, answers as they come; None for what is not looked at, or not kept."""
-        pending = self._pending(exchange)
+        pending = exchange.state.get(self._pending)
         if pending is None:
             return None
         if phase is Phase.REQUEST_BODY:
@@ -218,9 +218,11 @@ class Cache(Filter):
         return None if pending.parts is None else BodyMode.STREAM
 
     def request_body(self, exchange: Exchange, data: bytes, last: bool) -> BodyResult:
-        pending = self._pending(exchange)
+        pending = exchange.state.get(self._pending)
         assert pending is not None  # what has no entry has no body mode
-        original = exchange.notes.pop(ORIGINAL_BODY, data) if exchange.notes is not None else data
+        original = ORIGINAL_BODY.pop(exchange)
+        if original is None:
+            original = data
         work = canonical(original)
         if len(original) > READ_AT_ONCE:
             return self._found_in_turns(exchange, pending, data, original, work)
@@ -236,7 +238,7 @@ class Cache(Filter):
         self, exchange: Exchange, pending: _Pending, data: bytes, original: bytes, body: bytes | None
     ) -> BodyResult:
         if body is None:
-            exchange.note(self._note, None)
+            exchange.keep(self._pending, None)
             self._count(exchange, "bypass")
             return data
         answer = self._answer(exchange, pending, body)
@@ -270,7 +272,7 @@ class Cache(Filter):
     # --- answers -----------------------------------------------------------------------------------------------------
     def backend_response(self, exchange: Exchange) -> None:
         """Remember the head before the filters of heads, which see what comes out of the cache, too."""
-        pending = self._pending(exchange)
+        pending = exchange.state.get(self._pending)
         if pending is not None:
             fields = tuple((name, value) for name, value in exchange.response.fields if name not in _DROPPED)
             if b"content-encoding" in exchange.response.fields:
@@ -283,7 +285,7 @@ class Cache(Filter):
 
     def response_headers(self, exchange: Exchange) -> None:
         """Say that the answer is not out of the cache. Source: RFC 9211 section 2."""
-        pending = self._pending(exchange)
+        pending = exchange.state.get(self._pending)
         if pending is None or not pending.is_hit:
             known = pending is not None and pending.base
             exchange.response.fields.add(
@@ -291,11 +293,11 @@ class Cache(Filter):
             )
 
     def held_bytes(self, exchange: Exchange, phase: Phase) -> int:
-        pending = self._pending(exchange)
+        pending = exchange.state.get(self._pending)
         return pending.size if pending is not None and pending.parts is not None else 0
 
     def response_body(self, exchange: Exchange, data: bytes, last: bool) -> BodyResult:
-        pending = self._pending(exchange)
+        pending = exchange.state.get(self._pending)
         if pending is None or pending.parts is None:
             return data
         pending.size += len(data)
@@ -308,17 +310,13 @@ class Cache(Filter):
         return run(self._keeping(exchange, pending, b"".join(pending.parts), data), is_long=pending.size > SLICE)
 
     def complete(self, exchange: Exchange) -> None:
-        if exchange.notes is not None:
-            exchange.notes.pop(self._note, None)
+        exchange.take(self._pending)
 
     # --- what is kept, and what is found -----------------------------------------------------------------------------
     def _count(self, exchange: Exchange, outcome: str) -> None:
         """For the metric and the access log."""
         self._requests.add(1, outcome)
         exchange.add_log_fields({"cache": outcome})
-
-    def _pending(self, exchange: Exchange) -> _Pending | None:
-        return exchange.notes.get(self._note) if exchange.notes is not None else None
 
     def _may_look(self, exchange: Exchange, fields: Fields) -> bool:
         request = exchange.request
@@ -370,7 +368,7 @@ class Cache(Filter):
 
     def _key(self, exchange: Exchange, body: bytes) -> bytes:
         """The key of a request, whatever Vary says."""
-        pending = self._pending(exchange)
+        pending = exchange.state.get(self._pending)
         assert pending is not None  # what has none is not looked for
         fields = pending.fields
         parts: list[bytes] = [

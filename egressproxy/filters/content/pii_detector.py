@@ -33,7 +33,7 @@ from egressproxy.filters.content.raw_json_editor import RawJsonEditor
 from egressproxy.filters.content.spans import Replace, Scanner, Span, SpanStream, apart, replaced
 from egressproxy.filters.content.text_editor import Chained, TextEditor
 from egressproxy.model.circular_note import CircularNote
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.work import Work, at_once
 from egressproxy.net.cooperative import TimeSlice, in_turns, run
 
@@ -131,7 +131,7 @@ class PIIDetector(ContentFilter):
         self._replaced = tuple(name for name, action in self.actions.items() if action == "Placeholder")
         self._headers = tuple(name.encode() for name in config.headers)
         self._query = config.query
-        self._note = f"pii {id(self)}"
+        self._noted: StateSlot[_State | None] = StateSlot("pii")
         found = context.meter.counter(
             "egress_pii_found", "Personal data and keys that PIIDetector has found.", ("entity", "action", "direction")
         )
@@ -169,10 +169,10 @@ class PIIDetector(ContentFilter):
 
     def backend_request(self, exchange: Exchange) -> None:
         """As `request_headers`, for one attempt, whose body has been looked at before."""
-        state = self._noted(exchange)
+        state = exchange.state.get(self._noted)
         if state is None or state.is_sent:
             state = _State(self, exchange)
-            exchange.keep(self._note, state)
+            exchange.keep(self._noted, state)
         state.is_sent = True
         self.request_headers(exchange)
 
@@ -185,7 +185,7 @@ class PIIDetector(ContentFilter):
                 return BodyMode.BUFFER
             self._let_pass("request", exchange.request.fields, 415)
             return None
-        state = self._noted(exchange)
+        state = exchange.state.get(self._noted)
         if self.answers is None and (state is None or not state.placeholders.values):
             return None
         fields = exchange.response.fields
@@ -204,7 +204,7 @@ class PIIDetector(ContentFilter):
         if not data or scanner is None:
             return data
         if self._is_on_leg:
-            exchange.keep(self._note, None)  # what an earlier attempt has kept is no longer good
+            exchange.keep(self._noted, None)  # what an earlier attempt has kept is no longer good
         if self._presidio is not None:
             return self._analyzed(exchange, data, scanner, self._presidio)
         return run(self._edited_request(exchange, data, scanner), is_long=len(data) > SCANNED_AT_ONCE)
@@ -359,17 +359,14 @@ class PIIDetector(ContentFilter):
         )
 
     def held_bytes(self, exchange: Exchange, phase: Phase) -> int:
-        state = self._noted(exchange)
+        state = exchange.state.get(self._noted)
         return state.editor.held if state is not None and state.editor is not None else 0
 
-    def _noted(self, exchange: Exchange) -> _State | None:
-        return None if exchange.notes is None else exchange.notes.get(self._note)
-
     def _state(self, exchange: Exchange) -> _State:
-        state = self._noted(exchange)
+        state = exchange.state.get(self._noted)
         if state is None:
             state = _State(self, exchange)
-            exchange.keep(self._note, state)
+            exchange.keep(self._noted, state)
         return state
 
     def _spans_of(self, scanner: Scanner, text: str, status: int) -> Work[list[Span]]:

@@ -29,7 +29,7 @@ from egressproxy.filters.content.raw_json_editor import SEEN_AT_A_GLANCE, string
 from egressproxy.filters.header_policy import is_protected
 from egressproxy.filters.settings import FieldName, FilterConfig, Within
 from egressproxy.ir.policy import FieldFault
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.fields import Fields, every_spelling
 from egressproxy.model.work import Work, at_once
 from egressproxy.net.cooperative import in_turns
@@ -160,7 +160,7 @@ class PromptGuard(ContentFilter):
             "Messages that a PromptGuard has found something in.",
             ("rule", "action", "direction"),
         )
-        self._note = f"prompt guard {id(self)}"
+        self._rule: StateSlot[bytes | None] = StateSlot("prompt guard")  # that has found something, for the head
 
     def request_headers(self, exchange: Exchange) -> None:
         """Takes the client's own annotation out. Raises Rejected (403, 426) for tunnels and upgrades."""
@@ -172,7 +172,7 @@ class PromptGuard(ContentFilter):
     def backend_request(self, exchange: Exchange) -> None:
         """As `request_headers`, for one attempt, whose body has been looked at before."""
         self.request_headers(exchange)
-        rule = exchange.notes.get(self._note) if exchange.notes is not None else None
+        rule = exchange.state.get(self._rule)
         if rule is not None:
             exchange.request.fields.set(self._header, rule)
 
@@ -191,7 +191,7 @@ class PromptGuard(ContentFilter):
     def request_body(self, exchange: Exchange, data: bytes, last: bool) -> bytes | Coroutine[Any, Any, bytes]:
         """Raises Rejected (403, or 400 for a body that cannot be read)."""
         if self._is_on_leg:
-            exchange.note(self._note, None)
+            exchange.keep(self._rule, None)
         return self._looked(exchange, data, exchange.request.fields, "request", 400)
 
     def response_body(self, exchange: Exchange, data: bytes, last: bool) -> bytes | Coroutine[Any, Any, bytes]:
@@ -258,7 +258,7 @@ class PromptGuard(ContentFilter):
             status = 403 if direction == "request" else 502
             raise self.refusal(config.message or f"the {direction} is denied by the rule {rule}", status)
         elif direction == "request" and self._is_on_leg:
-            exchange.note(self._note, rule.encode())  # the head of this attempt is made behind its body
+            exchange.keep(self._rule, rule.encode())  # the head of this attempt is made behind its body
         elif direction == "request":
             exchange.request.fields.set(self._header, rule.encode())
 

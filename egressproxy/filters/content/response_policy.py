@@ -36,7 +36,7 @@ from egressproxy.filters.content.text_editor import TextEditor
 from egressproxy.filters.settings import FilterConfig, Within
 from egressproxy.ir.policy import FieldFault
 from egressproxy.model.circular_note import CircularNote
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.work import Work
 from egressproxy.net.cooperative import run
 
@@ -227,7 +227,7 @@ class ResponsePolicy(ContentFilter):
         self._entities = scanner() if config.entities else None
         self._glance = Glance.of([(each.pattern, False) for each in config.deny])
         self._looks_inside = self.scanner is not None or config.max_length > 0 or config.tool_calls != "Any"
-        self._note = f"response policy {id(self)}"
+        self._watched: StateSlot[_WatchedAnswer | None] = StateSlot("response policy")
         self.found = context.meter.counter(
             "egress_response_policy", "Answers that a ResponsePolicy has something against.", ("rule", "action")
         )
@@ -239,10 +239,10 @@ class ResponsePolicy(ContentFilter):
 
     def backend_request(self, exchange: Exchange) -> None:
         """As `request_headers`, for one attempt, whose body has been looked at before."""
-        found = None if exchange.notes is None else exchange.notes.get(self._note)
+        found = exchange.state.get(self._watched)
         if found is None or found.is_sent:
             found = _WatchedAnswer(self, exchange)
-            exchange.note(self._note, found)
+            exchange.keep(self._watched, found)
         found.is_sent = True
         self.request_headers(exchange)
 
@@ -281,7 +281,7 @@ class ResponsePolicy(ContentFilter):
         except Unreadable:
             offered = frozenset()
         if self._is_on_leg:
-            exchange.note(self._note, None)  # what an earlier attempt has kept is no longer good
+            exchange.keep(self._watched, None)  # what an earlier attempt has kept is no longer good
         self._answer(exchange).offered = offered
         return data
 
@@ -424,14 +424,14 @@ class ResponsePolicy(ContentFilter):
         return (yield from document.writing())
 
     def held_bytes(self, exchange: Exchange, phase: Phase) -> int:
-        answer = None if exchange.notes is None else exchange.notes.get(self._note)
+        answer = exchange.state.get(self._watched)
         return answer.editor.held if answer is not None and answer.editor is not None else 0
 
     def _answer(self, exchange: Exchange) -> _WatchedAnswer:
-        found = None if exchange.notes is None else exchange.notes.get(self._note)
+        found = exchange.state.get(self._watched)
         if found is None:
             found = _WatchedAnswer(self, exchange)
-            exchange.note(self._note, found)
+            exchange.keep(self._watched, found)
         return found
 
 

@@ -21,7 +21,7 @@ from egressproxy.filters.credentials.aws_keys import from_aws, static_keys
 from egressproxy.filters.credentials.aws_signature import AwsKeys, Scope, SigV4, SigV4A
 from egressproxy.filters.credentials.backend_credential import BackendCredential, client_credentials
 from egressproxy.filters.credentials.config import Aws, CredentialInjectorConfig
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.fields import CREDENTIAL_FIELDS, Fields
 from egressproxy.model.local_response import LocalResponse
 
@@ -74,8 +74,8 @@ class AwsInjector(BackendCredential):
         self._skew_s = 0.0
         self.needs_body = self._aws.signs_body
         self.max_buffer_bytes = self._aws.max_body_bytes
-        self._body = f"signed body {id(self)}"
-        self._refused = f"refused {id(self)}"
+        self._body: StateSlot[_SignedHead | ChunkSigner] = StateSlot("signed body")
+        self._refused: StateSlot[bytes] = StateSlot("refused")
         #: On a Backend, where bodies of each attempt can be changed.
         self._signs_chunks = (
             self._aws.is_s3
@@ -117,7 +117,7 @@ class AwsInjector(BackendCredential):
             waiting = self._unready(exchange)
             if waiting is not None:
                 return waiting
-        signed_body = exchange.notes.pop(self._body, None) if exchange.notes is not None else None
+        signed_body = exchange.take(self._body)
         payload = self._payload(exchange)
         if payload not in _IN_CHUNKS:
             self._put(exchange, self._signed(exchange, payload, self._now()))
@@ -129,7 +129,7 @@ class AwsInjector(BackendCredential):
         else:
             head = self._signed(exchange, payload, self._now())
             self._put(exchange, head)
-            exchange.note(self._body, self._chunks(head, payload))
+            exchange.keep(self._body, self._chunks(head, payload))
         return None
 
     def body_mode_for(self, exchange: Exchange, phase: Phase) -> BodyMode | None:
@@ -141,18 +141,18 @@ class AwsInjector(BackendCredential):
 
     def request_body(self, exchange: Exchange, data: bytes, last: bool) -> bytes | Awaitable[bytes]:
         """Signs chunks anew. Raises Denied (403). Whole bodies come before `backend_request`, others behind it."""
-        chunks = (exchange.notes or {}).get(self._body)
+        chunks = exchange.state.get(self._body)
         if isinstance(chunks, ChunkSigner):
             return self._fed(chunks, data, last)
         if not self._is_ready:
             return self._wait_for_body(exchange, data, last)
         payload = self._payload(exchange)
         head = self._signed(exchange, payload, self._now())
-        exchange.note(self._body, head)  # as which the whole body is signed
+        exchange.keep(self._body, head)  # as which the whole body is signed
         return self._fed(self._chunks(head, payload), data, last)
 
     def held_bytes(self, exchange: Exchange, phase: Phase) -> int:
-        chunks = (exchange.notes or {}).get(self._body)
+        chunks = exchange.state.get(self._body)
         return chunks.held_bytes if isinstance(chunks, ChunkSigner) else 0
 
     async def _wait_for_body(self, exchange: Exchange, data: bytes, last: bool) -> bytes:
@@ -220,10 +220,10 @@ class AwsInjector(BackendCredential):
 
     def response_body(self, exchange: Exchange, data: bytes, last: bool) -> bytes:
         """Learns from a refusal for its time how wrong this machine's clock is, and changes nothing."""
-        held = b"" if exchange.notes is None else exchange.notes.get(self._refused, b"")
+        held = exchange.state.get(self._refused) or b""
         if len(held) < _MAX_ERROR:
             held = (held + data)[:_MAX_ERROR]
-            exchange.note(self._refused, held)
+            exchange.keep(self._refused, held)
             if (last or len(held) == _MAX_ERROR) and _SKEWED.search(held):
                 self._correct(exchange)
         return data

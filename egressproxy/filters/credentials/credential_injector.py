@@ -32,7 +32,7 @@ from egressproxy.filters.credentials.config import CredentialInjectorConfig
 from egressproxy.filters.credentials.refresher import Fetched
 from egressproxy.filters.masking import MIN_SECRET, Mask
 from egressproxy.filters.settings import SecretRef
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.fields import CREDENTIAL_FIELDS, Fields, every_spelling
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.secret import SecretBytes
@@ -59,7 +59,7 @@ class CredentialInjector(BackendCredential):
         config: CredentialInjectorConfig = context.config
         super().__init__(context, _remedy(config))
         self._query = config.query.encode()
-        self._held = f"credential {id(self)}"
+        self._held: StateSlot[bytes] = StateSlot("credential")
         self._keeps_others = config.keep_client_credentials
         names: tuple[str, ...] = () if self._keeps_others else CREDENTIAL_FIELDS
         if not config.query:
@@ -159,10 +159,10 @@ class CredentialInjector(BackendCredential):
         """Masks the body; holds back only an end that may be the beginning of the credential."""
         if self._mask is None:
             return data
-        held = b"" if exchange.notes is None else exchange.notes.get(self._held, b"")
+        held = exchange.state.get(self._held) or b""
         data, keep = self._mask.feed(held, data, last)
         if keep or held:
-            exchange.note(self._held, keep)
+            exchange.keep(self._held, keep)
         return data
 
 

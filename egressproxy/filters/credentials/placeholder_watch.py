@@ -12,10 +12,11 @@ from egressproxy.filters.base import Filter, Phase
 from egressproxy.filters.configured_filter import ConfiguredFilter
 from egressproxy.filters.masking import base64_forms
 from egressproxy.ir.policy import ExtensionIR
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.telemetry.event_aggregator import EventAggregator
 
-_HELD: Final = "placeholder watch"
+#: The bytes that were looked at, and the last of them.
+_HELD: Final[StateSlot[tuple[int, bytes]]] = StateSlot("placeholder watch")
 #: Before whatever else runs for a backend.
 _FIRST: Final = -2
 
@@ -66,12 +67,12 @@ class BodyWatch(Filter):
 
     def request_body(self, exchange: Exchange, data: bytes, last: bool) -> bytes:
         """Raises Denied(PLACEHOLDER_MISPLACED, 403)."""
-        seen, tail = (exchange.notes or {}).get(_HELD, (0, b""))
+        seen, tail = exchange.state.get(_HELD) or (0, b"")
         if seen < self._limit:
             text = tail + data[: self._limit - seen]
             if self._any.search(text):
                 raise misplaced(exchange, self._source, "in its body")
-            exchange.note(_HELD, (seen + len(data), text[-self._longest :]))
+            exchange.keep(_HELD, (seen + len(data), text[-self._longest :]))
         return data
 
 

@@ -22,7 +22,7 @@ from egressproxy.filters.limits.rules import NEEDS_BODY
 from egressproxy.filters.limits.windows import SECONDS, TokenBucket, span_text
 from egressproxy.filters.settings import FilterConfig, Within
 from egressproxy.filters.shared_counters import Row
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 
 _NO_LOCK: Final = nullcontext()
 #: `mode` and `rateLimitHeaders` of a QoSController that may be one number.
@@ -141,7 +141,7 @@ class ConcurrencyLimit(Filter):
         self._limit = config.limit
         self._name = context.name
         self._message = f"more than {requests_text(config.limit)} at once"
-        self._held = f"concurrency {id(self)}"
+        self._held: StateSlot[bool] = StateSlot("concurrency")
         row = context.row or Row()
         self._counts, self._mine, self._lock = row.held, row.mine, row.lock or _NO_LOCK
 
@@ -151,7 +151,7 @@ class ConcurrencyLimit(Filter):
 
     def request_headers(self, exchange: Exchange) -> None:
         """Counts the exchange. Raises LimitExceeded(CONCURRENCY, 503)."""
-        if exchange.notes is not None and self._held in exchange.notes:
+        if exchange.state.get(self._held):
             return
         with self._lock:
             is_free = sum(self._counts) < self._limit
@@ -159,7 +159,7 @@ class ConcurrencyLimit(Filter):
                 self._counts[self._mine] += 1
         if not is_free:
             raise LimitExceeded(Reason.CONCURRENCY, self._message, status=503, rule=self._source, retry_after_s=1)
-        exchange.note(self._held, True)
+        exchange.keep(self._held, True)
 
     backend_request = request_headers
 
@@ -168,7 +168,7 @@ class ConcurrencyLimit(Filter):
         return [LimitState(self._name, allows, self._limit, left)]
 
     def complete(self, exchange: Exchange) -> None:
-        if exchange.notes is not None and exchange.notes.pop(self._held, None):
+        if exchange.take(self._held):
             self._counts[self._mine] -= 1
 
 

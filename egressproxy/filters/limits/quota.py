@@ -30,7 +30,7 @@ from egressproxy.filters.limits.rules import (
     key_text,
 )
 from egressproxy.filters.limits.windows import CALENDAR, span_text, window_of
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.net.keyed_counters import KEY_BYTES, SHARED, SHARED_KEYS, KeyedCounters, OwnCounters
 
 if TYPE_CHECKING:  # a process whose limits read no bodies does not import what reads them
@@ -62,7 +62,7 @@ class Quota(Filter):
     def __init__(self, context: FilterContext, store: QuotaStore | None = None) -> None:
         config: QoSControllerConfig = context.config
         self._source = context.source
-        self._note = f"quota {id(self)}"
+        self._held: StateSlot[Held] = StateSlot("quota")
         self._is_report = config.mode == "Report"
         self._headers = config.rate_limit_headers
         entries = config.entries
@@ -109,7 +109,7 @@ class Quota(Filter):
     backend_request = request_headers
 
     def response_headers(self, exchange: Exchange) -> HeaderResult:
-        held = self._held(exchange)
+        held = exchange.state.get(self._held)
         if held is not None and held.takes:
             for name, value in self._fields(exchange, held.takes):
                 exchange.response.fields.set(name, value)
@@ -130,12 +130,8 @@ class Quota(Filter):
             states.append(LimitState(each.name, each.allows, each.limit, each.limit - each.in_progress(exchange, "")))
         return states
 
-    def _held(self, exchange: Exchange) -> Held | None:
-        return exchange.notes.get(self._note) if exchange.notes is not None else None
-
     def _take(self, exchange: Exchange, model: str, use: TokenUse | None = None) -> Awaitable[None] | None:
-        notes = exchange.notes
-        held = notes.get(self._note) if notes is not None else None
+        held = exchange.state.get(self._held)
         if held is None:
             held = Held(use)
         else:  # another attempt: every one is a request, and what is settled is taken anew
@@ -161,7 +157,7 @@ class Quota(Filter):
         if refusing is not None and isinstance(refusing, Awaitable):
             held.takes = []  # until the store has taken them: the exchange may end before it is asked
             if held.places:
-                exchange.keep(self._note, held)
+                exchange.keep(self._held, held)
             return Later(partial(self._go_on, exchange, held, takes, refusing))
         self._finish(exchange, held, refusing)
         return None
@@ -200,7 +196,7 @@ class Quota(Filter):
                 if rule.is_settled:
                     rule.count_reserved.count += take.amount
             if self._is_kept:
-                exchange.keep(self._note, held)
+                exchange.keep(self._held, held)
             return
         takes, held.takes = held.takes, []
         rule = refusing.rule
@@ -208,7 +204,7 @@ class Quota(Filter):
         self._exchanges.add(1, rule.name, self._denied)
         if self._is_report:
             exchange.note_denials(rule.reason)
-            exchange.keep(self._note, held)  # for what it holds of concurrency
+            exchange.keep(self._held, held)  # for what it holds of concurrency
             return
         self._leave(held)
         # Retry-After has whole seconds, here rounded up (RFC 9110 section 10.2.3).
@@ -247,7 +243,7 @@ class SettledQuota(Quota):
     settles = True
 
     def complete(self, exchange: Exchange) -> None:
-        held: Held | None = exchange.notes.pop(self._note, None) if exchange.notes is not None else None
+        held = exchange.take(self._held)
         if held is None:
             return
         if held.places:

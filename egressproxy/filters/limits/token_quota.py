@@ -92,10 +92,10 @@ class TokenQuota(SettledQuota):
             if request.body and operation(exchange) is not None and not exchange.is_tunnel and not request.upgrade:
                 return _BUFFER
             return None
-        held = exchange.notes.get(self._note) if exchange.notes is not None else None
+        held = exchange.state.get(self._held)
         if held is None:
             return None
-        use: TokenUse | None = held.use
+        use = held.use
         if use is None:
             return None
         response = exchange.response
@@ -139,34 +139,34 @@ class TokenQuota(SettledQuota):
                 rule=self._source,
                 remedy="ask for a model that has one, or add it to prices",
             )
-        notes = exchange.notes
-        if self._one is not None and notes is not None and self._note not in notes:
+        if self._one is not None and exchange.state.get(self._held) is None:
             taken = self._one.take(exchange, use)
             if taken is not None:
-                notes[self._note] = held = Held(use)
+                held = Held(use)
                 held.takes.append(taken)
+                exchange.keep(self._held, held)
                 return data
         waiting = self._take(exchange, use.model, use)
         return data if waiting is None else _after(waiting, data)
 
     def response_body(self, exchange: Exchange, data: bytes, last: bool) -> BodyResult:
-        held = exchange.notes.get(self._note) if exchange.notes is not None else None
+        held = exchange.state.get(self._held)
         if held is None:
             return data
-        use: TokenUse | None = held.use
+        use = held.use
         if use is None:
             return data
         return in_turns(use.feeding(exchange, data, last)) if use.takes_long(data) else use.feed(exchange, data, last)
 
     def held_bytes(self, exchange: Exchange, phase: Phase) -> int:
-        held = exchange.notes.get(self._note) if exchange.notes is not None else None
+        held = exchange.state.get(self._held)
         return held.use.held_bytes if held is not None and held.use is not None else 0
 
     def complete(self, exchange: Exchange) -> None:
         if self._one is None:
             super().complete(exchange)
             return
-        held = exchange.notes.pop(self._note, None) if exchange.notes is not None else None
+        held = exchange.take(self._held)
         if held is not None and held.takes and held.use is not None:
             self._one.settle(exchange, held.takes[0], held.use)
 

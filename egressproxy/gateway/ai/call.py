@@ -39,7 +39,7 @@ from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.ext_authz.buffered_body import InvitedClient, invite_body
 from egressproxy.ir.policy import ExtensionIR
-from egressproxy.model.exchange import AttemptTrail, Exchange
+from egressproxy.model.exchange import AttemptTrail, Exchange, StateSlot
 from egressproxy.model.fields import media_type
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.work import Work
@@ -57,15 +57,14 @@ if TYPE_CHECKING:  # translation takes memory, and not everybody asks for it: th
 DROPPED_FIELD: Final = b"X-Egress-Dropped"
 #: Characters of a model's name that the log has.
 _LOGGED: Final = 128
-#: The note of an exchange with it.
-_CALL: Final = "ai call"
+_CALL: Final[StateSlot[AiCall]] = StateSlot("ai call")
 _UNTRANSLATABLE: Final = "untranslatable"
 #: Before all others: the API is told by the path as the client has sent it.
 REQUESTS: Final = ExtensionIR(
     "ai", "egressproxy.io/Ai:v1", Phase.REQUEST_HEADERS.value, -(10**9), pre_auth=True, timeout_s=0
 )
-#: The note that asks for `complete`.
-MARK: Final = "ai"
+#: Set where the filter ran, for its `complete`: that of every configuration.
+MARK: Final[StateSlot[bool]] = StateSlot("ai ran")
 
 
 class AiClient(InvitedClient, ReadingClient, Protocol):
@@ -119,8 +118,7 @@ class AiCall:
     @classmethod
     def of(cls, exchange: Exchange) -> AiCall | None:
         """That of this exchange; None where no backend of its rule is an AI provider."""
-        found = exchange.notes.get(_CALL) if exchange.notes is not None else None
-        return found if isinstance(found, cls) else None
+        return exchange.state.get(_CALL)
 
     # --- requests --------------------------------------------------------------------------------------------------
     async def prepare(

@@ -14,13 +14,13 @@ from egressproxy.filters.body import BodyChain
 from egressproxy.filters.chain import Chain, run_to_end
 from egressproxy.filters.filter_step import FilterSteps
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.protocols.grpc.statuses import grpc_trailers
 from egressproxy.protocols.http1.chunked import late_fields
 
-#: Notes of the exchange: the chain for a body that flows, and a whole body as it was before the chain.
-_FLOWING: Final = "leg of the backend"
-_UNFILTERED: Final = "body before the leg"
+#: The chain for a body that flows; a whole body as it was before the chain, and its trailers.
+_FLOWING: Final[StateSlot[BodyChain]] = StateSlot("leg of the backend")
+_UNFILTERED: Final[StateSlot[tuple[bytes, bytes]]] = StateSlot("body before the leg")
 
 
 async def body_of_leg(
@@ -37,10 +37,9 @@ async def body_of_leg(
         whole, trailers = body.given, body.given_trailers
     else:
         whole = body
-    if exchange.notes is not None:
-        exchange.notes.pop(_FLOWING, None)
-        exchange.notes.pop(_UNFILTERED, None)
-        exchange.notes.pop(REQUEST_TRAILERS, None)  # those that the filters of the rule have seen
+    exchange.take(_FLOWING)
+    exchange.take(_UNFILTERED)
+    exchange.take(REQUEST_TRAILERS)  # those that the filters of the rule have seen
     if plan is None or (exchange.request.body == 0 and not whole):
         return body
     filters = plan.begin(exchange)
@@ -66,18 +65,12 @@ async def body_of_leg(
 
 def streaming_backend_filters(exchange: Exchange, chain: Chain) -> BodyChain | None:
     """The filters of the backend (with this `chain`) that the body of this attempt flows through; None: none."""
-    return (
-        exchange.notes.pop(_FLOWING, None)
-        if chain.leg_request_body is not None and exchange.notes is not None
-        else None
-    )
+    return exchange.take(_FLOWING) if chain.leg_request_body is not None else None
 
 
 def unfiltered_body(exchange: Exchange, chain: Chain) -> tuple[bytes, bytes] | None:
     """The whole body before the filters of the backend (with this `chain`), and its trailers; None: none had it."""
-    return (
-        exchange.notes.get(_UNFILTERED) if chain.leg_request_body is not None and exchange.notes is not None else None
-    )
+    return exchange.state.get(_UNFILTERED) if chain.leg_request_body is not None else None
 
 
 def forwarded_trailers(chain: BodyChain, came: bytes, left: bytes) -> bytes:

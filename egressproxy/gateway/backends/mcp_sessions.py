@@ -19,7 +19,7 @@ from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.session_persistence import PLACE, PersistentSessions, Session, SessionPlaces
 from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
 from egressproxy.ir.backend import Protocol
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.mcp import PROTOCOL_VERSION, SESSION_ID, STATELESS_REVISIONS
 from egressproxy.model.secret import SecretBytes
 
@@ -27,8 +27,8 @@ from egressproxy.model.secret import SecretBytes
 _DIGEST: Final = 16
 #: What is behind the last dot: the endpoint's digest and that of the whole, in base64 without padding.
 _SIGNED_TEXT: Final = 38
-#: The note of an exchange with its session.
-_SESSION: Final = "mcp session"
+#: The session that a request shows.
+_SESSION: Final[StateSlot[McpSession]] = StateSlot("mcp session")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +79,8 @@ class McpSessions:
 
     def find(self, exchange: Exchange) -> Session | None:
         """The session of the request, which `admit` has read; None without one."""
-        session = exchange.notes.get(_SESSION) if exchange.notes is not None else None
-        if isinstance(session, McpSession):
+        session = exchange.state.get(_SESSION)
+        if session is not None:
             return session
         return self.others.find(exchange) if self.others is not None else None
 

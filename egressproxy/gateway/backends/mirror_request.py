@@ -127,7 +127,7 @@ class MirrorRequest(UpstreamCaller):
         own.request.expect_continue = False
         own.backend = mirror.backend
         own.series = mirror.series
-        own.notes = None
+        own.forget_state(original.state)  # which goes on with it
         own.max_body_bytes = -1
         own.attempts = 0
 
@@ -228,7 +228,7 @@ class MirrorRequest(UpstreamCaller):
             self._mirror.cluster.network.mirror_requests.give_back(self._client)
             self._mirror.series.mirror(result)
             finish(self._mirror.chain.complete, self._exchange)
-            self._exchange.forget_notes()
+            self._exchange.forget_state()
 
     async def _reach(self) -> None:
         exchange, mirror = self._exchange, self._mirror

@@ -78,7 +78,7 @@ def is_unverified(tls: BackendTlsIR | None) -> bool:
 def note_unverified(exchange: Exchange, who: str) -> None:
     """Have the access log say that the certificate of this hop was not verified."""
     sentence = f"certificate of {who} not verified"
-    known: list[str] = exchange.notes.get(LOGGED, {}).get("insecure", []) if exchange.notes is not None else []
+    known: list[str] = (exchange.state.get(LOGGED) or {}).get("insecure", [])
     if sentence not in known:
         exchange.add_log_fields({"insecure": [*known, sentence]})
 

@@ -70,7 +70,7 @@ class Accounting:
             resources.release(reusable=False)
         if resources.request_filter is not None or resources.response_filter is not None:
             resources.end_filters()
-        if exchange.notes is not None:
+        if exchange.state:
             completed: tuple[ConfiguredFilter, ...] = ()
             for place in (resources.backend, resources.route):
                 if place is not None and place.chain.complete != completed:
@@ -101,8 +101,8 @@ class Accounting:
         exchange.ended_at = monotonic()
         exchange.series.observe(exchange)
         self.access_log.record(exchange)
-        if exchange.notes is not None:
-            exchange.forget_notes()
+        if exchange.state:
+            exchange.forget_state()
         self.recent.append(
             (
                 exchange.started_wall, exchange.method, exchange.scheme, exchange.authority, exchange.path[:MAX_PATH],

@@ -29,7 +29,7 @@ from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
 from egressproxy.gateway.exchange.body_filter import BodyFilter
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.hedging import HedgedCall, finish_attempts
-from egressproxy.gateway.ext_authz.buffered_body import HELD, BufferedRequest
+from egressproxy.gateway.ext_authz.buffered_body import HELD
 from egressproxy.gateway.route import Route
 from egressproxy.model.exchange import ATTEMPTS_FIELD, AttemptTrail, Exchange
 from egressproxy.model.grpc_status import GRPC_NAMES
@@ -105,7 +105,7 @@ class Attempts:
         head, sessions = exchange.request, policy.sessions
         self._policy = policy
         self._exchange = exchange
-        self._ai = AiCall.of(exchange) if exchange.notes is not None else None
+        self._ai = AiCall.of(exchange) if exchange.state else None
         self._client = client
         self._route = route
         self._origin = head.fields.block, head.path, exchange.upstream_host, head.body  # what each attempt starts from
@@ -203,7 +203,7 @@ class Attempts:
         """Call it however that has ended."""
         for endpoints in self._counted:
             endpoints.end_retry()
-        if len(self._chosen) > 1 and self._exchange.notes is not None:
+        if len(self._chosen) > 1 and self._exchange.state:
             finish_earlier(self._exchange, self._route, self._chosen)
 
     # --- one attempt -----------------------------------------------------------------------------------------------
@@ -426,7 +426,7 @@ class Attempts:
 
     def _answered(self) -> None:
         exchange, sessions = self._exchange, self._policy.sessions
-        trail = AttemptTrail.of(exchange) if exchange.notes is not None else None
+        trail = AttemptTrail.of(exchange) if exchange.state else None
         if trail is not None:
             note_attempt(exchange, self._backend, self._outcome, self._began)
             if trail.is_shown:
@@ -488,8 +488,7 @@ def kept_body(
     length, chain = exchange.request.body, None
     if route.chain.request_body is not None:
         chain = client.resources.request_chain
-    early: BufferedRequest | None = exchange.notes.get(HELD) if exchange.notes is not None else None
-    source = early or client
+    source = exchange.state.get(HELD) or client
     if isinstance(collected, ReplayableBody):
         return collected
     if collected is not None:

@@ -79,7 +79,7 @@ class BodyFilter:
         self._passed = 0  # bytes since it was told, where a filter keeps some of them
         self._more: tuple[object, ...] = ()  # filters that have more to send
         if chain.sends_more:
-            exchange.keep(MORE, self.more)
+            MORE.set(exchange, self.more)
         self.is_over = False
         self.has_failed = False  # it has ended the exchange: who waits for its end is told the next time that he waits
         self.tail = b""  # of what was handed on
@@ -198,8 +198,8 @@ class BodyFilter:
 
     def _forget_more(self) -> None:
         self._more = ()
-        if self.chain.sends_more and self._exchange.notes is not None:
-            self._exchange.notes.pop(MORE, None)  # what calls us would hold us
+        if self.chain.sends_more:
+            MORE.pop(self._exchange)  # what calls us would hold us
 
     def _result(self, task: asyncio.Task[bytes]) -> bytes | None:
         """What the filters have returned; None where the exchange does not go on with it."""

@@ -161,7 +161,7 @@ async def open_tunnel(
             answer = await outcome if isinstance(outcome, asyncio.Task) else outcome
             if answer is not None:
                 return await run_response_filters(answer, exchange, resources, steps)
-        if exchange.notes is not None and exchange.notes.pop(WAITED, False):
+        if exchange.take(WAITED):
             route, listener = await admit_again(exchange, client, route, listener)
             resources.route = route
     backend = resources.backend = route.choose()

@@ -35,7 +35,7 @@ from egressproxy.gateway.exchange.connect import serve_connect, switch_protocols
 from egressproxy.gateway.exchange.error_responses import ALLOW, error_event
 from egressproxy.gateway.exchange.phases import answer_of, answer_to_browser, run_response_filters
 from egressproxy.gateway.exchange.readmission import admit_again
-from egressproxy.gateway.ext_authz.buffered_body import HELD, BufferedRequest, invite_body
+from egressproxy.gateway.ext_authz.buffered_body import HELD, MADE_BODY, BufferedRequest, invite_body
 from egressproxy.gateway.identity.challenges import Unauthenticated
 from egressproxy.gateway.mcp.call import McpCall
 from egressproxy.gateway.open_connections import clients_of_process
@@ -48,7 +48,7 @@ from egressproxy.gateway.self_service.answers import (
     nothing_waits,
     refuse_flood,
 )
-from egressproxy.model.exchange import ATTEMPTS_FIELD, BACKEND_CHOICE, WAITED, AttemptTrail, Exchange
+from egressproxy.model.exchange import ATTEMPTS_FIELD, WAITED, AttemptTrail, Exchange
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import CHUNKED, RequestHead
 from egressproxy.model.per_client_quota import AttemptLimiter
@@ -150,8 +150,8 @@ class HttpConnectionManager:
                     if answer is not None:
                         self.answer(exchange, client, answer)
                         return
-                if exchange.notes is not None:
-                    if exchange.notes.pop(WAITED, False):
+                if exchange.state:
+                    if exchange.take(WAITED):
                         route, _ = await admit_again(exchange, client, route, listener)
                         resources.route = route
                     route = self._noted(exchange, client, route)
@@ -159,8 +159,8 @@ class HttpConnectionManager:
             body = None
             if route.filters_request and head.body != 0:
                 body = await self.begin_request_body(exchange, client, head, route)
-                if exchange.notes is not None:
-                    if exchange.notes.pop(WAITED, False):
+                if exchange.state:
+                    if exchange.take(WAITED):
                         route, _ = await admit_again(exchange, client, route, listener)
                         resources.route = route
                     route = self._noted(exchange, client, route)
@@ -222,8 +222,7 @@ class HttpConnectionManager:
                 self.finish(exchange, client, head)
 
     def _noted(self, exchange: Exchange, client: Client, route: Route) -> Route:
-        assert exchange.notes is not None
-        if BACKEND_CHOICE in exchange.notes:
+        if exchange.backend_choice is not None:
             route = client.resources.route = filtered_route(route, exchange)
         return route
 
@@ -360,8 +359,8 @@ class HttpConnectionManager:
         limit = route.needs_body if not route.backend_body_plans else route.body_limit(exchange)
         if not route.buffers_request and limit < 0 and (chain is None or not chain.holds):
             return None
-        held: BufferedRequest | None = exchange.notes.pop(HELD, None) if exchange.notes is not None else None
-        early = held.body if held is not None else None
+        held, made = exchange.take(HELD), exchange.take(MADE_BODY)
+        early = held.body if held is not None else made
         if chain is None and (limit < 0 or (early is not None and len(early) <= limit)):
             return early
         resources.request_chain = None

@@ -101,7 +101,7 @@ class HedgedAttempt(UpstreamCaller):
         own.request = exchange.request.copy()
         if body is not None:
             own.request.body = body.length if isinstance(body, ReplayableBody) else len(body)
-        own.notes = dict(exchange.notes) if exchange.notes is not None else None
+        own.fork_state()
         own.attempts = 0
         own.backend = backend.name
         own.series = backend.series

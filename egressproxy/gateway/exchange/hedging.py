@@ -186,10 +186,10 @@ class HedgedCall:
     def _forget(self, attempt: HedgedAttempt) -> None:
         """It has lost: its filters are told, and whoever counts."""
         exchange, own = self._exchange, attempt.exchange
-        if own.notes is not None:
-            before = exchange.notes or {}
+        if own.state:
+            before = exchange.state
             finish([each for each in attempt.backend.chain.complete if each.mark not in before], own)
-            own.forget_notes(before)
+            own.forget_state(before)
         exchange.attempts += own.attempts
         exchange.note_denials(*(exchange.would_deny or ()), *(own.would_deny or ()))
         if not attempt.is_first:
@@ -228,9 +228,7 @@ class HedgedCall:
         exchange.backend, exchange.backend_is_secure, exchange.series = own.backend, own.backend_is_secure, own.series
         exchange.attempts += own.attempts
         exchange.note_denials(*(exchange.would_deny or ()), *(own.would_deny or ()))
-        if own.notes is not None:
-            exchange.notes = {**(exchange.notes or {}), **own.notes}
-            own.notes = None
+        exchange.adopt_state(own)
         held = attempt.resources
         resources.backend = attempt.backend
         if held.upstream is not None:

@@ -90,7 +90,7 @@ def take_over(exchange: Exchange, route: Route, found: Route, noted: Noted) -> N
 def original_head(exchange: Exchange) -> RequestHead:
     """The head of the request before any filter."""
     head = exchange.request.copy()
-    kept = exchange.notes.get(ORIGINAL_HEAD) if exchange.notes is not None else None
+    kept = ORIGINAL_HEAD.get(exchange)
     if kept is not None:
         head.path, block = kept
         head.fields = Fields(block)

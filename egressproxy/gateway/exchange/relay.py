@@ -67,7 +67,7 @@ def hand_over(
     client.resources.is_handed_over = True
     client.state.replace(client, tunnel)
     exchange.forget_heads()
-    if exchange.notes is None:
+    if not exchange.state:
         exchange.drop_request()  # no filter asks for it any more
     try:
         tunnel.start(one, rest, upstream, client_has_ended=client.has_ended)

@@ -10,12 +10,10 @@ import asyncio
 from typing import Final, Protocol
 
 from egressproxy.errors import LimitExceeded, Reason
+from egressproxy.model.exchange import StateSlot
 from egressproxy.model.message import RequestHead
 from egressproxy.net.byte_queue import ByteQueue
 from egressproxy.net.flow_control import BodySink, Reads
-
-#: The note of the exchange under which the connection manager leaves it, for rules with external authorization.
-HELD: Final = "held request"
 
 
 class InvitedClient(Protocol):
@@ -110,6 +108,12 @@ class BufferedRequest:
     def _wake(self) -> None:
         if self._read is not None and not self._read.done():
             self._read.set_result(None)
+
+
+#: Where the connection manager leaves it, for rules with external authorization.
+HELD: Final[StateSlot[BufferedRequest]] = StateSlot("held request")
+#: The body that a filter has given to a request without one.
+MADE_BODY: Final[StateSlot[bytes]] = StateSlot("made body")
 
 
 def invite_body(client: InvitedClient, head: RequestHead) -> None:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 from time import monotonic
-from typing import Protocol
+from typing import Final, Protocol
 
 from egressproxy.errors import BadRequest, GatewayError, GatewayFault, Reason
 from egressproxy.filters.base import Filter
@@ -19,7 +19,7 @@ from egressproxy.gateway.enforcement import enforce
 from egressproxy.gateway.ext_authz.buffered_body import HELD, BufferedRequest
 from egressproxy.ir.policy import Mode
 from egressproxy.ir.route import ExternalAuthIR
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.field_change import FieldChange, apply
 from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
@@ -59,8 +59,8 @@ def denial(status: int, fields: Iterable[tuple[bytes, bytes]], body: bytes, phra
 
 #: How long a server may think where no policy says it (`backendRequest`).
 AUTH_TIMEOUT_S = 5.0
-#: The note with what the server wants to be added to the answer.
-_ADDED = "external auth"
+#: What the server wants to be added to the answer.
+_ADDED: Final[StateSlot[tuple[FieldChange, ...]]] = StateSlot("external auth")
 
 
 class AuthzClient(Protocol):
@@ -104,8 +104,8 @@ class ExternalAuth(Filter):
             raise self.unusable()
         if self._closed_by is not None:
             enforce(exchange, Mode.REPORT, self._closed_by.error())
-        assert exchange.notes is not None
-        held: BufferedRequest = exchange.notes[HELD]
+        held = exchange.state.get(HELD)
+        assert held is not None
         body = b""
         most = self.spec.max_body
         if most and exchange.request.body != 0:
@@ -144,7 +144,7 @@ class ExternalAuth(Filter):
         return verdict.answer
 
     def response_headers(self, exchange: Exchange) -> None:
-        changes = exchange.notes.get(_ADDED) if exchange.notes is not None else None
+        changes = exchange.state.get(_ADDED)
         if changes:
             apply(changes, exchange.response.fields)
 

@@ -254,7 +254,7 @@ async def tunnel_stream(accounting: Accounting, exchange: Exchange, client: Stre
         resources.tenant = accounting.gate.admit(exchange, route.priority)
     if route.chain.request_headers is not None:
         await refuse_answer(route.chain.request_headers, exchange)
-        if exchange.notes is not None and exchange.notes.pop(WAITED, False):
+        if exchange.take(WAITED):
             route, listener = admit_stream_again(exchange, client, route, inner)
             resources.route = route
     backend = resources.backend = route.choose()

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from egressproxy.errors import FaultSource, GatewayError, Reason
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.protocols.json_rpc import UNNAMED, RpcBody
 
-#: The note of an exchange with it.
-_CALL: Final = "mcp call"
+_CALL: Final[StateSlot[McpCall]] = StateSlot("mcp call")
 _EVENTS: Final = b"text/event-stream"
 #: JSON-RPC 2.0 section 5.1; -32022 is MCP's UnsupportedProtocolVersionError (revision 2026-07-28).
 SERVER_ERROR: Final = -32000
@@ -37,8 +36,7 @@ class McpCall:
     @classmethod
     def of(cls, exchange: Exchange) -> McpCall | None:
         """That of this exchange; None where its backend does not speak MCP."""
-        found = exchange.notes.get(_CALL) if exchange.notes is not None else None
-        return found if isinstance(found, cls) else None
+        return exchange.state.get(_CALL)
 
     def error(self, error: GatewayError, about: dict[str, object], *, denied: bool) -> bytes | None:
         """The error object for the client, with `about` as its data; None where the request was no JSON-RPC."""

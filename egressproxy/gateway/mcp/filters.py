@@ -13,12 +13,12 @@ from egressproxy.errors import BadRequest, Reason
 from egressproxy.filters.base import Filter, Phase
 from egressproxy.gateway.backends.mcp_sessions import McpSessions
 from egressproxy.gateway.backends.route_backend import RouteBackend
-from egressproxy.gateway.ext_authz.buffered_body import HELD, BufferedRequest
+from egressproxy.gateway.ext_authz.buffered_body import HELD
 from egressproxy.gateway.mcp.call import McpCall
 from egressproxy.ir.backend import Protocol
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.ir.route import HttpRuleIR, PathMatchType, WeightedBackend
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.fields import media_type
 from egressproxy.model.mcp import PROTOCOL_VERSION
 from egressproxy.protocols.json_rpc import read_rpc
@@ -26,8 +26,8 @@ from egressproxy.telemetry.counters import McpCalls
 
 #: Bytes of a body that are looked at: most messages are shorter.
 LOOK: Final = 16 * 1024
-#: The note that asks for `complete`.
-MARK: Final = "mcp"
+#: Set where the filter ran, for its `complete`: that of every configuration.
+MARK: Final[StateSlot[bool]] = StateSlot("mcp ran")
 #: Before all others, so that what they refuse is told in JSON-RPC. It waits for the client, who has a clock of its own.
 REQUESTS: Final = ExtensionIR(
     "mcp", "egressproxy.io/Mcp:v1", Phase.REQUEST_HEADERS.value, -(10**9), pre_auth=True, timeout_s=0
@@ -71,7 +71,8 @@ class McpRequests(Filter):
         return None
 
     async def _look(self, exchange: Exchange, call: McpCall) -> None:
-        held: BufferedRequest = exchange.notes[HELD]  # type: ignore[index]  # the connection manager has left it
+        held = exchange.state.get(HELD)
+        assert held is not None  # the connection manager has left it
         call.body = read_rpc(await held.peek(LOOK))
         self._check(exchange, call)
 

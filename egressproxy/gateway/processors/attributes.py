@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.fields import Fields
 from egressproxy.protocols.ext_proc.messages import ProcessingResponse
 
 Lines = tuple[tuple[bytes, bytes], ...]
 
-#: The note with the dynamic metadata of the exchange, by namespace: all processors of it share it.
-METADATA: Final = "dynamic metadata"
+#: The dynamic metadata of the exchange, by namespace: all processors of it share it.
+_METADATA: Final[StateSlot[dict[str, dict[str, object]]]] = StateSlot("dynamic metadata")
 
 
 def attributes(names: Iterable[str], exchange: Exchange, shown: re.Pattern[bytes] | None = None) -> dict[str, Any]:
@@ -28,9 +28,9 @@ def attributes(names: Iterable[str], exchange: Exchange, shown: re.Pattern[bytes
 
 def known_metadata(exchange: Exchange, wanted: Iterable[str]) -> dict[str, dict[str, object]]:
     """What processors have said before, under the wanted namespaces."""
-    if not wanted or exchange.notes is None:
+    known = exchange.state.get(_METADATA)
+    if known is None:
         return {}
-    known = exchange.notes.get(METADATA, {})
     return {name: known[name] for name in wanted if name in known}
 
 
@@ -39,8 +39,8 @@ def keep_metadata(exchange: Exchange, response: ProcessingResponse, wanted: Iter
     said = {name: value for name, value in response.dynamic_metadata.items() if name in wanted}
     said = {name: value for name, value in said.items() if isinstance(value, dict)}
     if said:
-        known = (exchange.notes or {}).get(METADATA, {})
-        exchange.note(METADATA, {**known, **said})
+        known = exchange.state.get(_METADATA)
+        exchange.keep(_METADATA, said if known is None else {**known, **said})
 
 
 def request_lines(exchange: Exchange, pattern: re.Pattern[bytes] | None) -> Lines:

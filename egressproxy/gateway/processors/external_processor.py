@@ -18,7 +18,7 @@ from egressproxy.gateway.processors.processed_bodies import ProcessedBodies, bod
 from egressproxy.gateway.processors.processor_answers import ProcessorAnswers, is_event_stream
 from egressproxy.gateway.processors.session import ProcessorSession, SessionSettings, StreamBroke
 from egressproxy.gateway.processors.settings import ExternalProcessorConfig, called_refs
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.protocols.ext_proc.messages import BodySendMode, HeaderSendMode, MessagePart, ProcessingRequest
@@ -40,7 +40,7 @@ class ExternalProcessor(Filter):
         self._shown = forwarded(config.forward_rules)
         calls = [context.calls[ref.label] for ref in config.backend_refs if ref.label in context.calls]
         self._calls = cycle(calls)  # empty while a configuration is only checked, and nothing is asked then
-        self._note = f"ext_proc {id(self)}"
+        self._state: StateSlot[ProcessorSession] = StateSlot("ext_proc")
         self._observes = config.observability_mode
         mode = self._settings.mode
         shown = _SEND in (mode.request_trailer_mode, mode.response_trailer_mode)
@@ -145,7 +145,7 @@ class ExternalProcessor(Filter):
         await self._trailers(exchange, MessagePart.RESPONSE_TRAILERS, fields)
 
     def complete(self, exchange: Exchange) -> None:
-        session: ProcessorSession | None = exchange.notes.pop(self._note, None) if exchange.notes is not None else None
+        session = exchange.take(self._state)
         if session is not None:
             session.finish()
 
@@ -166,8 +166,8 @@ class ExternalProcessor(Filter):
         session = self._session(exchange)
         if session is None:
             return data
-        if part is MessagePart.RESPONSE_BODY and session.has_more is None and exchange.notes is not None:
-            more = exchange.notes.get(MORE)
+        if part is MessagePart.RESPONSE_BODY and session.has_more is None:
+            more = MORE.get(exchange)
             session.has_more = partial(more, self) if more is not None else None
         with session:
             made = await self._bodies.changed(session, exchange, part, data, last=last)
@@ -209,23 +209,23 @@ class ExternalProcessor(Filter):
     # --- the session -------------------------------------------------------------------------------------------------
     def _begin(self, exchange: Exchange) -> ProcessorSession:
         """A session of this exchange, or of this attempt: one of the attempt before it is given up."""
-        before: ProcessorSession | None = exchange.notes.get(self._note) if exchange.notes is not None else None
+        before = exchange.state.get(self._state)
         if before is not None:
             before.close()
         call = next(self._calls, None)
         if call is None:
             raise StreamBroke(Reason.NO_ENDPOINT, "there is no backend to call")
         session = ProcessorSession(self._settings, call, exchange)
-        exchange.note(self._note, session)
+        exchange.keep(self._state, session)
         return session
 
     def _of_attempt(self, exchange: Exchange) -> ProcessorSession | None:
-        session: ProcessorSession | None = exchange.notes.get(self._note) if exchange.notes is not None else None
+        session = exchange.state.get(self._state)
         return session if session is not None and session.attempt == exchange.attempts else None
 
     def _session(self, exchange: Exchange) -> ProcessorSession | None:
         """The session, while the processor may be asked."""
-        session: ProcessorSession | None = exchange.notes.get(self._note) if exchange.notes is not None else None
+        session = exchange.state.get(self._state)
         return None if session is None or session.is_off else session
 
 

@@ -129,11 +129,7 @@ def trailers_behind(
     """The message with the trailers behind this body; None where there are none, or the processor gets none."""
     of_request = part is MessagePart.REQUEST_BODY
     mode = session.mode.request_trailer_mode if of_request else session.mode.response_trailer_mode
-    block = (
-        exchange.notes.get(REQUEST_TRAILERS if of_request else RESPONSE_TRAILERS)
-        if exchange.notes is not None
-        else None
-    )
+    block = exchange.state.get(REQUEST_TRAILERS if of_request else RESPONSE_TRAILERS)
     if mode is not HeaderSendMode.SEND or block is None:
         return None
     behind = MessagePart.REQUEST_TRAILERS if of_request else MessagePart.RESPONSE_TRAILERS

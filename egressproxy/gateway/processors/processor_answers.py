@@ -6,12 +6,12 @@ Source: Envoy API v3, service/ext_proc/v3/external_processor.proto.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final, ParamSpec
 
 from egressproxy.errors import Reason
 from egressproxy.filters.base import Rejected
-from egressproxy.gateway.ext_authz.buffered_body import HELD
+from egressproxy.gateway.ext_authz.buffered_body import HELD, MADE_BODY
 from egressproxy.gateway.processors.attributes import keep_metadata
 from egressproxy.gateway.processors.mutations import MutationChecker
 from egressproxy.gateway.processors.session import InvalidMessage, ProcessorSession
@@ -33,13 +33,6 @@ P = ParamSpec("P")
 _MAX_DETAILS: Final = 200
 
 _BUFFERED, _DUPLEX, _NONE = BodySendMode.BUFFERED, BodySendMode.FULL_DUPLEX_STREAMED, BodySendMode.NONE
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class _MadeBody:
-    """The body that a processor has given to a request without one, where the connection manager looks for a body."""
-
-    body: bytes
 
 
 class ProcessorAnswers:
@@ -79,7 +72,8 @@ class ProcessorAnswers:
             elif body and not exchange.is_tunnel:
                 session.new_request = body
                 session.has_made_body = True
-                exchange.keep(HELD, _MadeBody(body))
+                exchange.take(HELD)  # the client has sent none
+                exchange.keep(MADE_BODY, body)
                 exchange.request.body = len(body)
         return None
 

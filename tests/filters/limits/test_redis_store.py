@@ -248,10 +248,10 @@ def test_what_was_not_taken_is_not_given_back(redis):
         machine.store._link.close()
         await machine.is_connected(False)
         y = sized(1)
-        y.notes = {machine.filter._note: Held(None)}
+        y.keep(machine.filter._held, Held(None))
         with pytest.raises(LimitExceeded, match="their store is away"):
             machine.filter.backend_request(y)
-        assert y.notes[machine.filter._note].takes == []
+        assert y.state.get(machine.filter._held).takes == []
 
     run([machine, other], test())
 
