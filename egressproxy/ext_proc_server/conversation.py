@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from egressproxy.errors import GatewayError, Reason
@@ -16,8 +17,8 @@ from egressproxy.filters.filter_step import FilterSteps
 from egressproxy.gateway.backends.backend_body_filters import forwarded_trailers
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.error_responses import answer_of_call
-from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
 from egressproxy.gateway.exchange.phases import answer_of
+from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.field_change import FieldChange
 from egressproxy.model.local_response import LocalResponse
@@ -45,7 +46,8 @@ class EnvoyConversation:
     Attributes:
         peer: address and port of the Envoy.
         begun: the exchange, None as long as its head has not come.
-        resources: what the exchange holds.
+        resources: what the exchange holds, and its pipeline.
+        actions: what the pipeline says to do next.
         configured: how Envoy sends bodies as long as nothing else is asked for.
         mode: what it sends from now on.
         has_ended: Envoy has a response of ours; what it sends behind that is of no interest.
@@ -55,7 +57,8 @@ class EnvoyConversation:
     accounting: Accounting
     peer: str
     begun: Exchange | None = None
-    resources: ExchangeResources = field(default_factory=ExchangeResources)
+    resources: Pipeline = field(default_factory=Pipeline)
+    actions: Iterator[str] = field(default_factory=lambda: iter(()))
     configured: ProcessingMode = _UNKNOWN
     mode: ProcessingMode = _UNKNOWN
     has_ended: bool = False
@@ -93,15 +96,12 @@ class EnvoyConversation:
             log.warning("a call of %s is refused: %s%s", self.peer, error.message, remedy)
 
     # --- filters ---------------------------------------------------------------------------------------------------
-    async def is_answered(self, steps: FilterSteps | None) -> bool:
-        """Run a phase. True if one of its filters has answered, and Envoy is told that."""
+    async def answer_of(self, steps: FilterSteps | None) -> LocalResponse | None:
+        """Run a phase. Returns the response that one of its filters has made."""
         outcome = run(steps, self.exchange) if steps is not None else None
         if steps is None or outcome is None:
-            return False
-        answer = await answer_of(outcome, steps, self.exchange, self.resources)
-        if answer is not None:
-            self.send_immediate(answer)
-        return answer is not None
+            return None
+        return await answer_of(outcome, steps, self.exchange, self.resources)
 
     async def shown(self, chain: BodyChain, block: bytes) -> bytes:
         """What goes on of these trailers behind the filters. Raises as BodyChain.run_trailers."""

@@ -16,19 +16,25 @@ from egressproxy.ext_proc_server.envoy_messages import (
 )
 from egressproxy.ext_proc_server.head_changes import changes_of
 from egressproxy.filters.body import BodyChain
-from egressproxy.gateway.exchange.admission import (
-    believe_gateway,
-    name_request,
-    of_client,
-    refuse_loops,
-    route_request,
+from egressproxy.gateway.exchange.admission import of_client, refuse_loops
+from egressproxy.gateway.exchange.identification import believe_gateway
+from egressproxy.gateway.exchange.pipeline import (
+    ADMIT,
+    CALL,
+    FILTER,
+    FILTER_BODY,
+    IDENTIFY,
+    READMIT,
+    RESPOND,
+    RESPOND_SELF,
 )
 from egressproxy.gateway.exchange.readmission import check_gateway, name_again, route_again
-from egressproxy.gateway.route import SELF_SERVICE, Route, filtered_route
+from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener, Port
-from egressproxy.model.exchange import SENT_BODY, WAITED, Exchange
+from egressproxy.model.exchange import SENT_BODY, Exchange
 from egressproxy.model.field_change import FieldAction, FieldChange
 from egressproxy.model.fields import Fields
+from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.own_names import OWN_HOST
 from egressproxy.protocols.ext_proc.messages import BodySendMode, HeaderSendMode, MessagePart, ProcessingRequest
 
@@ -49,7 +55,7 @@ class RequestSide:
     _leg: BodyChain | None = None  # the filters of the backend
     _has_body_ended: bool = False  # filters have got its end
     _port_in_service: Callable[[], Port] | None = None
-    _listener: ActiveListener | None = None  # that has let it in
+    _may_have_trailers: bool = False
     wants_whole: bool = False  # the next message holds the whole body, and the head has not gone
     is_over: bool = False  # nothing more of the request comes
 
@@ -60,52 +66,69 @@ class RequestSide:
         port = port_in_service()
         self._port_in_service = port_in_service
         conversation = self._conversation
-        accounting, resources = conversation.accounting, conversation.resources
+        accounting, pipeline = conversation.accounting, conversation.resources
         client, identity = client_of_envoy(message, trust_domains)
         exchange = accounting.new_exchange(client or conversation.peer, port.first, identity)
         conversation.begin(exchange, configured_mode(message.protocol))
         head, self._dropped = read_request(message, port.head_limits)
+        self._may_have_trailers = not message.end_of_stream and not head.upgrade
         self._block = head.fields.block
         exchange.request = head
         exchange.method = head.method
         exchange.bytes_in = sum(len(name) + len(value) + 4 for name, value in message.fields)
-        listener = self._listener = name_request(exchange, port, "", None, head)
         if head.method == b"CONNECT":
             message_text = "CONNECT is served by the gateway itself (`egressproxy run`), not by filters of Envoy's"
             raise GatewayFault(Reason.METHOD_NOT_ALLOWED, message_text, status=405)
-        if head.via or head.method == b"TRACE":
-            refuse_loops(head, accounting.pseudonym)
-            believe_gateway(accounting, exchange, listener, head)
-        if listener.variants is not None:
-            listener = listener.variants.of(exchange.identity)
-        route, exchange.path_prefix, noted = route_request(listener, exchange.authority, head)  # type: ignore[arg-type]
-        if route.kind == SELF_SERVICE:
-            message_text = (
-                f"{OWN_HOST} is answered by the gateway itself (`egressproxy run`), not by filters of Envoy's"
-            )
-            raise GatewayFault(Reason.NO_ROUTE, message_text, status=404)
-        resources.route = route
-        exchange.route = route.name
-        exchange.series = route.series
-        if noted:
-            exchange.note_denials(*noted)
-        if accounting.gate is not None:
-            resources.tenant = accounting.gate.admit(exchange, route.priority)
-        if await conversation.is_answered(route.chain.request_headers):
-            return
-        self._admit_again(exchange)
-        self._narrow(exchange)
-        route = resources.route
-        self._body = begun(route.chain.request_body, exchange, head.body)
-        self._whole_limit = _limit_of_whole(route, exchange) if head.body else -1
-        goes_on = not message.end_of_stream and not head.upgrade
-        if self._whole_limit >= 0 or (self._body is not None and self._body.holds):
+        conversation.actions = pipeline.request(exchange, head, port, "", None)
+        if await self._advance():
+            self._send_head(exchange, goes_on=self._may_have_trailers)
+
+    async def _advance(self) -> bool:
+        """Carry out what the pipeline says. True: the request goes to its backend. False: Envoy has to send the body
+        first, or the client has its response. Raises what refuses the request.
+        """
+        conversation, exchange = self._conversation, self._conversation.exchange
+        accounting, pipeline = conversation.accounting, conversation.resources
+        for action in conversation.actions:
+            route, listener = pipeline.route, pipeline.listener
+            if action == FILTER:
+                pipeline.answer = await conversation.answer_of(pipeline.steps)
+            elif action == ADMIT:
+                if accounting.gate is not None and route is not None:
+                    pipeline.tenant = accounting.gate.admit(exchange, route.priority)
+            elif action == IDENTIFY and listener is not None:
+                refuse_loops(exchange.request, accounting.pseudonym)
+                believe_gateway(accounting, exchange, listener, exchange.request)
+            elif action == FILTER_BODY and route is not None:
+                if self._asks_for_whole(exchange, route):
+                    return False
+            elif action == CALL:
+                pipeline.answer = await self._choose_backend(self._sent_body)
+                if pipeline.answer is None:
+                    return True
+            elif action == RESPOND and pipeline.answer is not None:
+                conversation.send_immediate(pipeline.answer)
+            elif action == READMIT and route is not None and listener is not None:
+                pipeline.route = self._admit_again(exchange, route, listener)
+            elif action == RESPOND_SELF:
+                message_text = (
+                    f"{OWN_HOST} is answered by the gateway itself (`egressproxy run`), not by filters of Envoy's"
+                )
+                raise GatewayFault(Reason.NO_ROUTE, message_text, status=404)
+        return False
+
+    def _asks_for_whole(self, exchange: Exchange, route: Route) -> bool:
+        """FILTER_BODY: whether a filter needs the whole body, which Envoy is asked for then."""
+        conversation = self._conversation
+        self._body = begun(route.chain.request_body, exchange, exchange.request.body)
+        self._whole_limit = _limit_of_whole(route, exchange)
+        self.wants_whole = self._whole_limit >= 0 or (self._body is not None and self._body.holds)
+        if self.wants_whole:
             conversation.need(conversation.configured.request_body_mode)
-            self.wants_whole = True
-            mode = conversation.override(request_body=_BUFFERED, request_trailers=_SEND if goes_on else _SKIP)
+            trailers = _SEND if self._may_have_trailers else _SKIP
+            mode = conversation.override(request_body=_BUFFERED, request_trailers=trailers)
             conversation.send(MessagePart.REQUEST_HEADERS, mode=mode)
-        elif await self._choose_backend():
-            self._send_head(exchange, goes_on=goes_on)
+        return self.wants_whole
 
     def _send_head(self, exchange: Exchange, *, goes_on: bool) -> None:
         """Let the head go; ask for the body and the trailers if they are filtered, and for those of the response."""
@@ -163,9 +186,8 @@ class RequestSide:
         if 0 <= self._whole_limit < len(data):
             message_text = f"the body is longer than the {self._whole_limit} bytes that a filter of the backend takes"
             raise LimitExceeded(Reason.BODY_TOO_LARGE, message_text, status=413)
-        self._admit_again(exchange)
-        self._narrow(exchange)
-        if await self._choose_backend(data):
+        self._sent_body = data
+        if await self._advance():
             self.is_over = message.end_of_stream
             data = self._sent_body
             changes = self._head_changes()
@@ -211,34 +233,26 @@ class RequestSide:
             chain.backend_request is None or chain.lets_leg_trailers
         )
 
-    def _admit_again(self, exchange: Exchange) -> None:
-        """Where it has waited for a person: decide it by the configuration in force. Raises as admission does."""
-        resources = self._conversation.resources
-        if not exchange.take(WAITED) or resources.route is None:
-            return
+    def _admit_again(self, exchange: Exchange, route: Route, listener: ActiveListener) -> Route:
+        """READMIT: the rule in force. Raises as admission does."""
         assert self._port_in_service is not None
-        assert self._listener is not None
         again, now = name_again(exchange, self._port_in_service(), "", None)
-        check_gateway(exchange, self._listener, now)
-        resources.route = route_again(exchange, again, resources.route, of_client(exchange, now))
+        check_gateway(exchange, listener, now)
+        return route_again(exchange, again, route, of_client(exchange, now))
 
-    def _narrow(self, exchange: Exchange) -> None:
-        """Leave out what filters exclude. Raises Denied where that is every backend."""
-        resources = self._conversation.resources
-        if resources.route is not None:
-            resources.route = filtered_route(resources.route, exchange)
-
-    async def _choose_backend(self, body: bytes = b"") -> bool:
-        """Run what belongs to the backend; `body`: the whole, where filters need that. False: a filter has answered."""
+    async def _choose_backend(self, body: bytes) -> LocalResponse | None:
+        """CALL: run what belongs to the backend; `body`: the whole, where filters need that. Returns the response of a
+        filter.
+        """
         conversation, exchange = self._conversation, self._conversation.exchange
-        resources, route = conversation.resources, conversation.resources.route
+        pipeline, route = conversation.resources, conversation.resources.route
         assert route is not None
         exchange.attempts = 1
         self._rewritten = exchange.upstream_host
         if route.choices:
-            backend = resources.backend = route.choose()
-            exchange.backend = backend.name
-            exchange.series = backend.series
+            pipeline.choose(exchange)
+            backend = pipeline.backend
+            assert backend is not None
             exchange.backend_is_secure = backend.originates_tls
             fixed = backend.cluster.fixed if backend.cluster is not None else None
             if fixed is not None:
@@ -246,7 +260,7 @@ class RequestSide:
                 exchange.upstream_host = exchange.upstream_host or fixed.host_field
         exchange.upstream_host = exchange.upstream_host or exchange.request.host
         before = exchange.upstream_host
-        chain = conversation.chain
+        chain = pipeline.response_chain = conversation.chain
         answers = chain.response_body
         if answers is not None and answers.steps:
             conversation.need(conversation.configured.response_body_mode)
@@ -256,14 +270,12 @@ class RequestSide:
         self._sent_body = body
         if chain.needs_body >= 0:
             exchange.keep(SENT_BODY, body)
-        is_answered = await conversation.is_answered(chain.backend_request)
+        answer = await conversation.answer_of(chain.backend_request)
         if chain.needs_body >= 0:
             exchange.keep(SENT_BODY, None)
-        if is_answered:
-            return False
         if exchange.upstream_host != before:
             self._rewritten = exchange.upstream_host
-        return True
+        return answer
 
     def _head_changes(self) -> tuple[FieldChange, ...]:
         head = self._conversation.exchange.request

@@ -12,6 +12,7 @@ from egressproxy.ext_proc_server.head_changes import changes_of
 from egressproxy.filters.body import BodyChain
 from egressproxy.gateway.ai.provider_errors import provider_call
 from egressproxy.gateway.exchange.error_responses import error_event
+from egressproxy.gateway.exchange.pipeline import FILTER, RESPOND
 from egressproxy.model.field_change import FieldAction, FieldChange
 from egressproxy.model.fields import Fields
 from egressproxy.protocols.ext_proc.messages import (
@@ -47,8 +48,12 @@ class ResponseSide:
         chain = conversation.chain
         response = exchange.response = read_response(message, exchange.request.method)
         self._block, status = response.fields.block, response.status
-        for steps in chain.response_phases:
-            if await conversation.is_answered(steps):
+        pipeline = conversation.resources
+        for action in conversation.actions:
+            if action == FILTER:
+                pipeline.answer = await conversation.answer_of(pipeline.steps)
+            elif action == RESPOND and pipeline.answer is not None:
+                conversation.send_immediate(pipeline.answer)
                 return
         exchange.grpc_status = parsed_status(response.fields.block) if conversation.is_call else -1
         body = self._body = begun(chain.response_body, exchange, response.body)

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from itertools import islice
 from math import inf
 from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
-from egressproxy.errors import GatewayFault, Reason
+from egressproxy.errors import GatewayFault, LimitExceeded, Reason
 from egressproxy.gateway.overload.request_gate import Tenant
-from egressproxy.gateway.snapshot import Port
+from egressproxy.gateway.snapshot import ActiveListener, Port
 from egressproxy.model.exchange import CallerIdentity, Exchange
 from egressproxy.model.kill_switch import KilledIdentities
 from egressproxy.model.per_client_quota import PerClientQuota, origin_of
@@ -55,7 +56,7 @@ LOOKED_AT: Final = 16
 
 
 class Holder(Protocol):
-    """What an exchange in progress holds (`exchange/held_resources`)."""
+    """What an exchange in progress holds (`exchange/exchange_resources`)."""
 
     tenant: Tenant | None
     exchange: Exchange | None
@@ -279,15 +280,25 @@ class OpenConnections:
     def tunnels(self) -> int:
         return sum(each.total for each in self.tunnels_of.values())
 
-    def add_tunnel(self, listener: ListenerKey, client: str) -> None:
-        """Count one more tunnel of this client here; the caller has checked the limits."""
-        held = self.tunnels_of.get(listener)
+    def take_tunnel(self, listener: ActiveListener, client: str) -> Callable[[], None]:
+        """Count a tunnel of this client against `limits.tunnels` and its share of that. Returns the call that ends the
+        count. Raises LimitExceeded (503).
+        """
+        limits, key = listener.spec.policy.limits, (listener.gateway, listener.name)
+        limit, held = limits.tunnels, self.tunnels_of.get(key)
         if held is None:
-            held = self.tunnels_of[listener] = PerClientQuota(sys.maxsize, sys.maxsize)
+            held = self.tunnels_of[key] = PerClientQuota(sys.maxsize, sys.maxsize)
+        elif limit and held.total >= limit:
+            message = f"this listener already has {limit} tunnel{'s' if limit > 1 else ''}"
+            raise LimitExceeded(Reason.TUNNEL_LIMIT, message, status=503, retry_after_s=1)
+        elif limit and held.of(client) >= limits.tunnels_per_client:
+            message = f"this client already has {limits.tunnels_per_client} of the {limit} tunnels of this listener"
+            remedy = "set limits.connectionsPerClient, where one client is to have more than three quarters of them"
+            raise LimitExceeded(Reason.TUNNEL_LIMIT, message, status=503, retry_after_s=1, remedy=remedy)
         held.add(client)
+        return partial(self._give_tunnel_back, key, client)
 
-    def give_tunnel_back(self, listener: ListenerKey, client: str) -> None:
-        """Undo one `add_tunnel`."""
+    def _give_tunnel_back(self, listener: ListenerKey, client: str) -> None:
         held = self.tunnels_of[listener]
         held.give_back(client)
         if not held.total:

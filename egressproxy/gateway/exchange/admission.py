@@ -1,43 +1,30 @@
 """Admission: what a request asks for, who asks, and whether policy lets it. Decided on names alone: nothing is resolved
 here.
 
-`name_request` and `name_stream` write into the exchange what the client has named, `identify` and `identify_stream` who
-it is; `take_tunnel_slot` counts a tunnel. Everything else takes values and returns a decision: a route and what is to
-be noted, or it raises. So `explain` calls what traffic calls.
+`name_request` and `name_stream` write into the exchange what the client has named. Everything else takes values and
+returns a decision: a route and what is to be noted, or it raises. `pipeline` says in which order they are asked.
 Sources: RFC 9112 section 3.2 (request targets), RFC 9110 sections 7.6.3 (loops) and 9.3.8 (TRACE).
 """
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
-from functools import lru_cache, partial
 from ipaddress import ip_address
 from typing import Final
 
-from egressproxy.errors import BadRequest, Denied, GatewayFault, LimitExceeded, Reason
+from egressproxy.errors import BadRequest, Denied, GatewayFault, Reason
 from egressproxy.gateway.enforcement import report_only_denial
-from egressproxy.gateway.exchange.accounting import Accounting
-from egressproxy.gateway.exchange.client import Client
-from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
 from egressproxy.gateway.leaf_certificates.certificate_cache import CertificateCache
-from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener, Port
-from egressproxy.ir.policy import Mode, PolicyIR
+from egressproxy.ir.policy import Mode
 from egressproxy.model.authority import Authority, AuthorityError, parse_authority
-from egressproxy.model.exchange import CallerIdentity, Exchange, namespace_in, service_account_name
-from egressproxy.model.forwarded_identity import NotVerified, verify
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.message import RequestHead
 from egressproxy.model.own_names import OWN_HOST, proxies_of
-from egressproxy.model.per_client_quota import client_of
 from egressproxy.protocols.tls.client_hello import ClientHello
 from egressproxy.routing.hosts import patterns_of
-
-#: Clients of other gateways that are remembered: each request of theirs says anew who they are.
-MAX_FORWARDED: Final = 1024
-_identity = lru_cache(MAX_FORWARDED)(CallerIdentity)
 
 #: Why a request would be denied, were it not for mode Report: to be noted.
 Noted = tuple[Reason, ...]
@@ -140,59 +127,6 @@ def refuse_loops(head: RequestHead, pseudonym: bytes) -> None:
         raise Denied(Reason.LOOP_DETECTED, "the request has passed this gateway before", status=508)
     if head.via:
         head.via = proxies_of(head.via)
-
-
-async def identify(
-    accounting: Accounting, exchange: Exchange, client: Client, listener: ActiveListener, head: RequestHead
-) -> None:
-    """Write into `exchange` who its client is: what the request says, before what its connection says. Loops are
-    refused. Waits where a credential has to be checked. Raises as `refuse_loops` and `Authenticator.admit`.
-    """
-    refuse_loops(head, accounting.pseudonym)
-    if head.via:
-        believe_gateway(accounting, exchange, listener, head)
-    if listener.authenticator is not None:
-        checking = listener.authenticator.admit(exchange, client, head)
-        if checking is not None:
-            await checking
-
-
-def identify_stream(exchange: Exchange, listener: ActiveListener, certified: CallerIdentity, until: float) -> None:
-    """The same of a connection that is no HTTP, `certified` until then (seconds since 1970) by its certificate. Raises
-    as `Authenticator.admit_stream`.
-    """
-    exchange.identity = certified
-    if listener.authenticator is not None:
-        listener.authenticator.admit_stream(exchange, certified, until)
-
-
-def believe_gateway(accounting: Accounting, exchange: Exchange, listener: ActiveListener, head: RequestHead) -> None:
-    """Learn who the client of another gateway is, where its signature holds here; else the log says why it does not."""
-    keys, value = listener.spec.policy.gateway_keys, head.hop.egress_identity
-    if not keys or not value or exchange.authority is None:
-        return
-    counted = accounting.metrics.forwarded_identities
-    try:
-        who = verify(keys, value, head.method, exchange.authority.text, time.time(), accounting.seen)
-    except NotVerified as error:
-        exchange.detail = f"X-Egress-Identity: {error}"
-        counted[error.result] += 1
-        return
-    counted["verified"] += 1
-    namespace = _told_namespace(who.namespace, listener.spec.policy)
-    name = who.name
-    if name in ("-", service_account_name(who.namespace, who.service_account)):
-        name = service_account_name(namespace, who.service_account)
-    exchange.identity = _identity(
-        namespace, who.service_account, who.client, who.gateway, name, "gateway", who.groups, who.claims,
-        who.claims_read,
-    )  # fmt: skip
-
-
-def _told_namespace(told: str, policy: PolicyIR) -> str:
-    namespace, _, trust_domain = told.partition("@")
-    own = policy.identity.trust_domain if policy.identity is not None else ""
-    return namespace_in(trust_domain or policy.gateway_trust_domain, namespace, own)
 
 
 def of_client(exchange: Exchange, listener: ActiveListener) -> ActiveListener:
@@ -364,22 +298,3 @@ def default_route(listener: ActiveListener, authority: Authority) -> tuple[Route
         )
     finally:
         del denied  # its traceback holds this frame: no cycle
-
-
-def take_tunnel_slot(
-    exchange: Exchange, state: OpenConnections, resources: ExchangeResources, listener: ActiveListener
-) -> None:
-    """Count a tunnel against `limits.tunnels` and its client's share, until its end. Raises LimitExceeded (503)."""
-    limits, client = listener.spec.policy.limits, client_of(exchange)
-    place = listener.gateway, listener.name
-    limit, taken = limits.tunnels, state.tunnels_of.get(place)
-    if limit and taken is not None:
-        if taken.total >= limit:
-            message = f"this listener already has {limit} tunnel{'s' if limit > 1 else ''}"
-            raise LimitExceeded(Reason.TUNNEL_LIMIT, message, status=503, retry_after_s=1)
-        if taken.of(client) >= limits.tunnels_per_client:
-            message = f"this client already has {limits.tunnels_per_client} of the {limit} tunnels of this listener"
-            remedy = "set limits.connectionsPerClient, where one client is to have more than three quarters of them"
-            raise LimitExceeded(Reason.TUNNEL_LIMIT, message, status=503, retry_after_s=1, remedy=remedy)
-    state.add_tunnel(place, client)
-    resources.when_complete(partial(state.give_tunnel_back, place, client))

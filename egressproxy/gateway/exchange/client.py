@@ -21,8 +21,8 @@ from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.exchange.body_filter import BodyFilter
 from egressproxy.gateway.exchange.clock import SLOTS_OF_PROTOCOL, ExchangeClock, no_room, too_much_held
 from egressproxy.gateway.exchange.error_responses import answer_for
-from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
+from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.gateway.identity.checked_credentials import Verdict
 from egressproxy.gateway.mcp.call import McpCall
 from egressproxy.gateway.open_connections import Connection, OpenConnections
@@ -172,7 +172,7 @@ class Client(ExchangeClock, Protocol):
     def go_on(self) -> None:
         self.resume_reading()
 
-    def serving(self) -> tuple[ExchangeResources, ...]:
+    def serving(self) -> tuple[Pipeline, ...]:
         """What is held by the exchange in progress."""
         return (self.resources,) if self.driver.is_busy else ()
 

@@ -6,8 +6,8 @@ from math import inf
 
 from egressproxy.errors import ClientGone
 from egressproxy.gateway.exchange.client import Client
-from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
+from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.gateway.identity.checked_credentials import Verdict
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.model.exchange import ANONYMOUS
@@ -42,7 +42,7 @@ class ClientConnection(DownstreamConnection, Client):
         self.identity = ANONYMOUS
         self.identity_until = inf
         self.verdict: Verdict | None = None
-        self.resources = ExchangeResources()
+        self.resources = Pipeline()
         self.exchange_ends_at = NEVER
         self.attempt_ends_at = NEVER
         self.idle_limit_s = 0.0

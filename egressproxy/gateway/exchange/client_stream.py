@@ -15,8 +15,8 @@ from egressproxy.gateway.backends.route_backend import on_the_wheel
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.exchange.error_responses import answer_of_call, error_of_call, last_fields
-from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
+from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.gateway.identity.authenticator import copy_identity
 from egressproxy.gateway.identity.checked_credentials import Verdict
 from egressproxy.gateway.open_connections import OpenConnections
@@ -70,7 +70,7 @@ class ClientStream(DownstreamStream, Client):
         self.identity = ANONYMOUS
         self.identity_until = inf
         self.verdict: Verdict | None = None
-        self.resources = ExchangeResources()
+        self.resources = Pipeline()
         self.exchange_ends_at = NEVER
         self.attempt_ends_at = NEVER
         self.idle_limit_s = 0.0
@@ -155,7 +155,7 @@ class ClientStream(DownstreamStream, Client):
         inner = self.transport.get_protocol() if self.transport is not self.connection.transport else None
         return inner if cast(object, inner) is not self else None
 
-    def serving(self) -> tuple[ExchangeResources, ...]:
+    def serving(self) -> tuple[Pipeline, ...]:
         serving = getattr(self.in_tunnel, "serving", None)
         return super().serving() if serving is None else tuple(serving())
 
@@ -323,7 +323,7 @@ class ClientHttp2(DownstreamHttp2):
         if getattr(self.handler, "ends_connections", False):
             self.leave(gently=True)
 
-    def serving(self) -> list[ExchangeResources]:
+    def serving(self) -> list[Pipeline]:
         streams = list(self.streams.values())
         return [held for each in streams if isinstance(each, ClientStream) for held in each.serving()]
 

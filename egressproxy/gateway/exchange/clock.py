@@ -12,7 +12,7 @@ from egressproxy.errors import BadRequest, GatewayError, GatewayFault, Reason, R
 from egressproxy.gateway.ai.answers import EVENT_STREAM
 from egressproxy.gateway.backends.mcp_sessions import speaks_mcp
 from egressproxy.gateway.backends.upstream_call import UpstreamCaller
-from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
+from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.ir.policy import LimitsIR
 from egressproxy.model.fields import media_type
@@ -56,7 +56,7 @@ class ExchangeClock(UpstreamCaller, Protocol):
     attempt_ends_at: float  # of the attempt under way, as below
     exchange_ends_at: float  # on the clock of `wheel`; NEVER: it has no end
     idle_limit_s: float  # how long nothing may move; 0: as long as it likes
-    resources: ExchangeResources
+    resources: Pipeline
     state: OpenConnections
     seen_bytes: int  # bytes that had moved at the last look; -1: whatever has moved since counts
 

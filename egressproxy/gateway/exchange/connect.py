@@ -11,7 +11,6 @@ Source: RFC 9110 section 9.3.6.
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from time import monotonic
 from typing import Final
 
@@ -22,29 +21,29 @@ from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.upstream_hosts import DialTarget
 from egressproxy.gateway.exchange.accounting import Accounting
-from egressproxy.gateway.exchange.admission import (
-    HTTP_PORT,
-    admit_http,
-    connect_not_served,
-    identify,
-    of_client,
-    read_authority,
-    route_tunnel,
-    take_tunnel_slot,
-    ways_to_http_port,
-)
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
+from egressproxy.gateway.exchange.identification import identify
 from egressproxy.gateway.exchange.interception import intercept, is_tunnel
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel
 from egressproxy.gateway.exchange.phases import run_response_filters
+from egressproxy.gateway.exchange.pipeline import (
+    ACCEPT,
+    ADMIT,
+    FILTER,
+    IDENTIFY,
+    INTERCEPT,
+    READ_HTTP,
+    READMIT,
+    REFUSE_TLS,
+    START_CLOCK,
+    TUNNEL,
+)
 from egressproxy.gateway.exchange.readmission import admit_again
 from egressproxy.gateway.exchange.relay import hand_over, relay
-from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.ir.policy import SniCheck
-from egressproxy.model.authority import Authority
-from egressproxy.model.exchange import WAITED, Exchange
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead
 from egressproxy.model.per_client_quota import client_of
@@ -59,71 +58,53 @@ _MATCH: Final[SniCheck] = SniCheck.MATCH
 async def serve_connect(
     accounting: Accounting, exchange: Exchange, client: Client, head: RequestHead
 ) -> LocalResponse | None:
-    """A CONNECT: decide, dial, answer 200, relay. In a tunnel to port 80 the answer comes first, then the decision.
-
-    Returns the response of a filter instead of a tunnel. Where `client.resources.is_handed_over` then, the tunnel has
-    the exchange and completes it. Raises GatewayError. Source: RFC 9110 section 9.3.6.
+    """A CONNECT, as `Pipeline.tunnel` has it. Returns the response of a filter instead of a tunnel. Where
+    `client.resources.is_handed_over` then, the tunnel has the exchange and completes it. Raises GatewayError.
     """
-    listener = client.listener
-    exchange.is_tunnel = True
-    exchange.kind = "tunnel"
-    if not listener.is_forward or client.tunnel is not None:
-        raise connect_not_served()
-    authority = exchange.authority = read_authority(head.target, None)
-    if head.via or listener.authenticator is not None:
-        await identify(accounting, exchange, client, listener, head)
-    listener = of_client(exchange, listener)
-    if authority.port == HTTP_PORT:
-        return await serve_http_port(accounting, exchange, client, authority, listener)
-    certificate_cache = listener.leaves_for(authority.host)
-    if certificate_cache is not None:
-        if accounting.gate is not None:
-            client.resources.tenant = accounting.gate.admit(exchange, listener.spec.policy.priority)
-        await intercept(accounting, exchange, client, authority, listener, certificate_cache)
-        return None
-    route, noted = route_tunnel(listener, authority)
-    if noted:
-        exchange.note_denials(*noted)
-    if accounting.gate is not None:
-        client.resources.tenant = accounting.gate.admit(exchange, route.priority)
-    return await open_tunnel(accounting, exchange, client, authority, route, listener)
-
-
-async def serve_http_port(
-    accounting: Accounting, exchange: Exchange, client: Client, authority: Authority, listener: ActiveListener
-) -> LocalResponse | None:
-    """A CONNECT to port 80: refused where neither TLS nor HTTP could go there, else answered 200. Then the first byte
-    tells: no method of HTTP begins with one that a TLS server would take.
-    """
-    ways_to_http_port(listener, authority)
-    if accounting.gate is not None:
-        client.resources.tenant = accounting.gate.admit(exchange, listener.spec.policy.priority)
-    client.accept_tunnel()
-    exchange.status, exchange.first_byte_at = 200, monotonic()
-    listener = await first_bytes(client)
-    first = client.first_byte
-    if not first or not may_start_tls(first):
-        with suppress(Denied):  # each request will be refused; mode Report notes it of the tunnel, too
-            exchange.note_denials(*admit_http(of_client(exchange, listener), authority))
-        client.identity = exchange.identity
-        client.enter_tunnel(OpenedTunnel(authority), client.state.port.head_limits)
-        return None
-    try:
-        listener = of_client(exchange, listener)
-        certificate_cache = listener.leaves_for(authority.host)
-        found = route_tunnel(listener, authority) if certificate_cache is None else None
-    except Denied as denied:
-        accounting.record_error(exchange, client.resources, denied)
-        client.send(ACCESS_DENIED)
-        client.resources.close = True
-        return None
-    if certificate_cache is not None:
-        await intercept(accounting, exchange, client, authority, listener, certificate_cache)
-        return None
-    assert found is not None
-    route, noted = found
-    exchange.note_denials(*noted)
-    return await open_tunnel(accounting, exchange, client, authority, route, listener)
+    pipeline = client.resources
+    for action in pipeline.tunnel(exchange, head, client.listener, is_inside=client.tunnel is not None):
+        route, listener = pipeline.route, pipeline.listener
+        assert listener is not None
+        if action == ADMIT:
+            if accounting.gate is not None:
+                priority = route.priority if route is not None else listener.spec.policy.priority
+                pipeline.tenant = accounting.gate.admit(exchange, priority)
+            if route is not None:
+                client.start_clock(route.clock_s, route.idle_s)
+        elif action == START_CLOCK:
+            assert route is not None
+            client.start_clock(route.clock_s, route.idle_s)
+        elif action == TUNNEL:
+            await open_tunnel(accounting, exchange, client)
+        elif action == FILTER:
+            assert pipeline.steps is not None
+            pipeline.answer = await filter_tunnel(pipeline.steps, exchange, pipeline)
+        elif action == IDENTIFY:
+            await identify(accounting, exchange, client, listener, head)
+        elif action == INTERCEPT:
+            assert pipeline.certificates is not None
+            assert exchange.authority is not None
+            await intercept(accounting, exchange, client, exchange.authority, listener, pipeline.certificates)
+        elif action == READMIT:
+            assert route is not None
+            pipeline.route, pipeline.listener = await admit_again(exchange, client, route, listener)
+        elif action == ACCEPT:
+            client.accept_tunnel()
+            exchange.status, exchange.first_byte_at = 200, monotonic()
+            pipeline.listener = await first_bytes(client)
+            first = client.first_byte
+            pipeline.speaks_http = not first or not may_start_tls(first)
+        elif action == READ_HTTP:
+            assert exchange.authority is not None
+            client.identity = exchange.identity
+            client.enter_tunnel(OpenedTunnel(exchange.authority), client.state.port.head_limits)
+        elif action == REFUSE_TLS:
+            denied, pipeline.denied = pipeline.denied, None
+            assert denied is not None
+            accounting.record_error(exchange, pipeline, denied)
+            client.send(ACCESS_DENIED)
+            pipeline.close = True
+    return pipeline.answer
 
 
 async def first_bytes(client: Client) -> ActiveListener:
@@ -138,37 +119,25 @@ async def first_bytes(client: Client) -> ActiveListener:
     return client.listener
 
 
-async def open_tunnel(
-    accounting: Accounting,
-    exchange: Exchange,
-    client: Client,
-    authority: Authority,
-    route: Route,
-    listener: ActiveListener,
-) -> LocalResponse | None:
-    """Filter, choose, dial, answer 200 unless that was said already, relay. Returns and raises as `serve_connect`."""
-    resources = client.resources
-    resources.route = route
-    exchange.route = route.name
-    exchange.series = route.series
-    client.start_clock(route.clock_s, route.idle_s)
-    steps = route.chain.request_headers
-    if steps is not None:
-        if exchange.status:
-            await refuse_answer(steps, exchange)
-        else:
-            outcome = run(steps, exchange)
-            answer = await outcome if isinstance(outcome, asyncio.Task) else outcome
-            if answer is not None:
-                return await run_response_filters(answer, exchange, resources, steps)
-        if exchange.take(WAITED):
-            route, listener = await admit_again(exchange, client, route, listener)
-            resources.route = route
-    backend = resources.backend = route.choose()
-    backend.note_denied(exchange)
-    exchange.backend = backend.name
-    exchange.series = backend.series
-    take_tunnel_slot(exchange, client.state, resources, listener)
+async def filter_tunnel(steps: FilterSteps, exchange: Exchange, resources: ExchangeResources) -> LocalResponse | None:
+    """FILTER: the response of a filter, where one can still be sent. Raises Denied of a filter that answers else."""
+    if exchange.status:
+        await refuse_answer(steps, exchange)
+        return None
+    outcome = run(steps, exchange)
+    answer = await outcome if isinstance(outcome, asyncio.Task) else outcome
+    return None if answer is None else await run_response_filters(answer, exchange, resources, steps)
+
+
+async def open_tunnel(accounting: Accounting, exchange: Exchange, client: Client) -> None:
+    """TUNNEL: dial, answer 200 unless that was said already, relay. Raises GatewayError."""
+    pipeline = client.resources
+    backend, route, listener, authority = pipeline.backend, pipeline.route, pipeline.listener, exchange.authority
+    assert backend is not None
+    assert route is not None
+    assert listener is not None
+    assert authority is not None
+    pipeline.when_complete(client.state.take_tunnel(listener, client_of(exchange)))
     guard = None
     is_tls, checks_name = route.is_tls_only, listener.destinations.sni_check(authority) is _MATCH
     certificate_cache = listener.certificate_cache
@@ -177,7 +146,7 @@ async def open_tunnel(
             authority, must_be_tls=is_tls or exchange.status != 0, only_reports=route.only_reports,
             checks_name=is_tls or checks_name, is_opened=None if certificate_cache is None else certificate_cache.match,
         )  # fmt: skip
-    upstream = await dial(exchange, backend, resources)
+    upstream = await dial(exchange, backend, pipeline)
     if not exchange.status:
         client.accept_tunnel()
         exchange.status, exchange.first_byte_at = 200, monotonic()
@@ -188,7 +157,6 @@ async def open_tunnel(
         )
         del rest
         await relaying
-    return None
 
 
 async def refuse_answer(steps: FilterSteps, exchange: Exchange) -> None:
@@ -249,7 +217,7 @@ async def switch_protocols(accounting: Accounting, exchange: Exchange, client: C
             listener = client.state.port.opened_stream(exchange.authority.host)
         elif not listener.is_forward and exchange.authority is not None:
             listener = client.state.port.listener_for(exchange.authority.host, client.server_name)
-        take_tunnel_slot(exchange, client.state, resources, listener)
+        resources.when_complete(client.state.take_tunnel(listener, client_of(exchange)))
     client.send_interim(exchange.response, accounting.pseudonym)
     exchange.status, exchange.first_byte_at = 101, monotonic()
     upstream = resources.give_away()

@@ -1,5 +1,4 @@
-"""HttpConnectionManager: the life of an exchange, written as the list of its phases. It only calls; the hard things are
-elsewhere.
+"""HttpConnectionManager: the driver of HTTP requests. `pipeline` says what comes next; here that is done.
 
 Runs on the client connection's Driver (ARCHITECTURE.md, "The loop, the poller and the driver"): an await here is a
 pause of this exchange alone, and costs nothing where nothing has to be waited for. Every way out of `serve` passes
@@ -17,7 +16,7 @@ from egressproxy.errors import ClientGone, GatewayError, GatewayFault, Reason, U
 from egressproxy.filters.body import BodyChain
 from egressproxy.filters.body_plan import PARTS, BodyPlan
 from egressproxy.filters.chain import run
-from egressproxy.filters.filter_step import FilterAnswered
+from egressproxy.filters.filter_step import FilterAnswered, FilterSteps
 from egressproxy.gateway.ai.answers import Answer, TranslatedAnswer
 from egressproxy.gateway.ai.call import AiCall
 from egressproxy.gateway.ai.provider_errors import provider_call
@@ -25,21 +24,36 @@ from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.mirror_request import mirror_requests_of
 from egressproxy.gateway.backends.parent_connect import refused_credentials
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
+from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.upstream_call import AttemptCounter, Repeat, call_upstream
 from egressproxy.gateway.exchange.accounting import Accounting
-from egressproxy.gateway.exchange.admission import decide_names, identify, name_request, route_request
+from egressproxy.gateway.exchange.admission import decide_names
 from egressproxy.gateway.exchange.attempts import reach_with_retries
 from egressproxy.gateway.exchange.body_filter import SHORT_BODY, BodyFilter, Collector, Room, ShortBody, finished
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.connect import serve_connect, switch_protocols
-from egressproxy.gateway.exchange.error_responses import ALLOW, error_event
+from egressproxy.gateway.exchange.error_responses import error_event
+from egressproxy.gateway.exchange.identification import identify
 from egressproxy.gateway.exchange.phases import answer_of, answer_to_browser, run_response_filters
+from egressproxy.gateway.exchange.pipeline import (
+    ADMIT,
+    CALL,
+    FILTER,
+    FILTER_BODY,
+    IDENTIFY,
+    OFFER_BODY,
+    READMIT,
+    RESPOND,
+    SEND,
+    SWITCH,
+    Pipeline,
+)
 from egressproxy.gateway.exchange.readmission import admit_again
 from egressproxy.gateway.ext_authz.buffered_body import HELD, MADE_BODY, BufferedRequest, invite_body
 from egressproxy.gateway.identity.challenges import Unauthenticated
 from egressproxy.gateway.mcp.call import McpCall
 from egressproxy.gateway.open_connections import clients_of_process
-from egressproxy.gateway.route import SELF_SERVICE, Route, filtered_route
+from egressproxy.gateway.route import Route
 from egressproxy.gateway.self_service.answers import (
     ASKED_S,
     MAX_ASKED,
@@ -48,7 +62,7 @@ from egressproxy.gateway.self_service.answers import (
     nothing_waits,
     refuse_flood,
 )
-from egressproxy.model.exchange import ATTEMPTS_FIELD, WAITED, AttemptTrail, Exchange
+from egressproxy.model.exchange import ATTEMPTS_FIELD, AttemptTrail, Exchange
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import CHUNKED, RequestHead
 from egressproxy.model.per_client_quota import AttemptLimiter
@@ -56,8 +70,6 @@ from egressproxy.net.driver import PAUSE
 
 log = logging.getLogger(__name__)
 
-#: The answer of the last hop that Max-Forwards allows (RFC 9110 section 7.6.2).
-LAST_HOP: Final = LocalResponse(200, ((b"Allow", ALLOW),))
 _IF_STALE: Final = Repeat.IF_STALE  # a member looked up on its class costs 60 ns more
 
 
@@ -99,10 +111,11 @@ class HttpConnectionManager:
 
     # --- the life of an exchange ---------------------------------------------------------------------------------
     async def serve(self, client: Client, head: RequestHead) -> None:
-        """Name, decide, filter, choose, exchange, answer."""
-        listener = client.state.port.first
-        resources = client.resources
-        exchange = resources.exchange = self.accounting.new_exchange(client.client, listener, client.identity)
+        """Carry out what the pipeline says, to the end of the exchange."""
+        pipeline = client.resources
+        exchange = pipeline.exchange = self.accounting.new_exchange(
+            client.client, client.state.port.first, client.identity
+        )
         exchange.request = head
         exchange.method = head.method
         try:
@@ -111,101 +124,42 @@ class HttpConnectionManager:
                 if answer is not None:
                     self.answer(exchange, client, answer)
                 return
-            listener = name_request(exchange, client.state.port, client.server_name, client.tunnel, head)
-            if head.via or listener.authenticator is not None or head.method == b"TRACE":
-                await identify(self.accounting, exchange, client, listener, head)
-            if listener.variants is not None:
-                listener = listener.variants.of(exchange.identity)
-            route, exchange.path_prefix, noted = route_request(listener, exchange.authority, head)  # type: ignore[arg-type]
-            resources.route = route
-            exchange.route = route.name
-            exchange.series = route.series
-            if noted:
-                exchange.note_denials(*noted)
-            gate = self.accounting.gate
-            if gate is not None:
-                resources.tenant = gate.admit(exchange, route.priority)
-            client.start_clock(route.clock_s, route.idle_s)
-            if head.max_forwards >= 0:
-                if head.max_forwards == 0:
-                    self.answer(exchange, client, LAST_HOP)
-                    return
-                head.max_forwards -= 1
-            steps = route.chain.request_headers
-            if steps is not None:
-                if route.reads_early:
-                    if route.kind == SELF_SERVICE:
-                        refuse_flood(exchange, self.asked)
-                        held = BufferedRequest(client, head)
-                        self.answer(
-                            exchange,
-                            client,
-                            await answer_caller(exchange, listener, head, held, decide_names, self.waiting),
-                        )
-                        return
+            found: Answer | LocalResponse | None = None
+            for action in pipeline.request(exchange, head, client.state.port, client.server_name, client.tunnel):
+                if action == FILTER:
+                    steps: FilterSteps = pipeline.steps  # type: ignore[assignment]  # set with the action
+                    outcome = run(steps, exchange)
+                    if outcome is not None:
+                        pipeline.answer = await answer_of(outcome, steps, exchange, pipeline)
+                    client.body_limit = exchange.max_body_bytes
+                elif action == ADMIT:
+                    route: Route = pipeline.route  # type: ignore[assignment]
+                    if self.accounting.gate is not None:
+                        pipeline.tenant = self.accounting.gate.admit(exchange, route.priority)
+                    client.start_clock(route.clock_s, route.idle_s)
+                    client.body_limit = exchange.max_body_bytes
+                elif action == CALL:
+                    found = await self.call(exchange, client, pipeline)
+                elif action == SEND:
+                    await self.send(exchange, client, pipeline, found)  # type: ignore[arg-type]
+                elif action == RESPOND:
+                    self.answer(exchange, client, pipeline.answer)  # type: ignore[arg-type]
+                elif action == IDENTIFY:
+                    await identify(self.accounting, exchange, client, pipeline.listener, head)  # type: ignore[arg-type]
+                elif action == FILTER_BODY:
+                    pipeline.body = await self.begin_request_body(exchange, client, head, pipeline.route)  # type: ignore[arg-type]
+                elif action == OFFER_BODY:
                     exchange.keep(HELD, BufferedRequest(client, head))
-                outcome = run(steps, exchange)
-                if outcome is not None:
-                    answer = await answer_of(outcome, steps, exchange, resources)
-                    if answer is not None:
-                        self.answer(exchange, client, answer)
-                        return
-                if exchange.state:
-                    if exchange.take(WAITED):
-                        route, _ = await admit_again(exchange, client, route, listener)
-                        resources.route = route
-                    route = self._noted(exchange, client, route)
-            client.body_limit = exchange.max_body_bytes
-            body = None
-            if route.filters_request and head.body != 0:
-                body = await self.begin_request_body(exchange, client, head, route)
-                if exchange.state:
-                    if exchange.take(WAITED):
-                        route, _ = await admit_again(exchange, client, route, listener)
-                        resources.route = route
-                    route = self._noted(exchange, client, route)
-            if route.retries is None:
-                backend = resources.backend = route.choose()
-                exchange.backend = backend.name
-                exchange.series = backend.series
-                if backend.mirrors is not None:  # before filters of this backend add its credential
-                    resources.mirror_requests = mirror_requests_of(backend.mirrors, exchange)
-                chain = backend.chain
-                cluster: Cluster = backend.cluster  # type: ignore[assignment]  # `choose` gives none without
-                found: Answer | LocalResponse = await call_upstream(
-                    client, resources, exchange, cluster, cluster.target(exchange), chain, body, _IF_STALE
-                )
-            else:
-                found = await reach_with_retries(route.retries, exchange, client, route, body)
-                chain = resources.backend.chain.after_attempts  # type: ignore[union-attr]  # that of the last attempt
-            if resources.held_bytes is not None:
-                body = None
-                resources.held_bytes.release_request()
-            if isinstance(found, LocalResponse):
-                self.answer(exchange, client, await run_response_filters(found, exchange, resources))
-                return
-            if exchange.response.status == 407:
-                raise wanted_credentials(resources.cluster)
-            for steps in chain.response_phases:
-                outcome = run(steps, exchange)
-                if outcome is not None:
-                    answer = await answer_of(outcome, steps, exchange, resources)
-                    if answer is not None:
-                        self.answer(exchange, client, answer)
-                        return
-            if exchange.response.status == 101:
-                await switch_protocols(self.accounting, exchange, client)
-            elif chain.response_body is not None:
-                await self.filter_response(exchange, client, chain.response_body, found)
-            elif not self.begin_response(exchange, client, None, found):
-                await self.relay_response(exchange, client, None, found)
-            if resources.held_bytes is not None and client.is_write_blocked:
-                exchange.first_byte_at = exchange.first_byte_at or monotonic()
-                await answer_taken(client)
+                elif action == READMIT:
+                    pipeline.route, _ = await admit_again(exchange, client, pipeline.route, pipeline.listener)  # type: ignore[arg-type]
+                elif action == SWITCH:
+                    await switch_protocols(self.accounting, exchange, client)
+                else:
+                    await self.respond_self(exchange, client, head, pipeline)
         except FilterAnswered as answered:
             await self.answer_instead(exchange, client, answered)
         except Unauthenticated as error:
-            answer = answer_to_browser(exchange, client, listener, head, error)
+            answer = answer_to_browser(exchange, client, pipeline.listener, head, error)  # type: ignore[arg-type]
             if answer is not None:
                 self.answer(exchange, client, answer)
             else:
@@ -218,13 +172,55 @@ class HttpConnectionManager:
                 exchange, client, GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__)
             )
         finally:
-            if not resources.is_handed_over:
+            if not pipeline.is_handed_over:
                 self.finish(exchange, client, head)
 
-    def _noted(self, exchange: Exchange, client: Client, route: Route) -> Route:
-        if exchange.backend_choice is not None:
-            route = client.resources.route = filtered_route(route, exchange)
-        return route
+    async def call(self, exchange: Exchange, client: Client, pipeline: Pipeline) -> Answer | LocalResponse:
+        """CALL: the request to a backend, and on to others where the rule retries. Returns the answer that is to come,
+        whose head is in `exchange.response`, or the response of a filter, which is in `pipeline.answer`, too.
+        """
+        route, body = pipeline.route, pipeline.body
+        assert route is not None
+        found: Answer | LocalResponse
+        if route.retries is None:
+            pipeline.choose(exchange)
+            backend: RouteBackend = pipeline.backend  # type: ignore[assignment]  # `choose` sets it
+            if backend.mirrors is not None:  # before filters of this backend add its credential
+                pipeline.mirror_requests = mirror_requests_of(backend.mirrors, exchange)
+            cluster: Cluster = backend.cluster  # type: ignore[assignment]  # `choose` gives none without
+            chain = pipeline.response_chain = backend.chain
+            found = await call_upstream(
+                client, pipeline, exchange, cluster, cluster.target(exchange), chain, body, _IF_STALE
+            )
+        else:
+            found = await reach_with_retries(route.retries, exchange, client, route, body)
+            pipeline.response_chain = pipeline.backend.chain.after_attempts  # type: ignore[union-attr]  # of the last
+        pipeline.body = None
+        if pipeline.held_bytes is not None:
+            pipeline.held_bytes.release_request()
+        if isinstance(found, LocalResponse):
+            pipeline.answer = await run_response_filters(found, exchange, pipeline)
+        elif exchange.response.status == 407:
+            raise wanted_credentials(pipeline.cluster)
+        return found
+
+    async def send(self, exchange: Exchange, client: Client, pipeline: Pipeline, found: Answer) -> None:
+        """SEND: the response, through the body filters that are left."""
+        plan = pipeline.response_chain.response_body  # type: ignore[union-attr]  # set by `call`
+        if plan is not None:
+            await self.filter_response(exchange, client, plan, found)
+        elif not self.begin_response(exchange, client, None, found):
+            await self.relay_response(exchange, client, None, found)
+        if pipeline.held_bytes is not None and client.is_write_blocked:
+            exchange.first_byte_at = exchange.first_byte_at or monotonic()
+            await answer_taken(client)
+
+    async def respond_self(self, exchange: Exchange, client: Client, head: RequestHead, pipeline: Pipeline) -> None:
+        """RESPOND_SELF: what a client may ask at egress.internal."""
+        refuse_flood(exchange, self.asked)
+        held, listener = BufferedRequest(client, head), pipeline.listener
+        assert listener is not None
+        self.answer(exchange, client, await answer_caller(exchange, listener, head, held, decide_names, self.waiting))
 
     def begin_response(
         self, exchange: Exchange, client: Client, chain: BodyChain | None, upstream: Answer, body: bytes | None = None

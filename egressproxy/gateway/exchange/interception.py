@@ -16,7 +16,7 @@ from typing import Final
 
 from egressproxy.errors import BadRequest, ClientGone, Denied, GatewayError, GatewayFault, Reason
 from egressproxy.gateway.exchange.accounting import Accounting
-from egressproxy.gateway.exchange.admission import check_destination_policy, default_route, of_client, take_tunnel_slot
+from egressproxy.gateway.exchange.admission import check_destination_policy, default_route, of_client
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.client_connection import ClientConnection, is_connection
 from egressproxy.gateway.exchange.client_stream import ClientHttp2, OpenedHttp2
@@ -63,7 +63,7 @@ async def intercept(
     the handshake, and requests inside are exchanges of their own. The tunnel counts with `listener`, that of the
     client, until its connection ends. Raises GatewayError before that.
     """
-    take_tunnel_slot(exchange, client.state, client.resources, listener)
+    client.resources.when_complete(client.state.take_tunnel(listener, client_of(exchange)))
     exchange.scheme = b"https"  # of what is asked inside: that is what the server is verified for
     context = certificate_cache.known(authority.host)
     if context is None:

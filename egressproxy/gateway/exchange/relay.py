@@ -13,7 +13,7 @@ from typing import Protocol
 
 from egressproxy.errors import Reason
 from egressproxy.gateway.exchange.accounting import Accounting
-from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
+from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.gateway.open_connections import Connection, OpenConnections
 from egressproxy.model.exchange import CallerIdentity, Exchange
 from egressproxy.net.driver import Driver
@@ -43,7 +43,7 @@ class TunnelClient(Protocol):
 class PlainClient(TunnelClient, Connection, Protocol):
     """A client's connection that counts with its listener, and may be replaced there by a tunnel."""
 
-    resources: ExchangeResources
+    resources: Pipeline
     state: OpenConnections
 
 
@@ -105,7 +105,7 @@ class ServedTunnel(SocketTunnel):
     def identity(self) -> CallerIdentity:
         return self.exchange.identity
 
-    def serving(self) -> tuple[ExchangeResources, ...]:
+    def serving(self) -> tuple[Pipeline, ...]:
         return (self.resources,)
 
     def over(self) -> None:

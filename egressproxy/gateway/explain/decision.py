@@ -1,14 +1,17 @@
-"""Decision: what the data plane would decide about a request, on names alone, by the functions that decide about
-traffic. Opens no connection, asks no name server, runs no filter, counts nothing.
+"""Decision: what the data plane would decide about a request, on names alone: a recorder drives the pipeline of
+exchanges as far as that. Opens no connection, asks no name server, runs no filter, counts nothing.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from egressproxy.errors import GatewayError
 from egressproxy.gateway.exchange import admission
+from egressproxy.gateway.exchange.pipeline import ADMIT, IDENTIFY, INTERCEPT, Pipeline
 from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest
+from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener, Port, Snapshot
 from egressproxy.ir.gateway import ListenerProtocol
@@ -66,81 +69,73 @@ def decide(snapshot: Snapshot, question: HypotheticalRequest, pseudonym: bytes =
     return made
 
 
-def _find_variant(made: Decision) -> None:
-    """Have the listener be what it is for who asks. Raises Denied."""
-    variants = made.listener.variants
-    if variants is not None:
-        made.has_subjects, made.has_conditions = True, variants.depends_on_more
-        made.listener = variants.of(made.exchange.identity)
-
-
 def _decide_request(made: Decision) -> None:
-    """As `HttpConnectionManager.serve` begins."""
     exchange, port, question = made.exchange, made.port, made.question
     head = exchange.request = question.head(port)
     exchange.method = head.method
     server_name = ""
     if port.first.spec.protocol is ListenerProtocol.HTTPS and question.authority:
         server_name = admission.read_authority(question.authority.encode(), port.number).host
-    made.listener = admission.name_request(exchange, port, server_name, None, head)
-    admission.refuse_loops(head, made.pseudonym)
-    assert exchange.authority is not None
-    _find_variant(made)
-    made.route, exchange.path_prefix, noted = admission.route_request(made.listener, exchange.authority, head)
-    exchange.route, exchange.series = made.route.name, made.route.series
-    exchange.note_denials(*noted)
+    pipeline = Pipeline()
+    _record(made, pipeline, pipeline.request(exchange, head, port, server_name, None))
 
 
 def _decide_tunnel(made: Decision) -> None:
-    """As `serve_connect` begins."""
     exchange = made.exchange
     head = exchange.request = made.question.head(made.port)
     exchange.method = head.method
-    exchange.is_tunnel = True
-    if not made.listener.is_forward:
-        raise admission.connect_not_served()
-    exchange.authority = admission.read_authority(head.target, None)
-    admission.refuse_loops(head, made.pseudonym)
-    _find_variant(made)
-    certificate_cache = made.listener.leaves_for(exchange.authority.host)
-    if certificate_cache is not None:
-        made.opened_by = certificate_cache.policy
-        if exchange.authority.port != admission.HTTP_PORT:
-            return
+    pipeline = Pipeline()
+    _record(made, pipeline, pipeline.tunnel(exchange, head, made.listener, is_inside=False))
+    assert exchange.authority is not None
+    opened = made.listener.leaves_for(exchange.authority.host)
+    if opened is not None:
+        made.opened_by = opened.policy
     if exchange.authority.port == admission.HTTP_PORT:
         made.tls_route, reads_http = admission.ways_to_http_port(made.listener, exchange.authority)
-        if reads_http:
-            exchange.note_denials(
-                *admission.admit_http(made.listener, exchange.authority)
-            )  # mode Report notes what it would refuse
-            return
-    made.route, noted = admission.route_tunnel(made.listener, exchange.authority)
-    exchange.note_denials(*noted)
-    exchange.route, exchange.series = made.route.name, made.route.series
+        if reads_http:  # mode Report notes what it would refuse
+            exchange.note_denials(*admission.admit_http(made.listener, exchange.authority))
+        else:
+            made.route, noted = admission.route_tunnel(made.listener, exchange.authority)
+            exchange.note_denials(*noted)
+            exchange.route, exchange.series = made.route.name, made.route.series
 
 
 def _decide_stream(made: Decision) -> None:
-    """As `tunnel_stream` begins, with a ClientHello that names the host."""
+    """With a ClientHello that names the host."""
     exchange, port = made.exchange, made.port
     exchange.method, exchange.is_tunnel = b"CONNECT", True
     host = admission.read_authority(made.question.authority.encode(), 443).host
     hello = None
     if port.first.spec.protocol is not ListenerProtocol.TCP:
         hello = ClientHello(host, (), (), has_ech=False)
-    made.listener = admission.name_stream(exchange, port, hello)
-    _find_variant(made)
-    certificate_cache = admission.opened_stream(port, made.listener, exchange.authority)
-    if certificate_cache is None:
-        made.route, noted = admission.route_of_stream(made.listener, exchange.authority)
-    else:
-        made.opened_by = certificate_cache.policy
+    pipeline = Pipeline()
+    _record(made, pipeline, pipeline.stream(exchange, OpenConnections(port), hello))
+    if made.opened_by:
         assert exchange.authority is not None
-        exchange.is_tunnel, exchange.scheme, exchange.request = (
-            False,
-            b"https",
-            made.question.head(port),
-        )  # as of each request inside
+        exchange.is_tunnel, exchange.scheme = False, b"https"  # as of each request inside
+        exchange.request = made.question.head(port)
         admission.refuse_loops(exchange.request, made.pseudonym)
         made.route, noted = admission.default_route(made.listener, exchange.authority)
-    exchange.route = made.route.name
-    exchange.note_denials(*noted)
+        exchange.route = made.route.name
+        exchange.note_denials(*noted)
+
+
+def _record(made: Decision, pipeline: Pipeline, actions: Iterator[str]) -> None:
+    """Take the actions of the pipeline as far as they are decided on names. Raises what refuses the request."""
+    exchange = made.exchange
+    try:
+        for action in actions:
+            if action == IDENTIFY and exchange.has_request:
+                admission.refuse_loops(exchange.request, made.pseudonym)
+            elif action in (ADMIT, INTERCEPT):
+                break
+    finally:
+        if pipeline.listener is not None:
+            made.listener = pipeline.listener
+        if pipeline.overrides is not None:
+            made.has_subjects, made.has_conditions = True, pipeline.overrides.depends_on_more
+        if pipeline.certificates is not None:
+            made.opened_by = pipeline.certificates.policy
+    made.route = pipeline.route
+    if made.route is not None:
+        exchange.route, exchange.series = made.route.name, made.route.series

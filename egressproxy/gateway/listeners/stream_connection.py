@@ -13,20 +13,23 @@ from time import monotonic
 
 from egressproxy.errors import ClientGone, Denied, GatewayError, GatewayFault, Reason
 from egressproxy.gateway.exchange.accounting import Accounting
-from egressproxy.gateway.exchange.admission import (
-    identify,
-    identify_stream,
-    name_stream,
-    of_client,
-    opened_stream,
-    route_of_stream,
-    take_tunnel_slot,
-)
+from egressproxy.gateway.exchange.admission import name_stream, of_client, opened_stream, route_of_stream
 from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.exchange.connect import dial, refuse_answer
 from egressproxy.gateway.exchange.connection_manager import HttpConnectionManager
-from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
+from egressproxy.gateway.exchange.identification import identify, identify_stream
 from egressproxy.gateway.exchange.interception import intercept
+from egressproxy.gateway.exchange.pipeline import (
+    ADMIT,
+    FILTER,
+    IDENTIFY,
+    INTERCEPT,
+    NOTE_ECH,
+    READMIT,
+    TERMINATE,
+    TUNNEL,
+    Pipeline,
+)
 from egressproxy.gateway.exchange.readmission import changed, check_configured, take_over
 from egressproxy.gateway.exchange.relay import hand_over, relay
 from egressproxy.gateway.leaf_certificates.certificate_cache import CertificateCache
@@ -34,9 +37,10 @@ from egressproxy.gateway.open_connections import Connection, OpenConnections
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.ir.gateway import ListenerProtocol
-from egressproxy.model.exchange import ANONYMOUS, WAITED, CallerIdentity, Exchange
+from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
+from egressproxy.model.per_client_quota import client_of
 from egressproxy.net.byte_queue import ByteQueue
 from egressproxy.net.driver import PAUSE, Driver
 from egressproxy.net.flow_control import HIGH_WATER, FlowControl
@@ -106,7 +110,7 @@ class StreamConnection(_HoldingConnection):
         accounting = self.accounting = connection_manager.accounting
         self.metrics = metrics
         self.state = state
-        self.resources = ExchangeResources()
+        self.resources = Pipeline()
         self.deadline = Deadline(accounting.wheel, self._too_late)
         self.reader = None if first.spec.protocol is ListenerProtocol.TCP else ClientHelloReader()
         self.hello: ClientHello | None = None
@@ -170,7 +174,7 @@ class StreamConnection(_HoldingConnection):
     def identity(self) -> CallerIdentity:
         return self.resources.identity
 
-    def serving(self) -> tuple[ExchangeResources, ...]:
+    def serving(self) -> tuple[Pipeline, ...]:
         return (self.resources,) if self.driver.is_busy else ()
 
     def refuse(self, error: GatewayError) -> None:
@@ -190,7 +194,7 @@ class StreamConnection(_HoldingConnection):
 
 
 async def serve_stream(accounting: Accounting, client: StreamConnection) -> None:
-    """The life of one stream: name, route, dial, relay."""
+    """The life of one stream, to its end."""
     port = client.state.port
     exchange = client.resources.exchange = accounting.new_exchange(client.client, port.first, ANONYMOUS)
     exchange.is_tunnel = True
@@ -229,60 +233,71 @@ async def tunnel_stream(accounting: Accounting, exchange: Exchange, client: Stre
         await PAUSE
     client.deadline.clear()
     client.state.check_open()
-    listener = name_stream(exchange, client.state.port, client.hello)
-    if client.hello is not None and client.hello.has_ech:
-        accounting.note_ech(exchange, client.hello.sni or "-")
-    inner = None
-    if listener.terminate is not None:
-        if listener.variants is None:  # the same for all clients: what is not served is told so before a handshake
-            resources.route = route_stream(exchange, listener)
-        inner = await terminate(client, listener)
-        peer = inner.transport.get_extra_info("ssl_object")
-        identify_stream(exchange, listener, client.state.port.identity_of(peer), verified_until(peer))
-    else:
-        identify_stream(exchange, listener, ANONYMOUS, inf)
-    if resources.route is None:
-        own = of_client(exchange, listener)
-        certificate_cache = opened_stream(client.state.port, own, exchange.authority)
-        if certificate_cache is not None:
-            await open_stream(accounting, exchange, client, listener, own, certificate_cache)
-            return
-        listener = own
-        resources.route = route_stream(exchange, listener)
-    route = resources.route
-    if accounting.gate is not None:
-        resources.tenant = accounting.gate.admit(exchange, route.priority)
-    if route.chain.request_headers is not None:
-        await refuse_answer(route.chain.request_headers, exchange)
-        if exchange.take(WAITED):
-            route, listener = admit_stream_again(exchange, client, route, inner)
-            resources.route = route
-    backend = resources.backend = route.choose()
-    backend.note_denied(exchange)
-    exchange.backend, exchange.series = backend.name, backend.series
-    take_tunnel_slot(exchange, client.state, resources, listener)
-    if inner is None:
-        # TLS that a client has begun is its own to the end; bytes of a TCP listener are plain, as far as we know.
-        upstream = await dial(exchange, backend, resources, terminated=client.reader is None and backend.originates_tls)
+    inner, certified, until = None, ANONYMOUS, inf
+    named: ActiveListener | None = None  # the listener as it is for everybody
+    for action in resources.stream(exchange, client.state, client.hello):
+        route, listener = resources.route, resources.listener
+        assert listener is not None
+        if action == TUNNEL:
+            await open_tunnel(accounting, exchange, client, inner)
+        elif action == IDENTIFY:
+            named = listener
+            identify_stream(exchange, listener, certified, until)
+        elif action == ADMIT:
+            assert route is not None
+            if accounting.gate is not None:
+                resources.tenant = accounting.gate.admit(exchange, route.priority)
+        elif action == FILTER:
+            assert resources.steps is not None
+            await refuse_answer(resources.steps, exchange)
+        elif action == READMIT:
+            assert route is not None
+            resources.route, resources.listener = admit_stream_again(exchange, client, route, inner)
+        elif action == TERMINATE:
+            inner = await terminate(client, listener)
+            peer = inner.transport.get_extra_info("ssl_object")
+            certified, until = client.state.port.identity_of(peer), verified_until(peer)
+        elif action == NOTE_ECH:
+            assert client.hello is not None
+            accounting.note_ech(exchange, client.hello.sni or "-")
+        elif action == INTERCEPT:
+            assert named is not None
+            assert resources.certificates is not None
+            await open_stream(accounting, exchange, client, named, listener, resources.certificates)
+
+
+async def open_tunnel(
+    accounting: Accounting, exchange: Exchange, client: StreamConnection, inner: _Inner | None
+) -> None:
+    """TUNNEL: dial and relay. `inner`: the client's plaintext, where its TLS ends here. Raises GatewayError."""
+    resources = client.resources
+    backend, route, listener = resources.backend, resources.route, resources.listener
+    assert backend is not None
+    assert route is not None
+    assert listener is not None
+    resources.when_complete(client.state.take_tunnel(listener, client_of(exchange)))
+    if inner is not None:
+        upstream = await dial(exchange, backend, resources, terminated=True)
         exchange.status, exchange.first_byte_at = 200, monotonic()
-        held, guard = client.take_held(), None
-        if client.hello is not None and exchange.authority is not None:
-            guard = SniGuard(
-                exchange.authority, must_be_tls=True, only_reports=route.only_reports,
-                is_opened=None if listener.certificate_cache is None else listener.leaves_for,
-            )  # fmt: skip
-            guard.knows(client.hello, client.hello_size)
-        if hand_over(accounting, exchange, client, upstream, held, guard, route.tunnel_idle_s):
-            client.deadline.close()
-            return
-        relaying = relay(accounting, exchange, client, upstream, held, b"", guard, route.tunnel_idle_s)
-        del held
-        await relaying
+        await relay(accounting, exchange, inner, upstream, inner.take_held(), b"", None, route.tunnel_idle_s)
+        client.tunnel_ended()
         return
-    upstream = await dial(exchange, backend, resources, terminated=True)
+    # TLS that a client has begun is its own to the end; bytes of a TCP listener are plain, as far as we know.
+    upstream = await dial(exchange, backend, resources, terminated=client.reader is None and backend.originates_tls)
     exchange.status, exchange.first_byte_at = 200, monotonic()
-    await relay(accounting, exchange, inner, upstream, inner.take_held(), b"", None, route.tunnel_idle_s)
-    client.tunnel_ended()
+    held, guard = client.take_held(), None
+    if client.hello is not None and exchange.authority is not None:
+        guard = SniGuard(
+            exchange.authority, must_be_tls=True, only_reports=route.only_reports,
+            is_opened=None if listener.certificate_cache is None else listener.leaves_for,
+        )  # fmt: skip
+        guard.knows(client.hello, client.hello_size)
+    if hand_over(accounting, exchange, client, upstream, held, guard, route.tunnel_idle_s):
+        client.deadline.close()
+        return
+    relaying = relay(accounting, exchange, client, upstream, held, b"", guard, route.tunnel_idle_s)
+    del held
+    await relaying
 
 
 def admit_stream_again(
@@ -362,16 +377,6 @@ class OpenedStream(ClientConnection):
     def continued(self) -> None:
         super().continued()
         self._stream.tunnel_ended()
-
-
-def route_stream(exchange: Exchange, listener: ActiveListener) -> Route:
-    """The route of a stream, as `route_of_stream` has it, written into `exchange`. Raises GatewayFault (404),
-    Denied.
-    """
-    route, noted = route_of_stream(listener, exchange.authority)
-    exchange.route, exchange.series = route.name, route.series
-    exchange.note_denials(*noted)
-    return route
 
 
 def alert_for(error: GatewayError, hello: ClientHello) -> bytes:

@@ -1,0 +1,300 @@
+"""Pipeline: the order of the phases of an exchange. It does no I/O, waits for nothing, and keeps no clock.
+
+What h11 is for bytes, this is for exchanges. `request`, `tunnel` and `stream` are generators of actions: the driver of
+the exchange takes the next one, carries it out, and leaves the result in the attribute that the action names. The next
+phase follows from that. Equal results give equal actions, so tests and `explain` need neither sockets nor a loop.
+
+| action | the driver … | and leaves |
+|---|---|---|
+| IDENTIFY | learns who the client is; refuses loops and credentials that do not hold | `exchange.identity` |
+| ADMIT | asks the overload gate, and starts the clock of `route` if there is one yet | `tenant` |
+| OFFER_BODY | lets filters of the head ask for the body | |
+| FILTER | runs `steps`, as they stand | `answer`: a filter's, or None |
+| READMIT | decides a request once more that has waited for a person | `route`, `listener` |
+| FILTER_BODY | lets body filters of the route decide how they get the body | `body` |
+| CALL | reaches a backend, and tries again | `answer`, or `exchange.response` and `response_chain` |
+| RESPOND | sends `answer`; the last action | |
+| RESPOND_SELF | answers a client's question about its own egress; the last action | |
+| SEND | sends the response through the body filters of `response_chain`; the last action | |
+| SWITCH | makes a tunnel of the two connections (101); the last action | |
+| ACCEPT | answers 200, and waits for the client's first bytes | `listener` of then, `speaks_http` |
+| READ_HTTP | reads requests in the tunnel; the last action | |
+| REFUSE_TLS | ends the tunnel with a TLS alert for `denied`; the last action | |
+| START_CLOCK | starts the clock of `route` | |
+| INTERCEPT | ends the client's TLS with a certificate of `certificates`; the last action | |
+| TUNNEL | connects to `backend`, and relays; the last action | |
+| NOTE_ECH | counts a ClientHello with ECH | |
+| TERMINATE | ends the client's TLS with the listener's own certificate | |
+
+What goes wrong in an action is raised by the driver, and the pipeline is given up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import Final
+
+from egressproxy.errors import Denied
+from egressproxy.filters.chain import Chain
+from egressproxy.filters.filter_step import FilterSteps
+from egressproxy.gateway.backends.replayable_body import ReplayableBody
+from egressproxy.gateway.exchange.admission import (
+    HTTP_PORT,
+    admit_http,
+    connect_not_served,
+    name_request,
+    name_stream,
+    of_client,
+    opened_stream,
+    read_authority,
+    route_of_stream,
+    route_request,
+    route_tunnel,
+    ways_to_http_port,
+)
+from egressproxy.gateway.exchange.error_responses import ALLOW
+from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
+from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
+from egressproxy.gateway.leaf_certificates.certificate_cache import CertificateCache
+from egressproxy.gateway.open_connections import OpenConnections
+from egressproxy.gateway.route import SELF_SERVICE, Route, filtered_route
+from egressproxy.gateway.snapshot import ActiveListener, Port
+from egressproxy.gateway.subject_overrides import SubjectOverrides
+from egressproxy.model.exchange import WAITED, Exchange
+from egressproxy.model.local_response import LocalResponse
+from egressproxy.model.message import RequestHead
+from egressproxy.protocols.tls.client_hello import ClientHello
+
+IDENTIFY: Final = "identify"
+ADMIT: Final = "admit"
+OFFER_BODY: Final = "offer the body"
+FILTER: Final = "filter"
+READMIT: Final = "readmit"
+FILTER_BODY: Final = "filter the body"
+CALL: Final = "call"
+RESPOND: Final = "respond"
+RESPOND_SELF: Final = "respond about the gateway"
+SEND: Final = "send"
+SWITCH: Final = "switch protocols"
+ACCEPT: Final = "accept"
+READ_HTTP: Final = "read HTTP"
+REFUSE_TLS: Final = "refuse TLS"
+START_CLOCK: Final = "start the clock"
+INTERCEPT: Final = "intercept"
+TUNNEL: Final = "tunnel"
+NOTE_ECH: Final = "note ECH"
+TERMINATE: Final = "terminate TLS"
+
+#: The answer of the last hop that Max-Forwards allows (RFC 9110 section 7.6.2).
+LAST_HOP: Final = LocalResponse(200, ((b"Allow", ALLOW),))
+
+
+class Pipeline(ExchangeResources):
+    """The state of one exchange after the other of a client: what it holds, where it stands, what comes next.
+
+    `certificates` are shown to the client of a tunnel that is opened. `overrides` are those that `listener` was chosen
+    from by the client's identity, None where it has none.
+    """
+
+    __slots__ = (
+        "answer", "body", "certificates", "denied", "listener", "overrides", "response_chain", "speaks_http", "steps",
+    )  # fmt: skip
+
+    def reset(self) -> None:
+        super().reset()
+        self.listener: ActiveListener | None = None
+        self.steps: FilterSteps | None = None
+        self.answer: LocalResponse | None = None
+        self.body: bytes | ReplayableBody | None = None
+        self.response_chain: Chain | None = None
+        self.certificates: CertificateCache | None = None
+        self.overrides: SubjectOverrides[ActiveListener] | None = None
+        self.denied: Denied | None = None
+        self.speaks_http = False
+
+    # --- an HTTP request -------------------------------------------------------------------------------------------
+    def request(
+        self,
+        exchange: Exchange,
+        head: RequestHead,
+        port: Port,
+        server_name: str,
+        inside: OpenedTunnel | Redirection | None,
+    ) -> Iterator[str]:
+        """The actions for a request. Arguments and errors as of `name_request`; raises as `route_request`, too."""
+        listener = self.listener = name_request(exchange, port, server_name, inside, head)
+        if head.via or listener.authenticator is not None or head.method == b"TRACE":
+            yield IDENTIFY
+        if listener.variants is not None:
+            listener = self._override(exchange, listener.variants)
+        route, exchange.path_prefix, noted = route_request(listener, exchange.authority, head)  # type: ignore[arg-type]
+        self.route = route
+        exchange.route = route.name
+        exchange.series = route.series
+        if noted:
+            exchange.note_denials(*noted)
+        yield ADMIT
+        if head.max_forwards >= 0:
+            if head.max_forwards == 0:
+                self.answer = LAST_HOP
+                yield RESPOND
+                return
+            head.max_forwards -= 1
+        steps = route.chain.request_headers
+        if steps is not None:
+            if route.kind == SELF_SERVICE:
+                yield RESPOND_SELF
+                return
+            if route.reads_early:
+                yield OFFER_BODY
+            self.steps = steps
+            yield FILTER
+            if self.answer is not None:
+                yield RESPOND
+                return
+            if exchange.state:
+                if exchange.take(WAITED):
+                    yield READMIT
+                route = self._narrow(exchange)
+        if route.filters_request and head.body != 0:
+            yield FILTER_BODY
+            if exchange.state:
+                if exchange.take(WAITED):
+                    yield READMIT
+                self._narrow(exchange)
+        yield CALL
+        if self.answer is None:
+            for steps in self.response_chain.response_phases:  # type: ignore[union-attr]  # the driver has set it
+                self.steps = steps
+                yield FILTER
+                if self.answer is not None:
+                    break
+        if self.answer is not None:
+            yield RESPOND
+        elif exchange.response.status == 101:
+            yield SWITCH
+        else:
+            yield SEND
+
+    def choose(self, exchange: Exchange) -> None:
+        """CALL, and TUNNEL: choose a backend of the route. Raises GatewayError where none can serve."""
+        backend = self.backend = self.route.choose()  # type: ignore[union-attr]  # it has one since ADMIT
+        exchange.backend = backend.name
+        exchange.series = backend.series
+
+    def _override(self, exchange: Exchange, overrides: SubjectOverrides[ActiveListener]) -> ActiveListener:
+        """The listener as it is for this client. Raises Denied."""
+        self.overrides = overrides
+        listener = self.listener = overrides.of(exchange.identity)
+        return listener
+
+    def _narrow(self, exchange: Exchange) -> Route:
+        """The route without the backends that filters exclude. Raises Denied where none is left."""
+        route: Route = self.route  # type: ignore[assignment]  # it has one since ADMIT
+        if exchange.backend_choice is not None:
+            route = self.route = filtered_route(route, exchange)
+        return route
+
+    # --- CONNECT ---------------------------------------------------------------------------------------------------
+    def tunnel(
+        self, exchange: Exchange, head: RequestHead, listener: ActiveListener, *, is_inside: bool
+    ) -> Iterator[str]:
+        """The actions for a CONNECT. `is_inside`: it came in a tunnel. Raises GatewayFault (405) where none is served,
+        and as `route_tunnel`. Source: RFC 9110 section 9.3.6.
+
+        In a tunnel to port 80 the first byte decides between TLS and HTTP, since clients tunnel both there: no method
+        of HTTP begins with one that a TLS server would take.
+        """
+        exchange.is_tunnel = True
+        exchange.kind = "tunnel"
+        if not listener.is_forward or is_inside:
+            raise connect_not_served()
+        authority = exchange.authority = read_authority(head.target, None)
+        self.listener = listener
+        if head.via or listener.authenticator is not None:
+            yield IDENTIFY
+        if listener.variants is not None:
+            listener = self._override(exchange, listener.variants)
+        is_admitted = authority.port == HTTP_PORT
+        if is_admitted:
+            ways_to_http_port(listener, authority)
+            yield ADMIT
+            yield ACCEPT
+            listener = self.listener
+            if self.speaks_http:
+                with suppress(Denied):  # each request will be refused; mode Report notes it of the tunnel, too
+                    exchange.note_denials(*admit_http(of_client(exchange, listener), authority))
+                yield READ_HTTP
+                return
+        try:
+            if is_admitted and listener.variants is not None:
+                listener = self._override(exchange, listener.variants)
+            self.certificates = listener.leaves_for(authority.host)
+            if self.certificates is None:
+                self.route, noted = route_tunnel(listener, authority)
+                exchange.note_denials(*noted)
+        except Denied as denied:
+            if not is_admitted:
+                raise
+            denied.__traceback__ = denied.__context__ = None  # its frames lead back here: no cycle
+            self.denied = denied
+        if self.denied is not None:
+            yield REFUSE_TLS
+            return
+        if not is_admitted:
+            yield ADMIT
+        if self.certificates is not None:
+            yield INTERCEPT
+            return
+        route: Route = self.route  # type: ignore[assignment]
+        exchange.route = route.name
+        exchange.series = route.series
+        if is_admitted:
+            yield START_CLOCK
+        yield from self._through_route(exchange)
+
+    def _through_route(self, exchange: Exchange) -> Iterator[str]:
+        """The actions of a tunnel whose route is known and admitted."""
+        steps = self.route.chain.request_headers  # type: ignore[union-attr]
+        if steps is not None:
+            self.steps = steps
+            yield FILTER
+            if self.answer is not None:
+                yield RESPOND
+                return
+            if exchange.take(WAITED):
+                yield READMIT
+        self.choose(exchange)
+        self.backend.note_denied(exchange)  # type: ignore[union-attr]  # `choose` sets it
+        yield TUNNEL
+
+    # --- a connection to a TLS or TCP listener -----------------------------------------------------------------------
+    def stream(self, exchange: Exchange, state: OpenConnections, hello: ClientHello | None) -> Iterator[str]:
+        """The actions for a stream that began with this ClientHello; None: of TCP. `state` gives the port of now, since
+        a handshake may take long. Raises as `name_stream` and `route_of_stream`.
+        """
+        listener = self.listener = name_stream(exchange, state.port, hello)
+        if hello is not None and hello.has_ech:
+            yield NOTE_ECH
+        if listener.terminate is not None:
+            if listener.variants is None:  # the same for all clients: what is not served is told so before a handshake
+                self._route_stream(exchange, listener)
+            yield TERMINATE
+        yield IDENTIFY
+        if self.route is None:
+            own = listener if listener.variants is None else self._override(exchange, listener.variants)
+            self.certificates = opened_stream(state.port, own, exchange.authority)
+            if self.certificates is not None:
+                yield INTERCEPT
+                return
+            self._route_stream(exchange, own)
+        yield ADMIT
+        yield from self._through_route(exchange)
+
+    def _route_stream(self, exchange: Exchange, listener: ActiveListener) -> None:
+        route, noted = route_of_stream(listener, exchange.authority)
+        self.route = route
+        exchange.note_denials(*noted)
+        exchange.route = route.name
+        exchange.series = route.series
