@@ -131,22 +131,48 @@ class HttpConnectionManager:
                     outcome = run(steps, exchange)
                     if outcome is not None:
                         pipeline.answer = await answer_of(outcome, steps, exchange, pipeline)
-                    client.body_limit = exchange.max_body_bytes
                 elif action == ADMIT:
                     route: Route = pipeline.route  # type: ignore[assignment]
                     if self.accounting.gate is not None:
                         pipeline.tenant = self.accounting.gate.admit(exchange, route.priority)
                     client.start_clock(route.clock_s, route.idle_s)
-                    client.body_limit = exchange.max_body_bytes
                 elif action == CALL:
-                    found = await self.call(exchange, client, pipeline)
+                    client.body_limit = exchange.max_body_bytes
+                    route, body = pipeline.route, pipeline.body  # type: ignore[assignment]
+                    if route.retries is None:
+                        pipeline.choose(exchange)
+                        backend: RouteBackend = pipeline.backend  # type: ignore[assignment]  # `choose` sets it
+                        if backend.mirrors is not None:  # before filters of this backend add its credential
+                            pipeline.mirror_requests = mirror_requests_of(backend.mirrors, exchange)
+                        cluster: Cluster = backend.cluster  # type: ignore[assignment]  # `choose` gives none without
+                        chain = pipeline.response_chain = backend.chain
+                        found = await call_upstream(
+                            client, pipeline, exchange, cluster, cluster.target(exchange), chain, body, _IF_STALE
+                        )
+                    else:
+                        found = await reach_with_retries(route.retries, exchange, client, route, body)
+                        chain = pipeline.response_chain = pipeline.backend.chain.after_attempts  # type: ignore[union-attr]
+                    if pipeline.held_bytes is not None:
+                        body = pipeline.body = None
+                        pipeline.held_bytes.release_request()
+                    if isinstance(found, LocalResponse):
+                        pipeline.answer = await run_response_filters(found, exchange, pipeline)
+                    elif exchange.response.status == 407:
+                        raise wanted_credentials(pipeline.cluster)
                 elif action == SEND:
-                    await self.send(exchange, client, pipeline, found)  # type: ignore[arg-type]
+                    if chain.response_body is not None:
+                        await self.filter_response(exchange, client, chain.response_body, found)  # type: ignore[arg-type]
+                    elif not self.begin_response(exchange, client, None, found):  # type: ignore[arg-type]
+                        await self.relay_response(exchange, client, None, found)  # type: ignore[arg-type]
+                    if pipeline.held_bytes is not None and client.is_write_blocked:
+                        exchange.first_byte_at = exchange.first_byte_at or monotonic()
+                        await answer_taken(client)
                 elif action == RESPOND:
                     self.answer(exchange, client, pipeline.answer)  # type: ignore[arg-type]
                 elif action == IDENTIFY:
                     await identify(self.accounting, exchange, client, pipeline.listener, head)  # type: ignore[arg-type]
                 elif action == FILTER_BODY:
+                    client.body_limit = exchange.max_body_bytes
                     pipeline.body = await self.begin_request_body(exchange, client, head, pipeline.route)  # type: ignore[arg-type]
                 elif action == OFFER_BODY:
                     exchange.keep(HELD, BufferedRequest(client, head))
@@ -174,46 +200,6 @@ class HttpConnectionManager:
         finally:
             if not pipeline.is_handed_over:
                 self.finish(exchange, client, head)
-
-    async def call(self, exchange: Exchange, client: Client, pipeline: Pipeline) -> Answer | LocalResponse:
-        """CALL: the request to a backend, and on to others where the rule retries. Returns the answer that is to come,
-        whose head is in `exchange.response`, or the response of a filter, which is in `pipeline.answer`, too.
-        """
-        route, body = pipeline.route, pipeline.body
-        assert route is not None
-        found: Answer | LocalResponse
-        if route.retries is None:
-            pipeline.choose(exchange)
-            backend: RouteBackend = pipeline.backend  # type: ignore[assignment]  # `choose` sets it
-            if backend.mirrors is not None:  # before filters of this backend add its credential
-                pipeline.mirror_requests = mirror_requests_of(backend.mirrors, exchange)
-            cluster: Cluster = backend.cluster  # type: ignore[assignment]  # `choose` gives none without
-            chain = pipeline.response_chain = backend.chain
-            found = await call_upstream(
-                client, pipeline, exchange, cluster, cluster.target(exchange), chain, body, _IF_STALE
-            )
-        else:
-            found = await reach_with_retries(route.retries, exchange, client, route, body)
-            pipeline.response_chain = pipeline.backend.chain.after_attempts  # type: ignore[union-attr]  # of the last
-        pipeline.body = None
-        if pipeline.held_bytes is not None:
-            pipeline.held_bytes.release_request()
-        if isinstance(found, LocalResponse):
-            pipeline.answer = await run_response_filters(found, exchange, pipeline)
-        elif exchange.response.status == 407:
-            raise wanted_credentials(pipeline.cluster)
-        return found
-
-    async def send(self, exchange: Exchange, client: Client, pipeline: Pipeline, found: Answer) -> None:
-        """SEND: the response, through the body filters that are left."""
-        plan = pipeline.response_chain.response_body  # type: ignore[union-attr]  # set by `call`
-        if plan is not None:
-            await self.filter_response(exchange, client, plan, found)
-        elif not self.begin_response(exchange, client, None, found):
-            await self.relay_response(exchange, client, None, found)
-        if pipeline.held_bytes is not None and client.is_write_blocked:
-            exchange.first_byte_at = exchange.first_byte_at or monotonic()
-            await answer_taken(client)
 
     async def respond_self(self, exchange: Exchange, client: Client, head: RequestHead, pipeline: Pipeline) -> None:
         """RESPOND_SELF: what a client may ask at egress.internal."""

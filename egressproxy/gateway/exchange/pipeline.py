@@ -60,7 +60,6 @@ from egressproxy.gateway.leaf_certificates.certificate_cache import CertificateC
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.route import SELF_SERVICE, Route, filtered_route
 from egressproxy.gateway.snapshot import ActiveListener, Port
-from egressproxy.gateway.subject_overrides import SubjectOverrides
 from egressproxy.model.exchange import WAITED, Exchange
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead
@@ -93,13 +92,19 @@ LAST_HOP: Final = LocalResponse(200, ((b"Allow", ALLOW),))
 class Pipeline(ExchangeResources):
     """The state of one exchange after the other of a client: what it holds, where it stands, what comes next.
 
-    `certificates` are shown to the client of a tunnel that is opened. `overrides` are those that `listener` was chosen
-    from by the client's identity, None where it has none.
+    `certificates` are shown to the client of a tunnel that is opened.
     """
 
     __slots__ = (
-        "answer", "body", "certificates", "denied", "listener", "overrides", "response_chain", "speaks_http", "steps",
+        "answer", "body", "certificates", "denied", "listener", "response_chain", "speaks_http", "steps",
     )  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__()
+        # of tunnels, with which their connection ends:
+        self.certificates: CertificateCache | None = None
+        self.denied: Denied | None = None
+        self.speaks_http = False
 
     def reset(self) -> None:
         super().reset()
@@ -108,10 +113,6 @@ class Pipeline(ExchangeResources):
         self.answer: LocalResponse | None = None
         self.body: bytes | ReplayableBody | None = None
         self.response_chain: Chain | None = None
-        self.certificates: CertificateCache | None = None
-        self.overrides: SubjectOverrides[ActiveListener] | None = None
-        self.denied: Denied | None = None
-        self.speaks_http = False
 
     # --- an HTTP request -------------------------------------------------------------------------------------------
     def request(
@@ -127,7 +128,7 @@ class Pipeline(ExchangeResources):
         if head.via or listener.authenticator is not None or head.method == b"TRACE":
             yield IDENTIFY
         if listener.variants is not None:
-            listener = self._override(exchange, listener.variants)
+            listener = self.listener = listener.variants.of(exchange.identity)
         route, exchange.path_prefix, noted = route_request(listener, exchange.authority, head)  # type: ignore[arg-type]
         self.route = route
         exchange.route = route.name
@@ -183,12 +184,6 @@ class Pipeline(ExchangeResources):
         exchange.backend = backend.name
         exchange.series = backend.series
 
-    def _override(self, exchange: Exchange, overrides: SubjectOverrides[ActiveListener]) -> ActiveListener:
-        """The listener as it is for this client. Raises Denied."""
-        self.overrides = overrides
-        listener = self.listener = overrides.of(exchange.identity)
-        return listener
-
     def _narrow(self, exchange: Exchange) -> Route:
         """The route without the backends that filters exclude. Raises Denied where none is left."""
         route: Route = self.route  # type: ignore[assignment]  # it has one since ADMIT
@@ -215,7 +210,7 @@ class Pipeline(ExchangeResources):
         if head.via or listener.authenticator is not None:
             yield IDENTIFY
         if listener.variants is not None:
-            listener = self._override(exchange, listener.variants)
+            listener = self.listener = listener.variants.of(exchange.identity)
         is_admitted = authority.port == HTTP_PORT
         if is_admitted:
             ways_to_http_port(listener, authority)
@@ -229,7 +224,7 @@ class Pipeline(ExchangeResources):
                 return
         try:
             if is_admitted and listener.variants is not None:
-                listener = self._override(exchange, listener.variants)
+                listener = self.listener = listener.variants.of(exchange.identity)
             self.certificates = listener.leaves_for(authority.host)
             if self.certificates is None:
                 self.route, noted = route_tunnel(listener, authority)
@@ -283,7 +278,7 @@ class Pipeline(ExchangeResources):
             yield TERMINATE
         yield IDENTIFY
         if self.route is None:
-            own = listener if listener.variants is None else self._override(exchange, listener.variants)
+            own = self.listener = of_client(exchange, listener)
             self.certificates = opened_stream(state.port, own, exchange.authority)
             if self.certificates is not None:
                 yield INTERCEPT

@@ -132,8 +132,12 @@ def _record(made: Decision, pipeline: Pipeline, actions: Iterator[str]) -> None:
     finally:
         if pipeline.listener is not None:
             made.listener = pipeline.listener
-        if pipeline.overrides is not None:
-            made.has_subjects, made.has_conditions = True, pipeline.overrides.depends_on_more
+        for listener in made.port.listeners:
+            if (listener.gateway, listener.name) == (
+                exchange.gateway,
+                exchange.listener,
+            ) and listener.variants is not None:
+                made.has_subjects, made.has_conditions = True, listener.variants.depends_on_more
         if pipeline.certificates is not None:
             made.opened_by = pipeline.certificates.policy
     made.route = pipeline.route
