@@ -8,7 +8,6 @@ from collections.abc import Callable
 from typing import Final
 
 from h2.errors import ErrorCodes
-from h2.events import Event, RequestReceived
 
 from egressproxy.net.timers import NEVER, Deadline, TimerWheel
 from egressproxy.protocols.http1.downstream import RequestHandler
@@ -18,12 +17,12 @@ from egressproxy.protocols.http2.downstream_stream import DownstreamStream
 from egressproxy.protocols.http2.field_coding import FieldList
 from egressproxy.protocols.http2.frames import Flood
 from egressproxy.protocols.http2.heads import RequestFieldsReader
-from egressproxy.protocols.http2.states import MAX_STREAMS
+from egressproxy.protocols.http2.settings import MAX_STREAMS
 from egressproxy.protocols.http2.stream import Http2Stream
 
 log = logging.getLogger(__name__)
 
-#: How long streams that the client began before it heard of our GOAWAY are still served.
+#: How long streams that the client began before it read our GOAWAY are still served.
 GRACE_S: Final = 1.0
 LAST_STREAM: Final = 2**31 - 1
 #: Deadlines that wait for another stream.
@@ -117,17 +116,6 @@ class DownstreamHttp2(Http2Connection):
         """The kind of stream that the handler serves."""
         return DownstreamStream(self, number)
 
-    def take_head(self, event: Event, stream: Http2Stream | None) -> None:
-        assert hasattr(event, "headers")
-        if stream is not None:
-            assert isinstance(stream, DownstreamStream)
-            stream.octets_in += self.head_size
-            stream.take_trailers(event.headers)
-            return
-        if not isinstance(event, RequestReceived):
-            return  # trailers of a stream that was given up
-        self.take_request(event.stream_id, event.headers, has_ended=event.stream_ended is not None)
-
     def take_request(self, number: int, fields: FieldList, *, has_ended: bool) -> None:
         if number > self._last_served:
             self.reset_number(number, ErrorCodes.REFUSED_STREAM)  # it may be asked elsewhere
@@ -135,8 +123,8 @@ class DownstreamHttp2(Http2Connection):
         if len(self.streams) >= MAX_STREAMS:
             self.refuse(number, ErrorCodes.REFUSED_STREAM)
             return
-        made = self.streams[number] = self.new_stream(number)
-        made.octets_in = self.head_size
+        made = self.new_stream(number)
+        self._machine.open_request(made)
         self.deadline.at = NEVER
         try:
             head = self.reader.read(fields, has_ended=has_ended)
@@ -182,7 +170,7 @@ class DownstreamHttp2(Http2Connection):
             self._leave_now()
 
     def ping_answered(self) -> None:
-        """The client has heard that we leave, by what came right behind: what it began before is here."""
+        """The client has read that we leave, by what came right behind: what it began before is here."""
         if self._final_goaway is not None:
             self._leave_now()
 

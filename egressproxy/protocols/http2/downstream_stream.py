@@ -22,7 +22,6 @@ from egressproxy.net.pieces import keep
 from egressproxy.net.timers import NEVER
 from egressproxy.protocols.http1.downstream import LINGER_S, LINGER_SIZE
 from egressproxy.protocols.http1.framing import Malformed
-from egressproxy.protocols.http2.carriers import NO_DEADLINE, DownstreamCarrier
 from egressproxy.protocols.http2.downstream_states import StreamState
 from egressproxy.protocols.http2.field_coding import FieldList
 from egressproxy.protocols.http2.head_fields import (
@@ -35,6 +34,7 @@ from egressproxy.protocols.http2.head_fields import (
 )
 from egressproxy.protocols.http2.heads import read_trailers
 from egressproxy.protocols.http2.stream import Http2Stream
+from egressproxy.protocols.http2.stream_protocols import NO_DEADLINE, DownstreamStreamConnection
 from egressproxy.protocols.http2.stream_transport import StreamTransport
 
 #: In this time a client has to take so many bytes of the rest of a response whose exchange is over: a byte now and then
@@ -60,9 +60,9 @@ class DownstreamStream(Http2Stream):
         "request_headers_s", "sink", "transport", "wheel",
     )  # fmt: skip
 
-    connection: DownstreamCarrier
+    connection: DownstreamStreamConnection
 
-    def __init__(self, connection: DownstreamCarrier, number: int) -> None:
+    def __init__(self, connection: DownstreamStreamConnection, number: int) -> None:
         super().__init__(connection, number)
         self.wheel = connection.wheel
         self.client = connection.client
@@ -297,7 +297,7 @@ class DownstreamStream(Http2Stream):
             raise UpstreamFault(Reason.BAD_RESPONSE, message)
         has_body = status != 204 and status != 304 and request.method != b"HEAD"
         if not self.is_over:
-            self.connection.send_block(self, response_code(head, pseudonym, has_body=has_body), body)
+            self.connection.send_response_headers(self, response_code(head, pseudonym, has_body=has_body), body)
 
     def send_answer(self, answer: LocalResponse, *, close: bool, with_body: bool = True) -> None:
         body = answer.body if with_body and answer.status not in (204, 304) else b""
@@ -345,7 +345,7 @@ class DownstreamStream(Http2Stream):
         self.transport = self.connection.transport  # they hold each other: let go
         if self.is_over:
             return
-        if self.has_said_all and self.is_whole:
+        if self.has_sent_all and self.is_whole:
             self.connection.forget(self)
         else:
             self.reset(ErrorCodes.NO_ERROR)  # the client may say what it likes: nobody hears it
@@ -371,7 +371,7 @@ class DownstreamStream(Http2Stream):
         if not self.is_ending:
             self.end(None)  # a tunnel that came to nothing
         self.deadline.at = NEVER
-        if self.has_said_all:
+        if self.has_sent_all:
             self._look_whether_over()
         else:
             self._unsent_before = self.unsent_size
@@ -385,7 +385,7 @@ class DownstreamStream(Http2Stream):
 
     def _look_whether_over(self) -> None:
         """All is said: the client need not say the rest of its request (RFC 9113 section 8.1)."""
-        if not self.has_said_all:
+        if not self.has_sent_all:
             return
         code = self._reset_code
         if code is None and not self.is_whole:
@@ -444,7 +444,7 @@ class DownstreamStream(Http2Stream):
     def _deadline_passed(self) -> None:
         if self._state is not _FINISHING:
             self.connection.handler.on_deadline(self)
-        elif self.has_said_all:
+        elif self.has_sent_all:
             self._left = 0
             self._look_whether_over()
         elif self.unsent_size <= self._unsent_before - REST_SIZE:

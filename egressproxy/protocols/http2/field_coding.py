@@ -1,5 +1,5 @@
-"""HPACK for h2 (RFC 7541, RFC 9113 section 4.3): a decoder that counts fields and remembers whole blocks, of which
-clients mostly send the same again; and an encoder that puts nothing into a table, so that no credential stays there.
+"""HPACK (RFC 7541, RFC 9113 section 4.3): a decoder that counts fields and remembers whole blocks, of which
+clients mostly send the same again; and an encoding that puts nothing into a table, so that no credential stays there.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ from functools import lru_cache
 from itertools import chain
 
 from h2.errors import ErrorCodes
-from h2.exceptions import DenialOfServiceError, ProtocolError
 from hpack.exceptions import HPACKDecodingError, HPACKError
 from hpack.huffman_table import HUFFMAN_COMPLETE, HUFFMAN_EMIT_SYMBOL, HUFFMAN_FAIL, HUFFMAN_TABLE
 from hpack.table import HeaderTable
+
+from egressproxy.protocols.http2.frames import RemoteProtocolError
 
 #: Of 65,536 that there are; what people write needs some thousand.
 MAX_STEPS = 8192
@@ -62,6 +63,9 @@ def huffman_decoded(text: bytes) -> bytes:
 
 FieldList = list[tuple[bytes, bytes]]
 
+#: Stands before the first block on a connection: our table is empty, and stays so (RFC 7541 section 6.3).
+NO_TABLE = b"\x20"
+
 #: What the lists that a decoder remembers may be, together, as a table counts them.
 MEMO_SIZE = 6144
 #: What a field costs beside its bytes (RFC 9113 section 6.5.2).
@@ -100,12 +104,6 @@ class RememberedFields(FieldList):
         self.meaning: object = None
 
 
-class CompressionError(ProtocolError):
-    """A block that cannot be decoded: the two tables differ by now, and the connection is lost."""
-
-    error_code = ErrorCodes.COMPRESSION_ERROR
-
-
 class FieldDecoder:
     """In the place of hpack's Decoder; one for each connection. A list beyond `max_header_list_size` (names, values, 32
     bytes for each field) or `max_fields` ends the connection with ENHANCE_YOUR_CALM; callers bound messages below that.
@@ -119,15 +117,17 @@ class FieldDecoder:
         self._memo: dict[bytes, FieldList] = {}
         self._memo_left = MEMO_SIZE
 
-    def decode(self, data: bytes, raw: bool = True) -> FieldList:
-        """A block's fields, in a list that must not be changed. Raises CompressionError, DenialOfServiceError."""
+    def decode(self, data: bytes) -> FieldList:
+        """A block's fields, in a list that must not be changed. Raises RemoteProtocolError: with COMPRESSION_ERROR the
+        two tables differ by now.
+        """
         known = self._memo.get(data)
         if known is not None:
             return known
         try:
             fields, size = self._decode(data)
         except (HPACKError, IndexError) as error:
-            raise CompressionError("a field block cannot be decoded") from error
+            raise RemoteProtocolError("a field block cannot be decoded", ErrorCodes.COMPRESSION_ERROR) from error
         if size < 0:
             self._memo.clear()
             self._memo_left = MEMO_SIZE
@@ -187,10 +187,10 @@ class FieldDecoder:
             fields.append(field)
             left -= 1
             if left < 0:
-                raise DenialOfServiceError("a field list has too many fields")
+                raise RemoteProtocolError("a field list has too many fields", ErrorCodes.ENHANCE_YOUR_CALM)
         size = sum(map(len, chain.from_iterable(fields))) + FIELD_OVERHEAD * len(fields)
         if size > self.max_header_list_size:
-            raise DenialOfServiceError("a field list is too long")
+            raise RemoteProtocolError("a field list is too long", ErrorCodes.ENHANCE_YOUR_CALM)
         if table.maxsize > self.max_allowed_table_size:
             raise HPACKError("the table was not made smaller")
         return fields, -1 if has_changed else size
@@ -241,26 +241,13 @@ def _name(data: bytes, at: int) -> tuple[bytes, int]:
 _NAMES: dict[bytes, bytes] = {}
 
 
-class FieldEncoder:
-    """In the place of hpack's Encoder: every field is a literal, or an entry of the static table."""
-
-    def __init__(self) -> None:
-        self.header_table_size = 0  # h2 tells what the peer would take
-        self.has_begun = False  # a block was sent: the peer knows about our table
-
-    def encode(self, headers: Iterable[tuple[bytes, bytes]], huffman: bool = True) -> bytes:
-        """The block of these fields. The first one says that our table is empty, and stays so."""
-        block = b"".join([
-            _remembered(name, value) if len(name) + len(value) <= MAX_REMEMBERED and not is_sensitive(name)
-            else encoded(name, value)
-            for name, value in headers
-        ])  # fmt: skip
-        return block if self.has_begun else self.begun(block)
-
-    def begun(self, block: bytes) -> bytes:
-        """The first block, with what is said of our table before it."""
-        self.has_begun = True
-        return b"\x20" + block
+def encoded_block(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The block of these fields. Every field is a literal, or an entry of the static table."""
+    return b"".join([
+        _remembered(name, value) if len(name) + len(value) <= MAX_REMEMBERED and not is_sensitive(name)
+        else encoded(name, value)
+        for name, value in fields
+    ])  # fmt: skip
 
 
 class EncodedLines(dict[bytes, bytes]):

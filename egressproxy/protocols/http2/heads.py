@@ -1,8 +1,7 @@
 """Field lists of HTTP/2 and the heads that everything else works with.
 
-h2's own checks are off: whatever it would refuse is refused here, and what it lets pass (a content length beside
-END_STREAM, methods and paths that would be two requests in HTTP/1). One message that breaks a rule is one stream's
-error. Sources: RFC 9113 sections 8.1 to 8.5, RFC 9110 section 7.6.
+The state machine checks frames; messages are checked here, also for what would be two requests in HTTP/1. One message
+that breaks a rule is one stream's error. Sources: RFC 9113 sections 8.1 to 8.5, RFC 9110 section 7.6.
 """
 
 from __future__ import annotations

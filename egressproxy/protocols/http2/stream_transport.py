@@ -42,7 +42,7 @@ class StreamTransport(asyncio.Transport):
 
     def all_sent(self) -> None:
         """END_STREAM of ours is on its way."""
-        if self._is_closing and self._stream.has_said_all:
+        if self._is_closing and self._stream.has_sent_all:
             self._end(None)
 
     def lost(self, error: Exception) -> None:

@@ -11,8 +11,6 @@ from collections.abc import Callable
 from typing import ClassVar, Final
 
 from h2.errors import ErrorCodes
-from h2.events import Event, InformationalResponseReceived, RequestReceived, ResponseReceived, TrailersReceived
-from h2.exceptions import H2Error
 
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
 from egressproxy.net.timers import Deadline, TimerWheel
@@ -20,9 +18,9 @@ from egressproxy.net.tls import TlsStream
 from egressproxy.net.tls_failures import TLS_EXPECTATION, tls_fault
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http2.connection import Http2Connection
-from egressproxy.protocols.http2.frames import Frame, FrameError
-from egressproxy.protocols.http2.states import MAX_STREAMS, STREAM_WINDOW
-from egressproxy.protocols.http2.stream import Http2Stream
+from egressproxy.protocols.http2.field_coding import FieldList
+from egressproxy.protocols.http2.frames import Frame, LocalProtocolError, RemoteProtocolError
+from egressproxy.protocols.http2.settings import MAX_STREAMS, STREAM_WINDOW
 from egressproxy.protocols.http2.upstream_stream import CLOSED, WEBSOCKET, UpstreamStream, unseen
 
 #: While a stream waits and nothing has come for so long, the backend is asked whether it is there; and again after the
@@ -94,7 +92,7 @@ class Http2Upstream(Http2Connection):
         """Exchanges at a time: what the upstream takes, and not more than MAX_STREAMS."""
         if not self._has_settings:
             return 1
-        return min(MAX_STREAMS, self._h2.remote_settings.max_concurrent_streams)
+        return min(MAX_STREAMS, self._machine.peer.max_streams)
 
     def reserve(self) -> UpstreamStream:
         was_reused = self.served > 0
@@ -136,22 +134,17 @@ class Http2Upstream(Http2Connection):
         if self.is_lost:
             return unseen(CLOSED)
         try:
-            number = self._h2.get_next_available_stream_id()
-            self.streams[number] = stream
-            stream.number = number
-            self.send_request(stream, code, is_last=is_last)
-        except H2Error:  # it takes fewer by now, or the identifiers are used up
-            self.streams.pop(stream.number, None)
-            stream.number = 0
+            self.send_request_headers(stream, code, is_last=is_last)
+        except LocalProtocolError:  # it takes fewer by now, or the numbers are used up
             return unseen("the upstream takes no more streams")
-        if number >= LAST_STREAM:
+        if stream.number >= LAST_STREAM:
             self.is_leaving = True
         self.deadline.set(min(self.deadline.at, self.wheel.now + SILENCE_S))
         return None
 
     def upgrade_fault(self, protocol: bytes) -> UpstreamFault | None:
         """Why a stream of this connection cannot become a tunnel for this protocol (RFC 8441); None: it can."""
-        if protocol.lower() == WEBSOCKET and self._h2.remote_settings.enable_connect_protocol:
+        if protocol.lower() == WEBSOCKET and self._machine.peer.enables_connect_protocol:
             return None
         return UpstreamFault(Reason.BAD_RESPONSE, "the upstream speaks HTTP/2 alone, and does not take this upgrade")
 
@@ -179,9 +172,6 @@ class Http2Upstream(Http2Connection):
         if self.on_http_1 is not None:
             self.on_http_1()
         self.retire()
-
-    def stream_failed(self) -> None:
-        self._guard.stream_failed(self.wheel.now)
 
     def loss_fault(self) -> UpstreamFault:
         if self._why:
@@ -230,17 +220,8 @@ class Http2Upstream(Http2Connection):
             on_lost(self)
 
     # --- what comes ------------------------------------------------------------------------------------------------
-    def take_head(self, event: Event, stream: Http2Stream | None) -> None:
-        if isinstance(event, RequestReceived):
-            raise FrameError("a stream that the upstream has begun")
-        if stream is None:
-            return
-        assert isinstance(stream, UpstreamStream)
-        if isinstance(event, TrailersReceived):
-            stream.take_trailers(event.headers or [])
-        elif isinstance(event, ResponseReceived | InformationalResponseReceived):
-            has_ended = isinstance(event, ResponseReceived) and event.stream_ended is not None
-            stream.take_response(event.headers or [], has_ended=has_ended)
+    def take_request(self, number: int, fields: FieldList, *, has_ended: bool) -> None:
+        raise RemoteProtocolError("a stream that the upstream has begun")
 
     def settings_changed(self) -> None:
         self._has_settings = True

@@ -19,11 +19,11 @@ from egressproxy.net.pieces import keep
 from egressproxy.protocols.http1.codec import MAX_INTERIM
 from egressproxy.protocols.http1.framing import Malformed
 from egressproxy.protocols.http1.writer import PHRASES
-from egressproxy.protocols.http2.carriers import UpstreamCarrier
 from egressproxy.protocols.http2.field_coding import FieldList
 from egressproxy.protocols.http2.head_fields import request_code
 from egressproxy.protocols.http2.heads import read_response_fields, read_trailers
 from egressproxy.protocols.http2.stream import Http2Stream
+from egressproxy.protocols.http2.stream_protocols import UpstreamStreamConnection
 from egressproxy.protocols.http2.stream_transport import StreamTransport
 
 WEBSOCKET: Final = b"websocket"
@@ -42,7 +42,7 @@ class UpstreamStream(Http2Stream):
         "transport", "was_reused",
     )  # fmt: skip
 
-    connection: UpstreamCarrier
+    connection: UpstreamStreamConnection
 
     #: As of `UpstreamConnection`: a stream is for one exchange, and in no pool.
     is_last = True
@@ -50,7 +50,7 @@ class UpstreamStream(Http2Stream):
     is_idle = False
     served = 0
 
-    def __init__(self, connection: UpstreamCarrier, *, was_reused: bool) -> None:
+    def __init__(self, connection: UpstreamStreamConnection, *, was_reused: bool) -> None:
         super().__init__(connection, 0)
         self.was_reused = was_reused
         self.is_reading_paused = True  # until there is a sink
@@ -86,11 +86,6 @@ class UpstreamStream(Http2Stream):
     @property
     def is_leaving(self) -> bool:
         return self.connection.is_lost or self.connection.transport.is_closing()
-
-    @property
-    def has_sent_all(self) -> bool:
-        """Whether the request is whole, and none of it waits."""
-        return self.has_said_all
 
     def begin(self, driver: Driver, request: RequestHead) -> None:
         self.driver = driver
@@ -182,7 +177,7 @@ class UpstreamStream(Http2Stream):
         if self.number and not self.is_over:
             if not self._is_complete:
                 connection.given_up(self._begun_at)
-            if self._is_complete and self.has_said_all:
+            if self._is_complete and self.has_sent_all:
                 connection.forget(self)
             else:
                 self.reset()
@@ -206,7 +201,7 @@ class UpstreamStream(Http2Stream):
         return rest
 
     def transport_ended(self) -> None:
-        if not (self._is_complete and self.has_said_all):
+        if not (self._is_complete and self.has_sent_all):
             self.reset()
 
     def gone(self) -> None:

@@ -23,19 +23,19 @@ _Stream: TypeAlias = Any
 NO_DEADLINE: Final = Deadline(TimerWheel(), lambda: None)
 
 
-class StreamCarrier(Protocol):
+class StreamConnection(Protocol):
     """What a stream needs of its connection."""
 
     streams: dict[int, _Stream]
 
     def send_fields(self, stream: _Stream, fields: FieldList, *, is_last: bool) -> None:
-        """Send a head or trailers of this stream."""
+        """Send the head of a response, final or interim."""
 
-    def send_at_once(self, stream: _Stream, data: bytes) -> bool:
+    def send_at_once(self, stream: _Stream, data: bytes, *, is_last: bool) -> bool:
         """Send a piece before which nothing waits. False: it has to wait, at least in part."""
 
     def send_waiting(self, stream: _Stream) -> None:
-        """Send what the windows allow of what this stream has to say."""
+        """Send what the windows allow of what this stream has to send."""
 
     def give_back(self, stream: _Stream, size: int) -> None:
         """What was read makes room for more (RFC 9113 section 6.9)."""
@@ -50,7 +50,7 @@ class StreamCarrier(Protocol):
         """Tell the peer that the stream is given up."""
 
 
-class DownstreamCarrier(StreamCarrier, Protocol):
+class DownstreamStreamConnection(StreamConnection, Protocol):
     """What a client's stream needs of its connection, beside what every stream needs."""
 
     client: str
@@ -67,7 +67,7 @@ class DownstreamCarrier(StreamCarrier, Protocol):
     def spare(self, deadline: Deadline) -> None:
         """The stream of this one is over."""
 
-    def send_block(self, stream: _Stream, block: bytes, body: bytes | None) -> None:
+    def send_response_headers(self, stream: _Stream, block: bytes, body: bytes | None) -> None:
         """The final head of a response, in HPACK, and its body, if that is here: None is a body that follows."""
 
     def gave_up(self) -> None:
@@ -80,7 +80,7 @@ class DownstreamCarrier(StreamCarrier, Protocol):
         """The stream is over. False where it was so before."""
 
 
-class UpstreamCarrier(StreamCarrier, Protocol):
+class UpstreamStreamConnection(StreamConnection, Protocol):
     """What a stream to a backend needs of its connection, beside what every stream needs."""
 
     address: str
