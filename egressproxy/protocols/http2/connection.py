@@ -18,7 +18,6 @@ from h2.errors import ErrorCodes
 from egressproxy.net.flow_control import HIGH_WATER
 from egressproxy.net.timers import Deadline, TimerWheel
 from egressproxy.protocols.http1.framing import HeadLimits
-from egressproxy.protocols.http2.field_coding import FieldList
 from egressproxy.protocols.http2.frames import (
     CONTINUATION,
     DATA,
@@ -31,6 +30,7 @@ from egressproxy.protocols.http2.frames import (
     number_in,
 )
 from egressproxy.protocols.http2.outbound_streams import OutboundStreams
+from egressproxy.protocols.http2.remembered_fields import FieldList
 from egressproxy.protocols.http2.state_machine import (
     PEER_LEAVES,
     PING_ANSWERED,

@@ -14,11 +14,11 @@ from egressproxy.protocols.http1.downstream import RequestHandler
 from egressproxy.protocols.http1.framing import HeadLimits, Malformed
 from egressproxy.protocols.http2.connection import Http2Connection
 from egressproxy.protocols.http2.downstream_stream import DownstreamStream
-from egressproxy.protocols.http2.field_coding import FieldList
 from egressproxy.protocols.http2.frames import Flood
 from egressproxy.protocols.http2.heads import RequestFieldsReader
+from egressproxy.protocols.http2.remembered_fields import FieldList
 from egressproxy.protocols.http2.settings import MAX_STREAMS
-from egressproxy.protocols.http2.stream import Http2Stream
+from egressproxy.protocols.http2.stream_state import H2StreamState
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class DownstreamHttp2(Http2Connection):
 
     def new_stream(self, number: int) -> DownstreamStream:
         """The kind of stream that the handler serves."""
-        return DownstreamStream(self, number)
+        return DownstreamStream(self, self, number)
 
     def take_request(self, number: int, fields: FieldList, *, has_ended: bool) -> None:
         if number > self._last_served:
@@ -133,7 +133,7 @@ class DownstreamHttp2(Http2Connection):
         else:
             made.begin(head, has_ended=has_ended)
 
-    def forget(self, stream: Http2Stream) -> bool:
+    def forget(self, stream: H2StreamState) -> bool:
         if not super().forget(stream):
             return False
         if not self.streams and not self.is_lost:

@@ -4,7 +4,7 @@ the transport allow; one that may not send pauses who feeds it (back-pressure). 
 
 from __future__ import annotations
 
-from typing import Final, cast
+from typing import Final
 
 from h2.errors import ErrorCodes
 
@@ -12,10 +12,11 @@ from egressproxy.net.flow_control import COPY_LIMIT, FlowControl
 from egressproxy.net.loop import poller
 from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.http1.framing import HeadLimits
-from egressproxy.protocols.http2.field_coding import FieldList, encoded_block
+from egressproxy.protocols.http2.field_coding import encoded_block
 from egressproxy.protocols.http2.frames import FloodGuard
+from egressproxy.protocols.http2.remembered_fields import FieldList
 from egressproxy.protocols.http2.state_machine import H2StateMachine
-from egressproxy.protocols.http2.stream import Http2Stream
+from egressproxy.protocols.http2.stream_state import H2StreamState
 
 #: A frame that is shorter and not the last of what there was has a tiny window to go through.
 LONG_PIECE: Final = 1024
@@ -32,12 +33,12 @@ class OutboundStreams(FlowControl):
         self.limits = limits
         self.is_lost = False  # nothing more is sent or received; the transport may still be closing
         self._machine = H2StateMachine(limits, client_side=client_side, extended_connect=extended_connect)
-        self.streams = cast(dict[int, Http2Stream], self._machine.streams)
+        self.streams = self._machine.streams
         self._guard = FloodGuard(wheel.now)
         self._is_dirty = False  # there may be frames to send at the end of this turn
-        self._waiting: dict[int, Http2Stream] = {}  # those that have more to send than the windows allow
+        self._waiting: dict[int, H2StreamState] = {}  # those that have more to send than the windows allow
 
-    def send_fields(self, stream: Http2Stream, fields: FieldList, *, is_last: bool) -> None:
+    def send_fields(self, stream: H2StreamState, fields: FieldList, *, is_last: bool) -> None:
         """The head of a response, final or interim."""
         block = encoded_block(fields)
         if fields[0][1][:1] == b"1":
@@ -49,7 +50,7 @@ class OutboundStreams(FlowControl):
         if is_last:
             stream.was_sent()
 
-    def send_request_headers(self, stream: Http2Stream, block: bytes, *, is_last: bool) -> None:
+    def send_request_headers(self, stream: H2StreamState, block: bytes, *, is_last: bool) -> None:
         """The head of a request, in HPACK: the stream begins. Raises LocalProtocolError where it cannot."""
         self._machine.begin_stream(stream)
         self._machine.send_request_headers(stream, block, is_last=is_last)
@@ -58,17 +59,15 @@ class OutboundStreams(FlowControl):
         if is_last:
             stream.was_sent()
 
-    def send_response_headers(self, stream: Http2Stream, block: bytes, body: bytes | None) -> None:
-        """The final head of a response, in HPACK, and its body, if that is here: None is a body that follows."""
-        self._machine.send_response_headers(stream, block, is_last=body == b"")
+    def send_response_headers(self, stream: H2StreamState, block: bytes, *, is_last: bool) -> None:
+        """The final head of a response, in HPACK."""
+        self._machine.send_response_headers(stream, block, is_last=is_last)
         self._guard.frame_sent()
         self._touch()
-        if body:
-            stream.send_last(body)
-        elif body is not None:
+        if is_last:
             stream.was_sent()
 
-    def send_at_once(self, stream: Http2Stream, data: bytes, *, is_last: bool) -> bool:
+    def send_at_once(self, stream: H2StreamState, data: bytes, *, is_last: bool) -> bool:
         """A piece of a body before which nothing waits. False: it has to wait, at least in part."""
         machine = self._machine
         if self.is_write_blocked or len(data) > machine.room_for(stream):
@@ -82,7 +81,7 @@ class OutboundStreams(FlowControl):
             stream.was_sent()
         return True
 
-    def send_waiting(self, stream: Http2Stream) -> None:
+    def send_waiting(self, stream: H2StreamState) -> None:
         """Send what the windows allow of what this stream has to send."""
         machine = self._machine
         while stream.unsent and not self.is_write_blocked:
@@ -110,9 +109,9 @@ class OutboundStreams(FlowControl):
         if stream.has_sent_all:
             stream.was_sent()
 
-    def _send_more(self, stream: Http2Stream) -> None:
+    def _send_more(self, stream: H2StreamState) -> None:
         self.send_waiting(stream)
-        stream.look_whether_blocked()
+        stream.unsent_shrank()
 
     def _send_all_waiting(self) -> None:
         """Each in turn, so that none waits for the windows of another for ever."""
@@ -122,7 +121,7 @@ class OutboundStreams(FlowControl):
             if self._waiting.pop(stream.number, None) is not None:  # behind the others, if it has to wait again
                 self._send_more(stream)
 
-    def give_back(self, stream: Http2Stream, size: int) -> None:
+    def give_back(self, stream: H2StreamState, size: int) -> None:
         """What was read makes room for more (RFC 9113 section 6.9)."""
         if size and not self.is_lost:
             self._machine.give_back(stream, size)
@@ -134,13 +133,13 @@ class OutboundStreams(FlowControl):
             self._machine.give_back_of_connection(size)
             self._touch_frames()
 
-    def give_back_alone(self, stream: Http2Stream, size: int) -> None:
+    def give_back_alone(self, stream: H2StreamState, size: int) -> None:
         """The same of the window of this stream alone."""
         if not self.is_lost:
             self._machine.give_back_of_stream(stream, size)
             self._touch_frames()
 
-    def reset(self, stream: Http2Stream, code: ErrorCodes) -> None:
+    def reset(self, stream: H2StreamState, code: ErrorCodes) -> None:
         """Tell the peer that the stream is given up."""
         if self.streams.get(stream.number) is stream:
             self.reset_number(stream.number, code)
@@ -161,15 +160,15 @@ class OutboundStreams(FlowControl):
         """A stream was reset because of what the peer did. Raises Flood."""
         self._guard.stream_failed(self.wheel.now)
 
-    def forget(self, stream: Http2Stream) -> bool:
+    def forget(self, stream: H2StreamState) -> bool:
         """The stream is over. False where it was so before."""
         if self.streams.get(stream.number) is not stream:
             return False
         self._machine.forget_stream(stream)
         self._waiting.pop(stream.number, None)
-        kept = stream.take_kept()
-        if kept:
-            self.give_back_to_others(kept)
+        if stream.kept_size:
+            self.give_back_to_others(stream.kept_size)
+            stream.kept_size = 0
         return True
 
     def ping(self) -> None:

@@ -16,7 +16,7 @@ from typing import Final
 from h2.errors import ErrorCodes
 
 from egressproxy.protocols.http1.framing import HeadLimits
-from egressproxy.protocols.http2.field_coding import FieldDecoder, FieldList
+from egressproxy.protocols.http2.field_coding import FieldDecoder
 from egressproxy.protocols.http2.frame_writer import FrameWriter
 from egressproxy.protocols.http2.frames import (
     ACK,
@@ -42,6 +42,7 @@ from egressproxy.protocols.http2.frames import (
     number_in,
     without_padding,
 )
+from egressproxy.protocols.http2.remembered_fields import FieldList
 from egressproxy.protocols.http2.settings import MAX_WINDOW, local_settings
 from egressproxy.protocols.http2.stream_state import (
     CLOSED,

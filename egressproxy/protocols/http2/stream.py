@@ -10,8 +10,9 @@ from h2.errors import ErrorCodes
 
 from egressproxy.net.flow_control import HIGH_WATER, Reads
 from egressproxy.net.pieces import keep
-from egressproxy.protocols.http2.field_coding import FieldList, block_code, encoded_block
-from egressproxy.protocols.http2.stream_protocols import StreamConnection
+from egressproxy.protocols.http2.field_coding import block_code, encoded_block
+from egressproxy.protocols.http2.outbound_streams import OutboundStreams
+from egressproxy.protocols.http2.remembered_fields import FieldList
 from egressproxy.protocols.http2.stream_state import H2StreamState
 
 
@@ -19,16 +20,15 @@ class Http2Stream(H2StreamState):
     """A stream and its connection."""
 
     __slots__ = (
-        "_kept", "_withheld", "connection", "feeder", "is_held_back", "is_reading_paused", "is_write_blocked",
+        "_withheld", "connection", "feeder", "is_held_back", "is_reading_paused", "is_write_blocked",
     )  # fmt: skip
 
-    def __init__(self, connection: StreamConnection, number: int) -> None:
+    def __init__(self, connection: OutboundStreams, number: int) -> None:
         super().__init__(number)
         self.connection = connection
         self.feeder: Reads | None = None
         self.is_write_blocked = False
         self.is_reading_paused = False
-        self._kept = 0  # bytes of the windows that are given back when reading goes on
         self.is_held_back = False  # what comes is taken, and gives no window back
         self._withheld = 0  # bytes of the window of the stream that are given back then
 
@@ -45,6 +45,7 @@ class Http2Stream(H2StreamState):
         return self.connection.streams.get(self.number) is not self
 
     def send_fields(self, fields: FieldList, *, is_last: bool) -> None:
+        """Send the head of a response, final or interim."""
         if not self.is_over:
             self.connection.send_fields(self, fields, is_last=is_last)
 
@@ -66,7 +67,7 @@ class Http2Stream(H2StreamState):
         if is_last:
             self.is_ending = True
         self.connection.send_waiting(self)
-        self.look_whether_blocked()
+        self._look_whether_blocked()
 
     def end(self, trailers: FieldList | None) -> None:
         """Nothing more is said on this stream, but for these trailers."""
@@ -83,8 +84,10 @@ class Http2Stream(H2StreamState):
         self.trailers = code
         self.connection.send_waiting(self)
 
-    def look_whether_blocked(self) -> None:
-        """Pause who feeds the stream while more waits than HIGH_WATER."""
+    def unsent_shrank(self) -> None:
+        self._look_whether_blocked()
+
+    def _look_whether_blocked(self) -> None:
         is_blocked = self.unsent_size > HIGH_WATER
         if is_blocked is not self.is_write_blocked:
             self.is_write_blocked = is_blocked
@@ -100,8 +103,8 @@ class Http2Stream(H2StreamState):
 
     def resume_reading(self) -> None:
         self.is_reading_paused = False
-        if self._kept:
-            size, self._kept = self._kept, 0
+        if self.kept_size:
+            size, self.kept_size = self.kept_size, 0
             self.connection.give_back(self, size)
 
     def hold_back(self) -> None:
@@ -115,15 +118,10 @@ class Http2Stream(H2StreamState):
             size, self._withheld = self._withheld, 0
             self.connection.give_back_alone(self, size)
 
-    def take_kept(self) -> int:
-        """Bytes that the stream has got and not given back: its connection has room for them again."""
-        kept, self._kept = self._kept, 0
-        return kept
-
     def receive_data(self, data: bytes, size: int) -> None:
         self.octets_in += len(data)
         if self.is_reading_paused:
-            self._kept += size
+            self.kept_size += size
         elif self.is_held_back:
             self._withheld += size
             self.connection.give_back_to_others(size)
@@ -136,17 +134,6 @@ class Http2Stream(H2StreamState):
     @abstractmethod
     def take_data(self, data: bytes) -> None:
         """A piece of the peer's message."""
-
-    @abstractmethod
-    def was_reset(self, code: int) -> None:
-        """The peer has given the stream up (RFC 9113 section 7: the error code)."""
-
-    @abstractmethod
-    def connection_is_lost(self) -> None:
-        """The connection is gone, and the stream with it."""
-
-    def was_sent(self) -> None:
-        """END_STREAM is on its way, behind all that was to be said."""
 
     @abstractmethod
     def transport_ended(self) -> None:

@@ -18,8 +18,8 @@ from abc import abstractmethod
 from array import array
 from typing import Final
 
-from egressproxy.protocols.http2.field_coding import FieldList
 from egressproxy.protocols.http2.frames import RemoteProtocolError
+from egressproxy.protocols.http2.remembered_fields import FieldList
 
 IDLE: Final = 0
 OPEN: Final = 1
@@ -39,8 +39,9 @@ class H2StreamState:
     """
 
     __slots__ = (
-        "has_sent_all", "is_ending", "is_head_received", "is_head_sent", "number", "octets_in", "octets_out",
-        "read_size", "receive_window", "send_window", "stream_state", "trailers", "unsent", "unsent_size",
+        "has_sent_all", "is_ending", "is_head_received", "is_head_sent", "kept_size", "number", "octets_in",
+        "octets_out", "read_size", "receive_window", "send_window", "stream_state", "trailers", "unsent",
+        "unsent_size",
     )  # fmt: skip
 
     def __init__(self, number: int) -> None:
@@ -50,6 +51,7 @@ class H2StreamState:
         self.is_head_sent = False
         self.receive_window = 0
         self.read_size = 0
+        self.kept_size = 0  # bytes that were received, and are read when reading goes on
         self.send_window = 0
         self.octets_in = 0
         self.octets_out = 0
@@ -85,6 +87,22 @@ class H2StreamState:
     @abstractmethod
     def take_end(self) -> None:
         """The peer's message is whole."""
+
+    @abstractmethod
+    def was_reset(self, code: int) -> None:
+        """The peer has given the stream up, or made us do so (RFC 9113 section 7: the error code)."""
+
+    @abstractmethod
+    def connection_is_lost(self) -> None:
+        """The connection is gone, and the stream with it."""
+
+    @abstractmethod
+    def was_sent(self) -> None:
+        """END_STREAM is on its way, behind all that was to be sent."""
+
+    @abstractmethod
+    def unsent_shrank(self) -> None:
+        """Some of what waited is on its way."""
 
 
 class ClosedStreams:

@@ -18,8 +18,8 @@ from egressproxy.net.tls import TlsStream
 from egressproxy.net.tls_failures import TLS_EXPECTATION, tls_fault
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http2.connection import Http2Connection
-from egressproxy.protocols.http2.field_coding import FieldList
 from egressproxy.protocols.http2.frames import Frame, LocalProtocolError, RemoteProtocolError
+from egressproxy.protocols.http2.remembered_fields import FieldList
 from egressproxy.protocols.http2.settings import MAX_STREAMS, STREAM_WINDOW
 from egressproxy.protocols.http2.upstream_stream import CLOSED, WEBSOCKET, UpstreamStream, unseen
 
@@ -102,7 +102,7 @@ class Http2Upstream(Http2Connection):
             self.deadline.clear()
         if self.served == self._max_requests:
             self.is_leaving = True
-        return UpstreamStream(self, was_reused=was_reused)
+        return UpstreamStream(self, self, was_reused=was_reused)
 
     def take_place_back(self, stream: UpstreamStream) -> None:
         self.active -= 1

@@ -20,8 +20,8 @@ from egressproxy.protocols.http2.connection import (
     MAX_FRAMES_AT_ONCE,
     Http2Connection,
 )
-from egressproxy.protocols.http2.field_coding import FieldList
 from egressproxy.protocols.http2.frames import BURST
+from egressproxy.protocols.http2.remembered_fields import FieldList
 from egressproxy.protocols.http2.settings import STREAM_WINDOW
 from egressproxy.protocols.http2.stream import Http2Stream
 from egressproxy.protocols.http2.stream_state import MAX_CLOSED

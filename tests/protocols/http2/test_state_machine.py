@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from egressproxy.protocols.http1.framing import HeadLimits
-from egressproxy.protocols.http2.field_coding import FieldList, encoded_block
+from egressproxy.protocols.http2.field_coding import encoded_block
 from egressproxy.protocols.http2.frames import (
     ACK,
     CONTINUATION,
@@ -42,6 +42,7 @@ from egressproxy.protocols.http2.frames import (
     StreamError,
     number_in,
 )
+from egressproxy.protocols.http2.remembered_fields import FieldList
 from egressproxy.protocols.http2.settings import STREAM_WINDOW
 from egressproxy.protocols.http2.state_machine import MAX_HEAD_FRAMES, STREAM_RESET, H2StateMachine
 from egressproxy.protocols.http2.stream_state import (
