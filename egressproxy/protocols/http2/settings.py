@@ -9,6 +9,7 @@ from h2.errors import ErrorCodes
 
 from egressproxy.protocols.http2.frames import SETTINGS, RemoteProtocolError, frame_header
 
+HEADER_TABLE_SIZE: Final = 1
 ENABLE_PUSH: Final = 2
 MAX_CONCURRENT_STREAMS: Final = 3
 INITIAL_WINDOW_SIZE: Final = 4
@@ -23,6 +24,7 @@ STREAM_WINDOW: Final = 256 * 1024
 #: Bytes that an endpoint may send, on a stream and on a connection, before it knows better (RFC 9113 section 6.9.2).
 DEFAULT_WINDOW: Final = 65535
 MAX_WINDOW: Final = 2**31 - 1
+DEFAULT_TABLE_SIZE: Final = 4096
 #: A peer without a setting of MAX_CONCURRENT_STREAMS takes any number.
 UNLIMITED: Final = 2**32
 _setting = Struct(">HL")
@@ -30,8 +32,16 @@ _pack, _unpack = _setting.pack, _setting.iter_unpack
 
 
 def local_settings(*, client_side: bool, max_list_size: int, extended_connect: bool) -> bytes:
-    """Our SETTINGS frame. `max_list_size`: bytes of a field list, with 32 for each field."""
-    settings = [(INITIAL_WINDOW_SIZE, STREAM_WINDOW), (MAX_HEADER_LIST_SIZE, max_list_size)]
+    """Our SETTINGS frame. `max_list_size`: bytes of a field list, with 32 for each field.
+
+    The default size of the table is in it: nginx tells those that name a size, and nobody else, that its own table is
+    empty, and its blocks then mean the same each time (`field_coding`).
+    """
+    settings = [
+        (HEADER_TABLE_SIZE, DEFAULT_TABLE_SIZE),
+        (INITIAL_WINDOW_SIZE, STREAM_WINDOW),
+        (MAX_HEADER_LIST_SIZE, max_list_size),
+    ]
     settings.append((ENABLE_PUSH, 0) if client_side else (MAX_CONCURRENT_STREAMS, MAX_STREAMS))
     if extended_connect:
         settings.append((ENABLE_CONNECT_PROTOCOL, 1))

@@ -482,3 +482,13 @@ def test_the_ends_of_the_latest_streams_are_remembered():
         assert len(closed) <= MAX_CLOSED
     assert closed.state(MAX_CLOSED + 11) == states[(MAX_CLOSED + 11) % 3]
     assert closed.state(MAX_CLOSED + 10) == IDLE
+
+
+@pytest.mark.parametrize("is_client", [False, True])
+def test_our_settings_name_the_size_of_the_table(is_client: bool):
+    """nginx then says that its own is empty, and its blocks are read once."""
+    ours = H2StateMachine(HeadLimits(), client_side=is_client)
+    ours.begin(WINDOW)
+    frames = FrameSplitter(has_preface=is_client).feed(ours.take_frames())
+    assert frames[0][0] == SETTINGS
+    assert frames[0][3].startswith(b"\0\1\0\0\x10\0")
