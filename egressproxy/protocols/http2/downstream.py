@@ -157,7 +157,7 @@ class DownstreamHttp2(Http2Connection):
     # --- the end ---------------------------------------------------------------------------------------------------
     def leave(self, *, gently: bool) -> None:
         """Take no more streams, and end behind those that run. `gently`: streams that the client began before it can
-        have heard of it are served, too (RFC 9113 section 6.8).
+        have read it are served, too (RFC 9113 section 6.8).
         """
         if self.is_lost or self._last_served != LAST_STREAM:
             return

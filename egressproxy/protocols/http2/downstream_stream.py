@@ -334,7 +334,7 @@ class DownstreamStream(Http2Stream):
         return trailers
 
     def detach(self) -> bytes:
-        """What is said from now on is a tunnel's, whose transport is `transport`. Returns what is here already."""
+        """What is sent from now on is a tunnel's, whose transport is `transport`. Returns what is here already."""
         self._state = _DETACHED
         self.deadline.close()
         self.feed_from(None)
@@ -353,13 +353,13 @@ class DownstreamStream(Http2Stream):
         if self.has_sent_all and self.is_whole:
             self.connection.forget(self)
         else:
-            self.reset(ErrorCodes.NO_ERROR)  # the client may say what it likes: nobody hears it
+            self.reset(ErrorCodes.NO_ERROR)  # the client may send what it likes: nobody reads it
 
     def tunnel_ended(self) -> None:
         self._state = _LOST
 
     def finish(self, *, close: bool) -> None:
-        """The exchange is over: what is unsent goes out as the windows allow, what is unheard is not wanted. A body
+        """The exchange is over: what is unsent goes out as the windows allow, what is unread is not wanted. A body
         that still comes is read for a moment, as in HTTP/1: curl before 8.0, for one, reads no answer behind a reset.
         """
         if self._state is _DETACHED or self._state is _LOST:
@@ -389,7 +389,7 @@ class DownstreamStream(Http2Stream):
             self.transport.all_sent()
 
     def _look_whether_over(self) -> None:
-        """All is said: the client need not say the rest of its request (RFC 9113 section 8.1)."""
+        """All is sent: the client need not send the rest of its request (RFC 9113 section 8.1)."""
         if not self.has_sent_all:
             return
         code = self._reset_code

@@ -23,7 +23,7 @@ END_STREAM: Final = 0x1
 END_HEADERS: Final = 0x4
 PADDED: Final = 0x8
 WITH_PRIORITY: Final = 0x20
-#: The longest payload that a peer may send unless we have said more (RFC 9113 section 4.2).
+#: The longest payload that a peer may send unless we have announced more (RFC 9113 section 4.2).
 MAX_FRAME: Final = 16384
 HEADER_SIZE: Final = 9
 #: Bytes of a priority in a HEADERS frame (RFC 9113 section 6.2).

@@ -41,7 +41,7 @@ class Http2Stream(H2StreamState):
 
     @property
     def is_over(self) -> bool:
-        """Neither side says more, or the connection is gone: what is said now goes nowhere."""
+        """Neither side sends more, or the connection is gone: what is sent now goes nowhere."""
         return self.connection.streams.get(self.number) is not self
 
     def send_fields(self, fields: FieldList, *, is_last: bool) -> None:
@@ -70,7 +70,7 @@ class Http2Stream(H2StreamState):
         self._look_whether_blocked()
 
     def end(self, trailers: FieldList | None) -> None:
-        """Nothing more is said on this stream, but for these trailers."""
+        """Nothing more is sent on this stream, but for these trailers."""
         self._end(encoded_block(trailers) if trailers else None)
 
     def end_body(self, trailers: bytes) -> None:

@@ -43,10 +43,10 @@ class UpstreamStreamConnection(Protocol):
 
     @property
     def is_new(self) -> bool:
-        """The upstream has not said yet how many streams it takes."""
+        """The upstream has not announced yet how many streams it takes."""
 
     async def settings(self) -> None:
-        """Wait until the upstream has said what it takes, or is gone."""
+        """Wait until the upstream has announced what it takes, or is gone."""
 
     def begin_stream(self, stream: _Stream, code: bytes, *, is_last: bool) -> UpstreamFault | None:
         """Send the head of a new stream, in HPACK. Gives a fault where that cannot be."""

@@ -82,7 +82,7 @@ class StreamTransport(asyncio.Transport):
         self.all_sent()
 
     def abort(self) -> None:
-        """A reset: what was said is not all."""
+        """A reset: what was sent is not all."""
         self._is_closing = True
         self._stream.reset(ErrorCodes.CONNECT_ERROR)
         self._end(None)

@@ -27,7 +27,7 @@ from egressproxy.protocols.http2.upstream_stream import CLOSED, WEBSOCKET, Upstr
 #: second time. Servers of gRPC take more than two pings in five minutes without data for a flood.
 SILENCE_S: Final = 60.0
 PING_AGAIN_S: Final = 330.0
-#: A connection on which streams were given up after so long in all, and nothing was heard meanwhile, gets no other.
+#: A connection on which streams were given up after so long in all, and no frame came meanwhile, gets no other.
 DOUBT_S: Final = 1.0
 #: How long it may take to answer that.
 PING_ANSWER_S: Final = 20.0
@@ -39,9 +39,9 @@ class Http2Upstream(Http2Connection):
     """A connection to a backend. Its owner takes places on it (`reserve`), and is told when there may be more."""
 
     __slots__ = (
-        "_awake", "_has_settings", "_heard_before", "_in_vain_s", "_loss", "_max_requests", "_pinged_at", "_settled",
-        "_why", "active", "address", "age", "begins_nothing", "deadline", "heard_at", "idle_s", "is_leaving",
-        "is_secure", "on_free", "on_http_1", "on_lost", "on_room", "served",
+        "_awake", "_has_settings", "_in_vain_s", "_last_frame_before", "_loss", "_max_requests", "_pinged_at",
+        "_settled", "_why", "active", "address", "age", "begins_nothing", "deadline", "idle_s", "is_leaving",
+        "is_secure", "last_frame_at", "on_free", "on_http_1", "on_lost", "on_room", "served",
     )  # fmt: skip
 
     #: All that its streams may hold: whoever is slow to read keeps nobody else from reading.
@@ -59,7 +59,7 @@ class Http2Upstream(Http2Connection):
         self.served = 0  # that ever were
         self.is_leaving = False
         self.begins_nothing = False  # not even in places that are taken
-        self.heard_at = 0.0  # on the wheel's clock: the last whole frame; a frame may come byte by byte, without end
+        self.last_frame_at = 0.0  # on the wheel's clock: the last whole frame; one may come byte by byte, without end
         self.on_room: Callable[[], None] | None = None
         self.on_free: Callable[[UpstreamStream], None] | None = None  # a place was given back
         self.on_http_1: Callable[[], None] | None = None  # the upstream wants HTTP/1.1
@@ -68,7 +68,7 @@ class Http2Upstream(Http2Connection):
         self.age = Deadline(wheel, self.retire)
         self._max_requests = max_requests
         self._has_settings = False
-        self._heard_before = self._in_vain_s = 0.0
+        self._last_frame_before = self._in_vain_s = 0.0
         self._settled: asyncio.Future[None] | None = None
         self._pinged_at = 0.0  # 0: it was never asked
         self._awake: list[UpstreamStream] = []
@@ -78,7 +78,7 @@ class Http2Upstream(Http2Connection):
     # --- for the owner ---------------------------------------------------------------------------------------------
     @property
     def room(self) -> int:
-        """How many exchanges may begin now. One, until the upstream has said how many it takes."""
+        """How many exchanges may begin now. One, until the upstream has announced how many it takes."""
         if self.is_leaving:
             return 0
         return self.most - self.active
@@ -159,11 +159,11 @@ class Http2Upstream(Http2Connection):
 
     def given_up(self, begun_at: float) -> None:
         """A stream without a whole answer, begun at this time of the wheel, is given up. Such attempts may be short:
-        what they have waited adds up until something is heard.
+        what they have waited adds up until a frame comes.
         """
-        if self._heard_before != self.heard_at:
-            self._heard_before, self._in_vain_s = self.heard_at, 0.0
-        self._in_vain_s += self.wheel.now - max(self.heard_at, begun_at)
+        if self._last_frame_before != self.last_frame_at:
+            self._last_frame_before, self._in_vain_s = self.last_frame_at, 0.0
+        self._in_vain_s += self.wheel.now - max(self.last_frame_at, begun_at)
         if self._in_vain_s >= DOUBT_S:
             self.retire()  # nobody may be there any more
 
@@ -180,7 +180,7 @@ class Http2Upstream(Http2Connection):
         error = self._loss
         if isinstance(error, ssl.SSLError):
             return tls_fault(error, expected=self.transport.get_extra_info(TLS_EXPECTATION))
-        if not self.heard_at and isinstance(self.transport, TlsStream):
+        if not self.last_frame_at and isinstance(self.transport, TlsStream):
             message = "the upstream ended the TLS connection before its first word"
             detail = type(error).__name__
             return UpstreamFault(Reason.TLS_PROTOCOL, message, detail=detail, retry=RetrySafety.IF_IDEMPOTENT)
@@ -194,7 +194,7 @@ class Http2Upstream(Http2Connection):
     def _take_frames(self, frames: list[Frame]) -> None:
         """Who waits for them goes on when all are taken, so that a short response is seen whole."""
         if frames:
-            self.heard_at = self.wheel.now
+            self.last_frame_at = self.wheel.now
         super()._take_frames(frames)
         self._wake()
 
@@ -250,12 +250,12 @@ class Http2Upstream(Http2Connection):
 
     # --- time ------------------------------------------------------------------------------------------------------
     def _look(self) -> None:
-        """The deadline has passed: nobody has used it for long, or it has long said nothing."""
+        """The deadline has passed: nobody has used it for long, or no frame has come for long."""
         if not self.active:
             self.close()
             return
         now = self.wheel.now
-        if self._pinged_at > self.heard_at:
+        if self._pinged_at > self.last_frame_at:
             if now - self._pinged_at >= PING_ANSWER_S:
                 self._why = "it does not answer"
                 self.abort()
@@ -263,7 +263,7 @@ class Http2Upstream(Http2Connection):
                 return
             self.deadline.set(self._pinged_at + PING_ANSWER_S)
             return
-        at = max(self.heard_at + SILENCE_S, self._pinged_at + PING_AGAIN_S if self._pinged_at else 0.0)
+        at = max(self.last_frame_at + SILENCE_S, self._pinged_at + PING_AGAIN_S if self._pinged_at else 0.0)
         if at > now:
             self.deadline.set(at)
             return

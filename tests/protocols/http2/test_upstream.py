@@ -403,7 +403,7 @@ async def test_a_connection_that_was_silent_meanwhile_gets_no_other():
     talk.wheel.advance(talk.wheel.now + 1)
     call = await talk.ask()
     talk.wheel.advance(talk.wheel.now + DOUBT_S + 0.2)
-    talk.connection.heard_at = call.stream._begun_at - 1
+    talk.connection.last_frame_at = call.stream._begun_at - 1
     call.driver.throw(UpstreamFault(Reason.RESPONSE_TIMEOUT, "late"))
     assert talk.connection.is_leaving
 
