@@ -30,6 +30,7 @@ from egressproxy.protocols.http2.field_coding import (
     is_sensitive,
 )
 from egressproxy.protocols.http2.frames import RemoteProtocolError
+from tests.support.builds import of_sources
 
 NAMES = st.sampled_from([b":method", b":path", b":status", b"accept", b"cookie", b"authorization", b"x-a", b"x" * 130])
 VALUES = st.one_of(st.sampled_from([b"", b"GET", b"/", b"200", b"gzip, deflate", b"v" * 300]), st.binary(max_size=40))
@@ -215,6 +216,7 @@ def test_rubbish_is_what_it_is_to_hpack(code: bytes):
         assert huffman_decoded(code) == expected
 
 
+@of_sources
 def test_only_so_many_steps_are_remembered(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(field_coding, "MAX_STEPS", 10)
     monkeypatch.setattr(field_coding, "_STEPS", field_coding._Steps())

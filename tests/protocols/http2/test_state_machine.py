@@ -57,8 +57,11 @@ from egressproxy.protocols.http2.stream_state import (
     ClosedStreams,
     H2StreamState,
 )
+from tests.support.builds import skip_where_compiled
 from tests.support.http2_client import head, raw_frame
 from tests.support.properties import examples
+
+skip_where_compiled()
 
 WINDOW = 1 << 20
 GET = head(b"GET", b"/", b"a.example")
