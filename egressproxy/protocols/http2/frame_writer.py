@@ -7,8 +7,6 @@ Sources: RFC 9113 sections 4.3, 5.1 and 5.2.
 
 from __future__ import annotations
 
-from typing import Final
-
 from h2.errors import ErrorCodes
 
 from egressproxy.protocols.http2.field_coding import NO_TABLE
@@ -39,8 +37,6 @@ from egressproxy.protocols.http2.stream_state import (
     H2StreamState,
     window_increment,
 )
-
-_FOUR: Final = 4
 
 
 class FrameWriter:
@@ -108,7 +104,7 @@ class FrameWriter:
                 self._closed.add(number, RESET_BY_US)
         elif stream.stream_state < CLOSED:
             stream.stream_state = RESET_BY_US
-        self.write(frame_header(RST_STREAM, 0, number, _FOUR) + int(code).to_bytes(_FOUR, "big"))
+        self.write(frame_header(RST_STREAM, 0, number, 4) + int(code).to_bytes(4, "big"))
 
     # --- heads ---------------------------------------------------------------------------------------------------
     def send_request_headers(self, stream: H2StreamState, block: bytes, *, is_last: bool) -> None:
@@ -221,7 +217,7 @@ class FrameWriter:
             self._write_window(stream.number, increment)
 
     def _write_window(self, number: int, increment: int) -> None:
-        self.write(frame_header(WINDOW_UPDATE, 0, number, _FOUR) + increment.to_bytes(_FOUR, "big"))
+        self.write(frame_header(WINDOW_UPDATE, 0, number, 4) + increment.to_bytes(4, "big"))
 
     def ping(self) -> None:
         """Ask the peer to answer: it has then read all that was sent before, and what went out with it."""
@@ -229,7 +225,7 @@ class FrameWriter:
 
     def go_away(self, last_stream: int, code: ErrorCodes) -> None:
         """Say that streams of the peer above this one are not looked at; the others go on."""
-        payload = last_stream.to_bytes(_FOUR, "big") + int(code).to_bytes(_FOUR, "big")
+        payload = last_stream.to_bytes(4, "big") + int(code).to_bytes(4, "big")
         self.write(frame_header(GOAWAY, 0, 0, 8) + payload)
 
     def has_begun(self, number: int) -> bool:
