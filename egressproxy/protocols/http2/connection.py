@@ -25,6 +25,7 @@ from egressproxy.protocols.http2.frames import (
     Flood,
     Frame,
     FrameSplitter,
+    LocalProtocolError,
     RemoteProtocolError,
     StreamError,
     number_in,
@@ -127,6 +128,8 @@ class Http2Connection(OutboundStreams):
             self.break_off(ErrorCodes.ENHANCE_YOUR_CALM, str(flood))
         except RemoteProtocolError as error:
             self.break_off(error.code, str(error))
+        except LocalProtocolError as mistake:  # ours: the other streams cannot trust the connection any more
+            self.break_off(ErrorCodes.INTERNAL_ERROR, str(mistake))
         else:
             if self.is_lost:
                 return

@@ -397,6 +397,15 @@ def test_bytes_that_were_said_one_by_one_wait_in_few_pieces(talk: Talk):
     assert bytes(talk.client.of(number).data) == bytes(65535) + said
 
 
+def test_a_frame_that_we_may_not_send_ends_the_connection(talk: Talk):
+    talk.client.request(POST, b"", ends=False)
+    stream = talk.begun()
+    stream.send_fields(OK, is_last=False)
+    with mock.patch.object(Stream, "take_data", lambda stream, _: stream.send_fields(OK, is_last=False)):
+        talk.say(raw_frame(0, b"x", stream.number))
+    assert talk.server.why == (ErrorCodes.INTERNAL_ERROR, "a response where there can be none")
+
+
 def test_tiny_windows_are_counted(talk: Talk):
     talk.client.opens_windows = False
     number = talk.client.request(POST)
