@@ -33,15 +33,15 @@ from egressproxy.net.terminal import LOOK_S, ControllingTerminal
 from egressproxy.processes.loader.loader import Loader
 from egressproxy.processes.loader.notices import tell_problems
 from egressproxy.processes.loader.process import LoaderProcess
-from egressproxy.processes.workers.fleet import ConfigRefused, Fleet, settle_heap
+from egressproxy.processes.workers.data_plane import ConfigRefused, DataPlane, settle_heap
 from egressproxy.processes.workers.kill_switch import KillSwitch
-from egressproxy.reloads import FAILURES, LiveConfiguration, counted
+from egressproxy.reloads import FAILURES, ConfigManager, counted
 from egressproxy.run_options import RunOptions
 from egressproxy.telemetry.diagnostics import Diagnostics
+from egressproxy.telemetry.event_aggregator import NOTICES_S
 from egressproxy.telemetry.events import Events
 from egressproxy.telemetry.json_lines import take_over
 from egressproxy.telemetry.metrics import Metrics
-from egressproxy.telemetry.notices import NOTICES_S
 
 if TYPE_CHECKING:
     from egressproxy.admin.server import AdminApi, AdminServer
@@ -141,7 +141,7 @@ class App:
         self._exposition: Exposition | None = None
         wait_s = NOTICES_S if options.workers == 1 else 0.0  # those of workers have been collected by them
         self._events = Events(self.metrics, self._objects_changed, wait_s)
-        self._fleet = _fleet(options, self.metrics, errors, self._sockets)
+        self._data_plane = _data_plane(options, self.metrics, errors, self._sockets)
         self._servers: list[AdminServer] = []
         self._own: dict[str, tuple[str, int]] = {}  # where they listen, by option
         self._cluster: Cluster | None = None
@@ -149,8 +149,8 @@ class App:
             from egressproxy.kubernetes.cluster import Cluster
 
             self._cluster = Cluster(options, self.metrics, self._events)
-        self._live = LiveConfiguration(
-            options, self._loader, self._fleet, self.metrics, self._events, self._objects_changed, self._own,
+        self._live = ConfigManager(
+            options, self._loader, self._data_plane, self.metrics, self._events, self._objects_changed, self._own,
             self._cluster, self._manager,
         )  # fmt: skip
         self._stop = asyncio.Event()
@@ -159,23 +159,27 @@ class App:
         self._writer: Writer | None = None
         # The rest of AdminState.
         self.reload, self.model = self._live.reload, self._live.model
-        self._kill_switch = KillSwitch(self._fleet, self.metrics, options.state_dir)
+        self._kill_switch = KillSwitch(self._data_plane, self.metrics, options.state_dir)
         self.kill_switch = self._kill_switch.answer
-        self.ask_one, self.ask_all, self.decisions = self._fleet.ask_one, self._fleet.ask_all, self._fleet.decisions
+        self.ask_one, self.ask_all, self.decisions = (
+            self._data_plane.ask_one,
+            self._data_plane.ask_all,
+            self._data_plane.decisions,
+        )
 
     # --- AdminState ------------------------------------------------------------------------------------------------
     def why_not_ready(self) -> str:
         """ "" while every listener is bound and traffic is welcome; else a sentence for people."""
         if why_not := "draining" if self._is_leaving else self._live.why_not_writable():
             return (self._cluster.problem if self._cluster is not None else "") or why_not
-        return self._fleet.why_not_ready() if self._live.places else "no listener is served"
+        return self._data_plane.why_not_ready() if self._live.places else "no listener is served"
 
     async def exposition(self, accept: str) -> tuple[bytes, str]:
         """The response to a scrape and its content type; `accept` is the scraper's Accept field."""
         assert self._exposition is not None, "asked by an admin server"
         self._events.take()
-        counts = await self._fleet.counts()
-        figures, validities = self._fleet.figures(), self._live.certificates.validities
+        counts = await self._data_plane.counts()
+        figures, validities = self._data_plane.figures(), self._live.certificates.validities
         return await asyncio.to_thread(self._exposition.render, counts, accept, figures, validities)
 
     def _objects_changed(self) -> None:
@@ -209,7 +213,7 @@ class App:
                 self._writer.close()
             if self._cluster is not None:
                 await self._cluster.stop()
-            await self._fleet.stop()
+            await self._data_plane.stop()
 
     async def _serve(self) -> int:
         changed = changes(self.options.sources, self._stop, watched())  # what changes from here on is seen
@@ -220,7 +224,7 @@ class App:
                 self._open_state(None)
             if self._cluster is not None:
                 self._cluster.start(self._live)
-            await self._fleet.start()
+            await self._data_plane.start()
             if before is not None:
                 await before.switch(self._sockets)  # from here on it changes nothing
                 self._open_state(before.lock)
@@ -313,12 +317,12 @@ class App:
         when = "at the deadline"
         elsewhere = self._sockets.served_elsewhere(self._taken)
         idle_s = SUCCEEDED_S if self._successor else KEPT_S if elsewhere else 0.0
-        draining = asyncio.create_task(self._fleet.drain(self.options.drain_timeout_s, elsewhere, idle_s))
+        draining = asyncio.create_task(self._data_plane.drain(self.options.drain_timeout_s, elsewhere, idle_s))
         while not draining.done():
             await asyncio.wait((draining,), timeout=0.1)
             if self._signals > 1:  # asked again: at once
                 when = "at the second signal"
-                self._fleet.hurry()
+                self._data_plane.hurry()
                 await asyncio.wait((draining,), timeout=CUT_S)
                 break
         if not draining.done():
@@ -330,7 +334,7 @@ class App:
     async def _wait_before_drain(self, delay_s: float) -> None:
         """/readyz says 503, and everything else goes on: reloads, too, since a denial may be among them."""
         self._is_leaving = True
-        self._fleet.end_connections()
+        self._data_plane.end_connections()
         log.info("not ready any more; connections are accepted for %g s; send the signal again to stop now", delay_s)
         with suppress(TimeoutError):
             await asyncio.wait_for(self._hurry.wait(), delay_s)
@@ -490,13 +494,13 @@ class App:
                 " of it, credentials included; use --tls-key-log for debugging alone, then delete the file",
                 self.options.tls_key_log,
             )
-        if serving := self._fleet.announcement():
+        if serving := self._data_plane.announcement():
             log.info("%s", serving)
         if self.options.is_configured:
             self._live.tell_generation()
 
 
-def _fleet(options: RunOptions, metrics: Metrics, errors: int | None, sockets: ListeningSockets) -> Fleet:
+def _data_plane(options: RunOptions, metrics: Metrics, errors: int | None, sockets: ListeningSockets) -> DataPlane:
     """Imports what it takes: a supervisor serves nobody, and has no data plane."""
     if options.filters is not None and options.workers == 1:
         from egressproxy.processes.workers.filter_worker import FilterFleet

@@ -26,12 +26,12 @@ from egressproxy.processes.loader.notices import accepted, broken, rejected, tel
 from egressproxy.processes.loader.process import LoadingFailed
 from egressproxy.processes.loader.published import PublishedConfiguration, digest
 from egressproxy.processes.loader.request import LoadRequest
-from egressproxy.processes.loader.result import ListenerAddress, Loaded, builtin
-from egressproxy.processes.workers.fleet import (
+from egressproxy.processes.loader.result import CompiledConfig, ListenerAddress, builtin
+from egressproxy.processes.workers.data_plane import (
     ConfigRefused,
     Configuration,
+    DataPlane,
     EndpointUpdates,
-    Fleet,
     Guarded,
     RouteChanges,
 )
@@ -76,7 +76,7 @@ class ObjectSource(Protocol):
     def in_service(self, shown: bytes, rejection: str, reason: str) -> None: ...
 
 
-class LiveConfiguration:
+class ConfigManager:
     """The configuration in service. Implements kubeapi's Application. Belongs to the event loop.
 
     `own` are the sockets of the admin and metrics servers, which nobody may reach through the gateway; `published`
@@ -84,7 +84,7 @@ class LiveConfiguration:
     """
 
     def __init__(
-        self, options: RunOptions, loader: Loader, fleet: Fleet, metrics: Metrics, events: Events,
+        self, options: RunOptions, loader: Loader, data_plane: DataPlane, metrics: Metrics, events: Events,
         on_change: Callable[[], None], own: Mapping[str, tuple[str, int]], cluster: ObjectSource | None = None,
         manager: ServiceManager | None = None,
     ) -> None:  # fmt: skip
@@ -96,7 +96,7 @@ class LiveConfiguration:
         self._manager = manager or ServiceManager()
         self._options = options
         self._loader = loader
-        self._fleet = fleet
+        self._data_plane = data_plane
         self._metrics = metrics
         self._events = events
         self._on_change = on_change
@@ -105,7 +105,7 @@ class LiveConfiguration:
         self.certificates = CertificateWatch(self.ask_for_reload)
         self.taking = WantedLock()
         self.is_draining = False  # no configuration is taken any more; one that is being taken does not end this
-        self._loaded = Loaded()
+        self._loaded = CompiledConfig()
         self._packed = b""  # the spec in service, as `ir.packing` writes it, compressed
         self._generation = 0
         self._is_rejected = False  # the configuration that was read last
@@ -192,7 +192,7 @@ class LiveConfiguration:
         """Show the catalogue in the cluster, too: this gateway is the one that writes there."""
         self._showing = asyncio.create_task(self.show_catalogue())
 
-    async def _read(self, unbound: Mapping[tuple[str, int], str]) -> Loaded:
+    async def _read(self, unbound: Mapping[tuple[str, int], str]) -> CompiledConfig:
         """`unbound` are addresses and ports that could not be bound, with a sentence why."""
         options = self._options
         if not options.is_configured:
@@ -201,7 +201,7 @@ class LiveConfiguration:
             return await self._load(None, {})
         return await self._read_cluster(self._cluster, unbound)
 
-    async def _read_cluster(self, cluster: ObjectSource, unbound: Mapping[tuple[str, int], str]) -> Loaded:
+    async def _read_cluster(self, cluster: ObjectSource, unbound: Mapping[tuple[str, int], str]) -> CompiledConfig:
         """Load again until all objects were read that the configuration refers to."""
         if self._following is not None:
             self._following.cancel()
@@ -218,7 +218,7 @@ class LiveConfiguration:
         self._wanted = loaded.wanted
         return loaded
 
-    async def _load(self, packed: bytes | None, unbound: Mapping[tuple[str, int], str]) -> Loaded:
+    async def _load(self, packed: bytes | None, unbound: Mapping[tuple[str, int], str]) -> CompiledConfig:
         """Load what is in files, and these objects of a cluster."""
         options = self._options
         places = tuple((*place, why) for place, why in unbound.items())
@@ -227,7 +227,7 @@ class LiveConfiguration:
             options.sources, options.bind, self.memory(), options.state_dir, packed, places, namespaces
         ))  # fmt: skip
 
-    async def put_in_service(self, fresh: Loaded, acknowledged: Collection[str] = ()) -> None:
+    async def put_in_service(self, fresh: CompiledConfig, acknowledged: Collection[str] = ()) -> None:
         """Build and swap; the caller holds `taking`. Raises Guarded, ConfigRefused, BindError or OSError, and has
         changed nothing then.
         """
@@ -239,7 +239,7 @@ class LiveConfiguration:
         asked = Configuration(fresh.spec, places, self._generation + 1, tuple(self._own.values()), is_guarded)
         began = time.monotonic()
         try:
-            await self._fleet.apply(asked)
+            await self._data_plane.apply(asked)
         except Guarded as error:
             mark = await asyncio.to_thread(digest, fresh.shown)
             raise Guarded(f"{error}\nif that is meant: egressproxy reload --acknowledge {mark}") from None
@@ -319,7 +319,7 @@ class LiveConfiguration:
     async def _replace_endpoints(self) -> bool:
         """Have Services lead to their addresses. Returns False where a whole configuration has to be read for that."""
         updates = dict(self._cluster.endpoints) if self._cluster is not None else {}
-        return not updates or await self._fleet.replace_endpoints(updates)
+        return not updates or await self._data_plane.replace_endpoints(updates)
 
     async def _update_routes(self) -> bool:
         """Put changed HTTPRoutes into what is in service. Returns False where a whole configuration has to be read:
@@ -349,7 +349,7 @@ class LiveConfiguration:
             return False
         self._wanted_by_routes = loaded.wanted
         self._wanted |= loaded.wanted
-        if not await self._fleet.update_routes(RouteChanges(loaded.spec, names, self._generation)):
+        if not await self._data_plane.update_routes(RouteChanges(loaded.spec, names, self._generation)):
             return False
         cluster.routes_in_service()
         return True
@@ -385,7 +385,7 @@ class LiveConfiguration:
             self._reload.clear()
             asked, self._asked = self._asked, []
             self._manager.reloading()
-            self._fleet.reopen_access_log()
+            self._data_plane.reopen_access_log()
             why = ""
             try:
                 await self.take([mark for mark, _ in asked if mark])

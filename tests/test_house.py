@@ -120,7 +120,7 @@ def test_a_circle_of_three_is_found():
 FORMER_ROOMS = ("transport", "loading", "workers", "explaining", "authorization", "writes", "spec")
 
 ROOMS = {*FORMER_ROOMS, *(path.name for path in PACKAGE.iterdir() if path.is_dir())}
-#: `gateway/exchange/conductor`, `net.loop.new_loop`, if its first part is a room; not `gateway.example.com/x`.
+#: `gateway/exchange/connection_manager`, `net.loop.new_loop`, if its first part is a room; not `gateway.example.com/x`.
 _REFERENCE = re.compile(r"(?<![\w/.\-:<])(?:egressproxy[./])?([a-z]+(?:[./][A-Za-z_]\w*)+)(?![\w/\-:<>]|\.\w)")
 _DOCUMENT = re.compile(r"(?<![\w/.*{-])([\w./-]+\.md)\b")
 #: Fields of manifests (`spec.rules`), file names of examples, what Envoy's API is called, and names of objects.
@@ -175,7 +175,7 @@ def leads_somewhere(reference: str) -> bool:
             place /= part
         elif (place / f"{part}.py").is_file():
             return _defines(place / f"{part}.py", parts[index + 1 :])
-        else:  # what a package's own file defines, or its outer directory's: `gateway.Conductor`
+        else:  # what a package's own file defines, or its outer directory's: `gateway.HttpConnectionManager`
             return _defines(place / "__init__.py", parts[index:])
     return True
 
@@ -277,6 +277,28 @@ def test_a_reference_is_followed_to_the_name(reference: str, is_there: bool):
     match = _REFERENCE.search(f"See `{reference}`, where it is.")
     assert match is not None
     assert leads_somewhere(match[1]) is is_there
+
+
+# ---- the state of an exchange
+
+#: How the house calls an exchange.
+EXCHANGE = re.compile(r"(\w+\.)*(_?x|_?exchange|own|again)")
+
+
+def noting(source: str) -> list[str]:
+    """The uses of `notes` and `note` of an exchange, as they are written."""
+    uses = (node for node in every(parsed(source), ast.Attribute) if node.attr in ("note", "notes"))
+    return [ast.unparse(use) for use in uses if EXCHANGE.fullmatch(ast.unparse(use.value))]
+
+
+def test_the_gateway_keeps_nothing_of_an_exchange_under_a_text():
+    found = {module_name(path): uses for path in sources("egressproxy") if (uses := noting(text_of(path)))}
+    assert found.keys() <= {"model.exchange"}, "use a StateSlot: notes are for filters of users"
+
+
+def test_notes_of_an_exchange_are_found_where_it_stands():
+    source = "x.note('a', 1)\nself._x.notes['a']\nroute.notes\nvalidation.note('a')"
+    assert noting(source) == ["x.note", "self._x.notes"]
 
 
 # ---- docstrings

@@ -14,7 +14,7 @@ from benchmarks.world import COMPLETION, QUESTION
 from egressproxy.ai_apis.answer import AiAnswer
 from egressproxy.ai_apis.request import AiRequest
 from egressproxy.filters.chain import Chain, finish, run
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import EMPTY_STATE, Exchange
 
 GROUP = "ai"
 HEAD: Final = b"\r\nHost: a.test\r\nContent-Type: application/json"
@@ -91,7 +91,7 @@ def events(name: str, kind: str, **config: Any) -> Stage:
 
 
 def begin(made: Chain, x: Exchange) -> None:
-    x.notes = None
+    x.state = EMPTY_STATE
     x.method = x.request.method = b"POST"
     x.request.path = b"/v1/chat/completions"
     x.request.fields.block = HEAD

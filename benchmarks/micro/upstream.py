@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.micro.stage import Stage
-from egressproxy.upstream.pool import Claim, Pool
+from egressproxy.upstream.pool import Pool, PoolTicket
 
 
 class Connection:
@@ -18,7 +18,7 @@ class Connection:
 def stages() -> Iterator[Stage]:
     pool: Pool[Connection] = Pool("bench")
     for _ in range(10):
-        assert pool.may_open(Claim("bench"))
+        assert pool.may_open(PoolTicket("bench"))
         pool.release(Connection(), reusable=True)
 
     def borrow() -> None:

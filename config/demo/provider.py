@@ -46,7 +46,7 @@ try:
     server = ThreadingHTTPServer(("127.0.0.1", 9000), Provider)
 except OSError as error:
     sys.exit(
-        f"the provider of the demo needs 127.0.0.1:9000: {error.strerror}. `ss -ltnp 'sport = :9000'` shows who has it"
+        f"the provider of the demo needs 127.0.0.1:9000: {error.strerror}. `ss -ltnp 'sport = :9000'` names the process"
     )
 threading.Thread(target=server.serve_forever, daemon=True).start()
 for request in REQUESTS:

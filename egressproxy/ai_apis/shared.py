@@ -14,138 +14,132 @@ from egressproxy.ai_apis.request import AiRequest
 from egressproxy.ai_apis.strict_json import Unreadable, loads
 from egressproxy.ai_apis.usage import TokenUsage, merged, usage_of
 from egressproxy.model.authority import host_name
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.work import Work
 
-#: The notes of an exchange.
-_VIEW: Final = "ai view"
-_OPERATION: Final = "ai operation"
-_USAGE: Final = "ai usage"
-_BACKEND_API: Final = "ai backend api"
+_VIEW: Final[StateSlot[AiRequest | AiAnswer]] = StateSlot("ai view")
+_OPERATION: Final[StateSlot[Operation | None]] = StateSlot("ai operation")
+_USAGE: Final[StateSlot[TokenUsage | None]] = StateSlot("ai usage")
+_BACKEND_API: Final[StateSlot[Api | None]] = StateSlot("ai backend api")
 
 
-def operation(x: Exchange) -> Operation | None:
+def operation(exchange: Exchange) -> Operation | None:
     """What the path of this request asks of an AI provider, as the first who asked found it; None: nothing known."""
-    notes = x.notes
-    if notes is not None and _OPERATION in notes:
-        return notes[_OPERATION]  # type: ignore[no-any-return]
+    state = exchange.state
+    if _OPERATION in state:
+        return state.get(_OPERATION)
     # Some servers (Django, Werkzeug) read `post` as POST.
-    found = operation_of(x.request.path) if x.method.upper() == b"POST" else None
-    if notes is None:
-        x.notes = {_OPERATION: found}
+    found = operation_of(exchange.request.path) if exchange.method.upper() == b"POST" else None
+    if state:
+        state[_OPERATION] = found
     else:
-        notes[_OPERATION] = found
+        exchange.keep(_OPERATION, found)
     return found
 
 
-def status_of_unseen(x: Exchange) -> int:
+def status_of_unseen(exchange: Exchange) -> int:
     """The status that refuses a tunnel or an upgrade that a filter cannot look into: 403, or 426 where the client can
     send plain requests instead.
     """
-    return 426 if x.request.upgrade and is_responses_websocket(x.request.path, x.request.upgrade) else 403
+    return (
+        426
+        if exchange.request.upgrade and is_responses_websocket(exchange.request.path, exchange.request.upgrade)
+        else 403
+    )
 
 
-def tell_backend_api(x: Exchange, api: Api | None) -> None:
+def tell_backend_api(exchange: Exchange, api: Api | None) -> None:
     """Note that the attempt that begins is translated to this API; None: it is not translated."""
-    x.keep(_BACKEND_API, api)
+    exchange.keep(_BACKEND_API, api)
 
 
-def provider_name(x: Exchange, asked: Operation) -> str:
+def provider_name(exchange: Exchange, asked: Operation) -> str:
     """The provider that has answered, by `gen_ai.provider.name`: that of the last host, or of the API that it was asked
     in. The translation decides where the two differ: of a backend that is addressed by IP, the client names the host.
     """
-    target: Api | None = x.notes.get(_BACKEND_API) if x.notes is not None else None
-    host = host_name(x.upstream_host)
+    target = exchange.state.get(_BACKEND_API)
+    host = host_name(exchange.upstream_host)
     of_host = api_of_host(host)
     if of_host is None or (target is not None and of_host.provider != target.provider):
         return (target or asked.api).provider
     return provider_of_host(host) or of_host.provider
 
 
-def request_view(x: Exchange, body: bytes) -> AiRequest:
+def request_view(exchange: Exchange, body: bytes) -> AiRequest:
     """The view of this body of a request. Raises Unreadable, which says why it cannot be read."""
-    notes = x.notes
-    found = notes.get(_VIEW) if notes is not None else None
+    found = exchange.state.get(_VIEW)
     # One with changes that nobody has taken is another's: its filter has let the body be.
     if found is None or found.source is not body or type(found) is not AiRequest or found.is_changed:
-        found = AiRequest.read(body, operation(x))
-        x.notes[_VIEW] = found  # type: ignore[index]  # `operation` has made them
+        found = AiRequest.read(body, operation(exchange))
+        exchange.state[_VIEW] = found  # `operation` has made it
     return found
 
 
-def view_ahead(x: Exchange, body: bytes, *, is_request: bool) -> Work[None]:
+def view_ahead(exchange: Exchange, body: bytes, *, is_request: bool) -> Work[None]:
     """Read a long body in turns, so that `request_view` or `answer_view` has it at once afterwards. Raises Unreadable,
     also for what is no object (or, of an answer, no array).
     """
     if len(body) <= READ_AT_ONCE:
         return
-    notes = x.notes
-    found = notes.get(_VIEW) if notes is not None else None
+    found = exchange.state.get(_VIEW)
     kind = AiRequest if is_request else AiAnswer
     if found is not None and found.source is body and type(found) is kind and not found.is_changed:
         return
     value = yield from JsonMessage.parsing(body)
     if is_request:
-        x.keep(_VIEW, AiRequest.of(body, value, operation(x)))
+        exchange.keep(_VIEW, AiRequest.of(body, value, operation(exchange)))
     else:
-        x.keep(_VIEW, AiAnswer.of(body, value))
+        exchange.keep(_VIEW, AiAnswer.of(body, value))
 
 
-def ask_for_model(x: Exchange, view: AiRequest, model: str) -> None:
+def ask_for_model(exchange: Exchange, view: AiRequest, model: str) -> None:
     """Name another model in path and body. Raises Unreadable for one in the path whose spelling is not rewritten."""
     if view.operation is not None and view.operation.model:
-        now = operation_of(x.request.path)  # a filter may have changed the path
+        now = operation_of(exchange.request.path)  # a filter may have changed the path
         if now is None or now.model != view.operation.model or now.path_model == (0, 0):
             raise Unreadable("the path names the model in an unusual spelling")
-        x.request.path = now.with_model(x.request.path, model)
-        view.operation = operation_of(x.request.path)
-        x.note(_OPERATION, view.operation)
+        exchange.request.path = now.with_model(exchange.request.path, model)
+        view.operation = operation_of(exchange.request.path)
+        exchange.keep(_OPERATION, view.operation)
     view.set_model(model)
 
 
-def answer_view(x: Exchange, body: bytes) -> AiAnswer:
+def answer_view(exchange: Exchange, body: bytes) -> AiAnswer:
     """The view of this body of an answer. Raises Unreadable, which says why it cannot be read."""
-    notes = x.notes
-    found = notes.get(_VIEW) if notes is not None else None
+    found = exchange.state.get(_VIEW)
     if type(found) is not AiAnswer or found.source is not body or found.is_changed:
         found = AiAnswer.read(body)
-        x.keep(_VIEW, found)
+        exchange.keep(_VIEW, found)
     return found
 
 
-def said_in_answer(x: Exchange, body: bytes) -> Any:
+def said_in_answer(exchange: Exchange, body: bytes) -> Any:
     """What this body says, for a mere reader: as `loads` has it, or the view that is there. Raises Unreadable."""
-    view = x.notes.get(_VIEW) if x.notes is not None else None
+    view = exchange.state.get(_VIEW)
     return view.value if view is not None and view.source is body and not view.is_changed else loads(body)
 
 
-def add_usage(x: Exchange, usage: TokenUsage | None) -> None:
+def add_usage(exchange: Exchange, usage: TokenUsage | None) -> None:
     """Keep the usage that an answer, or an event of its stream, tells: others of this exchange need not look for it."""
-    if usage is None:
-        return
-    if x.notes is None:
-        x.notes = {}
-    before = x.notes.get(_USAGE)
-    x.notes[_USAGE] = usage if before is None else merged(before, usage)
+    if usage is not None:
+        before = exchange.state.get(_USAGE)
+        exchange.keep(_USAGE, usage if before is None else merged(before, usage))
 
 
-def add_usage_of_answer(x: Exchange, body: bytes) -> None:
+def add_usage_of_answer(exchange: Exchange, body: bytes) -> None:
     """`add_usage` of what this whole answer tells, unless some is told already. What cannot be read tells none."""
-    notes = x.notes
-    if notes is None:
-        notes = x.notes = {}
-    elif _USAGE in notes:
+    if exchange.state.get(_USAGE) is not None:
         return
-    view = notes.get(_VIEW)
+    view = exchange.state.get(_VIEW)
     try:
         said = view.value if view is not None and view.source is body and not view.is_changed else loads(body)
     except Unreadable:
         return
     usage = usage_of(said)
     if usage is not None:
-        notes[_USAGE] = usage
+        exchange.keep(_USAGE, usage)
 
 
-def usage_told(x: Exchange) -> TokenUsage | None:
+def usage_told(exchange: Exchange) -> TokenUsage | None:
     """The usage that was told so far; None where none was."""
-    return x.notes.get(_USAGE) if x.notes is not None else None
+    return exchange.state.get(_USAGE)

@@ -56,7 +56,7 @@ def command() -> None:
     """
 
 
-@command.command("verify", short_help="Say whether the chains of records are whole.")
+@command.command("verify", short_help="Verify that the chains of records are whole.")
 @click.argument("folders", nargs=-1, required=True, type=_folder, metavar="FOLDER…")
 @click.option(
     "--key-file", "key", type=click.Path(exists=True, dir_okay=False, path_type=Path), callback=_key, metavar="FILE",
@@ -64,12 +64,12 @@ def command() -> None:
 )  # fmt: skip
 @click.option(
     "--anchor", "anchors", multiple=True, callback=_anchors, metavar="CHAIN:RECORD:HASH",
-    help="A record that was there before, as printed by an earlier run and kept elsewhere: shows that a whole chain was"
-    " replaced or shortened. May be given again.",
+    help="A record that an earlier run printed, kept elsewhere: it reveals a replaced or shortened chain. May be given"
+    " again.",
 )  # fmt: skip
-@click.option("--partial", "is_partial", is_flag=True, help="The first files of chains may have gone to an archive.")
+@click.option("--partial", "is_partial", is_flag=True, help="Accept chains whose first files are in an archive.")
 def verify(folders: tuple[Path, ...], key: SecretBytes | None, anchors: list[Anchor], is_partial: bool) -> None:
-    """Say whether the chains in these folders are whole; what is wrong is told with file and line.
+    """Verify that the chains in these folders are whole, and report each fault with file and line.
 
     The last column is the anchor of the chain: keep it elsewhere, and give it to a later run.
 
@@ -78,7 +78,7 @@ def verify(folders: tuple[Path, ...], key: SecretBytes | None, anchors: list[Anc
       egressproxy audit verify /var/log/egressproxy/audit
       egressproxy audit verify /var/log/egressproxy/audit --key-file audit.key --anchor 0:48211:9c41…
 
-    Exit status: 0 if they are, 1 if something is wrong, 2 for wrong usage.
+    Exit status: 0 if all chains are whole, 1 if not, 2 for wrong usage.
     """
     from egressproxy.filters.audit.verification import verified
 
@@ -110,7 +110,7 @@ def verify(folders: tuple[Path, ...], key: SecretBytes | None, anchors: list[Anc
 @output_option
 @click.option(
     "--kind", type=click.Choice(("exchange", "open", "gap", "all")), default="exchange", show_default=True,
-    help="exchange: what became of requests. open: a file was begun. gap: records that found no place.",
+    help="exchange: the outcome of requests. open: the start of a file. gap: lost records.",
 )  # fmt: skip
 def show(folders: tuple[Path, ...], output: str, kind: str) -> None:
     """Print the records of these folders, by time. They are not verified.
@@ -120,7 +120,7 @@ def show(folders: tuple[Path, ...], output: str, kind: str) -> None:
       egressproxy audit show /var/log/egressproxy/audit
       egressproxy audit show /var/log/egressproxy/audit -o json | jq 'select(.decision == "denied")'
 
-    Exit status: 0, 1 where a folder has no records or cannot be read, 2 for wrong usage.
+    Exit status: 0, 1 if a folder has no records or cannot be read, 2 for wrong usage.
     """
     from egressproxy.filters.audit.verification import records_in
 

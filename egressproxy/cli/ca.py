@@ -31,10 +31,10 @@ def _names(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]
 
 @click.group("ca")
 def command() -> None:
-    """Make, show and replace the CA that signs the certificates of tunnels that are opened.
+    """Make, show and replace the CA for interception.
 
-    The folder is one that `run --secret NAMESPACE/NAME=FOLDER` reads, and that a Secret is made of. Whoever has its
-    tls.key can pretend to be any server to the clients that trust its ca.crt.
+    `run --secret NAMESPACE/NAME=FOLDER` reads the folder as a Secret. Protect tls.key: its holder can impersonate every
+    server to clients that trust ca.crt.
 
     \b
     Examples:
@@ -45,22 +45,22 @@ def command() -> None:
 
 @command.command("init", short_help="Make a new CA.")
 @_folder
-@click.option("--name", metavar="TEXT", default="", help="Its common name, as clients show it.")
+@click.option("--name", metavar="TEXT", default="", help="The common name that clients show.")
 @click.option(
-    "--days", type=click.IntRange(1, _MAX_DAYS), default=_DAYS, show_default=True, help="How long it is valid."
+    "--days", type=click.IntRange(1, _MAX_DAYS), default=_DAYS, show_default=True, help="Days until the CA expires."
 )
 @click.option(
     "--permit", multiple=True, metavar="DNSNAME", callback=_names,
-    help="Clients believe it for this name and all below it, and for no other; may be given again.",
+    help="Clients accept the CA only for this name and names below it; may be given again.",
 )  # fmt: skip
 @click.option(
     "--exclude", multiple=True, metavar="DNSNAME", callback=_names,
-    help="Clients never believe it for this name and all below it; may be given again.",
+    help="Clients never accept the CA for this name and names below it; may be given again.",
 )  # fmt: skip
 def init(folder: Path, name: str, days: int, permit: tuple[str, ...], exclude: tuple[str, ...]) -> None:
     """Make a CA (ECDSA P-256) in FOLDER (egressproxy-ca): tls.crt and tls.key for the gateway, ca.crt for clients.
 
-    With --permit a stolen key is of use for these names alone (RFC 5280 section 4.2.1.10).
+    With --permit a stolen key works only for these names (RFC 5280 section 4.2.1.10).
 
     \b
     Examples:
@@ -76,18 +76,18 @@ def init(folder: Path, name: str, days: int, permit: tuple[str, ...], exclude: t
     click.echo(f"\nNext: run --secret NAMESPACE/NAME={folder}, an EgressPolicy with intercept, and `ca trust {folder}`")
 
 
-@command.command("show", short_help="Show a CA, and until when it is valid.")
+@command.command("show", short_help="Show a CA and its validity.")
 @_folder
 @output_option
 def show(folder: Path, output: str) -> None:
-    """Show the CA in FOLDER (egressproxy-ca), nothing of its key.
+    """Show the CA in FOLDER (egressproxy-ca), without its key.
 
     \b
     Examples:
       egressproxy ca show
       egressproxy ca show /run/secrets/ca -o json
 
-    Exit status: 0, or 1 where there is none, or it cannot be used.
+    Exit status: 0, or 1 if the CA does not exist or cannot be used.
     """
     from egressproxy.cli.ca_folder import CaFolder
 
@@ -100,13 +100,13 @@ def show(folder: Path, output: str) -> None:
 
 @command.command("rotate", short_help="Replace a CA by a new one.")
 @_folder
-@click.option("--finish", is_flag=True, help="All clients have the new ca.crt: forget the old CA.")
-@click.option("--leaked", is_flag=True, help="The old key is in other hands: forget the old CA at once.")
+@click.option("--finish", is_flag=True, help="All clients have the new ca.crt: remove the old CA.")
+@click.option("--leaked", is_flag=True, help="The old key has leaked: remove the old CA at once.")
 def rotate(folder: Path, *, finish: bool, leaked: bool) -> None:
     """Replace the CA in FOLDER (egressproxy-ca) by a new one with the same constraints.
 
-    The new one is also signed by the old one, and ca.crt has both: clients that trust the old one go on, until it ends.
-    Give ca.crt to all clients, then `rotate --finish`. A running gateway that reads FOLDER takes each step at once.
+    The old CA signs the new one, and ca.crt has both, so clients that trust the old CA go on until it expires. Give
+    ca.crt to all clients, then run `rotate --finish`. A running gateway that reads FOLDER applies each step at once.
 
     \b
     Examples:
@@ -114,7 +114,7 @@ def rotate(folder: Path, *, finish: bool, leaked: bool) -> None:
       egressproxy ca rotate --finish
       egressproxy ca rotate --leaked
 
-    Exit status: 0 done, 1 there is none, or the folder cannot be written.
+    Exit status: 0 done, 1 the CA does not exist, or the folder cannot be written.
     """
     from egressproxy.cli.ca_folder import CaFolder
 
@@ -128,19 +128,19 @@ def rotate(folder: Path, *, finish: bool, leaked: bool) -> None:
         click.echo(f"\nNext: give {folder / 'ca.crt'} to all clients, then `ca rotate {folder} --finish`")
 
 
-@command.command("trust", short_help="Say how clients and systems are made to trust a CA.")
+@command.command("trust", short_help="Print how to make clients and systems trust a CA.")
 @_folder
 def trust(folder: Path) -> None:
-    """Print what to do on each system, and for each client, to have the CA in FOLDER (egressproxy-ca) trusted.
+    """Print how to make each system and client trust the CA in FOLDER (egressproxy-ca).
 
-    It changes nothing. Prefer what is for one program, or one shell, to what is for a whole machine.
+    The verb changes nothing. Prefer steps for one program or shell to steps for a whole machine.
 
     \b
     Examples:
       egressproxy ca trust
       egressproxy ca trust /run/secrets/ca
 
-    Exit status: 0, or 1 where there is none.
+    Exit status: 0, or 1 if the CA does not exist.
     """
     from egressproxy.cli.ca_folder import CaFolder
 

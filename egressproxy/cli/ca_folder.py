@@ -71,7 +71,9 @@ class CaFolder:
             if len(self._trusted) > 1:
                 raise CaProblem("the last rotation is not finished: give ca.crt to all clients, then `rotate --finish`")
             if old.not_valid_after_utc <= datetime.now(UTC):
-                raise CaProblem("the CA has expired, and nobody believes what it signs: `rotate --leaked` forgets it")
+                raise CaProblem(
+                    "the CA has expired, so no client accepts its certificates: `rotate --leaked` replaces it"
+                )
             try:
                 shown = cross_signed(pem, pem_of(old), self._key)
             except MintingError as error:
@@ -85,7 +87,7 @@ class CaFolder:
     def finish(self) -> CaFolder:
         """Forget what was before this CA. Raises CaProblem where there is nothing to forget, OSError."""
         if len(self._trusted) < 2:
-            raise CaProblem("there is no other CA in ca.crt: nothing is to be finished")
+            raise CaProblem("ca.crt has no other CA: there is no rotation to finish")
         pem = pem_of(self._root())
         made = CaFolder(self.path, [x509.load_pem_x509_certificate(pem.encode())], self._key, (pem,))
         made._write(pem)

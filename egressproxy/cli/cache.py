@@ -17,7 +17,7 @@ from egressproxy.cli.suggestions import ROUTES
 
 @click.group("cache")
 def command() -> None:
-    """Show or purge what filters of type egressproxy.io/Cache:v1 keep, over all workers of a running process.
+    """Show or purge the caches of filters of type egressproxy.io/Cache:v1, over all workers of a running process.
 
     \b
     Examples:
@@ -47,11 +47,11 @@ def show(output: str, admin: tuple[str, int] | None) -> None:
     )
 
 
-@command.command("purge", short_help="Take answers out of the caches.")
+@command.command("purge", short_help="Remove answers from the caches.")
 @click.option(
     "--route", metavar="NS/NAME", default="", shell_complete=ROUTES, help="Answers to requests of this route."
 )
-@click.option("--path", metavar="PREFIX", default="", help="Answers to paths that begin so, without their query.")
+@click.option("--path", metavar="PREFIX", default="", help="Answers to paths with this prefix, without the query.")
 @click.option(
     "--identity", metavar="NS/SA", default="",
     help="Answers for this service account; -/- for clients without an identity.",
@@ -67,9 +67,9 @@ def purge(
     output: str,
     admin: tuple[str, int] | None,
 ) -> None:
-    """Take answers out of the caches: those for which all of --route, --path and --identity hold, or --all.
+    """Remove the answers that match all of --route, --path and --identity, or every answer with --all.
 
-    An answer that is on its way at this moment is given to its client, and not kept.
+    An answer that is on its way at this moment still reaches its client, and is not kept.
 
     \b
     Examples:

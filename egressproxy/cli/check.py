@@ -36,7 +36,7 @@ _KINDS = ("problems", "unserved", "warnings", "notes")
 @bind_option("As in `run`.")
 @output_option
 @click.option("--strict", is_flag=True, help="Fail on warnings, too.")
-@click.option("--allow-unserved", is_flag=True, help="Do not fail on what would not be served as it is written.")
+@click.option("--allow-unserved", is_flag=True, help="Do not fail on unserved parts.")
 @secret_options
 def command(
     paths: tuple[Path, ...],
@@ -49,10 +49,10 @@ def command(
 ) -> None:
     """Read files and folders as `run` would, and print every problem with its place.
 
-    A problem is what a manifest must not contain, or a filter that cannot be built (the file of a Python filter is run
-    for that): `run` would refuse the whole configuration. `unserved` is what is valid but cannot be served as it is
-    written (a Secret that is missing or does not fit, a rule that is dropped, a policy without a target): the rest
-    would be served. A `warning` is about what is served as written but may not be meant. A `note` needs no action.
+    A problem is an invalid manifest, or a filter that cannot be built (`check` runs the files of Python filters): `run`
+    would refuse the whole configuration. An `unserved` part is valid but cannot be served as written (a missing or
+    unsuitable Secret, a dropped rule, a policy without a target): the rest would be served. A `warning` is about a part
+    that is served as written but may not be meant. A `note` needs no action.
 
     \b
     Examples:
@@ -60,7 +60,7 @@ def command(
       egressproxy check gateway.yaml secrets/ --strict
       egressproxy check policies/ -o json | jq '(.problems + .unserved)[].message'
 
-    Exit status: 0 everything would be served as it is written, 1 not (with --allow-unserved: only if it would be
+    Exit status: 0 the whole configuration would be served as written, 1 not (with --allow-unserved: only if it would be
     refused; with --strict: also if there are warnings), 2 wrong usage.
     """
     if not paths + config:

@@ -71,7 +71,7 @@ def login_of(token: str, user: str, password: str) -> Login:
     if bool(user) != bool(password):
         raise click.UsageError("--user and --password-file go together; a token has --token-file, and no user")
     if token and user:
-        raise click.UsageError("--token-file and --user are two ways to say who the client is: give one of them")
+        raise click.UsageError("--token-file and --user both name the client: give one of them")
     return Login("token", token) if token else Login(user, password)
 
 
@@ -79,20 +79,19 @@ def login_of(token: str, user: str, password: str) -> Login:
 client_options: Decorator = together(
     click.option(
         "--no-proxy", metavar="HOSTS", default=",".join(LOCAL), show_default=True, callback=_hosts,
-        help="Hosts that clients reach without the gateway, with commas between them.",
+        help="Hosts that clients reach without the gateway, separated by commas.",
     ),
     click.option(
         "--token-file", "token", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE", callback=_token,
-        help="The file of a token that clients show the gateway (`identity.token`): the password in the URL of the"
-        " proxy.",
+        help="A file with the token of clients (`identity.token`): the password in the URL of the proxy.",
     ),
     click.option(
         "--user", default="", metavar="NAME", callback=_user,
-        help="The user as whom clients log in at the gateway (`identity.basic`), with --password-file.",
+        help="The user name of clients (`identity.basic`), with --password-file.",
     ),
     click.option(
         "--password-file", "password", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
-        callback=_password, help="The file of the user's password, in a line. It becomes that of the proxy's URL.",
+        callback=_password, help="A file with the user's password in one line: the password in the URL of the proxy.",
     ),
     click.option(
         "--base-url", "base_urls", multiple=True, metavar="NAME=URL", callback=_base_urls,
@@ -101,8 +100,7 @@ client_options: Decorator = together(
     ),
     click.option(
         "--ca", type=click.Path(exists=True, path_type=Path), metavar="PATH",
-        help="The CA that clients have to trust where tunnels are opened (`intercept`): a file of PEM, or a folder with"
-        " ca.crt.",
+        help="The CA for interception, which clients have to trust: a PEM file, or a folder with ca.crt.",
     ),
 )  # fmt: skip
 #: Their names as parameters.

@@ -41,7 +41,7 @@ cluster_options: Decorator = together(
     click.option(
         "--source", type=click.Choice((FILES, KUBERNETES)), default=FILES, show_default=True,
         help="Where the configuration comes from. kubernetes: an API server, whose objects are watched; objects of"
-        " --config stand in place of those of the same name.",
+        " --config replace those of the same name.",
     ),
     click.option(
         "--kubeconfig", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE", default=None,
@@ -51,12 +51,12 @@ cluster_options: Decorator = together(
     click.option("--context", metavar="NAME", default=None, help="The context of the kubeconfig."),
     click.option(
         "--watch-namespace", "namespaces", multiple=True, metavar="NS", callback=_namespaces,
-        help="A namespace whose objects are read; may be given again. Default: all of them.",
+        help="A namespace whose objects are read; may be given again. Default: all.",
     ),
     click.option(
         "--gateway-namespace", "gateway_namespaces", multiple=True, metavar="NS", callback=_namespaces,
-        help="A namespace whose Gateways and ListenerSets are taken from the API server; may be given again. Those of"
-        " others bind no port, and their status says why. Default: all of them.",
+        help="A namespace whose Gateways and ListenerSets are taken from the API server; may be given again. Gateways"
+        " of other namespaces bind no port, and their status says why. Default: all.",
     ),
     click.option(
         "--secret-selector", default="", metavar="LABELS",
@@ -65,7 +65,7 @@ cluster_options: Decorator = together(
     ),
     click.option(
         "--publish-service", default="", metavar="NS/NAME", callback=_service,
-        help="The Service in front of this gateway: its addresses stand in the status of the Gateways.",
+        help="The Service in front of this gateway: the status of the Gateways shows its addresses.",
     ),
     click.option(
         "--lease-namespace", default=LEASE_NAMESPACE, metavar="NS", callback=_namespace,

@@ -10,7 +10,7 @@ import click
 @click.pass_context
 def command(ctx: click.Context, shell: str) -> None:
     """Print the script with which a shell completes verbs, options, files, and the kinds and names of a running gateway
-    (at --admin, as it stands on the line, or $EGRESSPROXY_ADMIN).
+    (at --admin of the line, else $EGRESSPROXY_ADMIN).
 
     \b
     Examples:

@@ -25,8 +25,7 @@ class _Plain(yaml.CSafeDumper):
 def command(kind: str | None) -> None:
     """Print the CustomResourceDefinitions of our kinds, those of the group egressproxy.io.
 
-    Gateway API has definitions of its own, which are installed from its releases. To bring a cluster to a newer version
-    of these, apply them again.
+    Install Gateway API's definitions from its own releases. After an upgrade of egressproxy, apply these again.
 
     \b
     Examples:

@@ -47,7 +47,7 @@ MAX_DECISIONS = 100_000
 )
 @click.option(
     "--access-log", "access_log", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
-    help="Make the decisions of this access log again, instead of those that a process remembers.",
+    help="Repeat the decisions of this access log instead of those in the memory of a process.",
 )  # fmt: skip
 @bind_option("As in `run`. Default: that of the running process; with OLD, 127.0.0.1.", default=None)
 @output_option

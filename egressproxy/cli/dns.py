@@ -30,7 +30,9 @@ _WIDTH = 12
 
 @click.command("dns", cls=ConfigByOption)
 @click.argument("name")
-@click.option("--port", type=click.IntRange(1, 65535), default=443, show_default=True, help="Rules may be for ports.")
+@click.option(
+    "--port", type=click.IntRange(1, 65535), default=443, show_default=True, help="The port, for rules with ports."
+)
 @click.option(
     "--gateway",
     metavar="NS/NAME",
@@ -38,7 +40,9 @@ _WIDTH = 12
     shell_complete=GATEWAYS,
     help="As the forward proxy of this Gateway resolves it.",
 )
-@click.option("--policy", metavar="NS/NAME", default="", shell_complete=POLICIES, help="Where this EgressPolicy holds.")
+@click.option(
+    "--policy", metavar="NS/NAME", default="", shell_complete=POLICIES, help="Only places of this EgressPolicy."
+)
 @click.option(
     "--backend", metavar="NS/NAME", default="", shell_complete=BACKENDS, help="As this Backend resolves its hostname."
 )
@@ -52,11 +56,12 @@ def command(
     claims: tuple[str, ...], config: tuple[Path, ...],
     admin: tuple[str, int] | None, bind: tuple[str, ...], output: str,
 ) -> None:  # fmt: skip
-    """Look up a name as the gateway does: what each DNS server answers and how fast, what the running process keeps of
-    it, the names on the way (CNAME), and each address with the verdict of the address rules.
+    """Look up a name as the gateway does: what each DNS server answers and how fast, what the running process has
+    cached, the names on the way (CNAME), and each address with the verdict of the address rules.
 
-    Each forward proxy that may ask for the name, and each backend of this name, is a place of its own; those with equal
-    rules are shown once. No server is asked for a name that policy denies.
+    Each forward proxy that may query the name is a place with its own servers and rules, and so is each Backend with
+    this hostname. Places with equal rules are shown once. Like the gateway, `dns` never queries a name that policy
+    denies.
 
     \b
     Examples:
@@ -64,7 +69,7 @@ def command(
       egressproxy dns api.example.com --backend agents/api
       egressproxy dns db.internal.example --port 5432 --config policies/ -o json
 
-    Exit status: 0 some address may be dialled everywhere, 1 not everywhere, 2 wrong usage.
+    Exit status: 0 each place may dial an address, 1 a place may dial none, 2 wrong usage.
     """
     if config and admin is not None:
         raise click.UsageError("give --config or --admin, not both")

@@ -48,11 +48,11 @@ def _proxy(_ctx: click.Context, _param: click.Parameter, value: str) -> Proxy | 
 @click.command("env")
 @click.option(
     "--shell", type=click.Choice(tuple(_SHELLS)), default="sh", show_default=True,
-    help="Who takes it: sh for bash and zsh, too; docker for --env-file; github for $GITHUB_ENV.",
+    help="The reader: sh for bash and zsh, too; docker for --env-file; github for $GITHUB_ENV.",
 )  # fmt: skip
 @click.option(
     "--proxy", metavar="URL", default="http://127.0.0.1:3128", show_default=True, callback=_proxy,
-    help="The forward-proxy listener, as clients reach it. `off`: none, base URLs alone.",
+    help="The forward-proxy listener, as clients reach it. `off`: only base URLs.",
 )  # fmt: skip
 @client_options
 @click.option(
@@ -63,10 +63,10 @@ def command(
     shell: str, proxy: Proxy | None, no_proxy: tuple[str, ...], token: str, user: str, password: str,
     base_urls: dict[str, str], ca: Path | None, bundle: Path | None,
 ) -> None:  # fmt: skip
-    """Print the variables by which client programs find the gateway, and trust the CA of tunnels that are opened.
+    """Print the variables that lead client programs to the gateway, and make them trust the CA for interception.
 
-    Nothing is changed but the file of --bundle. Programs may ignore the variables: what must not leave otherwise, the
-    network has to stop.
+    Only the file of --bundle is written. Programs may ignore the variables: to enforce the gateway, block every other
+    way out in the network.
 
     \b
     Examples:
@@ -86,7 +86,7 @@ def command(
             "--ca and --bundle go together: most clients take one file in place of the roots of their system"
         )
     if proxy is None and not base_urls:
-        raise click.UsageError("with --proxy off clients find nothing: give --base-url, too")
+        raise click.UsageError("with --proxy off clients have no gateway: give --base-url, too")
     login = login_of(token, user, password)
     if login.password and proxy is not None:
         proxy = proxy._replace(login=login)

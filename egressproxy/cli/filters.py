@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 def command(name: str | None, config: tuple[Path, ...], output: str) -> None:
     """List the filter types, or describe one: where it may run, and the JSON Schema of its config.
 
-    Types of installed packages are among them, for which the packages are imported; with --config also the FilterTypes
-    of these manifests.
+    The list includes types of installed packages, which are imported for it, and with --config the FilterTypes of these
+    manifests.
 
     \b
     Examples:

@@ -97,7 +97,7 @@ def command(
 ) -> None:  # fmt: skip
     """Show the objects of a running gateway. KIND is a kind, its plural or a short name: Gateway, gateways, gw.
     Separate several with commas. Add the group if several groups have the kind: backends.gateway.networking.k8s.io;
-    without a group it is that of egressproxy.io.
+    without a group it means the kind of egressproxy.io.
 
     The data of Secrets is never shown.
 

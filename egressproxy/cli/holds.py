@@ -30,12 +30,18 @@ def command() -> None:
     """
 
 
-@command.command("list", short_help="Show what waits.")
-@click.option("--limit", type=click.IntRange(min=1), default=100, show_default=True, help="The most that are shown.")
+@command.command("list", short_help="Show requests that wait.")
+@click.option(
+    "--limit",
+    type=click.IntRange(min=1),
+    default=100,
+    show_default=True,
+    help="The largest number of requests to show.",
+)
 @deciding_options
 def list_holds(limit: int, token: Path | None, output: str, admin: tuple[str, int] | None) -> None:
-    """Print each request that waits: its id, who asks for what, and how long it has, those first that are denied first.
-    Who may not decide sees no query and no body.
+    """List requests that wait for approval, soonest expiry first: id, client, target, time left. A caller that may not
+    decide sees no query and no body.
 
     \b
     Examples:
@@ -94,13 +100,13 @@ def _content(hold: dict[str, Any]) -> Iterator[str]:
         yield "the body is not shown"
 
 
-@command.command("approve", short_help="Let a request go on.")
+@command.command("approve", short_help="Approve a request.")
 @click.argument("key", metavar="ID", shell_complete=_waiting)
 @click.option("--by", metavar="NAME", default="", help="Who approves, for the access log and Events.")
 @click.option("--why", metavar="TEXT", default="", help="Why, for the access log and Events.")
 @deciding_options
 def approve(key: str, by: str, why: str, token: Path | None, output: str, admin: tuple[str, int] | None) -> None:
-    """Let the request with this ID go on: this one alone.
+    """Approve the request with this ID, and no other.
 
     \b
     Examples:

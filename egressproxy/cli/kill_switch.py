@@ -17,7 +17,7 @@ from egressproxy.cli.suggestions import listed
 
 @click.group("kill-switch")
 def command() -> None:
-    """Put a client out of service at once, and back: over all workers of a running process, whatever policies say.
+    """Block a client at once, and unblock it: in all workers of a running process, whatever policies say.
 
     \b
     Examples:
@@ -27,10 +27,10 @@ def command() -> None:
     """
 
 
-@command.command("list", short_help="Show who is out of service.")
+@command.command("list", short_help="Show blocked identities.")
 @asking_options
 def list_killed(output: str, admin: tuple[str, int] | None) -> None:
-    """Print the identities that are out of service, since when, and why.
+    """Print the blocked identities, with time and reason of each block.
 
     \b
     Examples:
@@ -42,16 +42,16 @@ def list_killed(output: str, admin: tuple[str, int] | None) -> None:
     _print(ask(admin or ADMIN, "/kill-switch"), output)
 
 
-@command.command("kill", short_help="Put an identity out of service.")
+@command.command("kill", short_help="Block an identity.")
 @click.argument("identity")
-@click.option("--why", metavar="TEXT", default="", help="What `list` shows beside it. Clients are not told.")
+@click.option("--why", metavar="TEXT", default="", help="The reason, which `list` shows; clients do not see it.")
 @deciding_options
 def kill(identity: str, why: str, token: Path | None, output: str, admin: tuple[str, int] | None) -> None:
-    """Refuse every request of IDENTITY from now on (403), and cut what is in progress for it, tunnels included.
+    """Refuse every request of IDENTITY from now on (403), and cut its exchanges in progress, tunnels included.
 
     IDENTITY is the name in the access log (`identity`). A service account is the same client as
-    system:serviceaccount:NAMESPACE:NAME and as spiffe://DOMAIN/ns/NAMESPACE/sa/NAME. It holds until `restore`, over
-    reloads and restarts of workers; over a restart of the process where that has --state-dir.
+    system:serviceaccount:NAMESPACE:NAME and as spiffe://DOMAIN/ns/NAMESPACE/sa/NAME. The block holds until `restore`,
+    over reloads and restarts of workers. With --state-dir it also holds over a restart of the process.
 
     \b
     Examples:
@@ -63,11 +63,11 @@ def kill(identity: str, why: str, token: Path | None, output: str, admin: tuple[
     _change([("kill", identity), *([("why", why)] if why else [])], token, output, admin)
 
 
-@command.command("restore", short_help="Put an identity back into service.")
+@command.command("restore", short_help="Unblock an identity.")
 @click.argument("identity", shell_complete=listed("/kill-switch", "killed", "identity", "why"))
 @deciding_options
 def restore(identity: str, token: Path | None, output: str, admin: tuple[str, int] | None) -> None:
-    """Let IDENTITY do again what policies allow. A service account may be written in each form that names it.
+    """Unblock IDENTITY. Each form of the name of a service account works.
 
     \b
     Examples:
@@ -95,7 +95,7 @@ def _change(
             return
         click.echo(f"done in every worker; {found['cut']} exchange{'s were' if found['cut'] != 1 else ' was'} cut")
         if not found["kept"]:
-            click.echo("a restart of the process forgets it: it has no --state-dir to keep it in", err=True)
+            click.echo("a restart of the process ends the block, because the process has no --state-dir", err=True)
         _say_if_unseen(pairs[0][1], admin or ADMIN)
     else:
         _print(found, output)

@@ -23,7 +23,7 @@ output_option: Decorator = click.option(
 
 api_token_option: Decorator = click.option(
     "--api-token-file", "token", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
-    help="The token of `run --api-token-file`, where the process has one.",
+    help="The token of `run --api-token-file`, if the process has one.",
 )  # fmt: skip
 
 

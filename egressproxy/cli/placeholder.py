@@ -10,7 +10,7 @@ import click
 @click.command("placeholder")
 @click.option(
     "--prefix", default="sk-egress-", show_default=True, metavar="TEXT",
-    help="What it begins with: some clients check the form of their key.",
+    help="The first characters: some clients check the form of their key.",
 )  # fmt: skip
 def command(prefix: str) -> None:
     """Make up a placeholder for a CredentialInjector, and print it.

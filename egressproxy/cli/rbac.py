@@ -27,8 +27,8 @@ _WITH_CONFIG = """\
 # Secrets and ConfigMaps by name, as the given manifests refer to them: print this again when they refer to others.
 """
 _WITH_SELECTOR = """\
-# RBAC cannot be limited by labels: the gateway asks for Secrets and ConfigMaps with --secret-selector alone, but may
-# read all of them {where}. To permit less, label nothing, and give the manifests with --config.
+# RBAC cannot be limited by labels: the gateway only asks for Secrets and ConfigMaps with --secret-selector, but may
+# read every Secret and ConfigMap {where}. To permit less, give the manifests with --config instead.
 """
 
 
@@ -43,17 +43,19 @@ def _full_name(ctx: click.Context, param: click.Parameter, given: str | None) ->
 
 
 @click.command("rbac")
-@config_option("Manifests that the gateway will serve: Secrets and ConfigMaps by name, the rest where it is used.")
+@config_option(
+    "Manifests that the gateway will serve: rights to Secrets and ConfigMaps by name, to other kinds if they are used."
+)
 @click.option("--watch-namespace", "namespaces", multiple=True, metavar="NS", help="As in `run`; may be given again.")
 @click.option("--secret-selector", metavar="LABELS", help="As in `run`.")
 @click.option("--publish-service", "published", metavar="NS/NAME", callback=_full_name, help="As in `run`.")
 @click.option(
     "--gateway-class", "classes", multiple=True, metavar="NAME", default=("egressproxy",), show_default=True,
-    help="A GatewayClass of ours: who writes status has a Lease for each; may be given again.",
+    help="A GatewayClass of the gateway, with its Leases when the gateway writes status; may be given again.",
 )  # fmt: skip
 @click.option(
     "--service-account", "account", metavar="NS/NAME", default="egressproxy-system/egressproxy", show_default=True,
-    callback=_full_name, help="Who the gateway is.",
+    callback=_full_name, help="The service account of the gateway.",
 )  # fmt: skip
 @click.option("--name", default="egressproxy", show_default=True, help="Name of the roles and bindings.")
 def command(
@@ -65,10 +67,10 @@ def command(
     account: tuple[str, str],
     name: str,
 ) -> None:
-    """Print the roles and bindings that a gateway needs which reads its configuration from a cluster.
+    """Print the roles and bindings of a gateway that reads its configuration from a cluster.
 
-    With --config, what these manifests refer to decides: nothing is asked for that they do not need. Namespaces and the
-    service account have to be there; they are not made.
+    With --config, only rights that these manifests need are printed. Namespaces and the service account have to exist
+    already.
 
     \b
     Examples:

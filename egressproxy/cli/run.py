@@ -70,12 +70,12 @@ class _WithCommand(ConfigByOption):
             at = args.index("--")
             args, ctx.meta[_COMMAND] = args[:at], args[at + 1 :]
             if not ctx.meta[_COMMAND] and not ctx.resilient_parsing:
-                raise click.UsageError("a command has to stand behind --", ctx)
+                raise click.UsageError("a command has to follow --", ctx)
         elif not ctx.resilient_parsing:
             first = self._first_word(args)
             if first is not None and shutil.which(args[first]) and not Path(args[first]).exists():
                 meant = shlex.join(["egressproxy", "run", *args[:first], "--", *args[first:]])
-                raise click.UsageError(f"a command has to stand behind --: write {meant}", ctx)
+                raise click.UsageError(f"a command has to follow --: write {meant}", ctx)
         return super().parse_args(ctx, args)
 
     def _first_word(self, args: list[str]) -> int | None:
@@ -111,7 +111,7 @@ def _key(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Sec
 @config_option("A manifest, or a folder of *.yaml, *.yml and *.json; may be given again. Watched for changes.")
 @bind_option(
     "Where Gateways without `spec.addresses` listen; may be given again. From a network such as 127.0.1.0/24 every"
-    " Gateway gets an address of its own. Whoever can reach the address can use the gateway."
+    " Gateway gets an address of its own. Every client that reaches the address can use the gateway."
 )
 @admin_option(
     "Health, metrics and the configuration in service. Read-only except for POST /reload, /cache/purge, /holds and"
@@ -122,8 +122,8 @@ def _key(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Sec
 @serving_options
 @click.option(
     "--state-dir", "state_dir", type=click.Path(file_okay=False, path_type=Path), metavar="DIR",
-    help="The folder of what has to survive a restart: objects that are written through the admin API, served beside"
-    " --config, the last good objects of an API server, and who is out of service (kill-switch). Created if it does not"
+    help="The folder for state that survives a restart: objects written through the admin API (served beside"
+    " --config), the last good objects of an API server, and blocked clients (kill-switch). Created if it does not"
     " exist. Only one process can use it at a time.",
 )  # fmt: skip
 @click.option(
@@ -138,14 +138,14 @@ def _key(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Sec
 )  # fmt: skip
 @click.option(
     "--takeover", type=click.Path(path_type=Path), default=None, metavar="PATH", callback=_takeover,
-    help="A Unix socket. The gateway that serves it gives its listening sockets to this one, and drains when this one"
-    " serves. Then this one serves it, for the next.",
+    help="A Unix socket for takeovers. The gateway that serves it passes its listening sockets to this process, and"
+    " drains once this process serves. This process then serves the socket for the next takeover.",
 )  # fmt: skip
 @click.option(
     "--socket-dir", "socket_dirs", type=click.Path(exists=True, file_okay=False, path_type=Path), multiple=True,
     metavar="DIR",
     help="A folder in which, or below which, Gateways may have Unix sockets; may be given again. A configuration with"
-    " one elsewhere is refused. Default: anywhere, with --api-writes nowhere.",
+    " a socket elsewhere is refused. Default: anywhere, with --api-writes nowhere.",
 )  # fmt: skip
 @click.option(
     "--api-token-file", "api_token_file", type=click.Path(exists=True, dir_okay=False, path_type=Path), metavar="FILE",
@@ -153,7 +153,7 @@ def _key(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Sec
 )  # fmt: skip
 @click.option(
     "--guarded", is_flag=True,
-    help="Refuse a reload that would allow what was recently denied, until `egressproxy reload --acknowledge` confirms"
+    help="Refuse a reload that would allow recently denied requests, until `egressproxy reload --acknowledge` confirms"
     " it.",
 )  # fmt: skip
 @click.option(
@@ -173,31 +173,31 @@ def _key(_ctx: click.Context, _param: click.Parameter, path: Path | None) -> Sec
 )  # fmt: skip
 @click.option(
     "--max-requests", type=whole_number(0, MAX_AT_ONCE), default=0, metavar="N",
-    help="Requests and tunnels in progress at once, in each worker; further ones get 503, by priority and by what each"
-    " tenant has. Default: no limit.",
+    help="Requests and tunnels in progress at once, in each worker; further ones get 503, by priority and by tenant."
+    " Default: no limit.",
 )  # fmt: skip
 @click.option(
     "--tls-key-log", type=click.Path(dir_okay=False, path_type=Path), default=None, metavar="FILE", callback=_key_log,
-    help="Write the keys of all TLS connections, of clients and to backends, to this file (NSS key log, for Wireshark)."
-    " Whoever has it can read recorded traffic: for debugging alone.",
+    help="Write the keys of all TLS connections, of clients and to backends, to this file (NSS key log, for"
+    " Wireshark). The file decrypts recorded traffic: use it only for debugging.",
 )  # fmt: skip
 @secret_options
 @click.option(
     "--listener", metavar="NAME", default="",
     help="The forward-proxy listener that the command uses, as LISTENER, GATEWAY/LISTENER or"
-    " NAMESPACE/GATEWAY/LISTENER, where there are several.",
+    " NAMESPACE/GATEWAY/LISTENER, if there are several.",
 )  # fmt: skip
 @client_options
 @click.pass_context
 def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], listener: str, **given: Any) -> None:
-    """Serve until SIGTERM or SIGINT, then drain. SIGHUP reads the configuration again, or says that the terminal has
-    closed, and drains then. Listening sockets of systemd are used.
+    """Serve until SIGTERM or SIGINT, then drain. SIGHUP reads the configuration again, or drains if the terminal has
+    closed. Listening sockets of systemd are used.
 
-    With a command behind `--` it serves as long as the command runs, which finds the gateway by its environment
-    (`egressproxy env`), and ends with its exit status. The options from --listener on are for this alone.
+    With a command after `--`, serve until the command ends, and exit with its status. The command finds the gateway by
+    its environment (`egressproxy env`). The options from --listener on are only for commands.
 
-    Without --config it is an open forward proxy on 127.0.0.1:3128, for a first look; only this machine can reach it.
-    With a configuration only what it allows may leave.
+    Without --config the gateway is an open forward proxy on 127.0.0.1:3128, for a first look; only this machine can
+    reach it. With a configuration it denies what the configuration does not allow.
 
     \b
     Examples:
@@ -212,7 +212,8 @@ def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], listener: 
       egressproxy run --config policies/ --workers 4 --access-log /var/log/egress.jsonl --metrics 0.0.0.0:9090
 
     Exit status: 0 after a drain, 1 if the configuration or a listener fails at the start, 2 for wrong usage. With a
-    command, that of the command; 125 if the gateway fails, 126 if the command cannot be executed, 127 if there is none.
+    command, that of the command; 125 if the gateway fails, 126 if the command cannot be executed, 127 if it does not
+    exist.
     """
     wrapped: list[str] = ctx.meta.get(_COMMAND, [])
     clients = {name: given.pop(name) for name in CLIENT_OPTIONS}
@@ -221,7 +222,7 @@ def command(ctx: click.Context, /, sources: tuple[SecretSource, ...], listener: 
         given |= beside
     elif said := [name for name in ("listener", *CLIENT_OPTIONS) if _is_given(ctx, name)]:
         option = next(each.opts[0] for each in ctx.command.params if each.name == said[0])
-        raise click.UsageError(f"{option} is for a command: write it behind --")
+        raise click.UsageError(f"{option} is for a command: write the command after --")
     login = login_of(clients["token"], clients["user"], clients["password"])
     cluster = cluster_of(given)
     options = RunOptions(secrets=sources, cluster=cluster, **given)

@@ -16,7 +16,7 @@ from egressproxy.model.near_names import did_you_mean
 def command(name: str | None, kind: str | None, list_kinds: bool) -> None:
     """Print the JSON Schema of every kind, for editors, or of one.
 
-    If several groups have the kind (Backend), it is that of egressproxy.io.
+    If several groups have the kind (Backend), the kind of egressproxy.io is meant.
 
     \b
     Examples:

@@ -59,24 +59,24 @@ def _domains(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ..
 @config_option("A manifest, or a folder of *.yaml, *.yml and *.json; may be given again. Watched for changes.")
 @click.option(
     "--listen", required=True, metavar="unix:PATH|HOST:PORT", callback=_listen,
-    help="Where Envoy connects. Whoever can connect learns the credentials that filters add: prefer a Unix socket; an"
-    " address that is not loopback needs the options of TLS.",
+    help="The address for Envoy. Every client of this address can learn the credentials that filters add: prefer a"
+    " Unix socket; an address that is not loopback needs the --tls options.",
 )  # fmt: skip
 @click.option(
     "--socket-mode", default="0600", show_default=True, metavar="OCTAL", callback=_mode,
     help="The permissions of the Unix socket.",
 )  # fmt: skip
 @click.option("--tls-cert", type=_file, metavar="FILE", help="The certificate chain of the server, PEM.")
-@click.option("--tls-key", type=_file, metavar="FILE", help="Its key, PEM.")
+@click.option("--tls-key", type=_file, metavar="FILE", help="The key of --tls-cert, PEM.")
 @click.option(
     "--tls-client-ca", type=_file, metavar="FILE",
-    help="The authorities that sign the certificates of Envoys, PEM: who shows none of theirs is refused.",
+    help="The CAs of Envoy's client certificates, PEM: other connections are refused.",
 )  # fmt: skip
 @click.option(
     "--trust-domain", "trust_domains", multiple=True, metavar="NAME", callback=_domains,
-    help="Believe the SPIFFE ids of clients in this trust domain, where Envoy sends the attribute"
-    " connection.uri_san_peer_certificate; may be given again. The first is the own one; a namespace of another is"
-    " NAMESPACE@DOMAIN.",
+    help="Accept SPIFFE ids of clients in this trust domain, which Envoy sends as the attribute"
+    " connection.uri_san_peer_certificate; may be given again. The first domain is the gateway's own; a namespace of"
+    " another is NAMESPACE@DOMAIN.",
 )  # fmt: skip
 @admin_option("Health, metrics and the configuration in service. `off`: none.", may_be_off=True)
 @serving_options
@@ -87,8 +87,8 @@ def command(
 ) -> None:  # fmt: skip
     """Serve the filters of a configuration to Envoy, as its external processor (ext_proc), until SIGTERM or SIGINT.
 
-    Gateways, routes, policies and Backends are written as for `egressproxy run`, but no listener is bound: the requests
-    are those of Envoy, which also reaches the backends. See docs/serve-filters.md for Envoy's side.
+    Gateways, routes, policies and Backends are written as for `egressproxy run`, but no listener is bound: Envoy sends
+    the requests, and reaches the backends. See docs/serve-filters.md for Envoy's side.
 
     \b
     Examples:

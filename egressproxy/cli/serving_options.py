@@ -46,7 +46,7 @@ serving_options: Decorator = together(
     click.option(
         "--drain-timeout", "drain_timeout_s", type=seconds(MAX_DRAIN_S), default=10.0, show_default=True,
         metavar="SECONDS",
-        help="How long in-flight exchanges and tunnels may take after SIGTERM; a second signal ends them at once.",
+        help="How long in-flight exchanges and tunnels may take after SIGTERM; send the signal again to stop at once.",
     ),
     click.option(
         "--max-memory", type=memory_size(LEAST_MEMORY), default=None, metavar="SIZE",

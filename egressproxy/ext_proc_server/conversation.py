@@ -12,11 +12,11 @@ from egressproxy.ext_proc_server.head_changes import immediate_response
 from egressproxy.filters.body import BodyChain
 from egressproxy.filters.body_plan import BodyPlan
 from egressproxy.filters.chain import Chain, run
-from egressproxy.filters.filter_step import Steps
-from egressproxy.gateway.backends.own_leg import passing_trailers
+from egressproxy.filters.filter_step import FilterSteps
+from egressproxy.gateway.backends.backend_body_filters import forwarded_trailers
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.error_responses import answer_of_call
-from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
 from egressproxy.gateway.exchange.phases import answer_of
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.field_change import FieldChange
@@ -55,18 +55,18 @@ class EnvoyConversation:
     accounting: Accounting
     peer: str
     begun: Exchange | None = None
-    resources: HeldResources = field(default_factory=HeldResources)
+    resources: ExchangeResources = field(default_factory=ExchangeResources)
     configured: ProcessingMode = _UNKNOWN
     mode: ProcessingMode = _UNKNOWN
     has_ended: bool = False
 
     # --- the exchange ----------------------------------------------------------------------------------------------
-    def begin(self, x: Exchange, configured: ProcessingMode) -> None:
-        self.begun = x
+    def begin(self, exchange: Exchange, configured: ProcessingMode) -> None:
+        self.begun = exchange
         self.configured = self.mode = configured
 
     @property
-    def x(self) -> Exchange:
+    def exchange(self) -> Exchange:
         """The exchange. Asked for once it has begun."""
         assert self.begun is not None, "its head has come"
         return self.begun
@@ -81,32 +81,32 @@ class EnvoyConversation:
     @property
     def is_call(self) -> bool:
         """Whether the client has called a method of gRPC."""
-        x = self.begun
-        return x is not None and x.has_request and is_grpc(x.request.fields.get(b"content-type"))
+        exchange = self.begun
+        return exchange is not None and exchange.has_request and is_grpc(exchange.request.fields.get(b"content-type"))
 
-    def blame(self, error: GatewayError) -> None:
+    def record_error(self, error: GatewayError) -> None:
         """The exchange has failed with this error."""
         if self.begun is not None:
-            self.accounting.blame(self.begun, self.resources, error)
+            self.accounting.record_error(self.begun, self.resources, error)
         else:
             remedy = error.remedy and f": {error.remedy}"
             log.warning("a call of %s is refused: %s%s", self.peer, error.message, remedy)
 
     # --- filters ---------------------------------------------------------------------------------------------------
-    async def is_answered(self, steps: Steps | None) -> bool:
+    async def is_answered(self, steps: FilterSteps | None) -> bool:
         """Run a phase. True if one of its filters has answered, and Envoy is told that."""
-        outcome = run(steps, self.x) if steps is not None else None
+        outcome = run(steps, self.exchange) if steps is not None else None
         if steps is None or outcome is None:
             return False
-        answer = await answer_of(outcome, steps, self.x, self.resources)
+        answer = await answer_of(outcome, steps, self.exchange, self.resources)
         if answer is not None:
             self.send_immediate(answer)
         return answer is not None
 
     async def shown(self, chain: BodyChain, block: bytes) -> bytes:
         """What goes on of these trailers behind the filters. Raises as BodyChain.run_trailers."""
-        outcome = chain.run_trailers(self.x, block)
-        return passing_trailers(chain, block, outcome if isinstance(outcome, bytes) else await outcome)
+        outcome = chain.run_trailers(self.exchange, block)
+        return forwarded_trailers(chain, block, outcome if isinstance(outcome, bytes) else await outcome)
 
     # --- what Envoy is told ----------------------------------------------------------------------------------------
     def need(self, mode: BodySendMode) -> None:
@@ -149,18 +149,20 @@ class EnvoyConversation:
 
     def send_immediate(self, answer: LocalResponse) -> None:
         """The response that the client gets instead; nothing follows it."""
-        x = self.begun
-        if x is not None:
-            answer = answer_of_call(answer, x.reason) if self.is_call else answer
-            x.status = answer.status
-            x.bytes_out += len(answer.body)
-        immediate = immediate_response(answer, x.reason if x is not None else Reason.OK, is_call=self.is_call)
-        if x is not None and immediate.grpc_status is not None:
-            x.grpc_status = immediate.grpc_status
+        exchange = self.begun
+        if exchange is not None:
+            answer = answer_of_call(answer, exchange.reason) if self.is_call else answer
+            exchange.status = answer.status
+            exchange.bytes_out += len(answer.body)
+        immediate = immediate_response(
+            answer, exchange.reason if exchange is not None else Reason.OK, is_call=self.is_call
+        )
+        if exchange is not None and immediate.grpc_status is not None:
+            exchange.grpc_status = immediate.grpc_status
         self.call.send(response_bytes(ProcessingResponse(immediate=immediate)))
         self.has_ended = True
 
 
-def begun(plan: BodyPlan | None, x: Exchange, length: int) -> BodyChain | None:
+def begun(plan: BodyPlan | None, exchange: Exchange, length: int) -> BodyChain | None:
     """The filters of a body of this length; None where there are none, or no body."""
-    return plan.begin(x) if plan is not None and length != 0 else None
+    return plan.begin(exchange) if plan is not None and length != 0 else None

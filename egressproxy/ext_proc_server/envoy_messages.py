@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from egressproxy.errors import BadRequest, GatewayFault, LimitExceeded, Reason, UpstreamFault
 from egressproxy.ext_proc_server.head_changes import dropped_fields
-from egressproxy.gateway.backends.connector import UPSTREAM_LIMITS
+from egressproxy.gateway.backends.cluster import UPSTREAM_LIMITS
 from egressproxy.identity.peers import workload
 from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, service_account_name
 from egressproxy.model.field_change import FieldChange

@@ -1,8 +1,9 @@
 """ProcessedExchange: an exchange that Envoy carries, and whose filters run here. One call of ext_proc serves one.
 
-It has the phases of `gateway/exchange/conductor`, with Envoy in place of the client and of the backend. Each message is
-answered before the next is looked at, so the answers are in Envoy's order. Which bodies and trailers are sent, and how,
-is asked for with `mode_override`: none that no filter reads, a BUFFER filter's whole, every other in pieces.
+It has the phases of `gateway/exchange/connection_manager`, with Envoy in place of the client and of the backend. Each
+message is answered before the next is looked at, so the answers are in Envoy's order. Which bodies and trailers are
+sent, and how, is asked for with `mode_override`: none that no filter reads, a BUFFER filter's whole, every other in
+pieces.
 
 Sources: Envoy API v3, service/ext_proc/v3/external_processor.proto, and extensions/filters/http/ext_proc/v3.
 """
@@ -24,7 +25,7 @@ from egressproxy.ext_proc_server.response_side import ResponseSide
 from egressproxy.filters.filter_step import FilterAnswered
 from egressproxy.gateway.ai.provider_errors import provider_call
 from egressproxy.gateway.exchange.error_responses import answer_for, error_of_call
-from egressproxy.gateway.exchange.phases import dressed
+from egressproxy.gateway.exchange.phases import run_response_filters
 from egressproxy.model.grpc_status import GrpcStatus
 from egressproxy.model.protobuf import WireError
 from egressproxy.protocols.ext_proc.messages import MessagePart, ProcessingRequest
@@ -55,7 +56,7 @@ class ProcessedExchange:
             await self._converse(gateway, listener)
         except ClientGone as gone:  # Envoy resets a call that it has no more use for
             if not self._has_answered_head:
-                self._conversation.blame(gone)
+                self._conversation.record_error(gone)
         except GatewayError as error:
             await self._rescue(error)
         except MalformedCall as error:
@@ -112,33 +113,33 @@ class ProcessedExchange:
 
     @property
     def _has_answered_head(self) -> bool:
-        x = self._conversation.begun
-        return x is not None and x.status != 0
+        exchange = self._conversation.begun
+        return exchange is not None and exchange.status != 0
 
     async def _rescue(self, error: GatewayError) -> None:
         """An error ends the exchange. Behind the head of the response Envoy breaks that off."""
         error.__traceback__ = error.__context__ = None  # their frames hold what may hold the error: no cycle
         conversation, resources = self._conversation, self._conversation.resources
-        x = conversation.begun
-        if isinstance(error, FilterAnswered) and x is not None:
-            conversation.send_immediate(await dressed(error.answer, x, resources))
+        exchange = conversation.begun
+        if isinstance(error, FilterAnswered) and exchange is not None:
+            conversation.send_immediate(await run_response_filters(error.answer, exchange, resources))
             return
         if isinstance(error, EnvoyMisconfigured):
             self._note_misconfigured(error, conversation.peer)
-        conversation.blame(error)
-        request_id = x.request_id if x is not None else ""
+        conversation.record_error(error)
+        request_id = exchange.request_id if exchange is not None else ""
         if conversation.is_call:
             conversation.send_immediate(error_of_call(error, request_id))
         else:
             backends = resources.route.backends if resources.route is not None else ()
-            call = provider_call(x, backends) if x is not None else None
+            call = provider_call(exchange, backends) if exchange is not None else None
             conversation.send_immediate(answer_for(error, request_id, call))
 
     def _break_off(self, status: GrpcStatus, text: str) -> None:
         conversation = self._conversation
         log.warning("the call of %s is ended with %s: %s", conversation.peer, status.name, text)
         if conversation.begun is not None and not conversation.begun.status:
-            conversation.blame(BadRequest(Reason.BAD_FRAMING, text))
+            conversation.record_error(BadRequest(Reason.BAD_FRAMING, text))
         conversation.call.end(status, text)
 
     def _complete(self) -> None:

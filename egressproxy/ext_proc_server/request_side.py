@@ -24,7 +24,7 @@ from egressproxy.gateway.exchange.admission import (
     route_request,
 )
 from egressproxy.gateway.exchange.readmission import check_gateway, name_again, route_again
-from egressproxy.gateway.route import SELF_SERVICE, Route, narrowed
+from egressproxy.gateway.route import SELF_SERVICE, Route, filtered_route
 from egressproxy.gateway.snapshot import ActiveListener, Port
 from egressproxy.model.exchange import SENT_BODY, WAITED, Exchange
 from egressproxy.model.field_change import FieldAction, FieldChange
@@ -62,42 +62,42 @@ class RequestSide:
         conversation = self._conversation
         accounting, resources = conversation.accounting, conversation.resources
         client, identity = client_of_envoy(message, trust_domains)
-        x = accounting.new_exchange(client or conversation.peer, port.first, identity)
-        conversation.begin(x, configured_mode(message.protocol))
+        exchange = accounting.new_exchange(client or conversation.peer, port.first, identity)
+        conversation.begin(exchange, configured_mode(message.protocol))
         head, self._dropped = read_request(message, port.head_limits)
         self._block = head.fields.block
-        x.request = head
-        x.method = head.method
-        x.bytes_in = sum(len(name) + len(value) + 4 for name, value in message.fields)
-        listener = self._listener = name_request(x, port, "", None, head)
+        exchange.request = head
+        exchange.method = head.method
+        exchange.bytes_in = sum(len(name) + len(value) + 4 for name, value in message.fields)
+        listener = self._listener = name_request(exchange, port, "", None, head)
         if head.method == b"CONNECT":
             message_text = "CONNECT is served by the gateway itself (`egressproxy run`), not by filters of Envoy's"
             raise GatewayFault(Reason.METHOD_NOT_ALLOWED, message_text, status=405)
         if head.via or head.method == b"TRACE":
             refuse_loops(head, accounting.pseudonym)
-            believe_gateway(accounting, x, listener, head)
+            believe_gateway(accounting, exchange, listener, head)
         if listener.variants is not None:
-            listener = listener.variants.of(x.identity)
-        route, x.path_prefix, noted = route_request(listener, x.authority, head)  # type: ignore[arg-type]
+            listener = listener.variants.of(exchange.identity)
+        route, exchange.path_prefix, noted = route_request(listener, exchange.authority, head)  # type: ignore[arg-type]
         if route.kind == SELF_SERVICE:
             message_text = (
                 f"{OWN_HOST} is answered by the gateway itself (`egressproxy run`), not by filters of Envoy's"
             )
             raise GatewayFault(Reason.NO_ROUTE, message_text, status=404)
         resources.route = route
-        x.route = route.name
-        x.series = route.series
+        exchange.route = route.name
+        exchange.series = route.series
         if noted:
-            x.note_denials(*noted)
+            exchange.note_denials(*noted)
         if accounting.gate is not None:
-            resources.tenant = accounting.gate.admit(x, route.priority)
+            resources.tenant = accounting.gate.admit(exchange, route.priority)
         if await conversation.is_answered(route.chain.request_headers):
             return
-        self._admit_again(x)
-        self._narrow(x)
+        self._admit_again(exchange)
+        self._narrow(exchange)
         route = resources.route
-        self._body = begun(route.chain.request_body, x, head.body)
-        self._whole_limit = _limit_of_whole(route, x) if head.body else -1
+        self._body = begun(route.chain.request_body, exchange, head.body)
+        self._whole_limit = _limit_of_whole(route, exchange) if head.body else -1
         goes_on = not message.end_of_stream and not head.upgrade
         if self._whole_limit >= 0 or (self._body is not None and self._body.holds):
             conversation.need(conversation.configured.request_body_mode)
@@ -105,17 +105,17 @@ class RequestSide:
             mode = conversation.override(request_body=_BUFFERED, request_trailers=_SEND if goes_on else _SKIP)
             conversation.send(MessagePart.REQUEST_HEADERS, mode=mode)
         elif await self._choose_backend():
-            self._send_head(x, goes_on=goes_on)
+            self._send_head(exchange, goes_on=goes_on)
 
-    def _send_head(self, x: Exchange, *, goes_on: bool) -> None:
+    def _send_head(self, exchange: Exchange, *, goes_on: bool) -> None:
         """Let the head go; ask for the body and the trailers if they are filtered, and for those of the response."""
         conversation, chain = self._conversation, self._conversation.chain
-        self._leg = begun(chain.leg_request_body, x, x.request.body)
+        self._leg = begun(chain.leg_request_body, exchange, exchange.request.body)
         bodies = [body for body in (self._body, self._leg) if body is not None]
         needs_body = any(not body.is_empty for body in bodies)
         if needs_body:
             conversation.need(conversation.configured.request_body_mode)
-        needs_body = needs_body or x.request.body < 0 <= x.max_body_bytes
+        needs_body = needs_body or exchange.request.body < 0 <= exchange.max_body_bytes
         wants_trailers = goes_on and (needs_body or bool(bodies) or not self._is_unseen)
         self.is_over = not needs_body and not wants_trailers
         self._has_body_ended = not needs_body
@@ -129,12 +129,12 @@ class RequestSide:
 
     async def take_body(self, message: ProcessingRequest) -> None:
         """A piece of the body, or the whole. Raises what a filter refuses with."""
-        conversation, x = self._conversation, self._conversation.x
+        conversation, exchange = self._conversation, self._conversation.exchange
         data = message.body
-        x.bytes_in += len(data)
+        exchange.bytes_in += len(data)
         self._received += len(data)
-        if 0 <= x.max_body_bytes < self._received:
-            message_text = f"the request body is longer than {x.max_body_bytes} bytes"
+        if 0 <= exchange.max_body_bytes < self._received:
+            message_text = f"the request body is longer than {exchange.max_body_bytes} bytes"
             raise LimitExceeded(Reason.BODY_TOO_LARGE, message_text, status=413)
         body = self._body
         if self._has_body_ended and any(each is not None and not each.is_empty for each in (body, self._leg)):
@@ -144,27 +144,27 @@ class RequestSide:
             return
         is_last = message.end_of_stream
         if body is not None:
-            data = await body.feed_to_end(x, data, is_last)
+            data = await body.feed_to_end(exchange, data, is_last)
         if self._leg is not None:
-            data = await self._leg.feed_to_end(x, data, is_last)
+            data = await self._leg.feed_to_end(exchange, data, is_last)
         self.is_over = self._has_body_ended = is_last
         conversation.send(MessagePart.REQUEST_BODY, body=data if data != message.body else None)
 
     async def _take_whole(self, message: ProcessingRequest) -> None:
-        conversation, x = self._conversation, self._conversation.x
+        conversation, exchange = self._conversation, self._conversation.exchange
         if not message.end_of_stream and conversation.configured.request_body_mode is not _BUFFERED:
             raise EnvoyMisconfigured("Envoy has sent a piece of the request's body to a filter that needs all of it")
         data = message.body
         if self._body is not None:
-            data = await self._body.feed_to_end(x, data, True)
+            data = await self._body.feed_to_end(exchange, data, True)
         self.wants_whole = False
         self._has_body_ended = True
-        x.request.body = len(data)
+        exchange.request.body = len(data)
         if 0 <= self._whole_limit < len(data):
             message_text = f"the body is longer than the {self._whole_limit} bytes that a filter of the backend takes"
             raise LimitExceeded(Reason.BODY_TOO_LARGE, message_text, status=413)
-        self._admit_again(x)
-        self._narrow(x)
+        self._admit_again(exchange)
+        self._narrow(exchange)
         if await self._choose_backend(data):
             self.is_over = message.end_of_stream
             data = self._sent_body
@@ -175,7 +175,7 @@ class RequestSide:
 
     async def take_trailers(self, message: ProcessingRequest) -> None:
         """What filters leave of the trailers goes on. Raises what a filter refuses with."""
-        conversation, x = self._conversation, self._conversation.x
+        conversation, exchange = self._conversation, self._conversation.exchange
         came = read_request_trailers(message)
         block = came if self._lets_trailers else b""
         left = b""  # of a body that flows, and whose end has come
@@ -183,8 +183,8 @@ class RequestSide:
             if body is None:
                 continue
             if not self._has_body_ended:
-                body.expect_trailers(x, block)
-                left = await body.feed_to_end(x, left, True)
+                body.expect_trailers(exchange, block)
+                left = await body.feed_to_end(exchange, left, True)
             if block:
                 block = await conversation.shown(body, block)
         if left:
@@ -211,62 +211,62 @@ class RequestSide:
             chain.backend_request is None or chain.lets_leg_trailers
         )
 
-    def _admit_again(self, x: Exchange) -> None:
+    def _admit_again(self, exchange: Exchange) -> None:
         """Where it has waited for a person: decide it by the configuration in force. Raises as admission does."""
         resources = self._conversation.resources
-        if x.notes is None or not x.notes.pop(WAITED, False) or resources.route is None:
+        if not exchange.take(WAITED) or resources.route is None:
             return
         assert self._port_in_service is not None
         assert self._listener is not None
-        again, now = name_again(x, self._port_in_service(), "", None)
-        check_gateway(x, self._listener, now)
-        resources.route = route_again(x, again, resources.route, of_client(x, now))
+        again, now = name_again(exchange, self._port_in_service(), "", None)
+        check_gateway(exchange, self._listener, now)
+        resources.route = route_again(exchange, again, resources.route, of_client(exchange, now))
 
-    def _narrow(self, x: Exchange) -> None:
+    def _narrow(self, exchange: Exchange) -> None:
         """Leave out what filters exclude. Raises Denied where that is every backend."""
         resources = self._conversation.resources
         if resources.route is not None:
-            resources.route = narrowed(resources.route, x)
+            resources.route = filtered_route(resources.route, exchange)
 
     async def _choose_backend(self, body: bytes = b"") -> bool:
         """Run what belongs to the backend; `body`: the whole, where filters need that. False: a filter has answered."""
-        conversation, x = self._conversation, self._conversation.x
+        conversation, exchange = self._conversation, self._conversation.exchange
         resources, route = conversation.resources, conversation.resources.route
         assert route is not None
-        x.attempts = 1
-        self._rewritten = x.upstream_host
+        exchange.attempts = 1
+        self._rewritten = exchange.upstream_host
         if route.choices:
             backend = resources.backend = route.choose()
-            x.backend = backend.name
-            x.series = backend.series
-            x.backend_is_secure = backend.originates_tls
-            fixed = backend.connector.fixed if backend.connector is not None else None
+            exchange.backend = backend.name
+            exchange.series = backend.series
+            exchange.backend_is_secure = backend.originates_tls
+            fixed = backend.cluster.fixed if backend.cluster is not None else None
             if fixed is not None:
-                x.backend_origin = fixed.origin
-                x.upstream_host = x.upstream_host or fixed.host_field
-        x.upstream_host = x.upstream_host or x.request.host
-        before = x.upstream_host
+                exchange.backend_origin = fixed.origin
+                exchange.upstream_host = exchange.upstream_host or fixed.host_field
+        exchange.upstream_host = exchange.upstream_host or exchange.request.host
+        before = exchange.upstream_host
         chain = conversation.chain
         answers = chain.response_body
         if answers is not None and answers.steps:
             conversation.need(conversation.configured.response_body_mode)
         if body:  # that of a Backend's own leg, which flows, begins when the head has gone
-            self._leg = begun(chain.leg_request_body, x, -1)
-            body = body if self._leg is None else await self._leg.feed_to_end(x, body, True)
+            self._leg = begun(chain.leg_request_body, exchange, -1)
+            body = body if self._leg is None else await self._leg.feed_to_end(exchange, body, True)
         self._sent_body = body
         if chain.needs_body >= 0:
-            x.keep(SENT_BODY, body)
+            exchange.keep(SENT_BODY, body)
         is_answered = await conversation.is_answered(chain.backend_request)
         if chain.needs_body >= 0:
-            x.keep(SENT_BODY, None)
+            exchange.keep(SENT_BODY, None)
         if is_answered:
             return False
-        if x.upstream_host != before:
-            self._rewritten = x.upstream_host
+        if exchange.upstream_host != before:
+            self._rewritten = exchange.upstream_host
         return True
 
     def _head_changes(self) -> tuple[FieldChange, ...]:
-        head = self._conversation.x.request
+        head = self._conversation.exchange.request
         changes = changes_of(self._block, head.fields) + self._dropped
         if head.path != head.target:
             changes += (FieldChange(b":path", FieldAction.SET, head.path),)
@@ -275,10 +275,10 @@ class RequestSide:
         return changes
 
 
-def _limit_of_whole(route: Route, x: Exchange) -> int:
+def _limit_of_whole(route: Route, exchange: Exchange) -> int:
     """How many bytes the body may have, which filters of the backend need whole; -1: it may flow."""
     if route.choices:
-        return route.body_limit(x)
+        return route.body_limit(exchange)
     plan = route.chain.leg_request_body
-    limits = (route.chain.needs_body, plan.limit_for(x) if plan is not None else -1)
+    limits = (route.chain.needs_body, plan.limit_for(exchange) if plan is not None else -1)
     return min((limit for limit in limits if limit >= 0), default=-1)

@@ -43,15 +43,15 @@ class ResponseSide:
 
     async def take_head(self, message: ProcessingRequest) -> None:
         """Run the filters of the head, and ask for the parts that are filtered. Raises what a filter refuses with."""
-        conversation, x = self._conversation, self._conversation.x
+        conversation, exchange = self._conversation, self._conversation.exchange
         chain = conversation.chain
-        response = x.response = read_response(message, x.request.method)
+        response = exchange.response = read_response(message, exchange.request.method)
         self._block, status = response.fields.block, response.status
         for steps in chain.response_phases:
             if await conversation.is_answered(steps):
                 return
-        x.grpc_status = parsed_status(response.fields.block) if conversation.is_call else -1
-        body = self._body = begun(chain.response_body, x, response.body)
+        exchange.grpc_status = parsed_status(response.fields.block) if conversation.is_call else -1
+        body = self._body = begun(chain.response_body, exchange, response.body)
         changes = () if response.status == status else (FieldChange(b":status", FieldAction.SET, b"%d" % status),)
         goes_on = not message.end_of_stream and response.status != 101
         wants_trailers = goes_on and (body is not None or bool(chain.response_phases))
@@ -68,14 +68,14 @@ class ResponseSide:
         mode = conversation.override(response_body=flowing, response_trailers=trailers)
         self.is_over = not needs_body and not wants_trailers
         conversation.send(MessagePart.RESPONSE_HEADERS, self._head_changes(changes), mode=mode)
-        x.status, x.first_byte_at = response.status, monotonic()
+        exchange.status, exchange.first_byte_at = response.status, monotonic()
 
     def _head_changes(self, changes: tuple[FieldChange, ...] = ()) -> tuple[FieldChange, ...]:
-        return changes + changes_of(self._block, self._conversation.x.response.fields)
+        return changes + changes_of(self._block, self._conversation.exchange.response.fields)
 
     async def take_body(self, message: ProcessingRequest) -> None:
         """A piece of the body, or the whole. Raises what a filter refuses with, where no event can say that."""
-        conversation, x, body = self._conversation, self._conversation.x, self._body
+        conversation, exchange, body = self._conversation, self._conversation.exchange, self._body
         if self._has_body_ended and body is not None and not body.is_empty:
             raise EnvoyMisconfigured("a piece of the response's body has come behind its end")
         is_whole, data = self._wants_whole, message.body
@@ -86,17 +86,17 @@ class ResponseSide:
             data = b""
         elif body is not None:
             try:
-                data = await body.feed_to_end(x, data, is_last)
+                data = await body.feed_to_end(exchange, data, is_last)
             except GatewayError as error:
                 data = self._last_event(error)
         self._tail = data[-4:] or self._tail
-        x.bytes_out += len(data)
+        exchange.bytes_out += len(data)
         self._has_body_ended = is_last
         self.is_over = message.end_of_stream
         changes: tuple[FieldChange, ...] = ()
         if is_whole:
             self._wants_whole = False
-            x.status = x.response.status
+            exchange.status = exchange.response.status
             changes = self._head_changes()
             if len(data) != len(message.body):
                 changes += (FieldChange(b"content-length", FieldAction.SET, b"%d" % len(data)),)
@@ -108,32 +108,32 @@ class ResponseSide:
 
     def _last_event(self, error: GatewayError) -> bytes:
         """The event that ends a stream, in the shape of its provider. Raises the error again where there is none."""
-        conversation, x = self._conversation, self._conversation.x
+        conversation, exchange = self._conversation, self._conversation.exchange
         route, body = conversation.resources.route, self._body
         event = b""
-        if x.status and route is not None and body is not None and not isinstance(error, ClientGone):
-            event = error_event(error, x, provider_call(x, route.backends), body, self._tail)
+        if exchange.status and route is not None and body is not None and not isinstance(error, ClientGone):
+            event = error_event(error, exchange, provider_call(exchange, route.backends), body, self._tail)
         if not event:
             raise error
         self._is_cut = True
-        conversation.blame(error)
+        conversation.record_error(error)
         return event
 
     async def take_trailers(self, message: ProcessingRequest) -> None:
         """What filters leave of the trailers goes on, and the status of a call. Raises what a filter refuses with."""
-        conversation, x, body = self._conversation, self._conversation.x, self._body
+        conversation, exchange, body = self._conversation, self._conversation.exchange, self._body
         block = read_response_trailers(message)
         if conversation.is_call:
-            x.grpc_status = parsed_status(block)
+            exchange.grpc_status = parsed_status(block)
         if body is not None:
             if not self._has_body_ended and not self._is_cut:
-                body.expect_trailers(x, block)
-                left = await body.feed_to_end(x, b"", True)
+                body.expect_trailers(exchange, block)
+                left = await body.feed_to_end(exchange, b"", True)
                 if left and not self._is_duplex:
                     message_text = "a filter of the response's body holds back what Envoy does not take behind trailers"
                     raise EnvoyMisconfigured(message_text)
                 if left:
-                    x.bytes_out += len(left)
+                    exchange.bytes_out += len(left)
                     conversation.send(MessagePart.RESPONSE_BODY, streamed=StreamedBody(left))
             if block and not self._is_cut:
                 block = await conversation.shown(body, block)

@@ -155,7 +155,7 @@ class FilterServer:
             elif head.path == PROCESS:
                 call.listen()
                 fields = head.fields
-                conversation = EnvoyConversation(call, self._gateway.conductor.accounting, stream.client)
+                conversation = EnvoyConversation(call, self._gateway.connection_manager.accounting, stream.client)
                 served = ProcessedExchange(
                     conversation, self._gateways, self._at.trust_domains, self._note_misconfigured
                 )

@@ -23,8 +23,8 @@ from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.model.secret import SecretBytes
+from egressproxy.telemetry.event_aggregator import FilterNotices
 from egressproxy.telemetry.filter_meter import FilterCounter, FilterGauge, FilterHistogram, FilterMeter
-from egressproxy.telemetry.notices import FilterNotices
 
 __all__ = [
     "Authority",

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from egressproxy.filters.base import ORIGINAL_HEAD, Filter, Phase
+from egressproxy.filters.configured_filter import ConfiguredFilter
 from egressproxy.filters.content_coding import ask_for_readable
-from egressproxy.filters.placed_filter import PlacedFilter
 from egressproxy.ir.policy import ExtensionIR
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 
 #: Before what signs the request.
 DECODABLE: Final = ExtensionIR(
@@ -25,7 +25,7 @@ DECODABLE: Final = ExtensionIR(
 ORIGINAL: Final = ExtensionIR("original-head", "egressproxy.io/OriginalHead:v1", Phase.REQUEST_HEADERS.value, -(10**9))
 
 _SPEC: Final = ExtensionIR("sent-credentials", "egressproxy.io/SentCredentials:v1", Phase.BACKEND_REQUEST.value)
-_HEAD: Final = "head before credentials"
+_HEAD: Final[StateSlot[tuple[bytes, bytes]]] = StateSlot("head before credentials")
 _REQUESTS: Final = frozenset((Phase.BACKEND_REQUEST, Phase.REQUEST_BODY))
 _RESPONSES: Final = (Phase.BACKEND_RESPONSE, Phase.RESPONSE_HEADERS, Phase.RESPONSE_BODY)
 
@@ -35,8 +35,8 @@ class DecodableAnswers(Filter):
 
     runs_in = frozenset((Phase.BACKEND_REQUEST,))
 
-    def backend_request(self, x: Exchange) -> None:
-        ask_for_readable(x.request.fields)
+    def backend_request(self, exchange: Exchange) -> None:
+        ask_for_readable(exchange.request.fields)
 
 
 class OriginalHead(Filter):
@@ -44,8 +44,8 @@ class OriginalHead(Filter):
 
     runs_in = frozenset((Phase.REQUEST_HEADERS,))
 
-    def request_headers(self, x: Exchange) -> None:
-        x.keep(ORIGINAL_HEAD, (x.request.path, x.request.fields.block))
+    def request_headers(self, exchange: Exchange) -> None:
+        ORIGINAL_HEAD.set(exchange, (exchange.request.path, exchange.request.fields.block))
 
 
 class HeadBeforeCredentials(Filter):
@@ -54,26 +54,26 @@ class HeadBeforeCredentials(Filter):
     runs_in = frozenset((Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE))
     ignores_trailers = True
 
-    def backend_request(self, x: Exchange) -> None:
-        x.keep(_HEAD, (x.request.fields.block, x.request.path))
+    def backend_request(self, exchange: Exchange) -> None:
+        exchange.keep(_HEAD, (exchange.request.fields.block, exchange.request.path))
 
-    def backend_response(self, x: Exchange) -> None:
-        kept = x.notes.pop(_HEAD, None) if x.notes is not None else None
+    def backend_response(self, exchange: Exchange) -> None:
+        kept = exchange.take(_HEAD)
         if kept is not None:
-            x.request.fields.block, x.request.path = kept
+            exchange.request.fields.block, exchange.request.path = kept
 
 
-def keeper(phases: Mapping[Phase, Sequence[PlacedFilter]]) -> PlacedFilter | None:
+def keeper(phases: Mapping[Phase, Sequence[ConfiguredFilter]]) -> ConfiguredFilter | None:
     """What runs around filters that send credentials; None where no other filter could see them in a response."""
     if not any(placed.filter.sends_credential for placed in phases[Phase.BACKEND_REQUEST]):
         return None
     sees = (placed for phase in _RESPONSES for placed in phases[phase] if not placed.filter.sends_credential)
-    return PlacedFilter(_SPEC, HeadBeforeCredentials()) if any(sees) else None
+    return ConfiguredFilter(_SPEC, HeadBeforeCredentials()) if any(sees) else None
 
 
 def arranged(
-    running: Sequence[PlacedFilter], phase: Phase, around: PlacedFilter | None = None
-) -> Sequence[PlacedFilter]:
+    running: Sequence[ConfiguredFilter], phase: Phase, around: ConfiguredFilter | None = None
+) -> Sequence[ConfiguredFilter]:
     """The filters of a phase that is run for one backend, in their order; `around` is the `keeper`."""
     sending = [at for at, placed in enumerate(running) if placed.filter.sends_credential]
     if not sending:

@@ -42,7 +42,7 @@ from egressproxy.ir.policy import ExtensionIR, FieldFault
 from egressproxy.model.admin_requests import HoldDecision, HoldPage, HoldPlace
 from egressproxy.model.exchange import ANONYMOUS, WAITED, Exchange
 from egressproxy.model.fields import every_spelling
-from egressproxy.model.shares import identity_of
+from egressproxy.model.per_client_quota import identity_of
 from egressproxy.net.keyed_counters import KEY_BYTES, SHARED, SHARED_KEYS, OwnCounters
 
 #: How long the webhook may take, and how many calls of it may be under way.
@@ -152,33 +152,33 @@ class ApprovalHold(Filter):
         self._gauge = context.meter.gauge("egress_approvals_waiting", "Requests that wait for approval.")
 
     # --- phases ------------------------------------------------------------------------------------------------------
-    def request_headers(self, x: Exchange) -> HeaderResult:
+    def request_headers(self, exchange: Exchange) -> HeaderResult:
         """Wait with a request that has no body to come. Raises Denied (403), LimitExceeded (429)."""
-        if not self._is_meant(x) or (x.request.body != 0 and not x.is_tunnel):
+        if not self._is_meant(exchange) or (exchange.request.body != 0 and not exchange.is_tunnel):
             return None
-        if self._tools and not x.is_tunnel and not x.request.upgrade:
+        if self._tools and not exchange.is_tunnel and not exchange.request.upgrade:
             return None  # a call of a tool has a body
-        return self._wait(x, b"", "")
+        return self._wait(exchange, b"", "")
 
-    def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
-        return BodyMode.BUFFER if self._is_meant(x) else None
+    def body_mode_for(self, exchange: Exchange, phase: Phase) -> BodyMode | None:
+        return BodyMode.BUFFER if self._is_meant(exchange) else None
 
-    async def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+    async def request_body(self, exchange: Exchange, data: bytes, last: bool) -> bytes:
         """Wait with the whole request. Raises Denied (403), LimitExceeded (429)."""
         tool = ""
         if self._tools:
             tool = self._called(data)
             if not tool:
                 return data
-        await self._wait(x, data, tool)
+        await self._wait(exchange, data, tool)
         return data
 
-    def _is_meant(self, x: Exchange) -> bool:
-        if self._methods and not x.is_tunnel and self._methods.isdisjoint(_methods_of(x)):
+    def _is_meant(self, exchange: Exchange) -> bool:
+        if self._methods and not exchange.is_tunnel and self._methods.isdisjoint(_methods_of(exchange)):
             return False
         if not self._hosts and not self._suffixes:
             return True
-        host = x.authority.host if x.authority is not None else ""
+        host = exchange.authority.host if exchange.authority is not None else ""
         return host in self._hosts or host.endswith(self._suffixes)
 
     def _called(self, data: bytes) -> str:
@@ -187,21 +187,23 @@ class ApprovalHold(Filter):
         return next(found, "")
 
     # --- waiting -----------------------------------------------------------------------------------------------------
-    async def _wait(self, x: Exchange, body: bytes, tool: str) -> None:
+    async def _wait(self, exchange: Exchange, body: bytes, tool: str) -> None:
         if self._is_draining:
             raise self._drained("has to wait", "")
-        place = self._enter(x)
+        place = self._enter(exchange)
         key = secrets.token_hex(8)
         description = {
             "id": key,
-            **shown_request(x, body, self._redactor),
+            **shown_request(exchange, body, self._redactor),
             "tool": tool[:256],
             "filter": self._name,
             "from": self._source,
         }
         if self._shows_content:
-            description |= shown_content(x, body, self._redactor)
-        hold = _Hold(description, identity_of(x) if x.identity.name != ANONYMOUS.name else "", self._timeout_s)
+            description |= shown_content(exchange, body, self._redactor)
+        hold = _Hold(
+            description, identity_of(exchange) if exchange.identity.name != ANONYMOUS.name else "", self._timeout_s
+        )
         self._waiting[key] = self._of_owner[hold.owner][key] = hold
         self._gauge.set(len(self._waiting))
         self._notices.normal("ApprovalRequested", "requests wait for approval: `egressproxy holds list`")
@@ -219,17 +221,19 @@ class ApprovalHold(Filter):
             self._outcomes.add(1, outcome)
         waited_s = round(time.monotonic() - hold.since, 3)
         by, why = decision.by or "-", decision.why
-        x.add_log_fields({"approval": {"id": key, "outcome": outcome, "by": by, "why": why, "waited_s": waited_s}})
+        exchange.add_log_fields(
+            {"approval": {"id": key, "outcome": outcome, "by": by, "why": why, "waited_s": waited_s}}
+        )
         if decision is _DRAINED:
             raise self._drained("waited", f"hold {key}")
         if not decision.approves:
             message = f"this request was not approved: {why}" if why else "this request was not approved"
             raise Denied(Reason.APPROVAL_DENIED, message, rule=self._source, detail=f"hold {key}")
-        x.keep(WAITED, True)
-        told = f"{decision.by or 'somebody'} has approved a request to {x.authority}"
+        exchange.keep(WAITED, True)
+        told = f"{decision.by or 'somebody'} has approved a request to {exchange.authority}"
         self._notices.normal("ApprovalGranted", f"{told}: {why}" if why else told)
 
-    def _enter(self, x: Exchange) -> int:
+    def _enter(self, exchange: Exchange) -> int:
         """Count a request that is to wait. Returns the place that `_leave` needs. Raises LimitExceeded (429)."""
         place = -1
         if not self._is_closed:
@@ -237,7 +241,7 @@ class ApprovalHold(Filter):
                 is_free = sum(self._counts) < self._most
                 self._counts[self._mine] += is_free
             if is_free:
-                place = self._of_client.enter(x, "")
+                place = self._of_client.enter(exchange, "")
                 self._counts[self._mine] -= place < 0
         if place < 0:
             self._outcomes.add(1, "refused")
@@ -310,10 +314,10 @@ class ApprovalHold(Filter):
         shown = held[begin : begin + page.limit]
         return len(held), shown, len(held) - begin - len(shown)
 
-    def approval(self, x: Exchange) -> str:
-        if not self._is_meant(x):
+    def approval(self, exchange: Exchange) -> str:
+        if not self._is_meant(exchange):
             return ""
-        what = "calls of some tools" if self._tools and not x.is_tunnel else "it"
+        what = "calls of some tools" if self._tools and not exchange.is_tunnel else "it"
         return f"{what} wait{'s' if what == 'it' else ''} until a person approves, {self._timeout_s:g} s at most"
 
     def drain(self) -> None:
@@ -330,10 +334,10 @@ class ApprovalHold(Filter):
             task.cancel()
 
 
-def _methods_of(x: Exchange) -> set[bytes]:
+def _methods_of(exchange: Exchange) -> set[bytes]:
     """What servers may take for the method of this request, in capitals: Django reads `post` as POST."""
-    said = [line.partition(b":")[2] for line in _OVERRIDES.findall(x.request.fields.block)]
-    return {each.strip().upper() for each in (x.method, *said)}
+    said = [line.partition(b":")[2] for line in _OVERRIDES.findall(exchange.request.fields.block)]
+    return {each.strip().upper() for each in (exchange.method, *said)}
 
 
 def holds(
@@ -361,7 +365,9 @@ def _share_of_client(context: FilterContext) -> ConcurrencyRule:
     table = (context.keyed or OwnCounters().keyed)(SHARED, SHARED_KEYS)
     table = table.of_limit(blake2b(known_by, digest_size=KEY_BYTES).digest())
     most = context.config.max_waiting_per_client
-    return ConcurrencyRule(context.name, most, lambda x, _: identity_of(x).encode(), table, "requests that wait")
+    return ConcurrencyRule(
+        context.name, most, lambda exchange, _: identity_of(exchange).encode(), table, "requests that wait"
+    )
 
 
 def _refs(config: ApprovalHoldConfig) -> tuple[tuple[str, CalledBackendRef], ...]:

@@ -17,13 +17,13 @@ from egressproxy.errors import GatewayError, Reason, UpstreamFault
 from egressproxy.filters.calls import FilterCall
 from egressproxy.filters.settings import CalledBackendRef, SecretRef
 from egressproxy.filters.shared_counters import Row
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, FilterNote, StateSlot
 from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.secret import SecretBytes
 from egressproxy.net.keyed_counters import KeyedCounters
+from egressproxy.telemetry.event_aggregator import EventAggregator, FilterNotices
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
-from egressproxy.telemetry.notices import FilterNotices, Notices
 
 #: What a header-phase method returns: None, a LocalResponse, or (`async def`) an awaitable of one of these.
 HeaderResult = LocalResponse | None | Awaitable[LocalResponse | None]
@@ -50,14 +50,14 @@ class Phase(str, Enum):
         return self.value.replace("-", "_")
 
 
-#: Notes for filters that need what the client has sent beside what others have made of it.
-ORIGINAL_HEAD: Final = "original head"
-ORIGINAL_BODY: Final = "original body"
-#: Notes of the exchange, where a filter sees trailers: those behind the body that ends, as they came (bytes).
-REQUEST_TRAILERS: Final = "request trailers"
-RESPONSE_TRAILERS: Final = "response trailers"
-#: Note of a response whose body flows through a filter that `sends_more`.
-MORE: Final = "more of the response"
+#: For filters that need what the client has sent beside what others have made of it: target and block of fields; body.
+ORIGINAL_HEAD: Final[FilterNote[tuple[bytes, bytes]]] = FilterNote("original head")
+ORIGINAL_BODY: Final[FilterNote[bytes]] = FilterNote("original body")
+#: Where a filter sees trailers: those behind the body that ends, as they came.
+REQUEST_TRAILERS: Final[StateSlot[bytes]] = StateSlot("request trailers")
+RESPONSE_TRAILERS: Final[StateSlot[bytes]] = StateSlot("response trailers")
+#: Of a response whose body flows through a filter that `sends_more`.
+MORE: Final[FilterNote[Callable[[object], None]]] = FilterNote("more of the response")
 
 #: Where most filters of a request may be placed: on the client's head, or on the head for one backend.
 REQUEST_HEADS = frozenset((Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST))
@@ -161,17 +161,18 @@ class Filter:
             return goes on in the same coding. A body in another coding is refused: 415 for a request, 502 for a
             response; with `failOpen` it passes unread. Requests then ask for codings that can be undone alone.
         asks_for_plain: one that `decodes` asks for bodies without any coding by itself, and for no parts of them.
-        needs_original: `x.notes[ORIGINAL_HEAD]` is the target (bytes) and the block of fields of the client's request,
-            before any filter. Where a filter before it may have changed the body, `x.notes[ORIGINAL_BODY]` is the body
-            as it came, in `request_body` (without content coding, where filters see it so).
+        needs_original: `x.notes["original head"]` is the target (bytes) and the block of fields of the client's
+            request, before any filter. Where a filter before it may have changed the body, `x.notes["original body"]`
+            is the body as it came, in `request_body` (without content coding, where filters see it so).
         ignores_trailers: what gRPC says in trailers of how a call has ended may pass this filter of responses unseen,
             with its text: the filter hides nothing. Other trailers never do, and `grpc-status` always does.
         sends_credential: what `backend_request` adds is for the backend alone. Filters that other objects declare run
             before it, and behind its methods for responses, whatever their priority; no filter of a response sees it.
         sends_more: `response_body` may have more to send when nothing has come for it. Where the body goes on as it
-            comes, `x.notes[MORE]` is a function that, called with the filter, has the method called with b"".
+            comes, `x.notes["more of the response"]` is a function that, called with the filter, has the method called
+            with b"".
         waits_for_people: it has a time limit of its own, and the extension's `timeout` does not hold. Since the request
-            is decided again behind it, `ORIGINAL_HEAD` is kept as for `needs_original`.
+            is decided again behind it, the head is kept as for `needs_original`.
         sees_trailers: False for one whose `request_trailers` and `response_trailers` do not run, as if it had none.
     """
 
@@ -191,7 +192,7 @@ class Filter:
     waits_for_people: bool = False
     runs_in: frozenset[Phase] | None = None
 
-    def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
+    def body_mode_for(self, exchange: Exchange, phase: Phase) -> BodyMode | None:
         """How this exchange's body of REQUEST_BODY or RESPONSE_BODY is given; None: it passes this filter unread.
 
         Called once for each body (on a Backend: for each attempt), before its first piece and before its head is sent
@@ -199,21 +200,21 @@ class Filter:
         """
         return self.body_mode
 
-    def held_bytes(self, x: Exchange, phase: Phase) -> int:
+    def held_bytes(self, exchange: Exchange, phase: Phase) -> int:
         """How many bytes a filter that gets this exchange's body of REQUEST_BODY or RESPONSE_BODY as it comes has kept
         of it. Override it where that may be much: they count with what is held for the client, and bodies wait where
         that is too much.
         """
         return 0
 
-    def request_headers(self, x: Exchange) -> HeaderResult:
+    def request_headers(self, exchange: Exchange) -> HeaderResult:
         """Before a backend is chosen; may change `x.request`, and narrow the choice by `x.exclude_backend` and
         `x.prefer_backend`. For tunnels too (`x.is_tunnel`), whose fields say little.
 
         Returns a LocalResponse to respond without asking a backend. Raises Rejected to refuse.
         """
 
-    def request_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
+    def request_body(self, exchange: Exchange, data: bytes, last: bool) -> BodyResult:
         """A piece of the client's body; returns the bytes that are sent instead. Raises Rejected to refuse.
 
         STREAM: called for every piece; the one with `last` may be empty. BUFFER: called once, with the whole body,
@@ -221,7 +222,7 @@ class Filter:
         """
         return data
 
-    def request_trailers(self, x: Exchange, fields: Fields) -> TrailerResult:
+    def request_trailers(self, exchange: Exchange, fields: Fields) -> TrailerResult:
         """The fields behind the client's body, which may be changed: RFC 9110 section 6.5. Raises Rejected to refuse.
 
         Runs behind the last piece of the body, where there are trailers. What must not come late (framing, routing,
@@ -229,31 +230,31 @@ class Filter:
         request has no such method, or the body is collected before a backend is chosen.
         """
 
-    def connect(self, x: Exchange) -> HeaderResult:
+    def connect(self, exchange: Exchange) -> HeaderResult:
         """Before a socket is opened, with `x.authority`, `x.addresses` (all of them allowed) and `x.identity`.
 
         Must not change the head. Raises Rejected to refuse.
         """
 
-    def backend_request(self, x: Exchange) -> HeaderResult:
+    def backend_request(self, exchange: Exchange) -> HeaderResult:
         """Once for each attempt, with `x.backend` and `x.backend_is_secure`; changes to `x.request` hold for it alone.
 
         Returns a LocalResponse to respond without this backend. Raises Rejected to refuse.
         """
 
-    def backend_response(self, x: Exchange) -> HeaderResult:
+    def backend_response(self, exchange: Exchange) -> HeaderResult:
         """With the head that the backend sent, `x.response`, which may be changed. Returns and raises as above.
 
         Once for each attempt; raises NextAttempt to ask for another one.
         """
 
-    def response_headers(self, x: Exchange) -> HeaderResult:
+    def response_headers(self, exchange: Exchange) -> HeaderResult:
         """With the head for the client, `x.response`, which may be changed; also for another filter's LocalResponse.
 
         Does not run for error responses of the gateway: a refusal, an upstream that fails. Returns and raises as above.
         """
 
-    def response_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
+    def response_body(self, exchange: Exchange, data: bytes, last: bool) -> BodyResult:
         """As `request_body`, for the body to the client.
 
         BUFFER: the head waits until the whole body has passed. It may change `x.response`, raise Rejected with a status
@@ -262,7 +263,7 @@ class Filter:
         """
         return data
 
-    def response_trailers(self, x: Exchange, fields: Fields) -> TrailerResult:
+    def response_trailers(self, exchange: Exchange, fields: Fields) -> TrailerResult:
         """As `request_trailers`, for the fields behind the body to the client. Where the head has gone, a refusal
         breaks the response off. The `grpc-status` of a call may change, and always goes on.
         """
@@ -280,18 +281,18 @@ class Filter:
         since it was last. Must not raise or wait.
         """
 
-    def forecast(self, x: Exchange) -> None:
+    def forecast(self, exchange: Exchange) -> None:
         """For `egressproxy explain`: raises what would refuse each request to `x.backend`. Must not change or count."""
 
-    def approval(self, x: Exchange) -> str:
+    def approval(self, exchange: Exchange) -> str:
         """For `egressproxy explain`: how this exchange waits for a person, as a sentence; "" where it does not."""
         return ""
 
-    def explain(self, x: Exchange) -> list[LimitState]:
+    def explain(self, exchange: Exchange) -> list[LimitState]:
         """For `egressproxy explain`: the limits that hold for this exchange. Must not change or count anything."""
         return []
 
-    def complete(self, x: Exchange) -> None:
+    def complete(self, exchange: Exchange) -> None:
         """At the end of each exchange in which another method ran: releases what was taken. Must not raise or wait."""
 
     def drain(self) -> None:
@@ -337,7 +338,7 @@ class FilterContext:
     calls: Mapping[str, FilterCall] = field(default_factory=dict)
     keyed: Callable[[bytes, int], KeyedCounters] | None = None
     meter: FilterMeter = field(default_factory=lambda: FilterMeter(FilterMetrics(), "test", ""))
-    notices: FilterNotices = field(default_factory=lambda: FilterNotices(Notices(), "test", ""))
+    notices: FilterNotices = field(default_factory=lambda: FilterNotices(EventAggregator(), "test", ""))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from egressproxy.filters.base import ORIGINAL_BODY, REQUEST_TRAILERS, RESPONSE_T
 from egressproxy.filters.chosen_steps import UNBOUND, ChosenSteps, checked_result, length_not_kept, too_long
 from egressproxy.filters.coded_body import CodedBody, head_of
 from egressproxy.filters.content_coding import coding_of, note_change, without_digests
-from egressproxy.filters.filter_step import Step, run_trailers, settle, start, wait
+from egressproxy.filters.filter_step import FilterStep, run_trailers, settle, start, wait
 from egressproxy.model.exchange import Exchange
 
 
@@ -24,7 +24,7 @@ from egressproxy.model.exchange import Exchange
 class _StepState:
     """One step of one body. `is_off`: it failed open, which it cannot once its output `has_changed` the body."""
 
-    step: Step
+    step: FilterStep
     bound: int
     buffer: bytearray | None  # None: it collects nothing
     call: Callable[..., object]  # as the body began: what goes out of service meanwhile ends it as it has begun it
@@ -64,7 +64,7 @@ class BodyChain:
         self._original = bytearray() if chosen.wants_original and self.holds else None
         self._may_answer = self.holds or phase is Phase.REQUEST_BODY  # else the head of the response has gone
 
-    def feed(self, x: Exchange, data: bytes, last: bool) -> bytes | asyncio.Task[bytes]:
+    def feed(self, exchange: Exchange, data: bytes, last: bool) -> bytes | asyncio.Task[bytes]:
         """Take a piece of the body and return the bytes to send now; `last` is true once, and data may then be empty.
 
         An empty result before the last piece means that nothing is sent yet. A task must be done before the next piece
@@ -87,18 +87,18 @@ class BodyChain:
         if self._original is not None:
             self._original += data
             if last:
-                x.keep(ORIGINAL_BODY, bytes(self._original))
-        return self._through(self._flows, x, data, last)
+                ORIGINAL_BODY.set(exchange, bytes(self._original))
+        return self._through(self._flows, exchange, data, last)
 
     @property
     def is_of_request(self) -> bool:
         return self._phase is Phase.REQUEST_BODY
 
-    def held(self, x: Exchange) -> int:
+    def held(self, exchange: Exchange) -> int:
         """The bytes that are held for these filters, or by them."""
         size = self._waited_for + sum([len(flow.buffer) for flow in self._flows if flow.buffer is not None])
         for keeping in self._chosen.keeping:
-            size += keeping.held_bytes(x, self._phase)
+            size += keeping.held_bytes(exchange, self._phase)
         if self._coded is not None:
             size += self._coded.held
         return size if self._original is None else size + len(self._original)
@@ -107,11 +107,11 @@ class BodyChain:
     def sends_more(self) -> bool:
         return self._chosen.sends_more
 
-    def feed_more(self, x: Exchange, own: object) -> bytes | asyncio.Task[bytes]:
+    def feed_more(self, exchange: Exchange, own: object) -> bytes | asyncio.Task[bytes]:
         """As `feed`, where this filter has more to send, and nothing has come for it."""
         for position, flow in enumerate(self._flows):
             if flow.step.filter is own and not flow.is_off:
-                return self._through(self._flows[position:], x, b"", False, has_more=True)
+                return self._through(self._flows[position:], exchange, b"", False, has_more=True)
         return b""
 
     @property
@@ -130,35 +130,35 @@ class BodyChain:
             flow.step.filter.ignores_trailers or sees_trailers(flow.step.filter, self._phase) for flow in self._flows
         )
 
-    def expect_trailers(self, x: Exchange, block: bytes) -> None:
-        """The next piece is the last, and these trailers follow: filters that see them are told by a note."""
+    def expect_trailers(self, exchange: Exchange, block: bytes) -> None:
+        """The next piece is the last, and these trailers follow: filters that see them are told."""
         if self._chosen.trailers:
-            x.keep(REQUEST_TRAILERS if self._phase is Phase.REQUEST_BODY else RESPONSE_TRAILERS, block)
+            exchange.keep(REQUEST_TRAILERS if self._phase is Phase.REQUEST_BODY else RESPONSE_TRAILERS, block)
 
-    def run_trailers(self, x: Exchange, block: bytes) -> bytes | asyncio.Task[bytes]:
+    def run_trailers(self, exchange: Exchange, block: bytes) -> bytes | asyncio.Task[bytes]:
         """What filters that have not failed open leave of these trailers, or a task. Raises as `feed`."""
         if not self.keeps_length and (not self.holds or any(flow.has_changed for flow in self._flows)):
             block = without_digests(block)  # those of the body as it came
         off = {id(flow.step.filter) for flow in self._flows if flow.is_off}
-        return run_trailers([step for step in self._chosen.trailers if id(step.filter) not in off], x, block)
+        return run_trailers([step for step in self._chosen.trailers if id(step.filter) not in off], exchange, block)
 
-    def tail(self, x: Exchange, sent: bytes) -> bytes | None:
+    def tail(self, exchange: Exchange, sent: bytes) -> bytes | None:
         """The end of what has gone on (`sent`), without its coding; None: not known, and nothing fits behind it."""
         if self._coded is not None:
             return self._coded.tail
-        return None if coding_of(head_of(x, self._phase).fields) else sent
+        return None if coding_of(head_of(exchange, self._phase).fields) else sent
 
     def ended(self, data: bytes) -> bytes:
         """What goes on to end the body with `data` instead of what was to come. `tail` must not be None."""
         return data if self._coded is None else self._coded.ended(data)
 
-    async def feed_to_end(self, x: Exchange, data: bytes, last: bool) -> bytes:
+    async def feed_to_end(self, exchange: Exchange, data: bytes, last: bool) -> bytes:
         """As `feed`, and waits for the task."""
-        outcome = self.feed(x, data, last)
+        outcome = self.feed(exchange, data, last)
         return outcome if isinstance(outcome, bytes) else await outcome
 
     def _through(
-        self, flows: Sequence[_StepState], x: Exchange, data: bytes, last: bool, has_more: bool = False
+        self, flows: Sequence[_StepState], exchange: Exchange, data: bytes, last: bool, has_more: bool = False
     ) -> bytes | asyncio.Task[bytes]:
         """What goes on behind these filters, the last of the chain. The first gets b"", too, if it `has_more`."""
         for flow in flows:
@@ -180,18 +180,18 @@ class BodyChain:
                 has_more = False
             flow.step.stats.runs += 1
             try:
-                result = flow.call(x, data, last)
+                result = flow.call(exchange, data, last)
                 if result is data:
                     continue
                 if not isinstance(result, bytes) and isinstance(result, Awaitable):
                     self._waited_for = len(data)
-                    return start(self._go_on(flow, result, x, data, last), result)
+                    return start(self._go_on(flow, result, exchange, data, last), result)
                 data = self._given(flow, data, result)
             except BaseException as error:  # nothing is awaited here: whatever it is, the filter raised it
                 _settle(flow, error)
         has_changed = self.holds and last and any(flow.has_changed for flow in self._flows)
         if has_changed:
-            note_change(head_of(x, self._phase).fields)
+            note_change(head_of(exchange, self._phase).fields)
         if self._coded is not None:
             return self._coded.coded(data, last, has_changed=has_changed)
         if self.keeps_length:
@@ -201,14 +201,14 @@ class BodyChain:
         return data
 
     async def _go_on(
-        self, flow: _StepState, awaitable: Awaitable[object], x: Exchange, data: bytes, last: bool
+        self, flow: _StepState, awaitable: Awaitable[object], exchange: Exchange, data: bytes, last: bool
     ) -> bytes:
         try:
-            data = self._given(flow, data, await wait(flow.step, awaitable, x))
+            data = self._given(flow, data, await wait(flow.step, awaitable, exchange))
         except Exception as error:
             _settle(flow, error)
         self._waited_for = 0
-        outcome = self._through(self._flows[self._flows.index(flow) + 1 :], x, data, last)
+        outcome = self._through(self._flows[self._flows.index(flow) + 1 :], exchange, data, last)
         return outcome if isinstance(outcome, bytes) else await outcome
 
     def _given(self, flow: _StepState, data: bytes, result: object) -> bytes:

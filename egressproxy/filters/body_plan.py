@@ -11,7 +11,7 @@ from egressproxy.filters.body import BodyChain
 from egressproxy.filters.chosen_steps import UNBOUND, ChosenSteps
 from egressproxy.filters.coded_body import head_of, undecodable
 from egressproxy.filters.content_coding import CODINGS, coding_of, is_readable, note_change
-from egressproxy.filters.filter_step import Step, Steps, settle
+from egressproxy.filters.filter_step import FilterStep, FilterSteps, settle
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.message import ResponseHead
 
@@ -35,7 +35,9 @@ class BodyPlan:
 
     __slots__ = ("_choices", "decodes", "heads", "phase", "steps", "trailers")
 
-    def __init__(self, steps: Steps, phase: Phase, trailers: Steps = (), heads: frozenset[Step] = frozenset()) -> None:
+    def __init__(
+        self, steps: FilterSteps, phase: Phase, trailers: FilterSteps = (), heads: frozenset[FilterStep] = frozenset()
+    ) -> None:
         self.steps = steps
         self.phase = phase
         self.trailers = trailers
@@ -43,23 +45,23 @@ class BodyPlan:
         self.decodes = any(step.decodes for step in steps)
         self._choices: dict[int, ChosenSteps] = {}
 
-    def begin(self, x: Exchange) -> BodyChain | None:
+    def begin(self, exchange: Exchange) -> BodyChain | None:
         """A chain for the body of one exchange; None if every filter lets it pass unread, and sees no trailers.
 
         Raises what a filter refuses with, and GatewayFault(FILTER_FAILED, 502) if one fails.
         """
-        chosen = self.choose(x)
-        if self.phase is Phase.RESPONSE_BODY and x.response.status in PARTS:
-            chosen = self.without_part(x, chosen)
-        return None if chosen is None else self.chain(x, chosen)
+        chosen = self.choose(exchange)
+        if self.phase is Phase.RESPONSE_BODY and exchange.response.status in PARTS:
+            chosen = self.without_part(exchange, chosen)
+        return None if chosen is None else self.chain(exchange, chosen)
 
-    def choose(self, x: Exchange) -> ChosenSteps | None:
+    def choose(self, exchange: Exchange) -> ChosenSteps | None:
         """Ask each filter how it gets the body of one exchange: once for each body. Returns and raises as `begin`."""
         key, phase = 0, self.phase  # a number of base 3, with a digit for each step
         for step in self.steps:
             mode_for = step.mode_for
             try:
-                mode = step.filter.body_mode if mode_for is None else mode_for(x, phase)
+                mode = step.filter.body_mode if mode_for is None else mode_for(exchange, phase)
                 if mode is _BUFFER:
                     key = key * 3 + 2
                 elif mode is None:
@@ -74,23 +76,23 @@ class BodyPlan:
                 settle(step, error, may_fail_open=step.fail_open)
                 continue
             mark = step.mark
-            if mark:
-                notes = x.notes
-                if notes is None:
-                    x.notes = {mark: True}
+            if mark is not None:
+                state = exchange.state
+                if state:
+                    state[mark] = True
                 else:
-                    notes[mark] = True
+                    exchange.keep(mark, True)
         if not key and not self.heads:
             return None
         return self._choices.get(key) or self._choice(key)
 
-    def without_part(self, x: Exchange, chosen: ChosenSteps | None) -> ChosenSteps | None:
+    def without_part(self, exchange: Exchange, chosen: ChosenSteps | None) -> ChosenSteps | None:
         """Where a response with one of PARTS has a part that nobody has asked for: those of the filters that only count
         it, and no filter of content. They would look at a part alone, and what they change no longer has its place.
 
         Raises UpstreamFault (502) where one of them does not fail open. Source: RFC 9110 section 15.3.7, RFC 3229.
         """
-        if chosen is None or any(name in x.request.fields for name in _ASKS_FOR_PARTS):
+        if chosen is None or any(name in exchange.request.fields for name in _ASKS_FOR_PARTS):
             return chosen
         left = []
         for each in zip(chosen.steps, chosen.bounds, strict=True):
@@ -100,7 +102,7 @@ class BodyPlan:
                 continue
             step.stats.fail("UnaskedPart", is_open=step.fail_open)
             if not step.fail_open:
-                message = f"the backend has answered with a part ({x.response.status}) that it was not asked for"
+                message = f"the backend has answered with a part ({exchange.response.status}) that it was not asked for"
                 raise UpstreamFault(Reason.BAD_RESPONSE, message, rule=step.spec.source)
         return self._made(left) if left or self.heads else None
 
@@ -115,52 +117,52 @@ class BodyPlan:
             self._choices[key] = made
         return made
 
-    def _made(self, chosen: list[tuple[Step, int]]) -> ChosenSteps:
+    def _made(self, chosen: list[tuple[FilterStep, int]]) -> ChosenSteps:
         behind = {id(step.filter) for step, _ in chosen}
         trailers = tuple([step for step in self.trailers if step in self.heads or id(step.filter) in behind])
         return ChosenSteps(self.phase, chosen, trailers)
 
-    def chain(self, x: Exchange, chosen: ChosenSteps) -> BodyChain:
+    def chain(self, exchange: Exchange, chosen: ChosenSteps) -> BodyChain:
         """The chain of these filters for the body of one exchange. Raises BadRequest (415), or UpstreamFault (502)."""
         coding = b""
         if chosen.decodes:
-            coding = coding_of(head_of(x, self.phase).fields)
+            coding = coding_of(head_of(exchange, self.phase).fields)
             if coding:
-                chosen, coding = self._undoing(x, chosen, coding)
+                chosen, coding = self._undoing(exchange, chosen, coding)
         chain = BodyChain(chosen, coding)
         if not (chain.keeps_length or chain.holds):
-            note_change(head_of(x, self.phase).fields)
+            note_change(head_of(exchange, self.phase).fields)
         return chain
 
-    def limit_for(self, x: Exchange) -> int:
+    def limit_for(self, exchange: Exchange) -> int:
         """The longest body that those take which get this one whole, in bytes; -1 if it flows. Raises as `begin`."""
         limit = -1
         for step in self.steps:
-            mode = step.filter.body_mode if step.mode_for is None else _mode_for(step, x, self.phase)
+            mode = step.filter.body_mode if step.mode_for is None else _mode_for(step, exchange, self.phase)
             if mode is BodyMode.BUFFER and not 0 <= limit <= self._bound(step):
                 limit = self._bound(step)
         return limit
 
-    def _bound(self, step: Step) -> int:
+    def _bound(self, step: FilterStep) -> int:
         own = step.filter
         return (self.phase is Phase.RESPONSE_BODY and own.max_answer_bytes) or own.max_buffer_bytes
 
-    def describe(self, x: Exchange) -> None:
+    def describe(self, exchange: Exchange) -> None:
         """Make the head of a response without a body, to HEAD or a 304, that of the response with its body: RFC 9110
         sections 9.3.2 and 15.4.5. Raises as `begin`.
         """
         for step in self.steps:
-            mode = step.filter.body_mode if step.mode_for is None else _mode_for(step, x, self.phase)
+            mode = step.filter.body_mode if step.mode_for is None else _mode_for(step, exchange, self.phase)
             if mode is not None and not (step.only_reads or step.filter.keeps_length):
-                note_change(x.response.fields)
-                x.response.fields.remove(b"content-length")
+                note_change(exchange.response.fields)
+                exchange.response.fields.remove(b"content-length")
                 return
 
-    def _undoing(self, x: Exchange, chosen: ChosenSteps, coding: bytes) -> tuple[ChosenSteps, bytes]:
+    def _undoing(self, exchange: Exchange, chosen: ChosenSteps, coding: bytes) -> tuple[ChosenSteps, bytes]:
         """The coding to undo for these filters, b"" for none. Where it cannot be undone: those that go on without, as
         far as they fail open. Raises BadRequest (415), or UpstreamFault (502).
         """
-        head = head_of(x, self.phase)
+        head = head_of(exchange, self.phase)
         is_part = isinstance(head, ResponseHead) and head.status == 206
         if (coding in CODINGS and not is_part) or (
             chosen.only_reads and self.phase is Phase.REQUEST_BODY and is_readable(coding)
@@ -176,10 +178,10 @@ class BodyPlan:
         return self._made(left), b""
 
 
-def _mode_for(step: Step, x: Exchange, phase: Phase) -> BodyMode | None:
+def _mode_for(step: FilterStep, exchange: Exchange, phase: Phase) -> BodyMode | None:
     """What the filter decides for this body; None, too, where it fails and is declared to fail open."""
     try:
-        mode = step.mode_for(x, phase)  # type: ignore[misc]  # the caller has looked
+        mode = step.mode_for(exchange, phase)  # type: ignore[misc]  # the caller has looked
         if mode is None or isinstance(mode, BodyMode):
             return mode
         raise _no_mode(mode)

@@ -17,7 +17,7 @@ from egressproxy.errors import Denied, GatewayFault, Reason
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase, UnusableReference
 from egressproxy.filters.credentials.placeholder_watch import forms_of
 from egressproxy.filters.settings import FilterConfig, SecretRef, Within
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.fields import Fields
 
 #: A shorter key would be found where nobody has used it, and what flows is looked at in pieces that hold the longest.
@@ -46,7 +46,7 @@ class CanaryKeys(Filter):
     def __init__(self, context: FilterContext) -> None:
         config: CanaryKeysConfig = context.config
         self._source = context.source
-        self._note = f"canary {id(self)}"
+        self._tail: StateSlot[bytes] = StateSlot("canary")
         self._notices = context.notices
         self._used = context.meter.counter("egress_canary_keys_used", "Requests that had a canary key.", ("key",))
         self._forms: list[tuple[str, bytes]] = []  # with the label of its Secret
@@ -69,40 +69,39 @@ class CanaryKeys(Filter):
         #: Names of hosts, and of fields in HTTP/2, are in lower case.
         self._lowered = [(label, form.lower()) for label, form in self._forms]
 
-    def request_headers(self, x: Exchange) -> None:
+    def request_headers(self, exchange: Exchange) -> None:
         """Raises Denied (403); GatewayFault where a Secret is missing, so that nobody relies on what is not there."""
         if self._missing:
             message = f"the canary key {self._missing} is missing"
             remedy = f"create the Secret and entry {self._missing}, or take it out of secretRefs"
             raise GatewayFault(Reason.CREDENTIAL_MISSING, message, rule=self._source, remedy=remedy)
-        head = x.request
-        said = head.fields.block, head.path, head.method, head.upgrade, head.via, str(x.authority).encode()
-        self._look(x, map(bytes.lower, readings(b" ".join(said))), self._lowered)
+        head = exchange.request
+        said = head.fields.block, head.path, head.method, head.upgrade, head.via, str(exchange.authority).encode()
+        self._look(exchange, map(bytes.lower, readings(b" ".join(said))), self._lowered)
 
-    def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+    def request_body(self, exchange: Exchange, data: bytes, last: bool) -> bytes:
         """Raises Denied (403)."""
-        tail: bytes = (x.notes or {}).get(self._note, b"")
-        text = tail + data
-        self._look(x, readings(text), self._forms)
+        text = (exchange.state.get(self._tail) or b"") + data
+        self._look(exchange, readings(text), self._forms)
         if not last:
-            x.note(self._note, text[-self._longest :])
+            exchange.keep(self._tail, text[-self._longest :])
         return data
 
-    def request_trailers(self, x: Exchange, fields: Fields) -> None:
+    def request_trailers(self, exchange: Exchange, fields: Fields) -> None:
         """Raises Denied (403)."""
-        self._look(x, map(bytes.lower, readings(fields.block)), self._lowered)
+        self._look(exchange, map(bytes.lower, readings(fields.block)), self._lowered)
 
-    def _look(self, x: Exchange, texts: Iterable[bytes], forms: list[tuple[str, bytes]]) -> None:
+    def _look(self, exchange: Exchange, texts: Iterable[bytes], forms: list[tuple[str, bytes]]) -> None:
         for text in texts:
             for label, form in forms:
                 if form in text:
-                    self._found(x, label)
+                    self._found(exchange, label)
 
-    def _found(self, x: Exchange, label: str) -> None:
-        who = x.identity.name if x.identity.name != "-" else "a client that is not known"
+    def _found(self, exchange: Exchange, label: str) -> None:
+        who = exchange.identity.name if exchange.identity.name != "-" else "a client that is not known"
         self._used.add(1, label)
         self._notices.warning("CanaryKeyUsed", f"{who} has used the canary key {label}: find out how it came by it")
-        x.add_log_fields({"canary": label})
+        exchange.add_log_fields({"canary": label})
         raise Denied(Reason.CANARY_KEY, "the request has a key that nobody may use", rule=self._source, detail=label)
 
 

@@ -20,9 +20,10 @@ from typing import Any, Final
 from egressproxy.filters.added_filters import DECODABLE, ORIGINAL, DecodableAnswers, OriginalHead, arranged, keeper
 from egressproxy.filters.base import Phase
 from egressproxy.filters.body_plan import BodyPlan
+from egressproxy.filters.configured_filter import ConfiguredFilter, in_order, placed_filters
 from egressproxy.filters.filter_step import (
-    Step,
-    Steps,
+    FilterStep,
+    FilterSteps,
     checked_answer,
     let_trailers,
     settle,
@@ -30,9 +31,8 @@ from egressproxy.filters.filter_step import (
     trailer_steps,
     wait,
 )
-from egressproxy.filters.placed_filter import PlacedFilter, in_order, placed_filters
 from egressproxy.ir.policy import BACKEND_LEVEL, ExtensionIR
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import EMPTY_STATE, Exchange
 from egressproxy.model.local_response import LocalResponse
 
 _BODY_PHASES: Final = frozenset((Phase.REQUEST_BODY, Phase.RESPONSE_BODY))
@@ -43,17 +43,17 @@ _OF_A_BACKEND: Final = frozenset((Phase.BACKEND_REQUEST, Phase.BACKEND_RESPONSE)
 class Chain:
     """The phases of one place: a tuple of steps for `run`, or a BodyPlan to `begin`; None where no filter runs."""
 
-    request_headers: Steps | None = None
+    request_headers: FilterSteps | None = None
     request_body: BodyPlan | None = None
-    connect: Steps | None = None
-    backend_request: Steps | None = None
-    backend_response: Steps | None = None
-    response_headers: Steps | None = None
+    connect: FilterSteps | None = None
+    backend_request: FilterSteps | None = None
+    backend_response: FilterSteps | None = None
+    response_headers: FilterSteps | None = None
     response_body: BodyPlan | None = None
     #: The body filters of a Backend, on its own leg: once for each attempt. Those of responses are in response_body.
     leg_request_body: BodyPlan | None = None
     #: Those with a `complete`, for `finish`.
-    complete: tuple[PlacedFilter, ...] = ()
+    complete: tuple[ConfiguredFilter, ...] = ()
     #: Those of unknown types that fail open: requests go on without them.
     skipped: tuple[ExtensionIR, ...] = ()
     #: Every filter that looks at heads of responses lets the text pass with which a call of gRPC ends.
@@ -72,7 +72,7 @@ class Chain:
     #: It is not shared by places with the same filters.
     is_of_one_place: bool = False
     #: backend_response and response_headers, without those that are None.
-    response_phases: tuple[Steps, ...] = field(init=False)
+    response_phases: tuple[FilterSteps, ...] = field(init=False)
 
     def __post_init__(self) -> None:
         phases = tuple(steps for steps in (self.backend_response, self.response_headers) if steps is not None)
@@ -87,14 +87,14 @@ class Chain:
         return self._after_attempts or self
 
 
-def approvals(chain: Chain, x: Exchange) -> list[tuple[ExtensionIR, str]]:
+def approvals(chain: Chain, exchange: Exchange) -> list[tuple[ExtensionIR, str]]:
     """The filters at which this exchange waits for a person, and how, as sentences. Nothing is run."""
     body = chain.request_body.steps if chain.request_body is not None else ()
     filters = {id(step.filter): step for step in (*(chain.request_headers or ()), *body)}
-    return [(step.spec, says) for step in filters.values() if (says := step.filter.approval(x))]
+    return [(step.spec, says) for step in filters.values() if (says := step.filter.approval(exchange))]
 
 
-def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], PlacedFilter]) -> Chain:
+def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], ConfiguredFilter]) -> Chain:
     """Sort the specs, build them with `make` (usually `FilterInstances.place`), flatten. Raises what `make` raises."""
     ordered = in_order(specs)
     skipped = tuple(spec for spec in ordered if not spec.is_known and spec.fail_open)
@@ -104,7 +104,7 @@ def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], Pl
     around = keeper(in_phase)
     trailers = _TrailerPlaces(filters)
     for phase in Phase:
-        running: Sequence[PlacedFilter] = in_phase[phase]
+        running: Sequence[ConfiguredFilter] = in_phase[phase]
         if phase in _BODY_PHASES:
             # The leg of a Backend is behind the rule for a request, and before it for a response.
             leg = [placed for placed in running if placed.spec.level >= BACKEND_LEVEL]
@@ -126,13 +126,13 @@ def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], Pl
             phases[phase.method] = _steps(running, phase)
     body: BodyPlan | None = phases.get("response_body")
     if body is not None and any(step.decodes and not step.filter.asks_for_plain for step in body.steps):
-        of_leg: Steps = phases.get("backend_request", ())
-        asking = PlacedFilter(DECODABLE, DecodableAnswers())
-        phases["backend_request"] = (Step(asking, Phase.BACKEND_REQUEST, of_leg), *of_leg)
-    noted: Steps = phases.get("request_headers", ())
+        of_leg: FilterSteps = phases.get("backend_request", ())
+        asking = ConfiguredFilter(DECODABLE, DecodableAnswers())
+        phases["backend_request"] = (FilterStep(asking, Phase.BACKEND_REQUEST, of_leg), *of_leg)
+    noted: FilterSteps = phases.get("request_headers", ())
     if noted and any(placed.filter.needs_original or placed.filter.waits_for_people for placed in filters):
-        keeping = PlacedFilter(ORIGINAL, OriginalHead())
-        phases["request_headers"] = (Step(keeping, Phase.REQUEST_HEADERS, noted), *noted)
+        keeping = ConfiguredFilter(ORIGINAL, OriginalHead())
+        phases["request_headers"] = (FilterStep(keeping, Phase.REQUEST_HEADERS, noted), *noted)
     looking = (*phases.get("backend_response", ()), *phases.get("response_headers", ()))
     phases["lets_request_trailers"] = let_trailers(trailers.request, Phase.REQUEST_BODY)
     phases["lets_leg_trailers"] = not phases.get("backend_request") or let_trailers(
@@ -145,23 +145,23 @@ def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], Pl
         default=-1,
     )
     # Each instance once, although the same spec may be in the chain twice.
-    phases["complete"] = completing = tuple(dict.fromkeys(placed for placed in filters if placed.mark))
+    phases["complete"] = completing = tuple(dict.fromkeys(placed for placed in filters if placed.mark is not None))
     for placed in completing:
         placed.stats_in(Phase(placed.spec.phase))  # where its failures are counted, from 0
     return Chain(**phases)
 
 
-def _steps(running: Sequence[PlacedFilter], phase: Phase) -> Steps:
-    steps: Steps = ()
+def _steps(running: Sequence[ConfiguredFilter], phase: Phase) -> FilterSteps:
+    steps: FilterSteps = ()
     for placed in reversed(running):
-        steps = (Step(placed, phase, steps), *steps)
+        steps = (FilterStep(placed, phase, steps), *steps)
     return steps
 
 
 class _TrailerPlaces:
     """Which filters of one place look at heads, and where they see trailers: each of them once in each direction."""
 
-    def __init__(self, filters: Sequence[PlacedFilter]) -> None:
+    def __init__(self, filters: Sequence[ConfiguredFilter]) -> None:
         asking, sending = frozenset((Phase.REQUEST_HEADERS,)), frozenset((Phase.BACKEND_REQUEST,))
         answering = frozenset((Phase.BACKEND_RESPONSE, Phase.RESPONSE_HEADERS))
         self._all = filters
@@ -170,7 +170,9 @@ class _TrailerPlaces:
         self.leg = [placed for placed in self.looking_at_leg if placed not in self.request]
         self.response = [placed for placed in filters if placed.phases() & answering]
 
-    def plan(self, running: Sequence[PlacedFilter], phase: Phase, looking: Sequence[PlacedFilter]) -> BodyPlan | None:
+    def plan(
+        self, running: Sequence[ConfiguredFilter], phase: Phase, looking: Sequence[ConfiguredFilter]
+    ) -> BodyPlan | None:
         """The plan for the body and its trailers; `running` look at the body, `looking` at the head. None: nobody."""
         ordered = [*running, *(placed for placed in looking if placed not in running)]
         if looking is self.request:
@@ -191,19 +193,19 @@ class _TrailerPlaces:
 Outcome = LocalResponse | asyncio.Task[LocalResponse | None]
 
 
-def run(steps: Steps, x: Exchange) -> Outcome | None:
+def run(steps: FilterSteps, exchange: Exchange) -> Outcome | None:
     """Run one header phase; None: all filters passed. Raises what one refuses with; GatewayFault (502) if one fails."""
     try:
         for step in steps:
             mark = step.mark
-            if mark:
-                notes = x.notes  # a filter may have made them
-                if notes is None:
-                    x.notes = {mark: True}
+            if mark is not None:
+                state = exchange.state  # a filter may have made it
+                if state:
+                    state[mark] = True
                 else:
-                    notes[mark] = True
+                    exchange.keep(mark, True)
             step.stats.runs += 1
-            result = step.call(x)
+            result = step.call(exchange)
             if result is not None:
                 break
         else:
@@ -211,40 +213,41 @@ def run(steps: Steps, x: Exchange) -> Outcome | None:
         if isinstance(result, LocalResponse):
             return checked_answer(step, result)
         if isinstance(result, Awaitable):
-            return start(_go_on(step, result, x), result)
+            return start(_go_on(step, result, exchange), result)
         raise TypeError
     except BaseException as error:  # nothing is awaited here: whatever it is, the filter raised it
         settle(step, error, may_fail_open=step.fail_open)
-        return run(step.rest, x)
+        return run(step.rest, exchange)
 
 
-async def run_to_end(steps: Steps | None, x: Exchange) -> LocalResponse | None:
+async def run_to_end(steps: FilterSteps | None, exchange: Exchange) -> LocalResponse | None:
     """Run one header phase and wait for it. Returns None if all filters passed, or none runs. Raises as `run`."""
-    outcome = run(steps, x) if steps is not None else None
+    outcome = run(steps, exchange) if steps is not None else None
     return await outcome if isinstance(outcome, asyncio.Task) else outcome
 
 
-def finish(completing: Sequence[PlacedFilter], x: Exchange) -> None:
+def finish(completing: Sequence[ConfiguredFilter], exchange: Exchange) -> None:
     """Run `complete` of every filter of this chain that ran in this exchange. A second call does nothing."""
-    notes = x.notes
-    if notes is None or not completing:
+    state = exchange.state
+    if not completing or state is EMPTY_STATE:
         return
     for placed in completing:
-        if notes.pop(placed.mark, None):
+        mark = placed.mark
+        if mark is not None and state.pop(mark, None):
             try:
-                placed.filter.complete(x)
+                placed.filter.complete(exchange)
             except BaseException as error:
                 placed.stats_in(Phase(placed.spec.phase)).fail(type(error).__name__, is_open=True)
 
 
-async def _go_on(step: Step, awaitable: Awaitable[object], x: Exchange) -> LocalResponse | None:
+async def _go_on(step: FilterStep, awaitable: Awaitable[object], exchange: Exchange) -> LocalResponse | None:
     """The rest of a phase, from the step that waits."""
     try:
-        result = await wait(step, awaitable, x)
+        result = await wait(step, awaitable, exchange)
         if isinstance(result, LocalResponse):
             return checked_answer(step, result)
         if result is not None:
             raise TypeError
     except Exception as error:
         settle(step, error, may_fail_open=step.fail_open)
-    return await run_to_end(step.rest, x)
+    return await run_to_end(step.rest, exchange)

@@ -14,7 +14,7 @@ from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason
 from egressproxy.filters.base import ORIGINAL_BODY, Filter, Phase
 from egressproxy.filters.coded_body import head_of
 from egressproxy.filters.content_coding import note_change
-from egressproxy.filters.filter_step import FilterAnswered, Step, Steps, checked_answer, settle, start, wait
+from egressproxy.filters.filter_step import FilterAnswered, FilterStep, FilterSteps, checked_answer, settle, start, wait
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
@@ -25,7 +25,7 @@ MAX_RESULT: Final = 64 * 1024 * 1024
 UNBOUND: Final = sys.maxsize
 
 #: A step, the bytes that it collects at most, and the same of those behind it.
-_Linked = tuple[tuple[Step, int, "_Linked"], ...]
+_Linked = tuple[tuple[FilterStep, int, "_Linked"], ...]
 
 
 class ResultTooLarge(Exception):
@@ -52,7 +52,7 @@ class ChosenSteps:
         "steps", "trailers", "wants_original",
     )  # fmt: skip
 
-    def __init__(self, phase: Phase, chosen: Iterable[tuple[Step, int]], trailers: Steps) -> None:
+    def __init__(self, phase: Phase, chosen: Iterable[tuple[FilterStep, int]], trailers: FilterSteps) -> None:
         """`chosen` are the steps with their bounds."""
         self.phase = phase
         self.steps = tuple([step for step, _ in chosen])
@@ -84,14 +84,14 @@ class ChosenSteps:
         """Whether a body of this length may be collected: the first filter gets it whole, and none sees trailers."""
         return not self.trailers and 0 < length <= self.bounds[0] != UNBOUND
 
-    def pass_whole(self, x: Exchange, body: bytes) -> bytes | asyncio.Task[bytes]:
+    def pass_whole(self, exchange: Exchange, body: bytes) -> bytes | asyncio.Task[bytes]:
         """What `BodyChain.feed` returns for this body in one piece, and raises: each filter is called once."""
         if self.wants_original:
-            x.keep(ORIGINAL_BODY, body)
-        return self._pass(self._linked, x, body, body)
+            ORIGINAL_BODY.set(exchange, body)
+        return self._pass(self._linked, exchange, body, body)
 
     def _pass(
-        self, linked: _Linked, x: Exchange, came: bytes, data: bytes, has_changed: bool = False
+        self, linked: _Linked, exchange: Exchange, came: bytes, data: bytes, has_changed: bool = False
     ) -> bytes | asyncio.Task[bytes]:
         """`came` is the body before the first filter."""
         for step, bound, rest in linked:
@@ -99,12 +99,12 @@ class ChosenSteps:
                 raise too_long(step, bound, self.phase)
             step.stats.runs += 1
             try:
-                result = step.call(x, data, True)
+                result = step.call(exchange, data, True)
                 if result is data:
                     continue
                 if type(result) is not bytes or step.only_reads or len(result) > MAX_RESULT:
                     if not isinstance(result, bytes) and isinstance(result, Awaitable):
-                        going_on = self._go_on(step, result, rest, x, came, data, has_changed)
+                        going_on = self._go_on(step, result, rest, exchange, came, data, has_changed)
                         return start(going_on, result)
                     result = checked_result(step, data, result, may_answer=True)
                 has_changed = has_changed or result != data
@@ -112,33 +112,33 @@ class ChosenSteps:
             except BaseException as error:  # nothing is awaited here: whatever it is, the filter raised it
                 settle(step, error, may_fail_open=step.fail_open)
         if has_changed:
-            note_change(head_of(x, self.phase).fields)
+            note_change(head_of(exchange, self.phase).fields)
         if self.keeps_length and len(data) != len(came):
             raise length_not_kept(self.steps)
         return data
 
     async def _go_on(
         self,
-        step: Step,
+        step: FilterStep,
         awaitable: Awaitable[object],
         rest: _Linked,
-        x: Exchange,
+        exchange: Exchange,
         came: bytes,
         data: bytes,
         has_changed: bool,
     ) -> bytes:
         """The rest of the filters, from the one that waits."""
         try:
-            result = checked_result(step, data, await wait(step, awaitable, x), may_answer=True)
+            result = checked_result(step, data, await wait(step, awaitable, exchange), may_answer=True)
             has_changed = has_changed or result != data
             data = result
         except Exception as error:
             settle(step, error, may_fail_open=step.fail_open)
-        outcome = self._pass(rest, x, came, data, has_changed)
+        outcome = self._pass(rest, exchange, came, data, has_changed)
         return outcome if isinstance(outcome, bytes) else await outcome
 
 
-def checked_result(step: Step, data: bytes, result: object, *, may_answer: bool) -> bytes:
+def checked_result(step: FilterStep, data: bytes, result: object, *, may_answer: bool) -> bytes:
     """What goes on for `data`. Raises FilterAnswered for a response if it `may_answer`, TypeError, ResultTooLarge."""
     if not isinstance(result, bytes):
         if isinstance(result, LocalResponse) and may_answer:
@@ -149,7 +149,7 @@ def checked_result(step: Step, data: bytes, result: object, *, may_answer: bool)
     return data if step.only_reads else result
 
 
-def too_long(step: Step, bound: int, phase: Phase) -> GatewayError:
+def too_long(step: FilterStep, bound: int, phase: Phase) -> GatewayError:
     """The error for a body that is longer than a filter collects; it is counted."""
     step.stats.rejected += 1
     message = f"the body is longer than the {bound} bytes that filter {step.spec.name} takes"
@@ -158,7 +158,7 @@ def too_long(step: Step, bound: int, phase: Phase) -> GatewayError:
     return UpstreamFault(Reason.BAD_RESPONSE, message, status=502, rule=step.spec.source)
 
 
-def length_not_kept(steps: Steps) -> GatewayFault:
+def length_not_kept(steps: FilterSteps) -> GatewayFault:
     """The error of filters that have promised to keep the length of a body and do not; it is counted."""
     for step in steps:
         step.stats.fail("LengthNotKept", is_open=False)

@@ -79,8 +79,8 @@ class CodedBody:
         return self._encoder.encode(data, True)
 
 
-def head_of(x: Exchange, phase: Phase) -> RequestHead | ResponseHead:
-    return x.response if phase is Phase.RESPONSE_BODY else x.request
+def head_of(exchange: Exchange, phase: Phase) -> RequestHead | ResponseHead:
+    return exchange.response if phase is Phase.RESPONSE_BODY else exchange.request
 
 
 def undecodable(phase: Phase, why: str, rule: str, *, is_unknown: bool = False) -> GatewayError:

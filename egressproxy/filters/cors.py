@@ -78,10 +78,10 @@ class Cors(Filter):
         self._always_block = Fields.of(always).block
         self._max_age = b"%d" % config.max_age
 
-    def request_headers(self, x: Exchange) -> LocalResponse | None:
-        if not is_preflight(x):
+    def request_headers(self, exchange: Exchange) -> LocalResponse | None:
+        if not is_preflight(exchange):
             return None
-        fields = x.request.fields
+        fields = exchange.request.fields
         origin = self._origins.allowed(fields)
         if not origin:
             return LocalResponse(200, ((b"Vary", _PREFLIGHT_VARY),))
@@ -105,13 +105,13 @@ class Cors(Filter):
         allowed = ((b"Access-Control-Allow-Origin", origin), *self._always) if origin else ()
         return (*allowed, (b"Vary", b"Origin"))
 
-    def response_headers(self, x: Exchange) -> None:
+    def response_headers(self, exchange: Exchange) -> None:
         """Replaces the CORS fields of the backend by those of the route, and adds Origin to Vary."""
-        if is_preflight(x):
+        if is_preflight(exchange):
             return  # it is our own response
-        fields = x.response.fields
+        fields = exchange.response.fields
         fields.cut(_FIELDS)
-        origin = self._origins.allowed(x.request.fields)
+        origin = self._origins.allowed(exchange.request.fields)
         if origin:
             exposed = b""
             if self._exposes_all:
@@ -179,10 +179,10 @@ def _normal(origin: bytes) -> bytes:
     return origin
 
 
-def is_preflight(x: Exchange) -> bool:
+def is_preflight(exchange: Exchange) -> bool:
     """Whether it is a CORS-preflight request of the Fetch standard: OPTIONS with these two fields."""
-    fields = x.request.fields
-    return x.request.method == b"OPTIONS" and b"origin" in fields and b"access-control-request-method" in fields
+    fields = exchange.request.fields
+    return exchange.request.method == b"OPTIONS" and b"origin" in fields and b"access-control-request-method" in fields
 
 
 def _listed(names: Iterable[str]) -> bytes:

@@ -17,9 +17,9 @@ from weakref import WeakSet
 
 from egressproxy.filters.base import Filter
 from egressproxy.ir.policy import ExtensionIR
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
+from egressproxy.telemetry.event_aggregator import FilterNotices, FilterStats
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
-from egressproxy.telemetry.notices import FilterNotices, FilterStats
 
 
 class OutOfService(Exception):
@@ -31,7 +31,7 @@ class PlacedStep(Protocol):
 
     call: Callable[..., object]
     mode_for: Callable[..., object] | None
-    mark: str
+    mark: StateSlot[bool] | None
     fail_open: bool
     filter: Filter
     stats: FilterStats
@@ -109,7 +109,7 @@ def _take_out(budget: ErrorBudget, step: PlacedStep) -> None:
     out = _Out(budget, step)
     step.call = out
     step.mode_for = out.mode_for
-    step.mark = ""  # what has not run has nothing to complete
+    step.mark = None  # what has not run has nothing to complete
 
 
 class _Out:
@@ -121,22 +121,22 @@ class _Out:
         self._budget = budget
         self._step = step
 
-    def __call__(self, x: Exchange, *piece: object) -> object:
+    def __call__(self, exchange: Exchange, *piece: object) -> object:
         step = self._step
         if self._budget.take_back():
-            if step.mark:
-                x.keep(step.mark, True)
-            return step.call(x, *piece)
+            if step.mark is not None:
+                exchange.keep(step.mark, True)
+            return step.call(exchange, *piece)
         step.stats.out_of_service += 1
         if not step.fail_open:
             raise OutOfService
         return piece[0] if piece else None
 
-    def mode_for(self, x: Exchange, phase: object) -> object:
+    def mode_for(self, exchange: Exchange, phase: object) -> object:
         """As `body_mode_for` of the filter."""
         step = self._step
         if self._budget.take_back():
-            return step.filter.body_mode if step.mode_for is None else step.mode_for(x, phase)
+            return step.filter.body_mode if step.mode_for is None else step.mode_for(exchange, phase)
         step.stats.runs += 1
         step.stats.out_of_service += 1
         if not step.fail_open:

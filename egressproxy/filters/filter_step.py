@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 from egressproxy.errors import GatewayError, GatewayFault, Reason
 from egressproxy.filters.base import Filter, Phase, sees_trailers
 from egressproxy.filters.calls import CallFailed
+from egressproxy.filters.configured_filter import ConfiguredFilter
 from egressproxy.filters.error_budget import OutOfService
 from egressproxy.filters.filter_trace import is_traced, traced
-from egressproxy.filters.placed_filter import PlacedFilter
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
@@ -30,7 +30,7 @@ R = TypeVar("R")
 _FRAMING = frozenset((b"connection", b"content-length", b"transfer-encoding"))
 
 
-class Step:
+class FilterStep:
     """One filter in one phase, or with the trailers behind a body (`method_name`). `call`: its method, or what is
     called in its place while it is measured or out of service; `own`: its method. `mode_for`: its `body_mode_for`;
     None: its `body_mode` holds for every body. `rest`: the steps of the phase after it.
@@ -41,7 +41,7 @@ class Step:
         "own", "own_mark", "rest", "spec", "stats",
     )  # fmt: skip
 
-    def __init__(self, placed: PlacedFilter, phase: Phase, rest: Steps = (), method_name: str = "") -> None:
+    def __init__(self, placed: ConfiguredFilter, phase: Phase, rest: FilterSteps = (), method_name: str = "") -> None:
         method: Callable[..., object] = getattr(placed.filter, method_name or phase.method)
         self.file: str | None = getattr(getattr(method, "__code__", None), "co_filename", None)
         self.own = self.call = traced(placed.spec.name, phase.value, method) if is_traced() else method
@@ -68,7 +68,7 @@ class Step:
         self.mode_for = self.filter.body_mode_for if decides else None
 
 
-Steps = tuple[Step, ...]
+FilterSteps = tuple[FilterStep, ...]
 
 
 class FilterAnswered(GatewayError):
@@ -76,7 +76,7 @@ class FilterAnswered(GatewayError):
 
     is_quotable = False
 
-    def __init__(self, answer: LocalResponse, step: Step) -> None:
+    def __init__(self, answer: LocalResponse, step: FilterStep) -> None:
         message = f"filter {step.spec.name} answered in place of the server"
         super().__init__(Reason.FILTER_REJECTED, message, status=answer.status, rule=step.spec.source)
         self.answer = answer
@@ -94,7 +94,7 @@ class FilterExited(Exception):
     """The filter raised SystemExit, KeyboardInterrupt or another BaseException that is not an Exception."""
 
 
-def checked_answer(step: Step, response: LocalResponse) -> LocalResponse:
+def checked_answer(step: FilterStep, response: LocalResponse) -> LocalResponse:
     """The response without fields of the framing. Raises ValueError or TypeError for what is not valid in it."""
     if not (
         isinstance(response.status, int) and isinstance(response.body, bytes) and isinstance(response.phrase, bytes)
@@ -106,7 +106,7 @@ def checked_answer(step: Step, response: LocalResponse) -> LocalResponse:
     return response if len(kept) == len(response.fields) else replace(response, fields=kept)
 
 
-def settle(step: Step, error: BaseException, *, may_fail_open: bool) -> None:
+def settle(step: FilterStep, error: BaseException, *, may_fail_open: bool) -> None:
     """Count what a step raised. Returns if the exchange may go on without the filter.
 
     Raises a refusal (any GatewayError) again, with the declaring object as its rule if it names none, and
@@ -160,7 +160,7 @@ def _kind(error: BaseException) -> str:
     return kind
 
 
-def _place(step: Step, error: BaseException) -> str:
+def _place(step: FilterStep, error: BaseException) -> str:
     """` at FILE:LINE` of the last frame in the filter's own file, else of the last frame; never what it said."""
     places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
     shown = [place for place in places if place[0] == step.file] or places
@@ -170,13 +170,13 @@ def _place(step: Step, error: BaseException) -> str:
     return f" at {os.path.basename(file)}:{line}"
 
 
-async def wait(step: Step, awaitable: Awaitable[R], x: Exchange) -> R:
+async def wait(step: FilterStep, awaitable: Awaitable[R], exchange: Exchange) -> R:
     """Await what a step has returned, under its deadline. Raises DeadlinePassed, and what the filter raises."""
     is_for_people = step.filter.waits_for_people
     deadline = asyncio.timeout(None if is_for_people else step.spec.timeout_s or None)
     began = perf_counter()
     if is_for_people:
-        x.hold_for_people(1)
+        exchange.hold_for_people(1)
     try:
         async with deadline:
             return await awaitable
@@ -198,7 +198,7 @@ async def wait(step: Step, awaitable: Awaitable[R], x: Exchange) -> R:
         raise FilterExited(type(error).__name__) from None  # a task would pass it on to the loop, which ends with it
     finally:
         if is_for_people:
-            x.hold_for_people(-1)
+            exchange.hold_for_people(-1)
         step.stats.took(perf_counter() - began)
         del deadline  # it holds the task, which holds the error, whose frames hold us: no cycle
 
@@ -217,18 +217,18 @@ def start(coroutine: Coroutine[Any, Any, R], waiting: object) -> asyncio.Task[R]
     return task
 
 
-def trailer_steps(placed: Sequence[PlacedFilter], phase: Phase) -> Steps:
+def trailer_steps(placed: Sequence[ConfiguredFilter], phase: Phase) -> FilterSteps:
     """Those of the filters that see the trailers behind REQUEST_BODY or RESPONSE_BODY, in this order."""
     name = phase.method.replace("body", "trailers")
-    return tuple([Step(each, phase, (), name) for each in placed if sees_trailers(each.filter, phase)])
+    return tuple([FilterStep(each, phase, (), name) for each in placed if sees_trailers(each.filter, phase)])
 
 
-def let_trailers(looking: Sequence[PlacedFilter], phase: Phase) -> bool:
+def let_trailers(looking: Sequence[ConfiguredFilter], phase: Phase) -> bool:
     """Whether all of those filters that look at a head see the trailers of its message, too."""
     return bool(looking) and all(sees_trailers(each.filter, phase) for each in looking)
 
 
-def run_trailers(steps: Sequence[Step], x: Exchange, block: bytes) -> bytes | asyncio.Task[bytes]:
+def run_trailers(steps: Sequence[FilterStep], exchange: Exchange, block: bytes) -> bytes | asyncio.Task[bytes]:
     """Show these trailers to the filters. Returns what they leave of them, or a task that does.
 
     A filter that fails open leaves them as they were. Raises what a filter refuses with, and
@@ -238,9 +238,9 @@ def run_trailers(steps: Sequence[Step], x: Exchange, block: bytes) -> bytes | as
         fields = Fields(block)
         step.stats.runs += 1
         try:
-            result = step.call(x, fields)
+            result = step.call(exchange, fields)
             if isinstance(result, Awaitable):
-                return start(_go_on(step, result, fields, steps[position:], x, block), result)
+                return start(_go_on(step, result, fields, steps[position:], exchange, block), result)
             block = _given(fields, result)
         except BaseException as error:  # nothing is awaited here: whatever it is, the filter raised it
             settle(step, error, may_fail_open=step.fail_open)
@@ -248,13 +248,18 @@ def run_trailers(steps: Sequence[Step], x: Exchange, block: bytes) -> bytes | as
 
 
 async def _go_on(
-    step: Step, awaitable: Awaitable[object], fields: Fields, rest: Sequence[Step], x: Exchange, block: bytes
+    step: FilterStep,
+    awaitable: Awaitable[object],
+    fields: Fields,
+    rest: Sequence[FilterStep],
+    exchange: Exchange,
+    block: bytes,
 ) -> bytes:
     try:
-        block = _given(fields, await wait(step, awaitable, x))
+        block = _given(fields, await wait(step, awaitable, exchange))
     except Exception as error:
         settle(step, error, may_fail_open=step.fail_open)
-    outcome = run_trailers(rest, x, block)
+    outcome = run_trailers(rest, exchange, block)
     return outcome if isinstance(outcome, bytes) else await outcome
 
 

@@ -16,7 +16,7 @@ from egressproxy.errors import GatewayError
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
-from egressproxy.telemetry.notices import FilterStats
+from egressproxy.telemetry.event_aggregator import FilterStats
 
 log = logging.getLogger("egressproxy.filters")
 
@@ -60,27 +60,27 @@ def is_traced() -> bool:
 def traced(name: str, phase: str, method: Callable[..., object]) -> Callable[..., object]:
     """This method, with a line in the log for each call: what came of it, when, and the names of what has changed."""
 
-    def call(x: Exchange, *piece: Any) -> object:
-        before, began = _heads(x), perf_counter()
+    def call(exchange: Exchange, *piece: Any) -> object:
+        before, began = _heads(exchange), perf_counter()
         try:
-            result = method(x, *piece)
+            result = method(exchange, *piece)
         except BaseException as error:
-            _say(x, name, phase, _failure(error), began, before)
+            _say(exchange, name, phase, _failure(error), began, before)
             raise
         if isinstance(result, Awaitable):
-            return later(x, piece, result, began, before)
-        _say(x, name, phase, _outcome(result, piece), began, before)
+            return later(exchange, piece, result, began, before)
+        _say(exchange, name, phase, _outcome(result, piece), began, before)
         return result
 
     async def later(
-        x: Exchange, piece: tuple[Any, ...], waiting: Awaitable[object], began: float, before: tuple[Any, ...]
+        exchange: Exchange, piece: tuple[Any, ...], waiting: Awaitable[object], began: float, before: tuple[Any, ...]
     ) -> object:
         try:
             result = await waiting
         except BaseException as error:
-            _say(x, name, phase, _failure(error), began, before)
+            _say(exchange, name, phase, _failure(error), began, before)
             raise
-        _say(x, name, phase, _outcome(result, piece), began, before)
+        _say(exchange, name, phase, _outcome(result, piece), began, before)
         return result
 
     return call
@@ -98,16 +98,16 @@ def _outcome(result: object, piece: tuple[Any, ...]) -> str:
     return "passed"
 
 
-def _heads(x: Exchange) -> tuple[Any, ...]:
+def _heads(exchange: Exchange) -> tuple[Any, ...]:
     return (
-        *((x.request.fields.block, x.request.path) if x.has_request else (b"", b"")),
-        *((x.response.fields.block, x.response.status) if x.has_response else (b"", 0)),
+        *((exchange.request.fields.block, exchange.request.path) if exchange.has_request else (b"", b"")),
+        *((exchange.response.fields.block, exchange.response.status) if exchange.has_response else (b"", 0)),
     )
 
 
-def _say(x: Exchange, name: str, phase: str, outcome: str, began: float, before: tuple[Any, ...]) -> None:
+def _say(exchange: Exchange, name: str, phase: str, outcome: str, began: float, before: tuple[Any, ...]) -> None:
     took = (perf_counter() - began) * 1e6
-    after = _heads(x)
+    after = _heads(exchange)
     changed = [
         *_names("request", before[0], after[0]),
         *(["path"] if before[1] != after[1] else []),
@@ -116,7 +116,7 @@ def _say(x: Exchange, name: str, phase: str, outcome: str, began: float, before:
     ]
     log.debug(
         "request %s: filter %s, %s: %s in %d us%s",
-        x.request_id, name, phase, outcome, took, f"; changed {', '.join(changed)}" if changed else "",
+        exchange.request_id, name, phase, outcome, took, f"; changed {', '.join(changed)}" if changed else "",
     )  # fmt: skip
 
 

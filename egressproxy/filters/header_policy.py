@@ -86,16 +86,16 @@ class HeaderPolicy(Filter):
         names = (*response.remove, *(header.name for header in (*response.set, *response.add)))
         self.ignores_trailers = not any(name.lower().startswith("grpc") for name in names)
 
-    def request_headers(self, x: Exchange) -> None:
-        fields, edits = x.request.fields, self._request
+    def request_headers(self, exchange: Exchange) -> None:
+        fields, edits = exchange.request.fields, self._request
         if edits.cut is not None:
             fields.cut(edits.cut)
         fields.block += edits.block
 
     backend_request = request_headers
 
-    def response_headers(self, x: Exchange) -> None:
-        fields, edits = x.response.fields, self._response
+    def response_headers(self, exchange: Exchange) -> None:
+        fields, edits = exchange.response.fields, self._response
         if edits.cut is not None:
             fields.cut(edits.cut)
         fields.block += edits.block

@@ -53,28 +53,36 @@ _OF_KEYS: Final = frozenset(
 _SECRET_PARAMETERS: Final = frozenset(("appid", "code", "key", "subscription-key"))
 
 
-def shown_request(x: Exchange, body: bytes, redactor: Redactor) -> dict[str, Any]:
+def shown_request(exchange: Exchange, body: bytes, redactor: Redactor) -> dict[str, Any]:
     """Who asks for what, with digests: `bodySha256` of the body, `requestSha256` of everything that is fixed."""
-    path = x.request.path.partition(b"?")[0].decode("latin-1")
+    path = exchange.request.path.partition(b"?")[0].decode("latin-1")
     digest = hashlib.sha256(body).hexdigest()
-    authority = str(x.authority)
-    whole = (x.method, x.scheme, authority.encode(), x.request.path, digest.encode(), x.identity.name.encode())
+    authority = str(exchange.authority)
+    whole = (
+        exchange.method,
+        exchange.scheme,
+        authority.encode(),
+        exchange.request.path,
+        digest.encode(),
+        exchange.identity.name.encode(),
+    )
     return {
-        "identity": x.identity.name, "client": x.client, "method": x.method.decode("latin-1"), "authority": authority,
+        "identity": exchange.identity.name, "client": exchange.client,
+        "method": exchange.method.decode("latin-1"), "authority": authority,
         "path": _clean(redactor(path[:LOOKED_AT]))[:SHOWN], "bodyBytes": len(body), "bodySha256": digest,
-        "requestSha256": hashlib.sha256(b"\n".join(whole)).hexdigest(), "requestId": x.request_id,
+        "requestSha256": hashlib.sha256(b"\n".join(whole)).hexdigest(), "requestId": exchange.request_id,
     }  # fmt: skip
 
 
-def shown_content(x: Exchange, body: bytes, redactor: Redactor) -> dict[str, Any]:
+def shown_content(exchange: Exchange, body: bytes, redactor: Redactor) -> dict[str, Any]:
     """Query, calls of tools and beginning of the body, without secrets; `isCut`: one of them, or the path, goes on."""
-    path, query = x.request.path.partition(b"?")[::2]
+    path, query = exchange.request.path.partition(b"?")[::2]
     made = {"query": _clean(_pairs(query.decode("latin-1"), redactor))}
     calls = called_tools(body) if len(body) <= MAX_JSON and _may_be_json(body) else []
     shown_calls = [
         {"tool": _clean(name), "arguments": _json(arguments, redactor)} for name, arguments in calls[:SHOWN_CALLS]
     ]
-    made["body"] = _body(media_type(x.request.fields), body, redactor)
+    made["body"] = _body(media_type(exchange.request.fields), body, redactor)
     texts = (*made.values(), *(each["arguments"] for each in shown_calls))
     is_cut = len(path) > SHOWN or max(len(query), len(body)) > LOOKED_AT or len(calls) > SHOWN_CALLS
     is_cut = is_cut or any(len(each) > SHOWN for each in texts)

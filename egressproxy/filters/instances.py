@@ -12,14 +12,14 @@ from egressproxy.errors import GatewayFault, Reason
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase, UnusableReference
 from egressproxy.filters.calls import FilterCall
 from egressproxy.filters.catalog import Catalog
+from egressproxy.filters.configured_filter import ConfiguredFilter, MisplacedFilter, in_order, placed_filters
 from egressproxy.filters.error_budget import ErrorBudget
-from egressproxy.filters.placed_filter import MisplacedFilter, PlacedFilter, in_order, placed_filters
 from egressproxy.filters.shared_counters import KEY_BYTES
 from egressproxy.ir.gateway import ConfigIR, chains, extensions
 from egressproxy.ir.policy import BACKEND_LEVEL, Callee, ExtensionIR
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
+from egressproxy.telemetry.event_aggregator import EventAggregator, FilterNotices, FilterStats
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
-from egressproxy.telemetry.notices import FilterNotices, FilterStats, Notices
 
 #: The most filters of which runs are measured behind a scrape: there may be ten thousand.
 MAX_SAMPLED: Final = 1000
@@ -45,7 +45,7 @@ class FilterInstances:
         self,
         catalog: Catalog,
         previous: FilterInstances | None = None,
-        notices: Notices | None = None,
+        notices: EventAggregator | None = None,
         reach: Callable[[str, Callee], FilterCall] | None = None,
         metrics: FilterMetrics | None = None,
     ) -> None:
@@ -54,13 +54,13 @@ class FilterInstances:
         self._reach = reach
         self._notices = notices
         self._metrics = FilterMetrics() if metrics is None else metrics
-        self._made: dict[tuple[ExtensionIR, str], PlacedFilter] = {}
+        self._made: dict[tuple[ExtensionIR, str], ConfiguredFilter] = {}
         #: What stands where a filter cannot be used, with why. Not kept across reloads: what was wrong may be mended.
-        self._closed: dict[ExtensionIR, tuple[PlacedFilter, str]] = {}
+        self._closed: dict[ExtensionIR, tuple[ConfiguredFilter, str]] = {}
         self._previous = {} if previous is None else previous._made
         #: The counters of the previous snapshot: a filter with another Secret or config goes on counting.
         self._counted = {_labels(placed.spec): placed.stats for placed in self._previous.values()}
-        self._held: dict[ExtensionIR, PlacedFilter] | None = None  # while code is held: what stands in its place
+        self._held: dict[ExtensionIR, ConfiguredFilter] | None = None  # while code is held: what stands in its place
 
     def hold_code(self) -> None:
         """From here on `place` only inspects the operator's code, and returns a filter that does nothing."""
@@ -71,7 +71,7 @@ class FilterInstances:
         held, self._held = self._held, None
         return tuple(held or ())
 
-    def place(self, spec: ExtensionIR) -> PlacedFilter:
+    def place(self, spec: ExtensionIR) -> ConfiguredFilter:
         """The filter of this spec, built at its first use. Raises FilterBuildError; UnusableFilter for a Secret."""
         if self._held is not None and spec in self._held:
             return self._held[spec]
@@ -81,7 +81,7 @@ class FilterInstances:
             found = self._made.get(key) or self._previous.get(key)
             if found is None and self._held is not None and kind.inspect is not None:
                 kind.inspect(context)
-                return self._held.setdefault(spec, PlacedFilter(spec, Filter()))  # which does nothing
+                return self._held.setdefault(spec, ConfiguredFilter(spec, Filter()))  # which does nothing
             placed = found or self._build(spec, kind, context)
         except UnusableReference as error:
             raise UnusableFilter(f"{spec.source}: filter {spec.name} ({spec.type}): {error}") from None
@@ -91,7 +91,7 @@ class FilterInstances:
         self._made[key] = placed
         return placed
 
-    def place_or_close(self, spec: ExtensionIR) -> PlacedFilter:
+    def place_or_close(self, spec: ExtensionIR) -> ConfiguredFilter:
         """As `place`; where a Secret does not fit, a filter that refuses every request, whatever `failOpen` says."""
         if spec in self._closed:
             return self._closed[spec][0]
@@ -100,7 +100,7 @@ class FilterInstances:
         except UnusableFilter as error:
             closed = _Closed(spec)
             stats = self._counted.pop(_labels(spec), {})
-            placed = PlacedFilter(spec, closed, closed.runs_in, stats, notices=self._notices)
+            placed = ConfiguredFilter(spec, closed, closed.runs_in, stats, notices=self._notices)
             self._closed[spec] = placed, str(error).removeprefix(f"{spec.source}: ")
             return placed
 
@@ -148,12 +148,12 @@ class FilterInstances:
         """Hold nothing that building needed: the builder holds this, and would be garbage that has to be looked for."""
         self._previous, self._counted, self._reach = {}, {}, None
 
-    def _tell_in_service(self, fresh: Iterable[PlacedFilter]) -> None:
+    def _tell_in_service(self, fresh: Iterable[ConfiguredFilter]) -> None:
         for placed in fresh:
             if type(placed.filter).in_service is not Filter.in_service:
                 placed.filter.in_service()
         for spec, (_, why) in self._closed.items():
-            told = FilterNotices(self._notices or Notices(), spec.name, spec.source)
+            told = FilterNotices(self._notices or EventAggregator(), spec.name, spec.source)
             told.warning("FilterUnusable", f"{why}; requests that need it are refused until it is mended")
 
     def drain(self) -> None:
@@ -190,20 +190,20 @@ class FilterInstances:
         calls = {label: reach(spec.name, callee) for label, callee in spec.calls} if reach is not None else {}
         return kind, FilterContext(config, secrets, spec.name, spec.scope, spec.source, spec.folder, phase, calls=calls)
 
-    def _build(self, spec: ExtensionIR, kind: FilterType, context: FilterContext) -> PlacedFilter:
+    def _build(self, spec: ExtensionIR, kind: FilterType, context: FilterContext) -> ConfiguredFilter:
         counters = self._catalog.counters
         if kind.is_shared and counters is not None:
             context = replace(context, row=counters.row(blake2b(repr(spec).encode(), digest_size=KEY_BYTES).digest()))
         if kind.is_shared:
             context = replace(context, keyed=self._catalog.keyed)
         meter = FilterMeter(self._metrics, spec.name, kind.name)
-        told = FilterNotices(self._notices or Notices(), spec.name, spec.source)
+        told = FilterNotices(self._notices or EventAggregator(), spec.name, spec.source)
         context = replace(context, meter=meter, notices=told)
         budget = ErrorBudget(spec, self._metrics, told) if spec.budget_failures else None
         made = kind.build(context)
-        mark = f"filter {id(made)}" if type(made).complete is not Filter.complete else ""
+        mark = StateSlot[bool](f"{spec.name} ran") if type(made).complete is not Filter.complete else None
         stats = self._counted.pop(_labels(spec), {})
-        return PlacedFilter(spec, made, kind.also, stats, mark, self._notices, meter, budget)
+        return ConfiguredFilter(spec, made, kind.also, stats, mark, self._notices, meter, budget)
 
 
 def _labels(spec: ExtensionIR) -> tuple[str, ...]:
@@ -223,7 +223,7 @@ class _Closed(Filter):
         if spec.phase == Phase.CONNECT.value:
             self.runs_in |= {Phase.CONNECT}
 
-    def request_headers(self, x: Exchange) -> None:
+    def request_headers(self, exchange: Exchange) -> None:
         """Raises GatewayFault(FILTER_UNUSABLE, 503)."""
         raise GatewayFault(
             Reason.FILTER_UNUSABLE,

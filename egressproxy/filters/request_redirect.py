@@ -39,19 +39,19 @@ class RequestRedirectFilter(Filter):
     def __init__(self, context: FilterContext) -> None:
         self._config: RequestRedirectConfig = context.config
 
-    def request_headers(self, x: Exchange) -> LocalResponse:
+    def request_headers(self, exchange: Exchange) -> LocalResponse:
         config = self._config
-        path = x.request.path
+        path = exchange.request.path
         if config.path is not None:
-            path = modify_path(config.path, path, x.path_prefix)
-        scheme = config.scheme or config.listener_scheme or x.scheme.decode()
-        host = config.hostname or (x.authority.host if x.authority else "")
+            path = modify_path(config.path, path, exchange.path_prefix)
+        scheme = config.scheme or config.listener_scheme or exchange.scheme.decode()
+        host = config.hostname or (exchange.authority.host if exchange.authority else "")
         if not host:
             # HTTP/1.0 without Host: the path is all that is known; "//x" would name a host.
             return LocalResponse(config.status_code, ((b"location", b"/" + path.lstrip(b"/")),))
         port = config.port or (_WELL_KNOWN[config.scheme] if config.scheme else config.listener_port)
         if not port:
-            port = x.authority.port if x.authority else _WELL_KNOWN[scheme]
+            port = exchange.authority.port if exchange.authority else _WELL_KNOWN[scheme]
         authority = Authority(host, port).host_field(_WELL_KNOWN[scheme])
         return LocalResponse(config.status_code, ((b"location", b"%s://%s%s" % (scheme.encode(), authority, path)),))
 

@@ -22,7 +22,7 @@ from egressproxy.filters.body import BodyChain
 from egressproxy.filters.body_plan import BodyPlan
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import Chain, compile_chain, finish, run_to_end
-from egressproxy.filters.filter_step import FilterAnswered, Steps
+from egressproxy.filters.filter_step import FilterAnswered, FilterSteps
 from egressproxy.filters.instances import FilterBuildError, FilterInstances
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.authority import parse_authority
@@ -31,15 +31,15 @@ from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.model.secret import SecretBytes
+from egressproxy.telemetry.event_aggregator import EventAggregator, event_reason
 from egressproxy.telemetry.filter_meter import FilterMetrics
-from egressproxy.telemetry.notices import Notices, event_reason
 
 __all__ = ["FilterBuildError", "FilterHarness", "FilterResult", "GatewayError", "exchange", "response"]
 
 Headers = Mapping[str, str] | Iterable[tuple[str, str]]
 #: A body: whole, or in the pieces in which it arrives. b"" and () are no body at all.
 Body = bytes | Sequence[bytes]
-Pieces = tuple[bytes, ...]
+ByteQueue = tuple[bytes, ...]
 
 _TUNNEL_PHASES = frozenset((Phase.REQUEST_HEADERS, Phase.CONNECT))
 _DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -85,17 +85,19 @@ def exchange(
     head.host = authority.host_field(_DEFAULT_PORTS[scheme])
     namespace, _, service_account = identity.partition("/")
     identified = CallerIdentity(namespace or "-", service_account or "-")
-    x = Exchange(client, "test/gateway", "test", time.monotonic(), identified, request_id="test-1", backend=backend)
-    x.kind = "tunnel" if is_tunnel else "request"
-    x.is_tunnel = is_tunnel
-    x.scheme = scheme.encode()
-    x.authority = authority
-    x.method = head.method
-    x.path = path
-    x.request = head
-    x.backend_is_secure = backend_is_secure
-    x.addresses = tuple(map(ip_address, addresses))
-    return x
+    exchange = Exchange(
+        client, "test/gateway", "test", time.monotonic(), identified, request_id="test-1", backend=backend
+    )
+    exchange.kind = "tunnel" if is_tunnel else "request"
+    exchange.is_tunnel = is_tunnel
+    exchange.scheme = scheme.encode()
+    exchange.authority = authority
+    exchange.method = head.method
+    exchange.path = path
+    exchange.request = head
+    exchange.backend_is_secure = backend_is_secure
+    exchange.addresses = tuple(map(ip_address, addresses))
+    return exchange
 
 
 def response(status: int = 200, headers: Headers = (), *, phrase: str = "") -> ResponseHead:
@@ -208,7 +210,7 @@ class FilterHarness:
             source=source,
             folder=str(folder),
         )
-        self._notices = Notices()
+        self._notices = EventAggregator()
         self._metrics = FilterMetrics()
         self._instances = instances = FilterInstances(Catalog(), notices=self._notices, metrics=self._metrics)
         # In the order of `check`: all that can be said without running the filter's file is said first.
@@ -231,7 +233,7 @@ class FilterHarness:
 
     def run(
         self,
-        x: Exchange,
+        exchange: Exchange,
         *,
         request_body: Body = (),
         request_trailers: Headers = (),
@@ -250,7 +252,7 @@ class FilterHarness:
             raise RuntimeError("`run` starts an event loop, and one is running: write `await harness.run_async(…)`")
         return asyncio.run(
             self.run_async(
-                x,
+                exchange,
                 request_body=request_body,
                 request_trailers=request_trailers,
                 response=response,
@@ -262,7 +264,7 @@ class FilterHarness:
 
     async def run_async(
         self,
-        x: Exchange,
+        exchange: Exchange,
         *,
         request_body: Body = (),
         request_trailers: Headers = (),
@@ -272,14 +274,14 @@ class FilterHarness:
         phases: Iterable[Phase] | None = None,
     ) -> FilterResult:
         """As `run`, in the running event loop."""
-        wanted = frozenset(phases) if phases is not None else _TUNNEL_PHASES if x.is_tunnel else frozenset(Phase)
+        wanted = frozenset(phases) if phases is not None else _TUNNEL_PHASES if exchange.is_tunnel else frozenset(Phase)
         left_out: dict[str, Any] = {phase.method: None for phase in Phase if phase not in wanted}
         chain = replace(self._chain, **left_out)
         result = FilterResult(
-            x, request_trailers=_fields(request_trailers), response_trailers=_fields(response_trailers)
+            exchange, request_trailers=_fields(request_trailers), response_trailers=_fields(response_trailers)
         )
         sent, received = _pieces(request_body), _pieces(response_body)
-        x.request.body = sum(map(len, sent))
+        exchange.request.body = sum(map(len, sent))
         response = response or ResponseHead(200, b"OK", Fields())
         response.body = sum(map(len, received))
         try:
@@ -289,9 +291,14 @@ class FilterHarness:
                 await _respond(answered.answer, chain, result, chain.response_headers)
         except GatewayError as error:
             result.error = error
-            x.status, x.reason, x.rule, x.detail = error.status, error.reason, error.rule, error.detail
+            exchange.status, exchange.reason, exchange.rule, exchange.detail = (
+                error.status,
+                error.reason,
+                error.rule,
+                error.detail,
+            )
         if phases is None:
-            finish(chain.complete, x)
+            finish(chain.complete, exchange)
         notices = self._notices.take()
         failed = event_reason(Reason.FILTER_FAILED)
         result.failures = tuple(notice.message for notice in notices if notice.reason == failed)
@@ -300,38 +307,38 @@ class FilterHarness:
 
 
 async def _run_phases(
-    chain: Chain, result: FilterResult, sent: Pieces, response: ResponseHead, received: Pieces
+    chain: Chain, result: FilterResult, sent: ByteQueue, response: ResponseHead, received: ByteQueue
 ) -> None:
     """All phases in their order, up to one that responds. Raises GatewayError, FilterAnswered for a body's response."""
-    x = result.exchange
+    exchange = result.exchange
     if await _responds(chain.request_headers, chain, result):
         return
-    x.upstream_host = x.upstream_host or x.request.host
-    result.request_pieces, body = await _through(chain.request_body, x, sent, result.request_trailers)
-    await _show(body, x, result.request_trailers)
-    if await run_to_end(chain.connect, x) is not None:
+    exchange.upstream_host = exchange.upstream_host or exchange.request.host
+    result.request_pieces, body = await _through(chain.request_body, exchange, sent, result.request_trailers)
+    await _show(body, exchange, result.request_trailers)
+    if await run_to_end(chain.connect, exchange) is not None:
         raise GatewayFault(Reason.FILTER_FAILED, "a filter answered in the connect phase", status=502)
-    x.attempts += 1
+    exchange.attempts += 1
     _stop(result.request_trailers, chain.request_headers is None or chain.lets_request_trailers)
     _stop(result.request_trailers, chain.backend_request is None or chain.lets_leg_trailers)
     result.request_pieces, body = await _through(
-        chain.leg_request_body, x, result.request_pieces, result.request_trailers
+        chain.leg_request_body, exchange, result.request_pieces, result.request_trailers
     )
     if chain.needs_body >= 0:
-        x.keep(SENT_BODY, b"".join(result.request_pieces))
+        exchange.keep(SENT_BODY, b"".join(result.request_pieces))
     if await _responds(chain.backend_request, chain, result):
         return
     if chain.needs_body >= 0:
-        x.keep(SENT_BODY, None)
-    await _show(body, x, result.request_trailers)
-    x.response = response
+        exchange.keep(SENT_BODY, None)
+    await _show(body, exchange, result.request_trailers)
+    exchange.response = response
     for steps in chain.response_phases:
         if await _responds(steps, chain, result):
             return
-    result.response_pieces, body = await _through(chain.response_body, x, received, result.response_trailers)
-    await _show(body, x, result.response_trailers)
+    result.response_pieces, body = await _through(chain.response_body, exchange, received, result.response_trailers)
+    await _show(body, exchange, result.response_trailers)
     _stop(result.response_trailers, not chain.response_phases or chain.lets_response_trailers)
-    x.status = x.response.status
+    exchange.status = exchange.response.status
 
 
 def _stop(trailers: Fields, lets: bool) -> None:
@@ -340,54 +347,54 @@ def _stop(trailers: Fields, lets: bool) -> None:
         trailers.block = b""
 
 
-async def _responds(steps: Steps | None, chain: Chain, result: FilterResult) -> bool:
+async def _responds(steps: FilterSteps | None, chain: Chain, result: FilterResult) -> bool:
     """Run a header phase; true if a filter responded, and the client gets that as the response filters leave it."""
-    x = result.exchange
-    answer = await run_to_end(steps, x)
+    exchange = result.exchange
+    answer = await run_to_end(steps, exchange)
     if answer is None:
         return False
     await _respond(answer, chain, result, chain.response_headers if steps is not chain.response_headers else None)
     return True
 
 
-async def _respond(answer: LocalResponse, chain: Chain, result: FilterResult, dressing: Steps | None) -> None:
+async def _respond(answer: LocalResponse, chain: Chain, result: FilterResult, dressing: FilterSteps | None) -> None:
     """The client gets this response of a filter; the `dressing` are the filters that see it."""
-    x = result.exchange
+    exchange = result.exchange
     result.local_response = answer
     result.response_pieces = (answer.body,) if answer.body else ()
-    x.status = answer.status
-    x.response = ResponseHead(answer.status, answer.phrase, Fields.of(answer.fields))
+    exchange.status = answer.status
+    exchange.response = ResponseHead(answer.status, answer.phrase, Fields.of(answer.fields))
     if dressing is not None:
         await _responds(dressing, chain, result)
 
 
 async def _through(
-    plan: BodyPlan | None, x: Exchange, pieces: Pieces, trailers: Fields
-) -> tuple[Pieces, BodyChain | None]:
+    plan: BodyPlan | None, exchange: Exchange, pieces: ByteQueue, trailers: Fields
+) -> tuple[ByteQueue, BodyChain | None]:
     """The pieces of a body as its filters let them go on, and the filters. These trailers follow."""
-    chain = plan.begin(x) if plan is not None and pieces else None
+    chain = plan.begin(exchange) if plan is not None and pieces else None
     if chain is None:
         return pieces, None
     if plan is not None and plan.phase is Phase.RESPONSE_BODY and not chain.holds:
-        x.status = x.response.status  # the head goes before the body
+        exchange.status = exchange.response.status  # the head goes before the body
     made = []
     for number, piece in enumerate(pieces, 1):
         is_last = number == len(pieces)
         if is_last and len(trailers):
-            chain.expect_trailers(x, trailers.block)
-        made.append(await chain.feed_to_end(x, piece, is_last))
+            chain.expect_trailers(exchange, trailers.block)
+        made.append(await chain.feed_to_end(exchange, piece, is_last))
     return tuple(made), chain
 
 
-async def _show(chain: BodyChain | None, x: Exchange, trailers: Fields) -> None:
+async def _show(chain: BodyChain | None, exchange: Exchange, trailers: Fields) -> None:
     """Let the filters of a body see and change its trailers."""
     if chain is not None and len(trailers):
-        outcome = chain.run_trailers(x, trailers.block)
+        outcome = chain.run_trailers(exchange, trailers.block)
         left = outcome if isinstance(outcome, bytes) else await outcome
         trailers.block = left if chain.lets_trailers else b""
 
 
-def _pieces(body: Body) -> Pieces:
+def _pieces(body: Body) -> ByteQueue:
     if isinstance(body, bytes):
         return (body,) if body else ()
     return tuple(body)

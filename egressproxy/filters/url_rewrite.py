@@ -63,17 +63,17 @@ class UrlRewriteFilter(Filter):
         self._hostname = config.hostname.encode()
         self._path = config.path
 
-    def request_headers(self, x: Exchange) -> None:
+    def request_headers(self, exchange: Exchange) -> None:
         """Raises BadRequest(BAD_TARGET, 400) for dot segments if a prefix is replaced."""
         if self._hostname:
-            x.upstream_host = self._hostname
+            exchange.upstream_host = self._hostname
         if self._path is not None:
-            path = x.request.path
+            path = exchange.request.path
             if self._path.type == "ReplacePrefixMatch" and has_dot_segment(path.partition(b"?")[0]):
                 # The origin would resolve `/new/../other` to a place outside the configured prefix.
                 message = "the path contains dot segments, which are not allowed where its prefix is rewritten"
                 raise BadRequest(Reason.BAD_TARGET, message, close=False)
-            x.request.path = modify_path(self._path, path, x.path_prefix)
+            exchange.request.path = modify_path(self._path, path, exchange.path_prefix)
 
     backend_request = request_headers
 

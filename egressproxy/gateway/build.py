@@ -20,14 +20,14 @@ from egressproxy.filters.calls import FilterCall
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.gateway.backends.network import Network
-from egressproxy.gateway.client_variants import ClientVariants
 from egressproxy.gateway.exchange.admission import HTTP_PORT
 from egressproxy.gateway.identity.authenticators import Authenticators
-from egressproxy.gateway.leaf_certificates.leaf_cache import LeafCache, LeafCaches
+from egressproxy.gateway.leaf_certificates.certificate_cache import CertificateCache, CertificateCaches
+from egressproxy.gateway.reusable_components import ReusableComponents
 from egressproxy.gateway.route import DefaultRoutes, Route, self_service
 from egressproxy.gateway.rule_builder import AttachedRoute, RuleBuilder
-from egressproxy.gateway.shared_parts import SharedParts
 from egressproxy.gateway.snapshot import ActiveListener, Port, Snapshot
+from egressproxy.gateway.subject_overrides import SubjectOverrides
 from egressproxy.ir.gateway import (
     CertificateIR,
     ClientCertificatesIR,
@@ -68,8 +68,8 @@ class SnapshotBuilder:
         self.metrics = metrics
         known = previous.filters if previous is not None else None
         self.filters = FilterInstances(catalog, known, metrics.notices, self._called, metrics.filter_metrics)
-        connectors = previous.connectors if previous is not None else {}
-        self.parts = SharedParts(network, self.filters, connectors, metrics.notices)
+        clusters = previous.clusters if previous is not None else {}
+        self.parts = ReusableComponents(network, self.filters, clusters, metrics.notices)
         self.rules = RuleBuilder(self.parts, self.filters, metrics, network.session_key)
         self.authenticators = Authenticators(previous.authenticators if previous is not None else None)
         self.contexts: dict[tuple[ListenerTlsIR, bool, tuple[str, ...]], ssl.SSLContext] = {}
@@ -78,7 +78,7 @@ class SnapshotBuilder:
         self.live: dict[int, list[Route]] = {}
         self.tables: dict[tuple[object, ...], tuple[HttpTable[Route], HostMap[bool]]] = {}
         self.streams: dict[tuple[int, ...], HostMap[Route]] = {}
-        self.leaf_caches = LeafCaches(previous.leaf_caches if previous is not None else None)
+        self.leaf_caches = CertificateCaches(previous.leaf_caches if previous is not None else None)
 
     def _called(self, name: str, callee: Callee) -> FilterCall:
         return self.parts.called(name, callee, self.metrics.filter_calls)
@@ -128,7 +128,7 @@ class SnapshotBuilder:
         self.authenticators.forget_known()
         self.leaf_caches.forget_known()
         return Snapshot(
-            config.generation, ports, self.parts.connectors, self.filters, self.leaf_caches, self.authenticators,
+            config.generation, ports, self.parts.clusters, self.filters, self.leaf_caches, self.authenticators,
             self.parts.watches,
         )  # fmt: skip
 
@@ -178,7 +178,9 @@ class SnapshotBuilder:
         if spec.protocol is ListenerProtocol.TLS and spec.tls is not None and terminates(spec):
             shares_port = any(self.terminating[address, spec.port] > 1 for address in spec.addresses)
             terminate = yield from self.context(spec.tls, shares_port=shares_port, alpn=HTTP_1_1)
-        leaves = (yield from self.leaves(spec.policy.intercepts)) if spec.policy.intercepts else None
+        certificate_cache = (
+            (yield from self.certificate_cache(spec.policy.intercepts)) if spec.policy.intercepts else None
+        )
         authenticator = yield from self.authenticators.of(
             spec.identity,
             spec.key_urls,
@@ -192,10 +194,10 @@ class SnapshotBuilder:
         listener = ActiveListener(
             without_routes(spec),  # they are in the tables now
             table, hosts, streams, defaults, destinations, self.metrics.series(spec.gateway, "-", "-"), terminate,
-            leaves, authenticator,
+            certificate_cache, authenticator,
         )  # fmt: skip
         if spec.subjects:
-            listener.variants = ClientVariants(spec.subjects, dict(variants), listener)
+            listener.variants = SubjectOverrides(spec.subjects, dict(variants), listener)
         return listener
 
     def rules_of(self, spec: ListenerIR, route: HttpRouteIR) -> BlockingWork[list[Route]]:
@@ -225,9 +227,9 @@ class SnapshotBuilder:
         self.streams[key] = yield from HostMap.building(entries)
         return self.streams[key]
 
-    def leaves(self, specs: Iterable[InterceptIR]) -> Work[HostMap[LeafCache]]:
+    def certificate_cache(self, specs: Iterable[InterceptIR]) -> Work[HostMap[CertificateCache]]:
         """The hosts whose tunnels are opened, each with the certificates of its CA."""
-        made: HostMap[LeafCache] = HostMap()
+        made: HostMap[CertificateCache] = HostMap()
         for spec in specs:
             found = self.leaf_caches.of((spec.chain_pem, spec.key_pem, spec.policy), self.metrics.interceptions)
             for hostname in spec.hostnames:

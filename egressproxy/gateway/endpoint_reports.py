@@ -1,4 +1,4 @@
-"""Endpoints, parents and backends of Failovers that leave service or return: what is counted, and told of them."""
+"""HostSet, parents and backends of Failovers that leave service or return: what is counted, and told of them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from functools import partial
 from egressproxy.errors import Reason
 from egressproxy.gateway.backends.network import NetworkReports
 from egressproxy.ir.backend import BackendIR
+from egressproxy.telemetry.event_aggregator import EventAggregator, EventType, InvolvedObject
 from egressproxy.telemetry.metrics import Metrics
-from egressproxy.telemetry.notices import EventType, InvolvedObject, Notices
 from egressproxy.upstream.endpoint_health import EndpointHealth, HealthState, Why
 
 OWN = ".egressproxy.io"
@@ -46,7 +46,7 @@ def report_parent(metrics: Metrics, parent: BackendIR, reason: Reason | None, me
     metrics.notices.changed("Balance", backend, "ParentPutAside", message)
 
 
-def report_failover(notices: Notices, backend: BackendIR, why: str, aside: float) -> None:
+def report_failover(notices: EventAggregator, backend: BackendIR, why: str, aside: float) -> None:
     """An Event at the backend's object. `aside`: the seconds for which it is put aside; 0.0 where it returns."""
     regarding = InvolvedObject.of(backend.kind.removesuffix(OWN), backend.name)
     if aside:

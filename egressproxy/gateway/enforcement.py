@@ -7,13 +7,13 @@ from egressproxy.ir.policy import Mode
 from egressproxy.model.exchange import Exchange
 
 
-def enforce(x: Exchange, mode: Mode, denied: Denied | None) -> None:
+def enforce(exchange: Exchange, mode: Mode, denied: Denied | None) -> None:
     """Raise the denial, if there is one; in Report mode, which lifts denials that are not firm, note it only."""
     if denied is not None:
-        x.note_denials(lifted(mode, denied))
+        exchange.note_denials(report_only_denial(mode, denied))
 
 
-def lifted(mode: Mode, denied: Denied) -> Reason:
+def report_only_denial(mode: Mode, denied: Denied) -> Reason:
     """The reason to note for a denial that this mode lifts. Raises every other denial."""
     if mode is not Mode.REPORT or denied.is_firm:
         try:

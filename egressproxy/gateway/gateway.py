@@ -14,12 +14,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.instances import FilterInstances
-from egressproxy.gateway.backends.connector import Connector
+from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.build import SnapshotBuilder
 from egressproxy.gateway.endpoint_reports import reports_to
 from egressproxy.gateway.exchange.accounting import Accounting
-from egressproxy.gateway.exchange.conductor import Conductor
+from egressproxy.gateway.exchange.connection_manager import HttpConnectionManager
 from egressproxy.gateway.identity.seen_values import SharedSeenValues
 from egressproxy.gateway.listeners.bound_port import BoundPort
 from egressproxy.gateway.overload.memory_pressure import OverloadState
@@ -40,8 +40,8 @@ from egressproxy.net.system_roots import in_force, put_in_force
 from egressproxy.net.timers import TimerWheel
 from egressproxy.net.tls_contexts import make_ready
 from egressproxy.telemetry.access_log import AccessLog
+from egressproxy.telemetry.event_aggregator import FilterStats
 from egressproxy.telemetry.metrics import Metrics
-from egressproxy.telemetry.notices import FilterStats
 from egressproxy.telemetry.series import Labels
 from egressproxy.upstream.endpoint_health import HealthState
 from egressproxy.upstream.own_sockets import OwnSockets
@@ -81,7 +81,7 @@ class GatewayServer:
         accounting = Accounting(self.wheel, access_log, pseudonym, metrics)
         if catalog.counters is not None:  # there are several workers
             accounting.seen = SharedSeenValues(catalog.keyed)
-        self.conductor = Conductor(accounting, limits.connections)
+        self.connection_manager = HttpConnectionManager(accounting, limits.connections)
         self.snapshot: Snapshot | None = None
         self.binds_ports = True  # False: the snapshot is for somebody else's traffic (ext_proc_server)
         self._prepared: FilterInstances | None = None  # of a configuration that is not in service yet
@@ -91,8 +91,10 @@ class GatewayServer:
         self._bound: dict[tuple[str, int], BoundPort] = {}
         self._closing: set[BoundPort] = set()
         self._is_hurried = False
-        self.overload = OverloadManager(limits, self.conductor, self._ports, self._connectors, self.network.copies)
-        clients = self.conductor.clients
+        self.overload = OverloadManager(
+            limits, self.connection_manager, self._ports, self._connectors, self.network.mirror_requests
+        )
+        clients = self.connection_manager.clients
         metrics.add_gauge(
             "egress_buffered_bytes", "Bytes of bodies that are held for clients.", lambda: clients.held_bytes
         )
@@ -169,7 +171,7 @@ class GatewayServer:
 
     def _bind_port(self, port: Port) -> BoundPort:
         try:
-            return BoundPort(self._bind(port.address, port.number), port, self.conductor, self.metrics)
+            return BoundPort(self._bind(port.address, port.number), port, self.connection_manager, self.metrics)
         except OSError as error:
             listeners = ", ".join(f"{live.gateway}/{live.name}" for live in port.listeners)
             raise bind_error(listeners, port.address, port.number, error) from None
@@ -193,11 +195,11 @@ class GatewayServer:
         places = (place for place in self._bound if not is_unix(place[0]))
         self.network.own = OwnSockets(map(_socket, places), map(_socket, own))
         if old is not None:
-            for spec, connector in old.connectors.items():
-                if spec not in fresh.connectors:
-                    connector.retire()
-        for connector in fresh.connectors.values():
-            connector.start()
+            for spec, cluster in old.clusters.items():
+                if spec not in fresh.clusters:
+                    cluster.retire()
+        for cluster in fresh.clusters.values():
+            cluster.start()
         self._forget_resolvers()
         fresh.filters.seal()
         self._prepared = self._first = None
@@ -206,11 +208,11 @@ class GatewayServer:
 
     def _forget_resolvers(self) -> None:
         """Keep those of the snapshot in service."""
-        self.network.keep_resolvers(hop.spec for connector in self._connectors() for hop in connector.all_hops())
+        self.network.keep_resolvers(hop.spec for cluster in self._connectors() for hop in cluster.all_hops())
 
     def replace_endpoints(self, updates: Mapping[tuple[str, int], tuple[EndpointAddress, ...]]) -> bool:
         """As `snapshot.replace_endpoints`, in what is in service."""
-        return self.snapshot is None or replace_endpoints(self.snapshot.connectors, updates)
+        return self.snapshot is None or replace_endpoints(self.snapshot.clusters, updates)
 
     async def update_routes(self, config: ConfigIR, names: Collection[str]) -> bool:
         """Have the configuration in service, or the first one that is prepared, serve these HTTPRoutes (namespace/name)
@@ -238,7 +240,7 @@ class GatewayServer:
     # --- the end ---------------------------------------------------------------------------------------------------
     def end_connections(self) -> None:
         """From now on each connection ends with its exchange; new ones are accepted, and served."""
-        self.conductor.is_draining = self.conductor.ends_connections = True
+        self.connection_manager.is_draining = self.connection_manager.ends_connections = True
 
     async def drain(self, timeout_s: float, elsewhere: Collection[tuple[str, int]] = (), idle_s: float = 0.0) -> int:
         """Stop accepting, let exchanges and tunnels end, then cut what is left. Returns how many connections it cut.
@@ -253,7 +255,7 @@ class GatewayServer:
         if self.snapshot is not None:
             self.snapshot.filters.drain()
         waited, asks_s = min(ARRIVE_S, timeout_s), min(max(ARRIVE_S, idle_s), timeout_s)
-        self.conductor.last_idle_s = asks_s
+        self.connection_manager.last_idle_s = asks_s
         await asyncio.sleep(waited)
         has_closed_idle = False
         while True:
@@ -266,12 +268,12 @@ class GatewayServer:
             await asyncio.sleep(DRAIN_POLL_S)
             waited += DRAIN_POLL_S
         cut = sum(port.open_connections for port in ports)
-        self.conductor.accounting.is_cutting = True
+        self.connection_manager.accounting.is_cutting = True
         for port in ports:
             port.abort_all()
         if self.snapshot is not None:
-            for connector in self.snapshot.connectors.values():
-                connector.retire()
+            for cluster in self.snapshot.clusters.values():
+                cluster.retire()
             self.snapshot.filters.close()
         self._forget_prepared()
         await asyncio.sleep(0)
@@ -283,8 +285,8 @@ class GatewayServer:
     def _ports(self) -> Iterable[BoundPort]:
         return (*self._closing, *self._bound.values())
 
-    def _connectors(self) -> Iterable[Connector]:
-        return self.snapshot.connectors.values() if self.snapshot is not None else ()
+    def _connectors(self) -> Iterable[Cluster]:
+        return self.snapshot.clusters.values() if self.snapshot is not None else ()
 
     @property
     def killed(self) -> KilledIdentities:
@@ -306,10 +308,10 @@ class GatewayServer:
     # --- metrics -----------------------------------------------------------------------------------------------------
     def _upstream_counts(self) -> Iterator[tuple[str, int, int, int]]:
         totals: dict[str, tuple[int, int, int]] = {}
-        for connector in self._connectors():
-            active, idle = connector.counts()
-            known = totals.get(connector.name, (0, 0, 0))
-            totals[connector.name] = (known[0] + active, known[1] + idle, known[2] + connector.waiting)
+        for cluster in self._connectors():
+            active, idle = cluster.counts()
+            known = totals.get(cluster.name, (0, 0, 0))
+            totals[cluster.name] = (known[0] + active, known[1] + idle, known[2] + cluster.waiting)
         for name, numbers in totals.items():
             yield name, *numbers
 
@@ -319,29 +321,31 @@ class GatewayServer:
             yield first.gateway, first.name, port.open_connections
 
     def _requests(self) -> Iterator[Labels]:
-        return (x.series.labels for port in self._ports() for state in port.states for x in state.requests())
+        return (
+            exchange.series.labels for port in self._ports() for state in port.states for exchange in state.requests()
+        )
 
     def _endpoint_states(self) -> Iterator[tuple[str, str, str]]:
         """By backend and endpoint. One that several routes reach under different policies has its worst state."""
         found: dict[tuple[str, str], HealthState] = {}
-        for connector in self._connectors():
-            for health in connector.watched.healths() if connector.watched is not None else ():
-                key = connector.name, health.address
+        for cluster in self._connectors():
+            for health in cluster.watched.healths() if cluster.watched is not None else ():
+                key = cluster.name, health.address
                 if found.get(key, HealthState.HEALTHY) is HealthState.HEALTHY:
                     found[key] = health.state
         return ((*key, state.value) for key, state in found.items())
 
     def _open_circuits(self) -> Iterator[tuple[str, str]]:
-        for connector in self._connectors():
-            if connector.watched is not None:
-                for limit in connector.watched.open_circuits():
-                    yield connector.name, limit
+        for cluster in self._connectors():
+            if cluster.watched is not None:
+                for limit in cluster.watched.open_circuits():
+                    yield cluster.name, limit
 
     def _parents_aside(self) -> Iterable[tuple[str, bool]]:
         """By parent: whether one of the backends behind it has it put aside."""
         found: dict[str, bool] = {}
-        for connector in self._connectors():
-            for parent, left_s in connector.ways.put_aside() if connector.ways is not None else ():
+        for cluster in self._connectors():
+            for parent, left_s in cluster.parents.put_aside() if cluster.parents is not None else ():
                 found[parent] = found.get(parent, False) or left_s > 0
         return found.items()
 

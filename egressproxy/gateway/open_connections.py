@@ -15,11 +15,11 @@ from egressproxy.gateway.overload.request_gate import Tenant
 from egressproxy.gateway.snapshot import Port
 from egressproxy.model.exchange import CallerIdentity, Exchange
 from egressproxy.model.kill_switch import KilledIdentities
-from egressproxy.model.shares import Shares, origin_of
+from egressproxy.model.per_client_quota import PerClientQuota, origin_of
 from egressproxy.net.held_bytes import HeldBytes, Hold
 from egressproxy.net.process import RESERVED, descriptors
+from egressproxy.telemetry.event_aggregator import Refusal
 from egressproxy.telemetry.metrics import Metrics
-from egressproxy.telemetry.notices import Refusal
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class Connection(Protocol):
 MAX_REFUSED: Final = 512
 
 
-class AllConnections(Shares):
+class AllConnections(PerClientQuota):
     """Connections of clients to all listeners of this process. `states` gives the open connections of each.
 
     `refused` are those that are being told that they find no room, beside these; there may be `max_refused`. `held` is
@@ -158,7 +158,10 @@ class OpenConnections:
     )  # fmt: skip
 
     def __init__(
-        self, port: Port, clients: AllConnections | None = None, tunnels_of: dict[ListenerKey, Shares] | None = None
+        self,
+        port: Port,
+        clients: AllConnections | None = None,
+        tunnels_of: dict[ListenerKey, PerClientQuota] | None = None,
     ) -> None:
         self.port = port
         self.clients = clients if clients is not None else AllConnections(sys.maxsize, sys.maxsize)
@@ -237,9 +240,11 @@ class OpenConnections:
         """The requests in progress, and the tunnels that are not open yet. It looks at every connection."""
         for connection in list(self.connections):
             for held in connection.serving():
-                x = held.exchange
-                if x is not None and not (x.status == SWITCHED or (x.is_tunnel and x.status)):
-                    yield x
+                exchange = held.exchange
+                if exchange is not None and not (
+                    exchange.status == SWITCHED or (exchange.is_tunnel and exchange.status)
+                ):
+                    yield exchange
 
     def close_idle(self) -> None:
         """Ask connections without an exchange to go."""
@@ -278,7 +283,7 @@ class OpenConnections:
         """Count one more tunnel of this client here; the caller has checked the limits."""
         held = self.tunnels_of.get(listener)
         if held is None:
-            held = self.tunnels_of[listener] = Shares(sys.maxsize, sys.maxsize)
+            held = self.tunnels_of[listener] = PerClientQuota(sys.maxsize, sys.maxsize)
         held.add(client)
 
     def give_tunnel_back(self, listener: ListenerKey, client: str) -> None:

@@ -14,18 +14,18 @@ from operator import itemgetter
 from time import perf_counter
 from typing import Protocol
 
-from egressproxy.gateway.backends.connector import Connector
-from egressproxy.gateway.exchange.conductor import Conductor
+from egressproxy.gateway.backends.cluster import Cluster
+from egressproxy.gateway.exchange.connection_manager import HttpConnectionManager
 from egressproxy.gateway.listeners.bound_port import BoundPort
 from egressproxy.gateway.open_connections import Connection, OpenConnections
 from egressproxy.gateway.overload.memory_pressure import MemoryPressure, OverloadState
 from egressproxy.gateway.overload.request_gate import RequestGate, path_of
 from egressproxy.model.kill_switch import KilledIdentities
+from egressproxy.model.per_client_quota import PerClientQuota
 from egressproxy.model.process_limits import ProcessLimits
-from egressproxy.model.shares import Shares
 from egressproxy.net.process import ResidentMemory, give_back_memory
 from egressproxy.net.timers import Deadline
-from egressproxy.telemetry.notices import EventType, InvolvedObject
+from egressproxy.telemetry.event_aggregator import EventType, InvolvedObject
 
 log = logging.getLogger(__name__)
 
@@ -62,24 +62,24 @@ class GiveBack(Protocol):
 
 
 class OverloadManager:
-    """`ports` and `connectors` give those in service, `copies` are those for mirrors. `read_memory`: resident bytes."""
+    """`ports` and `clusters` give those in service, `copies` are those for mirrors. `read_memory`: resident bytes."""
 
     def __init__(
         self,
         limits: ProcessLimits,
-        conductor: Conductor,
+        connection_manager: HttpConnectionManager,
         ports: Callable[[], Iterable[BoundPort]],
-        connectors: Callable[[], Iterable[Connector]],
-        copies: Shares,
+        clusters: Callable[[], Iterable[Cluster]],
+        copies: PerClientQuota,
         read_memory: Callable[[], int] | None = None,
         give_back: GiveBack = give_back_memory,
     ) -> None:
         self._limits = limits
-        self._conductor = conductor
-        self._accounting = conductor.accounting
-        self._wheel = conductor.wheel
+        self._connection_manager = connection_manager
+        self._accounting = connection_manager.accounting
+        self._wheel = connection_manager.wheel
         self._ports = ports
-        self._connectors = connectors
+        self._connectors = clusters
         self._copies, self._most_copies = copies, copies.limit
         self._give_back = give_back
         self._give_back_at = 0.0
@@ -96,7 +96,7 @@ class OverloadManager:
         self._deadline = Deadline(self._wheel, self.look)
         self._growth = Deadline(self._wheel, self._look_for_growth)
         self._resident = 0  # at the last collection, or less
-        conductor.clients.states = self._states
+        connection_manager.clients.states = self._states
         metrics = self._accounting.metrics
         metrics.shed = self.gate.shed
         metrics.add_peak(
@@ -129,7 +129,7 @@ class OverloadManager:
     def look(self) -> None:
         """At the memory, ten times a second."""
         now, before, resident = self._wheel.now, self.pressure.state, self._read()
-        state = self.pressure.observe(resident, self.gate.active + self._conductor.clients.total, now)
+        state = self.pressure.observe(resident, self.gate.active + self._connection_manager.clients.total, now)
         if state is not before:
             self._changed(before, state, resident)
         if state is not OverloadState.NORMAL:
@@ -162,9 +162,9 @@ class OverloadManager:
         self._growth.set(now + GROWTH_S)
 
     def _changed(self, before: OverloadState, state: OverloadState, resident: int) -> None:
-        conductor, gate = self._conductor, self.gate
-        conductor.ends_connections = conductor.is_draining or state is not OverloadState.NORMAL
-        conductor.has_no_memory = state is OverloadState.REFUSING
+        connection_manager, gate = self._connection_manager, self.gate
+        connection_manager.ends_connections = connection_manager.is_draining or state is not OverloadState.NORMAL
+        connection_manager.has_no_memory = state is OverloadState.REFUSING
         self._worst = max(self._worst, state)
         if before is OverloadState.NORMAL:
             if self._accounting.gate is None:
@@ -213,8 +213,8 @@ class OverloadManager:
             for _ in range(min(CLOSED_AT_ONCE, len(self._idle))):
                 self._idle.pop().close_if_idle()
         if now >= self._give_back_at:
-            for connector in self._connectors():
-                connector.close_idle()
+            for cluster in self._connectors():
+                cluster.close_idle()
             self._give_memory_back(now)
 
     def _end_exchanges(self, resident: int) -> None:

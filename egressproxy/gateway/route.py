@@ -65,11 +65,11 @@ class Route(_HotRoute):
     only_reports: bool = False  # of what a tunnel carries: mode Report lifts all policies
     failovers: Mapping[RouteBackend, FailoverGroup] | None = None  # by what stands for it, and by endpoint
     total: int = field(init=False)  # the weight of all backends
-    excluded: frozenset[str] = frozenset()  # by filters of a request: see `narrowed`
-    narrowed: dict[tuple[frozenset[str], str], Route] = field(init=False)  # by what is excluded and preferred
+    excluded: frozenset[str] = frozenset()  # by filters of a request: see `filtered_route`
+    filtered_route: dict[tuple[frozenset[str], str], Route] = field(init=False)  # by what is excluded and preferred
     buffers_request: bool = field(init=False)  # for an authorization server
     needs_body: int = field(init=False)  # a backend's filters need it whole, of so many bytes at most; -1: none does
-    legs: tuple[BodyPlan, ...] = field(init=False)  # of its backends: see `body_limit`
+    backend_body_plans: tuple[BodyPlan, ...] = field(init=False)  # of its backends: see `body_limit`
     filters_alone: bool = field(init=False)  # those filters do, and nobody else needs the body
     mode: Mode = field(init=False)
     tunnel_idle_s: float = field(init=False)
@@ -79,19 +79,24 @@ class Route(_HotRoute):
     def __post_init__(self) -> None:
         policy = self.policy
         self.choices = self.choices or self.backends
-        self.narrowed = {}
+        self.filtered_route = {}
         self.needs_body = min(
             (each.chain.needs_body for each in self.backends if each.chain.needs_body >= 0), default=-1
         )
         self.total = sum(backend.weight for backend in self.choices)
         self.buffers_request = self.auth is not None and self.auth.spec.max_body > 0
         plans = (each.chain.leg_request_body for each in self.backends)
-        self.legs = tuple(dict.fromkeys(plan for plan in plans if plan is not None))
+        self.backend_body_plans = tuple(dict.fromkeys(plan for plan in plans if plan is not None))
         self.filters_request = (
-            self.buffers_request or self.chain.request_body is not None or self.needs_body >= 0 or bool(self.legs)
+            self.buffers_request
+            or self.chain.request_body is not None
+            or self.needs_body >= 0
+            or bool(self.backend_body_plans)
         )
         self.reads_early = self.auth is not None or self.looks_at_bodies
-        self.filters_alone = not (self.buffers_request or self.needs_body >= 0 or self.legs or self.reads_early)
+        self.filters_alone = not (
+            self.buffers_request or self.needs_body >= 0 or self.backend_body_plans or self.reads_early
+        )
         self.is_judged = self.destinations.denies or self.permission is not None
         self.mode = policy.mode
         self.clock_s = on_the_wheel(self.request_s)
@@ -105,9 +110,9 @@ class Route(_HotRoute):
         """Kind and name, as answers and the log have them; "-" for what no route matched."""
         return f"{self.kind} {self.name}" if self.kind and self.name != "-" else self.name
 
-    def body_limit(self, x: Exchange) -> int:
+    def body_limit(self, exchange: Exchange) -> int:
         """How many bytes this request's body may have, which a backend's filters need whole; -1: it flows."""
-        limits = (self.needs_body, *(plan.limit_for(x) for plan in self.legs))
+        limits = (self.needs_body, *(plan.limit_for(exchange) for plan in self.backend_body_plans))
         return min((limit for limit in limits if limit >= 0), default=-1)
 
     def serves(self, host: str, port: int) -> bool:
@@ -135,7 +140,7 @@ class Route(_HotRoute):
                 point -= backend.weight
                 if point < 0:
                     break
-        if backend.connector is None:
+        if backend.cluster is None:
             raise backend.fault(self.name, self.rule)
         return backend
 
@@ -156,7 +161,7 @@ class Route(_HotRoute):
         made.choices = choices
         made.total = sum(choice.weight for choice in choices)
         made.needs_body = self.needs_body
-        made.legs = self.legs
+        made.backend_body_plans = self.backend_body_plans
         made.filters_request = self.filters_request
         made.filters_alone = self.filters_alone
         return made
@@ -171,7 +176,7 @@ class Route(_HotRoute):
 
 
 def self_service(series: Series) -> Route:
-    """The rule that answers at egress.internal, counted here. The conductor knows it by its kind."""
+    """The rule that answers at egress.internal, counted here. The connection manager knows it by its kind."""
     nowhere = DestinationPolicy(DestinationsIR())
     return Route(
         OWN_HOST, Chain(request_headers=()), (), series, NO_POLICY, nowhere, {},
@@ -219,11 +224,11 @@ class DefaultRoutes:
         return found
 
 
-def narrowed(route: Route, x: Exchange) -> Route:
+def filtered_route(route: Route, exchange: Exchange) -> Route:
     """The rule as filters have narrowed it for this exchange: without what they exclude, the preferred backend first;
     names of other backends change nothing. Raises Denied (403) where every one is excluded.
     """
-    choice = x.backend_choice
+    choice = exchange.backend_choice
     if choice is None:
         return route
     names = {backend.name for backend in (*route.backends, *route.choices)}
@@ -234,11 +239,11 @@ def narrowed(route: Route, x: Exchange) -> Route:
     if excluded == names:
         message = "a filter excludes every backend of this route for this request"
         raise Denied(Reason.FILTER_REJECTED, message, rule=route.rule)
-    kept = route.narrowed.get((excluded, preferred))
+    kept = route.filtered_route.get((excluded, preferred))
     if kept is None:
         kept = _made(route, excluded, preferred)
-        if len(route.narrowed) < MAX_KEPT:
-            route.narrowed[excluded, preferred] = kept
+        if len(route.filtered_route) < MAX_KEPT:
+            route.filtered_route[excluded, preferred] = kept
     return kept
 
 

@@ -34,10 +34,10 @@ class RouteUpdate(NamedTuple):
 
     def put_into_service(self, snapshot: Snapshot) -> None:
         """Have the next requests meet the changed routes, on all listeners at once."""
-        for connector in self.builder.parts.connectors.values():
-            if connector.spec not in snapshot.connectors:
-                snapshot.connectors[connector.spec] = connector
-                connector.start()
+        for cluster in self.builder.parts.clusters.values():
+            if cluster.spec not in snapshot.clusters:
+                snapshot.clusters[cluster.spec] = cluster
+                cluster.start()
         snapshot.filters.adopt(self.builder.filters)
         for each in self.listeners:
             each.listener.http, each.listener.hosts = each.http, each.hosts
@@ -65,10 +65,10 @@ def updating(
         return None
     builder.parts.watches = snapshot.watches
     builder.parts.system_roots = config.system_roots
-    for number, connector in enumerate(list(snapshot.connectors.values())):
-        backend = connector.spec.backend
+    for number, cluster in enumerate(list(snapshot.clusters.values())):
+        backend = cluster.spec.backend
         if backend.destination is Destination.SERVICE:  # other addresses come by themselves (`replace_endpoints`)
-            builder.parts.services.setdefault((backend.name, backend.port), []).append(connector)
+            builder.parts.services.setdefault((backend.name, backend.port), []).append(cluster)
         if not number % 512:
             yield None
     pairs = [(active[key], spec) for key, spec in fresh.items()]

@@ -13,7 +13,7 @@ from egressproxy.gateway.ai.call import MARK as AI_MARK
 from egressproxy.gateway.ai.call import REQUESTS as AI_REQUESTS
 from egressproxy.gateway.ai.call import AiRequests, import_translation
 from egressproxy.gateway.backends.ai_endpoint import AiEndpoint
-from egressproxy.gateway.backends.connector import Connector
+from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.failover import with_failovers
 from egressproxy.gateway.backends.mcp_sessions import McpSessions
 from egressproxy.gateway.backends.mirror import Mirror
@@ -23,8 +23,8 @@ from egressproxy.gateway.backends.session_persistence import PersistentSessions
 from egressproxy.gateway.ext_authz.filter import AuthzClient, ExternalAuth
 from egressproxy.gateway.ext_authz.http_client import HttpAuthzClient
 from egressproxy.gateway.mcp.filters import MARK, PATH, REQUESTS, path_filter, requests_filter, speaks_mcp
+from egressproxy.gateway.reusable_components import ReusableComponents
 from egressproxy.gateway.route import Route
-from egressproxy.gateway.shared_parts import SharedParts
 from egressproxy.ir.backend import Destination, Protocol
 from egressproxy.ir.gateway import ListenerIR, extensions_of
 from egressproxy.ir.policy import ExtensionIR, Mode, PolicyIR, Priority
@@ -51,7 +51,7 @@ class AttachedRoute:
 class RuleBuilder:
     """Makes rules of these parts, for one snapshot."""
 
-    parts: SharedParts
+    parts: ReusableComponents
     filters: FilterInstances
     metrics: Metrics
     session_key: SecretBytes
@@ -83,7 +83,7 @@ class RuleBuilder:
             told = replace(AI_REQUESTS, source=f"{attached.kind} {name}")
             own_ai = AiRequests(name, self.metrics.translations, self.metrics.dropped_fields)
             extensions = (*extensions, self.parts.place_own(name, told, own_ai, mark=AI_MARK))
-        notes = any(backend.denied is not None and backend.connector is not None for backend in backends)
+        notes = any(backend.denied is not None and backend.cluster is not None for backend in backends)
         hedging = policy.hedging if attached.kind != "GRPCRoute" else None  # its calls are POSTs
         retries = None
         needs = rule.session is not None or rule.retry is not None or failovers or hedging is not None
@@ -124,18 +124,18 @@ class RuleBuilder:
         server = spec.backend
         if spec.protocol is AuthProtocol.GRPC and server.backend is not None:  # whatever else it speaks with others
             server = replace(server, backend=replace(server.backend, protocol=Protocol.GRPC))
-        denied, connector = self.parts.reachable(server)
-        client = self._authz_client(spec, connector) if connector is not None else None
+        denied, cluster = self.parts.reachable(server)
+        client = self._authz_client(spec, cluster) if cluster is not None else None
         return ExternalAuth(spec, client, route, self.metrics, denied)
 
-    def _authz_client(self, spec: ExternalAuthIR, connector: Connector) -> AuthzClient:
+    def _authz_client(self, spec: ExternalAuthIR, cluster: Cluster) -> AuthzClient:
         chain = self.parts.chain(spec.backend.extensions)
         if spec.protocol is AuthProtocol.HTTP:
-            return HttpAuthzClient(spec, connector, chain)
+            return HttpAuthzClient(spec, cluster, chain)
         # Here, since it is rarely asked for.
         from egressproxy.gateway.ext_authz.grpc_client import GrpcAuthzClient
 
-        return GrpcAuthzClient(spec, connector, chain)
+        return GrpcAuthzClient(spec, cluster, chain)
 
     def _backend(
         self,
@@ -148,14 +148,14 @@ class RuleBuilder:
         """One backendRef of a rule. `extensions` and `mirrors` are those for all backends of the rule."""
         name = weighted.backend.label if weighted.backend is not None else "-"
         request_s = rule.backend_request_s
-        denied, connector = self.parts.reachable(weighted)
+        denied, cluster = self.parts.reachable(weighted)
         path = path_filter(rule, weighted) if attached.kind == "HTTPRoute" else None
         if path is not None:
             spec = replace(PATH, source=f"{attached.kind} {attached.route}")
             extensions = (*extensions, self.parts.place_own(attached.route, spec, path))
         return RouteBackend(
             name,
-            connector,
+            cluster,
             self.parts.backend_chain(extensions + weighted.extensions),
             self.metrics.series(attached.listener.gateway, attached.route, name),
             weight=weighted.weight,
@@ -174,13 +174,13 @@ class RuleBuilder:
         """The mirrors whose backend can be used; status tells of the others."""
         made = []
         for spec in specs:
-            backend, connector = spec.backend, self.parts.connector(spec.backend)
-            if backend.backend is None or connector is None:
+            backend, cluster = spec.backend, self.parts.cluster(spec.backend)
+            if backend.backend is None or cluster is None:
                 continue
             name, policy, own = backend.backend.label, backend.policy, self.parts.chain(backend.extensions)
             mirror = Mirror(
                 name,
-                connector,
+                cluster,
                 own.request_headers,
                 self.parts.backend_chain(spec.extensions + backend.extensions),
                 self.metrics.series(attached.listener.gateway, attached.route, name),

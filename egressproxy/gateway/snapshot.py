@@ -10,14 +10,14 @@ from ipaddress import IPv4Network, IPv6Network
 from typing import Final
 
 from egressproxy.errors import GatewayFault, Reason
+from egressproxy.filters.configured_filter import BackendWatches
 from egressproxy.filters.instances import FilterInstances
-from egressproxy.filters.placed_filter import BackendWatches
-from egressproxy.gateway.backends.connector import Connector
-from egressproxy.gateway.client_variants import ClientVariants
+from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.identity.authenticator import Authenticator
 from egressproxy.gateway.identity.authenticators import Authenticators
-from egressproxy.gateway.leaf_certificates.leaf_cache import LeafCache, LeafCaches
+from egressproxy.gateway.leaf_certificates.certificate_cache import CertificateCache, CertificateCaches
 from egressproxy.gateway.route import DefaultRoutes, Route
+from egressproxy.gateway.subject_overrides import SubjectOverrides
 from egressproxy.identity.peers import AddressTable, CertificateTable, workload
 from egressproxy.ir.backend import ConnectionIR, Destination, EndpointAddress
 from egressproxy.ir.gateway import CertificateIR, ClientCertificatesIR, ListenerIR, ListenerProtocol
@@ -53,9 +53,11 @@ class ActiveListener:
     destinations: DestinationPolicy
     series: Series
     terminate: ssl.SSLContext | None  # a TLS listener that terminates does it with this
-    leaves: HostMap[LeafCache] | None = None  # of the hosts whose tunnels are opened; None: no tunnel is
+    certificate_cache: HostMap[CertificateCache] | None = (
+        None  # of the hosts whose tunnels are opened; None: no tunnel is
+    )
     authenticator: Authenticator | None = None  # says who its clients are; None: they need not be known
-    variants: ClientVariants[ActiveListener] | None = None  # for clients that fit subjects of policies
+    variants: SubjectOverrides[ActiveListener] | None = None  # for clients that fit subjects of policies
     gateway: str = field(init=False)
     name: str = field(init=False)
     mode: Mode = field(init=False)
@@ -74,9 +76,9 @@ class ActiveListener:
         self.is_stream = spec.protocol in STREAM_PROTOCOLS
         self.scheme = b"https" if spec.protocol is ListenerProtocol.HTTPS else b"http"
 
-    def leaves_for(self, host: str) -> LeafCache | None:
+    def leaves_for(self, host: str) -> CertificateCache | None:
         """What clients are shown in tunnels to this host (lower case), which are opened; None: they are not."""
-        return self.leaves.match(host) if self.leaves is not None and host != OWN_HOST else None
+        return self.certificate_cache.match(host) if self.certificate_cache is not None and host != OWN_HOST else None
 
 
 @dataclass(slots=True, eq=False)
@@ -214,29 +216,29 @@ class Snapshot:
 
     generation: int
     ports: dict[tuple[str, int], Port]
-    connectors: dict[ConnectionIR, Connector]
+    clusters: dict[ConnectionIR, Cluster]
     filters: FilterInstances
-    leaf_caches: LeafCaches = field(default_factory=LeafCaches)
+    leaf_caches: CertificateCaches = field(default_factory=CertificateCaches)
     authenticators: Authenticators = field(default_factory=Authenticators)
     watches: BackendWatches | None = None  # on placeholders of credentials, where there are any
 
 
 def replace_endpoints(
-    connectors: dict[ConnectionIR, Connector], updates: Mapping[tuple[str, int], tuple[EndpointAddress, ...]]
+    clusters: dict[ConnectionIR, Cluster], updates: Mapping[tuple[str, int], tuple[EndpointAddress, ...]]
 ) -> bool:
     """Let Services lead to these addresses, by name ("namespace/name") and port, without another snapshot.
 
     Returns False where one is needed for some of them.
     """
     is_done = True
-    for spec, connector in list(connectors.items()):
+    for spec, cluster in list(clusters.items()):
         backend = spec.backend
         endpoints = updates.get((backend.name, backend.port)) if backend.destination is Destination.SERVICE else None
         if endpoints is None or endpoints == backend.endpoints:
             continue
-        if connector.replace_endpoints(endpoints):
-            del connectors[spec]
-            connectors[connector.spec] = connector
+        if cluster.replace_endpoints(endpoints):
+            del clusters[spec]
+            clusters[cluster.spec] = cluster
         else:
             is_done = False
     return is_done

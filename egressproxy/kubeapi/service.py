@@ -13,8 +13,8 @@ from egressproxy.kubeapi.write.write import Write, WriteRefused, Written
 from egressproxy.kubeapi.write.writer import Writer
 from egressproxy.net.listening import BindError
 from egressproxy.processes.loader.loader import Loader
-from egressproxy.processes.loader.result import Loaded
-from egressproxy.processes.workers.fleet import ConfigRefused, Guarded
+from egressproxy.processes.loader.result import CompiledConfig
+from egressproxy.processes.workers.data_plane import ConfigRefused, Guarded
 
 log = logging.getLogger("egressproxy")
 
@@ -26,7 +26,7 @@ class Application(Protocol):
     def taking(self) -> asyncio.Lock: ...  # held by what puts a configuration into service
     def why_not_writable(self) -> str: ...  # "" while configurations are taken; else a sentence for people
     def memory(self) -> bytes: ...  # what the next loading has to know of the configuration in service
-    async def put_in_service(self, fresh: Loaded) -> None:
+    async def put_in_service(self, fresh: CompiledConfig) -> None:
         """Raises Guarded, ConfigRefused, BindError or OSError, and has changed nothing then."""
 
     def tell_generation(self) -> None: ...  # in the log
@@ -70,7 +70,7 @@ class ApiService:
             application.tell_generation()
         return results
 
-    async def _put_in_service(self, fresh: Loaded) -> None:
+    async def _put_in_service(self, fresh: CompiledConfig) -> None:
         """Raises WriteRefused."""
         try:
             await self._application.put_in_service(fresh)

@@ -42,7 +42,7 @@ class _Replaced(Exception):
 
 
 class Follower(Protocol):
-    """Who is told of a cluster: `reloads.LiveConfiguration`."""
+    """Who is told of a cluster: `reloads.ConfigManager`."""
 
     def ask_for_reload(self) -> None: ...  # the objects are other ones than were given last
     def ask_for_endpoints(self) -> None: ...  # `Cluster.endpoints` are other ones, and nothing else is

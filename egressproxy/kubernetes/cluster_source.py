@@ -28,7 +28,7 @@ from egressproxy.kubernetes.status_writer import service_addresses
 from egressproxy.kubernetes.watched_scopes import watched_scopes
 from egressproxy.model.kinds import GATEWAY, OURS
 from egressproxy.model.published_object import Key
-from egressproxy.processes.workers.fleet import EndpointUpdates
+from egressproxy.processes.workers.data_plane import EndpointUpdates
 from egressproxy.run_options import ClusterOptions
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from egressproxy.kubernetes.access import missing_right
 from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError
 from egressproxy.model.published_object import PublishedObject
 from egressproxy.processes.loader.result import shown
-from egressproxy.telemetry.notices import Notice
+from egressproxy.telemetry.event_aggregator import Notice
 
 log = logging.getLogger(__name__)
 

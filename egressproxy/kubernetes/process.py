@@ -32,9 +32,9 @@ from egressproxy.net.loop import new_loop
 from egressproxy.net.process import close_memory, give_back_memory
 from egressproxy.processes.loader.published import PublishedConfiguration
 from egressproxy.processes.workers.channel import FrameChannel
-from egressproxy.processes.workers.fleet import EndpointUpdates
+from egressproxy.processes.workers.data_plane import EndpointUpdates
 from egressproxy.telemetry.diagnostics import Diagnostics
-from egressproxy.telemetry.notices import Notice
+from egressproxy.telemetry.event_aggregator import Notice
 
 if TYPE_CHECKING:
     from egressproxy.kubernetes.observed import EventWriter

@@ -1,11 +1,12 @@
-"""Exchange: one request and its response, or one tunnel, from first byte to log line: created by the conductor, handed
-to every filter, observed once by metrics and the access log.
+"""Exchange: one request and its response, or one tunnel, from first byte to log line: created by the connection
+manager, handed to every filter, observed once by metrics and the access log.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import Any, Final, NamedTuple
+from collections.abc import Iterable
+from types import MappingProxyType
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeVar, cast
 
 from egressproxy.errors import Reason
 from egressproxy.model.authority import Authority, IPAddress
@@ -26,17 +27,59 @@ class BackendChoice:
 #: Notes of one exchange that filters may keep, and the length of one that is bytes or text.
 MAX_NOTES: Final = 128
 MAX_NOTE_BYTES: Final = 64 * 1024
-#: The note with further fields for the access log: a dictionary.
-LOGGED: Final = "logged"
-#: The note with what `Exchange.body` returns.
-SENT_BODY: Final = "sent body"
-#: The note with what filters have said about the backends of the rule: a BackendChoice.
-BACKEND_CHOICE: Final = "backend choice"
-#: Of a request that was approved: what is in service now may be another configuration than the one that has let it in.
-WAITED: Final = "waited for a person"
-#: The note with how many filters hold the exchange until a person has decided.
-_HELD_FOR_PEOPLE: Final = "held for people"
 _OK: Final[Reason] = Reason.OK
+
+T = TypeVar("T")
+
+
+class StateSlot(Generic[T]):
+    """A place for one value in the state of each exchange: of a part of the gateway, or of one instance of a filter.
+
+    `name` is for debugging alone: two filters of one type have two slots.
+    """
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"StateSlot({self.name})"
+
+
+class ExchangeState(Protocol):
+    """The values of one exchange by slot: a dictionary, whose values have the types of their slots."""
+
+    def get(self, slot: StateSlot[T], /) -> T | None:
+        """The value that was kept there; None without one."""
+
+    def pop(self, slot: StateSlot[T], default: None, /) -> T | None:
+        """As `get`, and the value is taken out."""
+
+    def items(self) -> Iterable[tuple[StateSlot[Any], Any]]:
+        """All slots that have a value, with it."""
+
+    def __contains__(self, slot: object, /) -> bool: ...
+
+    def __len__(self) -> int: ...
+
+    def __setitem__(self, slot: StateSlot[T], value: T, /) -> None: ...
+
+
+#: The state of an exchange for which nothing was kept. Nobody can write to it.
+EMPTY_STATE: Final = cast("ExchangeState", MappingProxyType({}))
+#: What filters of users have noted.
+_NOTES: Final[StateSlot[dict[str, Any]]] = StateSlot("notes")
+#: Further fields for the access log.
+LOGGED: Final[StateSlot[dict[str, Any]]] = StateSlot("logged")
+#: What `Exchange.body` returns.
+SENT_BODY: Final[StateSlot[bytes | None]] = StateSlot("sent body")
+#: Of a request that was approved: what is in service now may be another configuration than the one that has let it in.
+WAITED: Final[StateSlot[bool]] = StateSlot("waited for a person")
+#: What filters have said about the backends of the rule.
+_CHOICE: Final[StateSlot[BackendChoice]] = StateSlot("backend choice")
+#: How many filters hold the exchange until a person has decided.
+_HOLDING: Final[StateSlot[int]] = StateSlot("held for people")
 
 
 class NotesFull(ValueError):
@@ -105,7 +148,7 @@ class CallerIdentity:
         #: Of `Metrics.of_client`: the series of all clients, and beside it the one of this client.
         self.counted_beside: object = None
         self.counted_in: Any = None
-        #: Of `ClientVariants`: its number, and which of its variants.
+        #: Of `SubjectOverrides`: its number, and which of its variants.
         self.variants_number = self.variant_at = 0
 
     def replace(self, **fields: Any) -> CallerIdentity:
@@ -160,7 +203,8 @@ class BackendOrigin(NamedTuple):
 
 
 class Exchange:
-    """What filters may rely on: everything up to `notes`. The rest is bookkeeping of the conductor and telemetry.
+    """What filters may rely on: everything up to `state`. The rest is bookkeeping of the connection manager and
+    telemetry.
 
     `scheme` is b"http" or b"https": that of the request as the client sees it. `authority` is the destination that the
     client named (forward) or the Host it sent (reverse). `is_tunnel` is true for CONNECT and TLS passthrough.
@@ -175,9 +219,9 @@ class Exchange:
     __slots__ = (
         "addresses", "attempts", "authority", "backend", "backend_is_secure", "backend_origin", "bytes_in", "bytes_out",
         "client", "denied", "detail", "ended_at", "first_byte_at", "gateway", "grpc_status", "identity", "is_tunnel",
-        "kind", "listener", "max_body_bytes", "method", "notes", "path", "path_prefix", "reason", "request",
-        "request_id", "response", "route", "rule", "scheme", "series", "started_at", "started_wall", "status",
-        "upstream", "upstream_host", "would_deny",
+        "kind", "listener", "max_body_bytes", "method", "path", "path_prefix", "reason", "request", "request_id",
+        "response", "route", "rule", "scheme", "series", "started_at", "started_wall", "state", "status", "upstream",
+        "upstream_host", "would_deny",
     )  # fmt: skip
     __deletable__ = ("request", "response")
 
@@ -217,8 +261,8 @@ class Exchange:
         self.backend_origin: BackendOrigin | None = None
         self.upstream_host = b""
         self.addresses: tuple[IPAddress, ...] = ()
-        #: Filters may keep state of one exchange here, under their own name.
-        self.notes: dict[str, Any] | None = None
+        #: What the parts of the gateway, and each filter, have kept (`keep`).
+        self.state = EMPTY_STATE
         self.request_id = request_id
         self.max_body_bytes = -1  # a limit filter lowers it; -1 is no limit
         self.started_wall = started_wall
@@ -268,7 +312,7 @@ class Exchange:
             del self.response
 
     def copy(self) -> Exchange:
-        """The same values; the heads and the notes are shared."""
+        """The same values; the heads and the state are shared."""
         made = Exchange(
             self.client, self.gateway, self.listener, self.started_at, self.identity, started_wall=self.started_wall,
             request_id=self.request_id, series=self.series, backend=self.backend,
@@ -289,7 +333,7 @@ class Exchange:
         made.backend_origin = self.backend_origin
         made.upstream_host = self.upstream_host
         made.addresses = self.addresses
-        made.notes = self.notes
+        made.state = self.state
         made.max_body_bytes = self.max_body_bytes
         made.first_byte_at = self.first_byte_at
         made.status = self.status
@@ -316,6 +360,11 @@ class Exchange:
         if reasons:
             self.would_deny = list(dict.fromkeys((*(self.would_deny or ()), *reasons)))
 
+    @property
+    def notes(self) -> dict[str, Any] | None:
+        """What `note` has kept; None: nothing."""
+        return self.state.get(_NOTES)
+
     def note(self, key: str, value: object) -> None:
         """Keep a value until the end of the exchange, in `notes` under this key, which names the filter. Raises
         NotesFull beyond MAX_NOTES, or MAX_NOTE_BYTES of bytes or text; what other objects hold is not measured.
@@ -324,27 +373,47 @@ class Exchange:
             raise NotesFull(f"the note {key[:80]!r} is longer than {MAX_NOTE_BYTES}: keep a part of it, or its hash")
         notes = self.notes
         if notes is None:
-            self.notes = {key: value}
+            self.keep(_NOTES, {key: value})
         elif len(notes) < MAX_NOTES or key in notes:
             notes[key] = value
         else:
             raise NotesFull(f"there are {MAX_NOTES} notes already: keep one object under one key")
 
-    def keep(self, key: str, value: object) -> None:
-        """As `note`, for what the gateway itself keeps, whose size is bounded elsewhere."""
-        if self.notes is None:
-            self.notes = {}
-        self.notes[key] = value
+    def keep(self, slot: StateSlot[T], value: T) -> None:
+        """Keep a value in `state` until the end of the exchange. Whoever keeps it bounds what it holds."""
+        if self.state:
+            self.state[slot] = value
+        else:
+            made: dict[StateSlot[Any], Any] = {slot: value}
+            self.state = made
 
-    def forget_notes(self, kept: Collection[str] = ()) -> None:
+    def take(self, slot: StateSlot[T]) -> T | None:
+        """The value that was kept in this slot, which has none from here on; None without one."""
+        return self.state.pop(slot, None) if self.state else None
+
+    def fork_state(self) -> None:
+        """Part from the exchange that this one is a `copy` of: what is kept from here on, only one of them has."""
+        if self.state is not EMPTY_STATE:
+            self.state = dict(self.state.items())
+            notes = self.notes
+            if notes is not None:
+                self.keep(_NOTES, dict(notes))
+
+    def adopt_state(self, other: Exchange) -> None:
+        """Take over all that another exchange has kept, in place of what this one has in the same slots."""
+        if other.state is not EMPTY_STATE:
+            self.state = dict((*self.state.items(), *other.state.items()))
+            other.state = EMPTY_STATE
+
+    def forget_state(self, kept: ExchangeState = EMPTY_STATE) -> None:
         """The exchange is over, however it has ended: nothing that was kept for it stays, also where it leads back.
 
-        `kept`: keys of notes that another exchange has, too, which goes on.
+        `kept`: the state of another exchange, which goes on with what both have.
         """
-        for key, note in (self.notes or {}).items():
-            if isinstance(note, CircularNote) and key not in kept:
-                note.release()
-        self.notes = None
+        for slot, value in self.state.items():
+            if isinstance(value, CircularNote) and slot not in kept:
+                value.release()
+        self.state = EMPTY_STATE
 
     def exclude_backend(self, name: str) -> None:
         """Do not send this request to the backend "namespace/name", whatever rule, Failover and retries say; denied
@@ -363,35 +432,34 @@ class Exchange:
             raise RuntimeError(
                 "the backend of this request is chosen: ask in request-headers, or with BUFFER in request-body"
             )
-        choice = self.backend_choice
+        choice = self.state.get(_CHOICE)
         if choice is None:
             choice = BackendChoice()
-            self.keep(BACKEND_CHOICE, choice)
+            self.keep(_CHOICE, choice)
         return choice
 
     @property
     def backend_choice(self) -> BackendChoice | None:
         """What filters have said about the backends of the rule; None where none has."""
-        return self.notes.get(BACKEND_CHOICE) if self.notes is not None else None
+        return self.state.get(_CHOICE)
 
     @property
     def is_held_for_people(self) -> bool:
         """Whether a filter waits for a person: nobody expects the exchange to move meanwhile."""
-        return self.notes is not None and self.notes.get(_HELD_FOR_PEOPLE, 0) > 0
+        return (self.state.get(_HOLDING) or 0) > 0
 
     def hold_for_people(self, change: int) -> None:
         """One filter more, or one less, waits for a person."""
-        held = self.notes.get(_HELD_FOR_PEOPLE, 0) if self.notes is not None else 0
-        self.keep(_HELD_FOR_PEOPLE, held + change)
+        self.keep(_HOLDING, (self.state.get(_HOLDING) or 0) + change)
 
     @property
     def body(self) -> bytes | None:
         """In `backend_request` of a filter with `needs_body`: the whole body as this attempt sends it; else None."""
-        return self.notes.get(SENT_BODY) if self.notes is not None else None
+        return self.state.get(SENT_BODY)
 
     def add_log_fields(self, fields: dict[str, object]) -> None:
         """Further fields for the access log: values of JSON by name, beside those that others have added."""
-        known = self.notes.get(LOGGED) if self.notes is not None else None
+        known = self.state.get(LOGGED)
         self.keep(LOGGED, fields if known is None else {**known, **fields})
 
     def __repr__(self) -> str:
@@ -399,13 +467,35 @@ class Exchange:
         return f"Exchange({self.request_id or '-'}, {what}, {self.status}, {self.reason})"
 
 
+class FilterNote(Generic[T]):
+    """A note that the gateway itself keeps under this `key`, for filters that docs/filter-api.md promises it."""
+
+    __slots__ = ("key",)
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+
+    def get(self, exchange: Exchange) -> T | None:
+        return (exchange.notes or {}).get(self.key)
+
+    def set(self, exchange: Exchange, value: T) -> None:
+        """As `Exchange.note`, without its bounds."""
+        notes = exchange.notes
+        if notes is None:
+            exchange.keep(_NOTES, {self.key: value})
+        else:
+            notes[self.key] = value
+
+    def pop(self, exchange: Exchange) -> T | None:
+        notes = exchange.notes
+        return notes.pop(self.key, None) if notes is not None else None
+
+
 #: The response field that tells of the attempts.
 ATTEMPTS_FIELD: Final = b"X-Egress-Attempts"
 
 #: Attempts that are shown; further ones are counted in `attempts` of the log alone.
 MAX_ATTEMPTS: Final = 16
-#: Under which an exchange keeps it, in `notes`.
-_ATTEMPTS: Final = "attempts"
 
 
 class AttemptTrail:
@@ -418,18 +508,17 @@ class AttemptTrail:
         self.is_shown = False
 
     @classmethod
-    def of(cls, x: Exchange) -> AttemptTrail | None:
+    def of(cls, exchange: Exchange) -> AttemptTrail | None:
         """That of this exchange; None where nobody has kept one."""
-        found = x.notes.get(_ATTEMPTS) if x.notes is not None else None
-        return found if isinstance(found, cls) else None
+        return exchange.state.get(_TRAIL)
 
     @classmethod
-    def kept_by(cls, x: Exchange) -> AttemptTrail:
+    def kept_by(cls, exchange: Exchange) -> AttemptTrail:
         """That of this exchange, made where there is none yet."""
-        found = cls.of(x)
+        found = cls.of(exchange)
         if found is None:
             found = cls()
-            x.keep(_ATTEMPTS, found)
+            exchange.keep(_TRAIL, found)
         return found
 
     def add(self, backend: str, outcome: str, seconds: float) -> None:
@@ -453,3 +542,6 @@ class AttemptTrail:
 
     def __len__(self) -> int:
         return len(self._attempts)
+
+
+_TRAIL: Final[StateSlot[AttemptTrail]] = StateSlot("attempts")

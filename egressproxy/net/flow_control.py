@@ -77,8 +77,16 @@ class FlowControl(asyncio.Protocol):
     """One side of a relay: a transport, whether it reads, who feeds it, and how the body that it sends is framed."""
 
     __slots__ = (
-        "_poller", "_unflushed", "_unflushed_size", "feeder", "is_reading_paused", "is_write_blocked", "octets_in",
-        "octets_out", "sends_chunked", "transport",
+        "_poller",
+        "_unflushed",
+        "_unflushed_size",
+        "bytes_in",
+        "bytes_out",
+        "feeder",
+        "is_reading_paused",
+        "is_write_blocked",
+        "sends_chunked",
+        "transport",
     )  # fmt: skip
 
     transport: asyncio.Transport
@@ -88,8 +96,8 @@ class FlowControl(asyncio.Protocol):
         self.is_write_blocked = False
         self.is_reading_paused = False
         self.sends_chunked = False
-        self.octets_in = 0  # of the current exchange
-        self.octets_out = 0
+        self.bytes_in = 0  # of the current exchange
+        self.bytes_out = 0
         self._unflushed: list[bytes] = []
         self._unflushed_size = 0
         self._poller: Poller | None = None  # kept: to ask for the running loop is a system call
@@ -133,7 +141,7 @@ class FlowControl(asyncio.Protocol):
     def send(self, data: bytes) -> None:
         """Send at the end of this turn of the loop, together with whatever else is sent until then."""
         size = len(data)
-        self.octets_out += size
+        self.bytes_out += size
         pieces = self._unflushed
         if pieces:
             size += self._unflushed_size

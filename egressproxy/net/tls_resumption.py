@@ -5,7 +5,7 @@ A resumed handshake looks at no certificate chain. So a session comes from a han
 certificate and after an hour at most, and is never taken over from a session that was resumed itself. Names and pins
 are checked again (`ClientTls.verify`). Whoever looks revocation lists up resumes nothing: the list may end meanwhile.
 
-One TlsResumption belongs to one target of one connector, as a pool does: other trust, another client certificate, other
+One TlsResumption belongs to one target of one cluster, as a pool does: other trust, another client certificate, other
 names, pins or versions are another connector. A session is of its context, too, which has what ALPN offers.
 """
 

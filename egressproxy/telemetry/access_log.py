@@ -21,7 +21,7 @@ from typing import Any, Final, Protocol
 from egressproxy.errors import Reason
 from egressproxy.model.exchange import ANONYMOUS, LOGGED, AttemptTrail, CallerIdentity, Exchange
 from egressproxy.model.grpc_status import GRPC_NAMES
-from egressproxy.model.shares import Shares, client_of, most_of
+from egressproxy.model.per_client_quota import PerClientQuota, client_of, most_of
 from egressproxy.telemetry.log_writer import LogWriter
 from egressproxy.telemetry.series import Series, decided_by, logged_status
 
@@ -157,7 +157,7 @@ class AccessLog:
         self._places: dict[_Place, str] = {}
         self._denials_second = -1
         self._denials = 0
-        self._logged = Shares(max_denials_per_s, most_of(max_denials_per_s))  # of them, in this second
+        self._logged = PerClientQuota(max_denials_per_s, most_of(max_denials_per_s))  # of them, in this second
         self.suppressed = 0  # lines of a flood of denials that were not logged
 
     @property
@@ -168,16 +168,16 @@ class AccessLog:
     def written(self) -> int:
         return self._writer.written if self._writer else 0
 
-    def record(self, x: Exchange) -> None:
+    def record(self, exchange: Exchange) -> None:
         """Log a finished exchange. Never blocks."""
         if self._writer is None:
             return
-        if x.reason is _OK and not x.would_deny and not x.detail and (x.notes is None or LOGGED not in x.notes):
-            line = self._plain(x)
-        elif x.denied and self._is_flood(x):
+        if exchange.reason is _OK and not exchange.would_deny and not exchange.detail and LOGGED not in exchange.state:
+            line = self._plain(exchange)
+        elif exchange.denied and self._is_flood(exchange):
             return
         else:
-            line = self._explained(x)
+            line = self._explained(exchange)
         lines = self._lines
         if not lines:
             self._arm()
@@ -218,8 +218,8 @@ class AccessLog:
         self._timer = None
         self.flush()
 
-    def _is_flood(self, x: Exchange) -> bool:
-        second = int(x.ended_at)
+    def _is_flood(self, exchange: Exchange) -> bool:
+        second = int(exchange.ended_at)
         if second != self._denials_second:
             if self._denials > self._logged.total:
                 logger.warning(
@@ -229,37 +229,45 @@ class AccessLog:
                 )
             self._denials_second = second
             self._denials = 0
-            self._logged = Shares(self._logged.limit, self._logged.share)
+            self._logged = PerClientQuota(self._logged.limit, self._logged.share)
         self._denials += 1
-        if self._logged.take(client_of(x)):
+        if self._logged.take(client_of(exchange)):
             return False
         self.suppressed += 1
         return True
 
-    def _plain(self, x: Exchange) -> str:
+    def _plain(self, exchange: Exchange) -> str:
         """The line of an exchange that ended well: its times, the part shared by many lines, and its own values. No
         format rules (`:.3f`): compiled code joins texts and numbers, and looks up anything else.
         """
-        millisecond = int((x.started_wall or time.time()) * 1000)
+        millisecond = int((exchange.started_wall or time.time()) * 1000)
         if millisecond != self._millisecond:
             self._millisecond = millisecond
             second = millisecond // 1000
             stamp = self._stamps.get(second) or self._stamp(second)
             self._moment = f'{{"time":"{stamp}{_THOUSANDTHS[millisecond % 1000]}Z",'
-        key = x.kind, x.gateway, x.listener, x.route, x.backend, x.identity.key, x.series
-        place = self._places.get(key) or self._place(key, x.identity)
-        method = _METHODS.get(x.method)
-        authority = x.authority
+        key = (
+            exchange.kind,
+            exchange.gateway,
+            exchange.listener,
+            exchange.route,
+            exchange.backend,
+            exchange.identity.key,
+            exchange.series,
+        )
+        place = self._places.get(key) or self._place(key, exchange.identity)
+        method = _METHODS.get(exchange.method)
+        authority = exchange.authority
         where = authority.text if authority is not None else "-"
-        path = x.path.decode("latin-1")
-        request_id = x.request_id or "-"
-        microseconds = int((x.ended_at - x.started_at) * 1_000_000 + 0.5)
-        upstream = x.upstream or "-"
-        others = f"{x.client}{where}{path}{upstream}{request_id}"  # what is not ours
+        path = exchange.path.decode("latin-1")
+        request_id = exchange.request_id or "-"
+        microseconds = int((exchange.ended_at - exchange.started_at) * 1_000_000 + 0.5)
+        upstream = exchange.upstream or "-"
+        others = f"{exchange.client}{where}{path}{upstream}{request_id}"  # what is not ours
         rest = (
-            f'"client":"{x.client}","method":"{method}","authority":"{where}","path":"{path}","status":{x.status},'
-            f'"reason":"-","flags":"-","upstream":"{upstream}","bytes_in":{x.bytes_in},'
-            f'"bytes_out":{x.bytes_out},"duration_ms":{microseconds // 1000}{_THOUSANDTHS[microseconds % 1000]},'
+            f'"client":"{exchange.client}","method":"{method}","authority":"{where}","path":"{path}","status":{exchange.status},'
+            f'"reason":"-","flags":"-","upstream":"{upstream}","bytes_in":{exchange.bytes_in},'
+            f'"bytes_out":{exchange.bytes_out},"duration_ms":{microseconds // 1000}{_THOUSANDTHS[microseconds % 1000]},'
             f'"request_id":"{request_id}"}}\n'
         )
         if (
@@ -271,10 +279,10 @@ class AccessLog:
             and request_id.isprintable()
             and len(path) <= MAX_TEXT
         ):
-            if x.grpc_status >= 0:
-                rest = f'{rest[:-2]},"grpc_status":"{GRPC_NAMES[x.grpc_status]}"}}\n'
+            if exchange.grpc_status >= 0:
+                rest = f'{rest[:-2]},"grpc_status":"{GRPC_NAMES[exchange.grpc_status]}"}}\n'
             return self._moment + place + rest
-        return self._explained(x)
+        return self._explained(exchange)
 
     def _place(self, key: _Place, identity: CallerIdentity) -> str:
         """The shared part of a line: names of the configuration, and the client's identity."""
@@ -286,50 +294,51 @@ class AccessLog:
         place = self._places[key] = _dumps(said)[1:-2] + ","
         return place
 
-    def _explained(self, x: Exchange) -> str:
-        values = self._values(x)
-        if x.grpc_status >= 0:
-            values["grpc_status"] = GRPC_NAMES[x.grpc_status]
-        values |= _decision(x.series)
-        if x.rule != "-":
-            values["rule"] = x.rule
-        if x.detail:
-            values["detail"] = x.detail[:MAX_TEXT]
-        if x.attempts > 1:
-            values["attempts"] = x.attempts
-        trail = AttemptTrail.of(x)
-        if trail is not None and (x.attempts > 1 or len(trail) > 1):  # some may have been passed over
+    def _explained(self, exchange: Exchange) -> str:
+        values = self._values(exchange)
+        if exchange.grpc_status >= 0:
+            values["grpc_status"] = GRPC_NAMES[exchange.grpc_status]
+        values |= _decision(exchange.series)
+        if exchange.rule != "-":
+            values["rule"] = exchange.rule
+        if exchange.detail:
+            values["detail"] = exchange.detail[:MAX_TEXT]
+        if exchange.attempts > 1:
+            values["attempts"] = exchange.attempts
+        trail = AttemptTrail.of(exchange)
+        if trail is not None and (exchange.attempts > 1 or len(trail) > 1):  # some may have been passed over
             values["attempts_detail"] = trail.values
-        if x.notes is not None:
-            values |= x.notes.get(LOGGED, {})
-        if x.would_deny:
-            values["would_deny"] = [reason.value for reason in x.would_deny]
+        logged = exchange.state.get(LOGGED)
+        if logged is not None:
+            values |= logged
+        if exchange.would_deny:
+            values["would_deny"] = [reason.value for reason in exchange.would_deny]
         return _dumps(values)
 
-    def _values(self, x: Exchange) -> dict[str, Any]:
+    def _values(self, exchange: Exchange) -> dict[str, Any]:
         """The keys have the order of `_plain`."""
-        wall = x.started_wall or time.time()
+        wall = exchange.started_wall or time.time()
         second = int(wall)
         return {
             "time": f"{self._stamp(second)}.{int((wall - second) * 1000):03}Z",
-            "kind": x.kind,
-            "gateway": x.gateway,
-            "listener": x.listener,
-            "route": x.route,
-            "backend": x.backend,
-            **_identity(x.identity),
-            "client": x.client,
-            "method": x.method.decode("latin-1")[:MAX_TEXT],
-            "authority": "-" if x.authority is None else str(x.authority),
-            "path": x.path.partition(b"?")[0].decode("latin-1")[:MAX_TEXT],
-            "status": logged_status(x),
-            "reason": x.reason.value,
-            "flags": FLAGS.get(x.reason, "-"),
-            "upstream": x.upstream or "-",
-            "bytes_in": x.bytes_in,
-            "bytes_out": x.bytes_out,
-            "duration_ms": round((x.ended_at - x.started_at) * 1000, 3),
-            "request_id": x.request_id or "-",
+            "kind": exchange.kind,
+            "gateway": exchange.gateway,
+            "listener": exchange.listener,
+            "route": exchange.route,
+            "backend": exchange.backend,
+            **_identity(exchange.identity),
+            "client": exchange.client,
+            "method": exchange.method.decode("latin-1")[:MAX_TEXT],
+            "authority": "-" if exchange.authority is None else str(exchange.authority),
+            "path": exchange.path.partition(b"?")[0].decode("latin-1")[:MAX_TEXT],
+            "status": logged_status(exchange),
+            "reason": exchange.reason.value,
+            "flags": FLAGS.get(exchange.reason, "-"),
+            "upstream": exchange.upstream or "-",
+            "bytes_in": exchange.bytes_in,
+            "bytes_out": exchange.bytes_out,
+            "duration_ms": round((exchange.ended_at - exchange.started_at) * 1000, 3),
+            "request_id": exchange.request_id or "-",
         }
 
     def _stamp(self, second: int) -> str:

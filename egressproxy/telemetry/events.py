@@ -13,8 +13,15 @@ from itertools import count
 from time import time
 from typing import Final
 
+from egressproxy.telemetry.event_aggregator import (
+    MAX_MESSAGE,
+    MAX_SIMILAR,
+    NOTICES_S,
+    EventType,
+    InvolvedObject,
+    Notice,
+)
 from egressproxy.telemetry.metrics import Metrics
-from egressproxy.telemetry.notices import MAX_MESSAGE, MAX_SIMILAR, NOTICES_S, EventType, InvolvedObject, Notice
 
 log = logging.getLogger("egressproxy.events")
 

@@ -32,8 +32,8 @@ from egressproxy.telemetry.counters import (
     McpCalls,
 )
 from egressproxy.telemetry.counts import Counts, MetricFamily, MetricKind
+from egressproxy.telemetry.event_aggregator import FILTER_BUCKETS_S, EventAggregator, FilterStats
 from egressproxy.telemetry.filter_meter import FilterMetrics
-from egressproxy.telemetry.notices import FILTER_BUCKETS_S, FilterStats, Notices
 from egressproxy.telemetry.series import LABELS, Labels, Series
 
 logger = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class Metrics:
 
     def __init__(self, version: str) -> None:
         self.version = version
-        self.notices = Notices()
+        self.notices = EventAggregator()
         self.events: Counter[tuple[str, str]] = Counter()  # by type, and one of a closed list of words
         self.dns_lookups: Counter[str] = Counter()
         self.dns_queries = DnsQueries()

@@ -58,9 +58,9 @@ _COUNTED: Final = (*_BY_KEY, *_BY_TIME, *_SUMS, "has_tunnels")
 _K = TypeVar("_K")
 
 
-def logged_status(x: Exchange) -> int:
+def logged_status(exchange: Exchange) -> int:
     """The status to count and log: as sent; 499 where the client left before an answer; 0 where nothing was sent."""
-    return x.status or (CLIENT_CLOSED if x.reason is Reason.CLIENT_GONE else 0)
+    return exchange.status or (CLIENT_CLOSED if exchange.reason is Reason.CLIENT_GONE else 0)
 
 
 def decided_by(series: Series | None) -> tuple[str, str]:
@@ -69,8 +69,9 @@ def decided_by(series: Series | None) -> tuple[str, str]:
 
 
 class Series:
-    """The counters of one label set; dictionaries and lists are made when there is something to count. The conductor
-    calls `observe` exactly once per exchange or tunnel, at its end. `has_tunnels`: one was open, now or earlier.
+    """The counters of one label set; dictionaries and lists are made when there is something to count. The connection
+    manager calls `observe` exactly once per exchange or tunnel, at its end. `has_tunnels`: one was open, now or
+    earlier.
 
     Most responses begin and end in one turn: their duration, in `at_once`, is the time to their first byte, too. Only
     of the others both are counted: in `streamed`, and in `begun` unless nothing was sent. `body_sum_s` is the time that
@@ -114,43 +115,43 @@ class Series:
         self.tunnels_active = 0
         self.has_tunnels = False
 
-    def observe(self, x: Exchange) -> None:
+    def observe(self, exchange: Exchange) -> None:
         """Count a finished exchange: its status, duration, bytes and denial."""
-        status = x.status
+        status = exchange.status
         if not status:
-            status = logged_status(x)
-            x.first_byte_at = NEVER
+            status = logged_status(exchange)
+            exchange.first_byte_at = NEVER
         try:
             self.requests[status] += 1
         except KeyError:
             if len(self.requests) >= MAX_STATUSES:
                 status -= status % 100
             self.requests = {**self.requests, status: self.requests.get(status, 0) + 1}
-        duration = x.ended_at - x.started_at
+        duration = exchange.ended_at - exchange.started_at
         self.duration_sum_s += duration
         try:
-            if not x.first_byte_at:
+            if not exchange.first_byte_at:
                 self.at_once[bisect_left(BUCKETS_S, duration)] += 1
             else:
                 self.streamed[bisect_left(BUCKETS_S, duration)] += 1
-                if x.status:
-                    self.begun[bisect_left(BUCKETS_S, x.first_byte_at - x.started_at)] += 1
-                    self.body_sum_s += x.ended_at - x.first_byte_at
+                if exchange.status:
+                    self.begun[bisect_left(BUCKETS_S, exchange.first_byte_at - exchange.started_at)] += 1
+                    self.body_sum_s += exchange.ended_at - exchange.first_byte_at
                 else:
                     self.body_sum_s += duration
         except IndexError:
-            self._count_first(x, duration)
-        self.bytes_in += x.bytes_in
-        self.bytes_out += x.bytes_out
-        if x.grpc_status >= 0:
-            self.calls = _with_one(self.calls, GRPC_NAMES[x.grpc_status])
-        if x.reason is not _OK:
-            if x.denied:
-                self.denied = _with_one(self.denied, x.reason.value)
+            self._count_first(exchange, duration)
+        self.bytes_in += exchange.bytes_in
+        self.bytes_out += exchange.bytes_out
+        if exchange.grpc_status >= 0:
+            self.calls = _with_one(self.calls, GRPC_NAMES[exchange.grpc_status])
+        if exchange.reason is not _OK:
+            if exchange.denied:
+                self.denied = _with_one(self.denied, exchange.reason.value)
             else:
-                self.failures = _with_one(self.failures, x.reason.value)
-        if x.would_deny:
-            for reason in x.would_deny:
+                self.failures = _with_one(self.failures, exchange.reason.value)
+        if exchange.would_deny:
+            for reason in exchange.would_deny:
                 self.would_deny = _with_one(self.would_deny, reason.value)
 
     def tunnel_opened(self) -> None:
@@ -162,17 +163,17 @@ class Series:
         """A tunnel is over; `observe` counts it."""
         self.tunnels_active -= 1
 
-    def _count_first(self, x: Exchange, duration_s: float) -> None:
+    def _count_first(self, exchange: Exchange, duration_s: float) -> None:
         """The first time of its kind."""
         counted = [*_ZEROS]
         counted[bisect_left(BUCKETS_S, duration_s)] = 1
-        if not x.first_byte_at:
+        if not exchange.first_byte_at:
             self.at_once = counted
             return
         self.streamed, self.begun = counted, [*_ZEROS]
         first_byte_s = duration_s
-        if x.status:
-            first_byte_s = x.first_byte_at - x.started_at
+        if exchange.status:
+            first_byte_s = exchange.first_byte_at - exchange.started_at
             self.begun[bisect_left(BUCKETS_S, first_byte_s)] = 1
             duration_s -= first_byte_s
         self.body_sum_s += duration_s

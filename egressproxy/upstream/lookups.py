@@ -1,4 +1,5 @@
-"""Lookups: which names are being looked up, and which wait for their turn, with the tasks and time limits of both.
+"""PendingLookups: which names are being looked up, and which wait for their turn, with the tasks and time limits of
+both.
 
 Clients take turns. A name whose domain has its share of the lookups waits in a queue of its own, so that names of other
 domains overtake it; when a lookup below its domain ends, it returns to the common queue. The resolver says how a name
@@ -14,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from egressproxy.model.authority import IPAddress
-from egressproxy.model.shares import FairQueue, Shares
+from egressproxy.model.per_client_quota import FairQueue, PerClientQuota
 
 MAX_LOOKUPS = 500  # lookups in progress: each holds up to six sockets
 #: Of these, below one domain (the last two labels), so that silent servers of one owner delay no other domain.
@@ -55,9 +56,9 @@ class LookupScheduler:
     __slots__ = ("_apart", "_of_domain", "_queue", "asking", "waiting")
 
     def __init__(self) -> None:
-        self.asking = Shares(sys.maxsize, sys.maxsize)  # in progress; these two only count, the rules are below
-        self._of_domain: dict[str, Shares] = {}
-        self.waiting = Shares(MAX_QUEUED, MAX_QUEUED_OF_CLIENT)  # what clients wait for
+        self.asking = PerClientQuota(sys.maxsize, sys.maxsize)  # in progress; these two only count, the rules are below
+        self._of_domain: dict[str, PerClientQuota] = {}
+        self.waiting = PerClientQuota(MAX_QUEUED, MAX_QUEUED_OF_CLIENT)  # what clients wait for
         self._queue: FairQueue[Lookup] = FairQueue(sys.maxsize, sys.maxsize)
         self._apart: dict[str, FairQueue[Lookup]] = {}  # by domain, for domains that have their share
 
@@ -140,7 +141,7 @@ class LookupScheduler:
     # --- places ----------------------------------------------------------------------------------------------------
     def _count(self, lookup: Lookup) -> None:
         self.asking.add(lookup.client)
-        self._of_domain.setdefault(lookup.domain, Shares(sys.maxsize, sys.maxsize)).add(lookup.client)
+        self._of_domain.setdefault(lookup.domain, PerClientQuota(sys.maxsize, sys.maxsize)).add(lookup.client)
 
     def _put(self, lookup: Lookup) -> None:
         """Put it behind the others of its clients: into the queue of its domain where that has its share."""
@@ -182,7 +183,7 @@ class LookupScheduler:
         return f"LookupScheduler({self.asking.total} in progress, {self.waiting.total} wait)"
 
 
-class Lookups:
+class PendingLookups:
     """`run` asks for a name and calls `end`. `too_late` gets each lookup that has waited for `timeout_s` seconds."""
 
     __slots__ = ("_run", "_timeout_s", "_too_late", "known", "scheduler")
@@ -256,4 +257,4 @@ class Lookups:
             lookup.late = None
 
     def __repr__(self) -> str:
-        return f"Lookups({self.scheduler.asking.total} under way, {self.scheduler.waiting.total} wait)"
+        return f"PendingLookups({self.scheduler.asking.total} under way, {self.scheduler.waiting.total} wait)"

@@ -17,7 +17,7 @@ import sys
 from typing import Final, Generic, Protocol, TypeVar
 
 from egressproxy.errors import LimitExceeded, Reason
-from egressproxy.model.shares import FairQueue, Shares
+from egressproxy.model.per_client_quota import FairQueue, PerClientQuota
 
 #: Connections to one destination, and exchanges that wait for one: in all, and of one client while clients are counted.
 MAX_OPEN: Final = 4096
@@ -39,7 +39,7 @@ class Pooled(Protocol):
 C = TypeVar("C", bound=Pooled)
 
 
-class Claim(Generic[C]):
+class PoolTicket(Generic[C]):
     """A client's claim to a connection, until it has one. `given` is set while it waits. `tenant`: see TenantPool."""
 
     __slots__ = ("client", "given", "tenant")
@@ -50,7 +50,7 @@ class Claim(Generic[C]):
         self.given: asyncio.Future[C | None] | None = None
 
     def __repr__(self) -> str:
-        return f"Claim({self.client}, {'waits' if self.given is not None else 'has asked'})"
+        return f"PoolTicket({self.client}, {'waits' if self.given is not None else 'has asked'})"
 
 
 class Pool(Generic[C]):
@@ -80,10 +80,10 @@ class Pool(Generic[C]):
         self.open = 0
         self.is_counting = False
         self.is_retired = False
-        self.waiting: FairQueue[Claim[C]] = FairQueue(max_waiting, share)
+        self.waiting: FairQueue[PoolTicket[C]] = FairQueue(max_waiting, share)
         # While clients are counted: who holds each connection given since then, and how many each client holds.
-        self._holders: dict[C | Claim[C], str] = {}
-        self._held = Shares(sys.maxsize, share)
+        self._holders: dict[C | PoolTicket[C], str] = {}
+        self._held = PerClientQuota(sys.maxsize, share)
 
     @property
     def place(self) -> str:
@@ -111,74 +111,74 @@ class Pool(Generic[C]):
                 return connection
         return None
 
-    def take_kept(self, claim: Claim[C]) -> C | None:
+    def take_kept(self, ticket: PoolTicket[C]) -> C | None:
         """Like `take`, while clients are counted: None also for a client that holds its share."""
-        if not self._may_hold(claim.client):
+        if not self._may_hold(ticket.client):
             return None
         while self.kept:
             connection = self.kept.pop()
             if not connection.is_leaving:
-                self._count(connection, claim.client)
+                self._count(connection, ticket.client)
                 return connection
         return None
 
-    def may_open(self, claim: Claim[C]) -> bool:
+    def may_open(self, ticket: PoolTicket[C]) -> bool:
         """Whether the caller may open a connection. If so, it is counted: call `opened` when it is open, or `lost` with
         the claim if that fails.
         """
         if self.open >= self.share:
             self._begin_to_count()
-        if self.open >= self.limit or not self._may_hold(claim.client):
+        if self.open >= self.limit or not self._may_hold(ticket.client):
             return False
         self.open += 1
         if self.is_counting:
-            self._count(claim, claim.client)
+            self._count(ticket, ticket.client)
         return True
 
-    def count(self, claim: Claim[C]) -> None:
+    def count(self, ticket: PoolTicket[C]) -> None:
         """Count a connection that is open already, beyond the limit too."""
         self.open += 1
         if self.is_counting:
-            self._count(claim, claim.client)
+            self._count(ticket, ticket.client)
 
-    def opened(self, claim: Claim[C], connection: C) -> None:
+    def opened(self, ticket: PoolTicket[C], connection: C) -> None:
         """Record the connection that this claim opened; call `lost` when it is gone."""
-        client = self._holders.pop(claim, None)
+        client = self._holders.pop(ticket, None)
         if client is not None:
             self._holders[connection] = client
 
-    def wait(self, claim: Claim[C], loop: asyncio.AbstractEventLoop) -> asyncio.Future[C | None]:
+    def wait(self, ticket: PoolTicket[C], loop: asyncio.AbstractEventLoop) -> asyncio.Future[C | None]:
         """Wait in the queue: the future gives a connection, or None for the right to open one (already counted). Raises
         LimitExceeded (503) if the queue is full, or full of this client.
         """
-        if not self.waiting.add(claim.client, claim):
+        if not self.waiting.add(ticket.client, ticket):
             message = f"too many requests are waiting for {self.place}"
             raise LimitExceeded(Reason.QUEUE_FULL, message, status=503, retry_after_s=1)
         self._begin_to_count()
-        claim.given = loop.create_future()
-        return claim.given
+        ticket.given = loop.create_future()
+        return ticket.given
 
     def make_room(self) -> C | None:
         """An idle connection that nobody who waits may have, to be closed by the caller; there is none here."""
         return None
 
-    def leave(self, claim: Claim[C]) -> C | None:
+    def leave(self, ticket: PoolTicket[C]) -> C | None:
         """Remove a claim whose exchange has ended. Returns a connection that it was given meanwhile, to be released."""
-        given, claim.given = claim.given, None
-        if self.waiting.remove(claim.client, claim):
+        given, ticket.given = ticket.given, None
+        if self.waiting.remove(ticket.client, ticket):
             self._end_counting()
         elif given is not None and given.done() and not given.cancelled() and given.exception() is None:
             connection = given.result()
             if connection is None:
-                self.lost(claim)
+                self.lost(ticket)
             return connection
         return None
 
-    def too_late(self, claim: Claim[C]) -> None:
+    def too_late(self, ticket: PoolTicket[C]) -> None:
         """End the wait of a claim: its future raises LimitExceeded (503), unless it has a result already."""
-        if claim.given is not None and not claim.given.done():
+        if ticket.given is not None and not ticket.given.done():
             message = f"no connection to {self.place} became free in time"
-            claim.given.set_exception(LimitExceeded(Reason.QUEUE_TIMEOUT, message, status=503, retry_after_s=1))
+            ticket.given.set_exception(LimitExceeded(Reason.QUEUE_TIMEOUT, message, status=503, retry_after_s=1))
 
     # --- giving back -------------------------------------------------------------------------------------------
     def release(self, connection: C, *, reusable: bool) -> C | None:
@@ -192,7 +192,7 @@ class Pool(Generic[C]):
         self.idle.append(connection)
         return None
 
-    def lost(self, gone: C | Claim[C]) -> None:
+    def lost(self, gone: C | PoolTicket[C]) -> None:
         """A counted connection is gone or could not be opened. Its place goes to the next in the queue."""
         self.withdraw(gone)
         if self.is_counting:
@@ -233,26 +233,26 @@ class Pool(Generic[C]):
             self.is_counting = False
             self.idle, self.kept = self.kept, []
             self._holders.clear()
-            self._held = Shares(sys.maxsize, self.share)
+            self._held = PerClientQuota(sys.maxsize, self.share)
 
     def _may_hold(self, client: str) -> bool:
         return self._held.of(client) < self.share
 
-    def _count(self, held: C | Claim[C], client: str) -> None:
+    def _count(self, held: C | PoolTicket[C], client: str) -> None:
         self._holders[held] = client
         self._held.add(client)
 
-    def _forget(self, held: C | Claim[C]) -> None:
+    def _forget(self, held: C | PoolTicket[C]) -> None:
         client = self._holders.pop(held, None)
         if client is not None:  # otherwise it was given before the counting began
             self._held.give_back(client)
 
     def _give_to_next(self, connection: C | None) -> bool:
         """Hand this connection (None: the right to open one) to the claim whose turn it is; false if none waits."""
-        while (claim := self.waiting.next(self._may_hold)) is not None:
-            if claim.given is not None and not claim.given.done():
-                self._count(claim if connection is None else connection, claim.client)
-                claim.given.set_result(connection)
+        while (ticket := self.waiting.next(self._may_hold)) is not None:
+            if ticket.given is not None and not ticket.given.done():
+                self._count(ticket if connection is None else connection, ticket.client)
+                ticket.given.set_result(connection)
                 return True
         return False
 
@@ -279,7 +279,7 @@ class TenantPool(Pool[C]):
 
     def __init__(self, name: str, limit: int = MAX_OPEN, max_idle: int = MAX_TENANT_IDLE, share: int = SHARE) -> None:
         super().__init__(name, limit, max_idle, share=share)
-        self._tenants: dict[C | Claim[C], str] = {}  # of each open connection
+        self._tenants: dict[C | PoolTicket[C], str] = {}  # of each open connection
         self._idle: dict[C, str] = {}  # that which has been idle the longest first
         self._idle_of: dict[str, dict[C, None]] = {}  # the latest last
 
@@ -287,25 +287,25 @@ class TenantPool(Pool[C]):
     def idle_count(self) -> int:
         return len(self._idle)
 
-    def take_kept(self, claim: Claim[C]) -> C | None:
+    def take_kept(self, ticket: PoolTicket[C]) -> C | None:
         """An idle connection of the claim's tenant, the latest, now busy; or None."""
-        if self.is_counting and not self._may_hold(claim.client):
+        if self.is_counting and not self._may_hold(ticket.client):
             return None
-        own = self._idle_of.get(claim.tenant)
+        own = self._idle_of.get(ticket.tenant)
         while own:
             connection, _ = own.popitem()
             del self._idle[connection]
             if not connection.is_leaving:
                 if self.is_counting:
-                    self._count(connection, claim.client)
+                    self._count(connection, ticket.client)
                 return connection
         return None
 
-    def opened(self, claim: Claim[C], connection: C) -> None:
-        super().opened(claim, connection)
-        self._tenants[connection] = claim.tenant
+    def opened(self, ticket: PoolTicket[C], connection: C) -> None:
+        super().opened(ticket, connection)
+        self._tenants[connection] = ticket.tenant
 
-    def lost(self, gone: C | Claim[C]) -> None:
+    def lost(self, gone: C | PoolTicket[C]) -> None:
         super().lost(gone)
         tenant = self._tenants.pop(gone, None)
         if tenant is not None and self._idle_of.get(tenant) == {}:  # it may have no other connection

@@ -27,14 +27,14 @@ from egressproxy.ir.policy import DnsIR, Dnssec, Family
 from egressproxy.model.addresses import Resolved
 from egressproxy.model.authority import IPAddress
 from egressproxy.model.own_names import OWN_HOST
-from egressproxy.model.shares import Shares
+from egressproxy.model.per_client_quota import PerClientQuota
 from egressproxy.net.keyed_counters import OwnCounters
 from egressproxy.upstream.dns_cache import MAX_NAMES, RESULTS, DnsCache, KnownName, NameFailure
 from egressproxy.upstream.dns_client import DnsClient, DnsFailure, OnQuery, give_up
 from egressproxy.upstream.dns_message import AAAA, PTR, A, DnsAnswer, encode_name
 from egressproxy.upstream.dns_server import Server, parse_server
-from egressproxy.upstream.lookups import Lookup, Lookups, Waiter
-from egressproxy.upstream.name_budget import KeyedTables, NameBudget
+from egressproxy.upstream.lookups import Lookup, PendingLookups, Waiter
+from egressproxy.upstream.new_hostname_rate_limit import KeyedTables, NewHostnameRateLimit
 from egressproxy.upstream.reverse_names import ReverseNames
 from egressproxy.upstream.system_files import FILE_CHECK_S, Ipv6Route, WatchedFile, parse_hosts, parse_resolv_conf
 
@@ -100,13 +100,13 @@ class Resolver:
         self._new_names = None
         if spec.new_names:
             tables = tables or OwnCounters().keyed
-            self._new_names = NameBudget(spec.new_names, spec.new_names_window_s, tables, spec.servers)
+            self._new_names = NewHostnameRateLimit(spec.new_names, spec.new_names_window_s, tables, spec.servers)
         self._asked_of_parent: dict[str, None] = {}  # names that are not new, the oldest first
         self._timeout_s = spec.timeout_s or DnsIR().timeout_s
         self._kinds = _KINDS_OF.get(spec.family, (A, AAAA))
         self._grace_s = PREFERRED_GRACE_S if spec.family is Family.IPV6_PREFERRED else AAAA_GRACE_S
-        self._lookups = Lookups(self._run, self._too_late, self._timeout_s)
-        self._waiting = Shares(sys.maxsize, sys.maxsize)
+        self._lookups = PendingLookups(self._run, self._too_late, self._timeout_s)
+        self._waiting = PerClientQuota(sys.maxsize, sys.maxsize)
         self.reverse = ReverseNames(self._names_of, spec, self._timeout_s)
 
     def cached(self, host: str) -> Resolved | None:

@@ -20,7 +20,7 @@ from egressproxy.ir.policy import DnsIR
 from egressproxy.model.authority import IPAddress
 from egressproxy.upstream.dns_client import DnsFailure
 from egressproxy.upstream.dns_message import DnsAnswer
-from egressproxy.upstream.lookups import Lookup, Lookups
+from egressproxy.upstream.lookups import Lookup, PendingLookups
 
 #: Addresses of one answer whose names are asked for; where the check is enforced no further one is dialled.
 MAX_CHECKED = 8
@@ -52,7 +52,7 @@ class ReverseNames:
         self._ask = ask
         self._min_ttl_s, self._max_ttl_s = spec.min_ttl_s, spec.max_ttl_s
         self._known: dict[str, tuple[float, AddressNames]] = {}  # by `reverse_pointer`, with the end of their life
-        self._lookups = Lookups(self._run, self._too_late, timeout_s)
+        self._lookups = PendingLookups(self._run, self._too_late, timeout_s)
 
     def resolve(self, address: IPAddress, client: str = "") -> asyncio.Future[AddressNames]:
         """A future of the names of this address, which raises nothing. `client`: for whom we ask, as in `Resolver`."""

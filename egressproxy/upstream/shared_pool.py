@@ -12,8 +12,8 @@ import asyncio
 from typing import Final, Generic, Protocol, TypeVar
 
 from egressproxy.errors import GatewayError, LimitExceeded, Reason
-from egressproxy.model.shares import FairQueue, Shares
-from egressproxy.upstream.pool import MAX_OPEN, SHARE, Claim, Pooled
+from egressproxy.model.per_client_quota import FairQueue, PerClientQuota
+from egressproxy.upstream.pool import MAX_OPEN, SHARE, Pooled, PoolTicket
 
 #: Places that a connection has, until one has said how many.
 MOST: Final = 100
@@ -58,51 +58,51 @@ class SharedPool(Generic[S]):
         self.max_connections = limit
         self.connections: list[Shareable[S]] = []
         self.opening = 0
-        self.waiting: FairQueue[Claim[S]] = FairQueue(limit, share)
+        self.waiting: FairQueue[PoolTicket[S]] = FairQueue(limit, share)
         self._clients: dict[S, str] = {}  # who has each place
-        self._held = Shares(limit, share)
+        self._held = PerClientQuota(limit, share)
 
     @property
     def is_empty(self) -> bool:
         return not (self.connections or self.opening or self.waiting)
 
     # --- asking ----------------------------------------------------------------------------------------------------
-    def take(self, claim: Claim[S]) -> S | None:
-        if self.waiting or not self._may_have(claim.client):
+    def take(self, ticket: PoolTicket[S]) -> S | None:
+        if self.waiting or not self._may_have(ticket.client):
             return None
         connection = self._with_room()
-        return None if connection is None else self.reserve(connection, claim)
+        return None if connection is None else self.reserve(connection, ticket)
 
-    def reserve(self, connection: Shareable[S], claim: Claim[S]) -> S:
+    def reserve(self, connection: Shareable[S], ticket: PoolTicket[S]) -> S:
         """A place on this connection, which has room."""
         place = connection.reserve()
-        self._clients[place] = claim.client
-        self._held.add(claim.client)
+        self._clients[place] = ticket.client
+        self._held.add(ticket.client)
         return place
 
-    def may_open(self, claim: Claim[S]) -> bool:
+    def may_open(self, ticket: PoolTicket[S]) -> bool:
         """Whether the caller may open a connection. Then call `opened`, or `failed`."""
-        if not (self._may_have(claim.client) and self._needs_another(len(self.waiting) + 1)):
+        if not (self._may_have(ticket.client) and self._needs_another(len(self.waiting) + 1)):
             return False
         self.opening += 1
         return True
 
-    def wait(self, claim: Claim[S], loop: asyncio.AbstractEventLoop) -> asyncio.Future[S | None]:
+    def wait(self, ticket: PoolTicket[S], loop: asyncio.AbstractEventLoop) -> asyncio.Future[S | None]:
         """Wait in the queue: the future gives a place, or None for the right to open a connection (already counted).
         Raises LimitExceeded (503) if the queue is full, or full of this client.
         """
-        if not self.waiting.add(claim.client, claim):
+        if not self.waiting.add(ticket.client, ticket):
             message = f"too many requests are waiting for {self.name}"
             raise LimitExceeded(Reason.QUEUE_FULL, message, status=503, retry_after_s=1)
-        claim.given = loop.create_future()
-        given = claim.given
+        ticket.given = loop.create_future()
+        given = ticket.given
         self.settle()
         return given
 
-    def leave(self, claim: Claim[S]) -> S | None:
+    def leave(self, ticket: PoolTicket[S]) -> S | None:
         """Remove a claim whose exchange has ended. Returns a place that it was given, to be given back; or None."""
-        given, claim.given = claim.given, None
-        if self.waiting.remove(claim.client, claim) or given is None or not given.done() or given.cancelled():
+        given, ticket.given = ticket.given, None
+        if self.waiting.remove(ticket.client, ticket) or given is None or not given.done() or given.cancelled():
             return None
         if given.exception() is not None:
             return None
@@ -111,11 +111,11 @@ class SharedPool(Generic[S]):
             self.failed()
         return place
 
-    def too_late(self, claim: Claim[S]) -> None:
+    def too_late(self, ticket: PoolTicket[S]) -> None:
         """End the wait of a claim: its future raises LimitExceeded (503), unless it has a result already."""
-        if claim.given is not None and not claim.given.done():
+        if ticket.given is not None and not ticket.given.done():
             message = f"no connection to {self.name} became free in time"
-            claim.given.set_exception(LimitExceeded(Reason.QUEUE_TIMEOUT, message, status=503, retry_after_s=1))
+            ticket.given.set_exception(LimitExceeded(Reason.QUEUE_TIMEOUT, message, status=503, retry_after_s=1))
 
     # --- what has happened -----------------------------------------------------------------------------------------
     def opened(self, connection: Shareable[S]) -> None:
@@ -132,18 +132,18 @@ class SharedPool(Generic[S]):
         """All who wait have waited for a dial that failed like this."""
         waiting = list(self.waiting)
         self.waiting.clear()
-        for claim in waiting:
-            if claim.given is not None and not claim.given.done():
+        for ticket in waiting:
+            if ticket.given is not None and not ticket.given.done():
                 again = type(error)(error.reason, error.message, status=error.status, retry=error.retry)
                 again.detail, again.remedy, again.retry_after_s = error.detail, error.remedy, error.retry_after_s
-                claim.given.set_exception(again)
+                ticket.given.set_exception(again)
 
     def let_all_open(self) -> None:
         """The destination does not share connections: everybody opens one."""
-        while (claim := self.waiting.next()) is not None:
-            if claim.given is not None and not claim.given.done():
+        while (ticket := self.waiting.next()) is not None:
+            if ticket.given is not None and not ticket.given.done():
                 self.opening += 1
-                claim.given.set_result(None)
+                ticket.given.set_result(None)
 
     def given_back(self, place: S) -> None:
         """An exchange has ended, and its connection has room again."""
@@ -164,16 +164,16 @@ class SharedPool(Generic[S]):
             connection = self._with_room()
             if connection is None and not self._needs_another(len(self.waiting)):
                 return
-            claim = self.waiting.next(self._may_have)
-            if claim is None:
+            ticket = self.waiting.next(self._may_have)
+            if ticket is None:
                 return
-            if claim.given is None or claim.given.done():
+            if ticket.given is None or ticket.given.done():
                 continue
             if connection is not None:
-                claim.given.set_result(self.reserve(connection, claim))
+                ticket.given.set_result(self.reserve(connection, ticket))
             else:
                 self.opening += 1
-                claim.given.set_result(None)
+                ticket.given.set_result(None)
 
     # --- numbers ---------------------------------------------------------------------------------------------------
     def counts(self) -> tuple[int, int]:

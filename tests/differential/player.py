@@ -49,7 +49,7 @@ from egressproxy.routing.table import HttpTable
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.upstream.address_policy import AddressPolicy
 from egressproxy.upstream.own_sockets import OwnSockets
-from egressproxy.upstream.pool import Claim, Pool
+from egressproxy.upstream.pool import Pool, PoolTicket
 from tests.gateway.kit import forward
 from tests.support.conversation import conversation
 
@@ -359,11 +359,11 @@ class PoolGame:
 
     pool: Pool[Connection]
     loop: asyncio.AbstractEventLoop
-    claims: list[Claim[Connection]] = field(default_factory=list)
+    claims: list[PoolTicket[Connection]] = field(default_factory=list)
     open: list[Connection] = field(default_factory=list)
 
     def ask(self, client: int, _: int) -> object:
-        claim: Claim[Connection] = Claim(f"client-{client}")
+        claim: PoolTicket[Connection] = PoolTicket(f"client-{client}")
         self.claims.append(claim)
         found = self.pool.take_kept(claim) if self.pool.is_counting else self.pool.take()
         if found is not None:

@@ -21,7 +21,7 @@ from egressproxy.app import App
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.gateway.gateway import ARRIVE_S
 from egressproxy.processes.loader import process as apart
-from egressproxy.processes.workers.fleet import Configuration
+from egressproxy.processes.workers.data_plane import Configuration
 from egressproxy.protocols.http1 import request_head
 from egressproxy.run_options import RunOptions
 from tests.support import manifests as m
@@ -209,7 +209,7 @@ async def test_a_configuration_that_is_taken_while_the_drain_begins_does_not_end
     serving = asyncio.create_task(app.serve())
     while app.why_not_ready():  # noqa: ASYNC110 (nothing tells)
         await asyncio.sleep(0.01)
-    apply, drain = app._fleet.apply, app._fleet.drain
+    apply, drain = app._data_plane.apply, app._data_plane.drain
     has_begun, goes_on, ends = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def slow_apply(configuration: Configuration) -> None:
@@ -221,8 +221,8 @@ async def test_a_configuration_that_is_taken_while_the_drain_begins_does_not_end
         await ends.wait()
         return await drain(*asked)
 
-    monkeypatch.setattr(app._fleet, "apply", slow_apply)
-    monkeypatch.setattr(app._fleet, "drain", slow_drain)
+    monkeypatch.setattr(app._data_plane, "apply", slow_apply)
+    monkeypatch.setattr(app._data_plane, "drain", slow_drain)
     taking = asyncio.create_task(app._live.take())
     await has_begun.wait()
     os.kill(os.getpid(), signal.SIGTERM)
@@ -252,7 +252,7 @@ async def test_a_process_that_is_asked_to_stop_while_it_starts_serves_what_it_ha
         port, where = free_port(), origin.sockets[0].getsockname()[1]
         routed = [m.ip_backend("a", where), m.http_route("route", m.prefix_rule("/", "a"))]
         app = App(options(tmp_path, m.gateway(m.http_listener(port)), m.policy(), *routed))
-        apply, clients = app._fleet.apply, []
+        apply, clients = app._data_plane.apply, []
 
         async def apply_and_be_slow(asked: Configuration) -> None:
             await apply(asked)
@@ -261,7 +261,7 @@ async def test_a_process_that_is_asked_to_stop_while_it_starts_serves_what_it_ha
             clients.append((reader, writer))
             await asyncio.Event().wait()
 
-        monkeypatch.setattr(app._fleet, "apply", apply_and_be_slow)
+        monkeypatch.setattr(app._data_plane, "apply", apply_and_be_slow)
         async with asyncio.timeout(WAIT_S):
             assert await app.serve() == 0
             assert (await clients[0][0].read()).endswith(b"hi")

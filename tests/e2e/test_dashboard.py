@@ -18,9 +18,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from egressproxy.errors import Reason
 from egressproxy.model.exchange import Exchange
+from egressproxy.telemetry.event_aggregator import FilterStats
 from egressproxy.telemetry.exposition import Exposition
 from egressproxy.telemetry.metrics import Metrics
-from egressproxy.telemetry.notices import FilterStats
 from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, get, read_head, terminate, tls_secret
 from tests.support import manifests as m
 from tests.support.name_server import NameServer

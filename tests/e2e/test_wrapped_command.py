@@ -253,7 +253,7 @@ def test_user_and_password_are_in_the_url(config: Path, tmp_path: Path):
 def test_a_command_without_the_dashes_is_told_where_they_go(written: list[str], meant: str):
     done = run(*written)
     assert done.returncode == 2
-    assert f"a command has to stand behind --: write {meant}" in " ".join(done.stderr.split())
+    assert f"a command has to follow --: write {meant}" in " ".join(done.stderr.split())
 
 
 def test_the_listener_has_to_be_named_where_there_are_several():

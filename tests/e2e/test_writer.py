@@ -18,7 +18,7 @@ from egressproxy.kubeapi.write.writer import Writer
 from egressproxy.model.state_folder import MARK
 from egressproxy.processes.loader import process as apart
 from egressproxy.processes.loader.loader import Loader
-from egressproxy.processes.loader.result import Loaded, shown
+from egressproxy.processes.loader.result import CompiledConfig, shown
 
 
 def write(verb: Verb = Verb.CREATE, name: str = "a", **more: object) -> Write:
@@ -31,11 +31,11 @@ class Service:
     """Puts configurations into service, or refuses them."""
 
     def __init__(self, refuses: Callable[[list[str]], bool] = lambda _: False) -> None:
-        self.latest: Loaded | None = None
+        self.latest: CompiledConfig | None = None
         self.refuses = refuses
         self.asked: list[list[str]] = []
 
-    async def __call__(self, loaded: Loaded) -> None:
+    async def __call__(self, loaded: CompiledConfig) -> None:
         names = [each.name for each in shown(loaded.shown)]
         self.asked.append(names)
         if self.refuses(names):
@@ -128,7 +128,7 @@ async def test_what_cannot_be_put_into_service_is_not_kept(made: Made):
 
 
 async def test_a_defect_of_the_service_leaves_nothing_behind(made: Made):
-    async def serve(_loaded: Loaded) -> None:
+    async def serve(_loaded: CompiledConfig) -> None:
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):

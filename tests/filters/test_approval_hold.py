@@ -20,7 +20,7 @@ from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
-from egressproxy.model.shares import identity_of
+from egressproxy.model.per_client_quota import identity_of
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
 from tests.config.compile.kit import FORWARD, compiled, policy
 from tests.gateway.conftest import Start

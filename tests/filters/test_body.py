@@ -8,9 +8,10 @@ from egressproxy.errors import GatewayFault, LimitExceeded, Reason, UpstreamFaul
 from egressproxy.filters import BodyMode, Exchange, Filter, Phase, Rejected
 from egressproxy.filters.base import FilterType
 from egressproxy.filters.chain import compile_chain, finish
-from egressproxy.filters.placed_filter import PlacedFilter
+from egressproxy.filters.configured_filter import ConfiguredFilter
 from egressproxy.filters.settings import FilterConfig
 from egressproxy.ir.policy import ExtensionIR
+from egressproxy.model.exchange import StateSlot
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, ResponseHead
 
@@ -70,7 +71,7 @@ def body(*filters, phase="request-body", **more):
     x = Exchange("127.0.0.1:1", "ns/gw", "proxy", 0.0)
     x.request, x.response = RequestHead(b"POST", b"/", Fields()), ResponseHead(200, b"OK", Fields())
     specs = {ExtensionIR(f"f{n}", TYPE.name, phase, **more): f for n, f in enumerate(filters)}
-    made = {s: PlacedFilter(s, f) for s, f in specs.items()}
+    made = {s: ConfiguredFilter(s, f) for s, f in specs.items()}
     chain = compile_chain(made, made.__getitem__)
     return x, chain.request_body or chain.response_body, list(made.values())
 
@@ -199,7 +200,7 @@ def test_complete_follows_a_body():
 
     x = Exchange("127.0.0.1:1", "ns/gw", "proxy", 0.0)
     spec = ExtensionIR("f", TYPE.name, "request-body")
-    chain = compile_chain([spec], lambda s: PlacedFilter(s, Completing(), mark="m"))
+    chain = compile_chain([spec], lambda s: ConfiguredFilter(s, Completing(), mark=StateSlot("m")))
     chain.request_body.begin(x)
     finish(chain.complete, x)
     assert done == [x]

@@ -6,9 +6,10 @@ from egressproxy.errors import Denied, GatewayFault, Reason
 from egressproxy.filters import Exchange, Filter, LocalResponse, Phase, Rejected
 from egressproxy.filters.base import FilterType
 from egressproxy.filters.chain import compile_chain, finish, run
-from egressproxy.filters.placed_filter import PlacedFilter
+from egressproxy.filters.configured_filter import ConfiguredFilter
 from egressproxy.filters.settings import FilterConfig
 from egressproxy.ir.policy import ExtensionIR
+from egressproxy.model.exchange import StateSlot
 
 TYPE = FilterType("test/Any:v1", frozenset(Phase), FilterConfig, lambda _context: Filter())
 
@@ -23,7 +24,7 @@ def spec(name="f", phase="request-headers", **more):
 
 def chain(*placed, also=frozenset()):
     """Filters given as (spec, instance)."""
-    made = {s: PlacedFilter(s, f, also, mark=f"mark {s.name}") for s, f in placed}
+    made = {s: ConfiguredFilter(s, f, also, mark=StateSlot(s.name)) for s, f in placed}
     return compile_chain(made, made.__getitem__), list(made.values())
 
 

@@ -10,10 +10,11 @@ from egressproxy.errors import GatewayError, LimitExceeded, Reason
 from egressproxy.filters import BodyMode, Exchange, Filter, Phase, Rejected
 from egressproxy.filters.base import FilterType
 from egressproxy.filters.chain import compile_chain
+from egressproxy.filters.configured_filter import ConfiguredFilter
 from egressproxy.filters.filter_step import FilterAnswered
-from egressproxy.filters.placed_filter import PlacedFilter
 from egressproxy.filters.settings import FilterConfig
 from egressproxy.ir.policy import ExtensionIR
+from egressproxy.model.exchange import StateSlot
 from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead, ResponseHead
@@ -97,7 +98,7 @@ def begun(filters, opens, phase):
         ExtensionIR(f"f{n}", TYPE.name, phase, fail_open=is_open): each
         for n, (each, is_open) in enumerate(zip(filters, opens, strict=True))
     }
-    made = {s: PlacedFilter(s, f, mark=f"mark {s.name}") for s, f in specs.items()}
+    made = {s: ConfiguredFilter(s, f, mark=StateSlot(s.name)) for s, f in specs.items()}
     chain = compile_chain(made, made.__getitem__)
     return x, chain.request_body or chain.response_body, list(made.values())
 
@@ -118,7 +119,8 @@ async def outcome_of(filters, opens, phase, body, *, in_short):
     except GatewayError as error:
         result = (error.reason, error.status, error.message, error.rule, error.detail.partition(" at ")[0], error.close)
     numbers = [(n.runs, n.rejected, n.answered, n.failed, n.timed_out) for n in counts]
-    return is_short, result, numbers, x.notes, x.request.fields.block, x.response.fields.block
+    marks = sorted(slot.name for slot, _ in x.state.items())
+    return is_short, result, numbers, x.notes, marks, x.request.fields.block, x.response.fields.block
 
 
 @settings(max_examples=examples(300), deadline=None)

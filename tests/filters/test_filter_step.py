@@ -10,8 +10,8 @@ import pytest
 from egressproxy.errors import GatewayError, GatewayFault, Reason
 from egressproxy.filters.base import Filter, Phase, Rejected
 from egressproxy.filters.chain import Chain, compile_chain
+from egressproxy.filters.configured_filter import ConfiguredFilter
 from egressproxy.filters.filter_step import run_trailers
-from egressproxy.filters.placed_filter import PlacedFilter
 from egressproxy.ir.policy import BACKEND_LEVEL, ExtensionIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
@@ -78,7 +78,7 @@ def chain(*filters: tuple[Filter, str], level: int = 0, fail_open: bool = False)
             f"f{number}", "test/T:v1", phase, fail_open=fail_open, timeout_s=1.0, level=level,
             scope="Gateway test/g", source="EgressPolicy test/p",
         )  # fmt: skip
-        made[spec.name] = PlacedFilter(spec, each)
+        made[spec.name] = ConfiguredFilter(spec, each)
         specs.append(spec)
     return compile_chain(specs, lambda spec: made[spec.name])
 
@@ -136,7 +136,7 @@ def test_each_sees_those_of_a_request_where_it_looks_at_it(phase: str, level: in
 
 
 def test_a_filter_of_two_phases_sees_them_once():
-    both = PlacedFilter(
+    both = ConfiguredFilter(
         ExtensionIR("f", "test/T:v1", "backend-request", timeout_s=1.0, scope="s", source="s"), SeesBodies(),
         also=frozenset((Phase.REQUEST_BODY, Phase.RESPONSE_BODY, Phase.BACKEND_RESPONSE)),
     )  # fmt: skip
@@ -168,7 +168,7 @@ def test_one_that_waits_has_a_deadline():
         async def response_trailers(self, x: Exchange, fields: Fields) -> None:
             await asyncio.Event().wait()
 
-    hangs = PlacedFilter(
+    hangs = ConfiguredFilter(
         ExtensionIR("f", "test/T:v1", "response-headers", timeout_s=0.01, scope="s", source="s"), Hangs()
     )
     with pytest.raises(GatewayFault, match="did not answer in time"):

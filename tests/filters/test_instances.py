@@ -29,8 +29,8 @@ from egressproxy.ir.route import (
     WeightedBackend,
 )
 from egressproxy.model.secret import SecretBytes
+from egressproxy.telemetry.event_aggregator import EventAggregator
 from egressproxy.telemetry.metrics import Metrics
-from egressproxy.telemetry.notices import Notices
 from tests.gateway.kit import forward
 from tests.support.conversation import conversation, scripted_filter
 
@@ -175,7 +175,7 @@ def test_it_refuses_in_every_phase_before_anything_is_sent(phase: Phase, level: 
 
 
 def test_it_is_built_again_in_each_snapshot_and_told_when_it_is_in_service():
-    notices = Notices()
+    notices = EventAggregator()
     spec = ExtensionIR("mine", KEYED.name, "request-headers", config="{}", source="Backend a/b")
     first = FilterInstances(Catalog([KEYED]), notices=notices)
     with pytest.raises(UnusableFilter, match=r"Backend a/b: filter mine .*: the key is none"):

@@ -8,7 +8,7 @@ from typing import Any
 
 from h2.errors import ErrorCodes
 
-from tests.support.fault_proxy import Do, Fault, Http2Side, Step, When, begins, data, ends, goaway, rst, settings
+from tests.support.fault_proxy import Do, Fault, FilterStep, Http2Side, When, begins, data, ends, goaway, rst, settings
 from tests.support.http2 import GrpcCall
 from tests.support.http2_client import raw_frame
 
@@ -73,7 +73,7 @@ class Expected:
 
 
 def fault(
-    name: str, *steps: Step, seen: Seen = Seen.ERROR, again: Again = Again.IDEMPOTENT, when: When = When.WHOLE,
+    name: str, *steps: FilterStep, seen: Seen = Seen.ERROR, again: Again = Again.IDEMPOTENT, when: When = When.WHOLE,
     **more: Any,
 ) -> Expected:  # fmt: skip
     if seen is not Seen.ERROR:
@@ -86,7 +86,7 @@ def fault(
     return Expected(Fault(name, steps, when), seen, again, **more)
 
 
-def reset(name: str, code: ErrorCodes | int, *before: Step, **more: Any) -> Expected:
+def reset(name: str, code: ErrorCodes | int, *before: FilterStep, **more: Any) -> Expected:
     """RST_STREAM with this code, behind these steps."""
     return fault(name, *before, rst(code), grpc_status=_STATUS_OF_RESET.get(int(code), INTERNAL), **more)
 
@@ -190,7 +190,7 @@ def hints(side: Http2Side, call: GrpcCall) -> None:
     side.server.h2.send_headers(call.stream, [(b":status", b"103")])
 
 
-def all_at_once(*steps: Step) -> Step:
+def all_at_once(*steps: FilterStep) -> FilterStep:
     """Frames of one write."""
 
     def step(side: Http2Side, call: GrpcCall) -> None:

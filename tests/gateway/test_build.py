@@ -115,11 +115,11 @@ async def test_a_part_that_cannot_be_built_leaves_what_is_in_service(
     gateway: GatewayServer, config: ConfigIR, tmp_path: Path
 ):
     (tmp_path / "mine.py").write_text("raise RuntimeError")
-    connectors = dict(gateway.network._resolvers)
+    clusters = dict(gateway.network._resolvers)
     with pytest.raises(FilterBuildError, match="mine"):
         await gateway.prepare(with_filter(config, tmp_path))
     assert gateway.snapshot is None
-    assert gateway.network._resolvers == connectors
+    assert gateway.network._resolvers == clusters
 
 
 async def test_code_of_others_runs_when_all_the_rest_is_built_and_once(
@@ -165,11 +165,11 @@ async def test_long_lists_of_ranges_are_shared_by_all_backends_and_over_reloads(
     deny = {"deny": [{"cidrs": ["203.0.113.0/24"]}]}
     objects = [m.gateway(m.forward_listener(3128)), m.policy(destinations=deny), *backends, *routes]
     first = at_once(steps(gateway, compiled_spec(objects)))
-    rules = {id(connector.spec.addresses) for connector in first.connectors.values()}
+    rules = {id(cluster.spec.addresses) for cluster in first.clusters.values()}
     assert len(rules) == 1
     builder = SnapshotBuilder(gateway.catalog, gateway.network, gateway.metrics, first)
     again = builder.snapshot(compiled_spec(objects))
-    assert {id(connector.spec.addresses) for connector in at_once(again).connectors.values()} == rules
+    assert {id(cluster.spec.addresses) for cluster in at_once(again).clusters.values()} == rules
 
 
 @pytest.mark.parametrize("placeholder", [b"sk-egress-mine-0123456789", b"sk-egress-other-987654321"])

@@ -1,4 +1,4 @@
-"""Cross-origin requests through the conductor."""
+"""Cross-origin requests through the connection manager."""
 
 from __future__ import annotations
 

@@ -249,7 +249,7 @@ def test_entries_share_connections_and_the_budget_of_retries(converse: Start):
     assert one is not other
     assert one.retries is other.retries
     assert one.retries is not None
-    assert one.backends[0].connector is other.backends[0].connector
+    assert one.backends[0].cluster is other.backends[0].cluster
 
 
 def test_the_examples_of_the_documentation_are_such_lines(converse: Start):

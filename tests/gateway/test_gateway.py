@@ -62,7 +62,7 @@ async def test_equal_parts_live_on_and_a_listener_that_goes_is_closed(gateway: G
     one, two = free_port(), free_port()
     first = await gateway.apply(listening_on(one, two))
     second = await gateway.apply(listening_on(one))
-    assert list(first.connectors.values()) == list(second.connectors.values())
+    assert list(first.clusters.values()) == list(second.clusters.values())
     assert is_listening(one)
     assert not is_listening(two)
     again = await gateway.apply(listening_on(one, two))

@@ -30,8 +30,8 @@ class Switch:
     def __init__(self, talk: Conversation) -> None:
         self.talk = talk
         self.manager = OverloadManager(
-            NO_LIMITS, talk.conductor, lambda: talk.ports, lambda: talk.snapshot.connectors.values(),
-            talk.network.copies,
+            NO_LIMITS, talk.connection_manager, lambda: talk.ports, lambda: talk.snapshot.clusters.values(),
+            talk.network.mirror_requests,
         )  # fmt: skip
 
     def kill(self, killed: KilledIdentities) -> int:
@@ -59,7 +59,7 @@ def test_a_killed_client_is_refused_and_served_again_when_it_is_restored(convers
     assert "system:serviceaccount:agents:worker" in refused(talk)
     refused(talk, connect("a.example:80"))
     switch.kill(KilledIdentities())
-    assert talk.conductor.accounting.gate is None  # nothing is paid any more
+    assert talk.connection_manager.accounting.gate is None  # nothing is paid any more
     talk.client = talk.connect()
     exchange(talk, is_new=False)
 

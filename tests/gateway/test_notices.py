@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from egressproxy.telemetry.notices import InvolvedObject
+from egressproxy.telemetry.event_aggregator import InvolvedObject
 from tests.gateway.conftest import Start
 from tests.gateway.kit import ESTABLISHED, GET, connect, exchange, forward, reverse
 from tests.support import manifests as m
@@ -87,7 +87,7 @@ def test_a_connection_beyond_a_limit_is_noted_with_the_limit_and_its_remedy(
 ):
     talk = converse_on(forward(limits=limits))
     talk.counts_octets = False
-    talk.conductor.clients.share = 1
+    talk.connection_manager.clients.share = 1
     for _ in range(limits.get("connections", 1) * 3 // 4 - 1):
         talk.connect()
     (talk.connect() >> GET).take(rb"HTTP/1.1 503 .*too many connections.*\n")

@@ -53,19 +53,19 @@ def two_ports() -> list[m.Manifest]:
 def test_an_idle_connection_at_another_listener_makes_way(converse_on: Start):
     talk = converse_on(two_ports())
     talk.counts_octets = False
-    talk.conductor.clients.states = lambda: [state for port in talk.ports for state in port.states]
-    talk.conductor.clients.limit = 4
+    talk.connection_manager.clients.states = lambda: [state for port in talk.ports for state in port.states]
+    talk.connection_manager.clients.limit = 4
     idle = [talk.connect(address="127.0.0.66") for _ in range(3)]
     talk.client = talk.connect(port=1, address="127.0.0.7")
     idle[0].is_closed()
     exchange(talk)
-    assert talk.conductor.clients.total == 4
+    assert talk.connection_manager.clients.total == 4
 
 
 def test_where_none_is_idle_a_connection_too_many_is_told(converse_on: Start):
     talk = converse_on(two_ports())
     talk.counts_octets = False
-    talk.conductor.clients.limit = 1
+    talk.connection_manager.clients.limit = 1
     talk.client >> GET
     talk.dialled("a.example", 80)
     other = talk.connect(port=1, address="127.0.0.7")

@@ -48,10 +48,10 @@ class Pressed:
         limits = ProcessLimits(requests=requests, memory_bytes=memory * MIB)
         self.manager = OverloadManager(
             limits,
-            talk.conductor,
+            talk.connection_manager,
             lambda: talk.ports,
-            lambda: talk.snapshot.connectors.values(),
-            talk.network.copies,
+            lambda: talk.snapshot.clusters.values(),
+            talk.network.mirror_requests,
             lambda: self.used * MIB,
             self._give_back,
         )
@@ -199,7 +199,7 @@ def test_nothing_is_admitted_nor_accepted_while_there_is_no_memory(press: Callab
     assert pressed.uses(40) is NORMAL
     talk.client = talk.connect()
     exchange(talk)
-    assert talk.conductor.accounting.gate is None
+    assert talk.connection_manager.accounting.gate is None
 
 
 def test_what_is_in_progress_ends_where_memory_grows_all_the_same_with_the_clients_that_have_most(
@@ -414,7 +414,7 @@ def test_a_client_of_grpc_is_told_unavailable(press: Callable[..., Pressed]):
     client = speak_http2(pressed.talk)
     pressed.talk.client >> b""
     pressed.manager.gate.set_limit(0, is_closed=True)
-    pressed.talk.conductor.accounting.gate = pressed.manager.gate
+    pressed.talk.connection_manager.accounting.gate = pressed.manager.gate
     stream = client.ask(b"POST", b"/s/M", b"a.example", (b"content-type", b"application/grpc"))
     answer = client.answer(stream)
     assert answer[b"grpc-status"] == b"14"

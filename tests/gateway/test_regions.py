@@ -105,10 +105,10 @@ def test_a_policy_that_a_rule_names_locks_this_rule(converse: Start, sections: d
 LOCKED = {"extensions": [{**LOCK, "phase": "backend-request"}]}
 
 
-@pytest.mark.parametrize("ways", ["name", "fallback"])
-def test_a_lock_of_a_backend_holds_for_the_parents_on_its_way(converse: Start, ways: str):
+@pytest.mark.parametrize("parents", ["name", "fallback"])
+def test_a_lock_of_a_backend_holds_for_the_parents_on_its_way(converse: Start, parents: str):
     near, far = (m.backend(region, f"{region}.example", 3128, region=region) for region in ("eu", "us"))
-    named = {"name": "us"} if ways == "name" else {"name": "eu", "fallbacks": [{"name": "us"}]}
+    named = {"name": "us"} if parents == "name" else {"name": "eu", "fallbacks": [{"name": "us"}]}
     talk = start(converse, m.prefix_rule("/", "a"), place("a", "eu", parent=named, **LOCKED), near, far)
     assert refused(talk)["message"] == "backend agents/us stands in region us; allowed by policy: ch, eu"
 

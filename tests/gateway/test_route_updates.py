@@ -65,7 +65,7 @@ def route(number: int, chosen: random.Random) -> Manifest:
 
 
 def described(found: Route) -> tuple[Any, ...]:
-    targets = [(each.weight, each.connector and each.connector.spec, each.error) for each in found.backends]
+    targets = [(each.weight, each.cluster and each.cluster.spec, each.error) for each in found.backends]
     filters = [[step.spec for step in steps or ()] for steps in (found.chain.request_headers,)]
     permitted = found.permission and [found.permission.names(Authority(host, 80)) for host, _ in ASKED]
     return found.name, found.policy, permitted, found.only_reports, targets, filters
@@ -139,7 +139,7 @@ def one_route(host: str, backend: str) -> list[Manifest]:
 def backend_of(snapshot: Snapshot | None, host: str) -> str:
     assert snapshot is not None
     found = [port.first.http.sole(host) for port in snapshot.ports.values()]
-    return next((each.backends[0].connector.name for each in found if each is not None), "")
+    return next((each.backends[0].cluster.name for each in found if each is not None), "")
 
 
 async def test_updates_come_into_service_in_their_order(gateway: GatewayServer, monkeypatch: pytest.MonkeyPatch):
@@ -268,13 +268,13 @@ def test_a_changed_route_has_the_connector_of_its_service_whatever_addresses_tha
         return [*pods(address), *(m.http_route(name, rule, hostnames=[f"{name}.test"]) for name in names)]
 
     talk = converse([*BACKENDS, *objects("10.0.0.1", "a")])
-    (connector,) = talk.snapshot.connectors.values()
+    (cluster,) = talk.snapshot.clusters.values()
     change(talk, objects("10.0.0.2", "b"), "agents/b")
-    assert list(talk.snapshot.connectors.values()) == [connector]
+    assert list(talk.snapshot.clusters.values()) == [cluster]
     fresh = (EndpointAddress(ip_address("10.0.0.2"), 8080),)
-    talk.act(lambda: replace_endpoints(talk.snapshot.connectors, {("agents/pods", 80): fresh}))
-    assert talk.snapshot.connectors == {connector.spec: connector}
-    assert connector.spec.backend.endpoints == fresh
+    talk.act(lambda: replace_endpoints(talk.snapshot.clusters, {("agents/pods", 80): fresh}))
+    assert talk.snapshot.clusters == {cluster.spec: cluster}
+    assert cluster.spec.backend.endpoints == fresh
     for name in (b"a", b"b"):
         talk.client >> b"GET / HTTP/1.1\r\nHost: %s.test\r\n\r\n" % name
         if name == b"a":

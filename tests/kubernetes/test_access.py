@@ -210,7 +210,7 @@ def test_the_command_says_what_it_cannot_know_or_limit(tmp_path: Path):
     assert "egressproxy rbac --config PATH" in CliRunner().invoke(main, ["rbac"]).output
     done = CliRunner().invoke(main, ["rbac", "--secret-selector", "a=b", "--watch-namespace", "x"]).output
     assert "RBAC cannot be limited by labels" in done
-    assert "all of them in namespace x" in done.replace("\n# ", " ")
+    assert "every Secret and ConfigMap in namespace x" in done.replace("\n# ", " ")
     (tmp_path / "bad.yaml").write_text(CONFIG.replace("a.example", "10.0.0.1"), encoding="utf-8")
     refused = CliRunner().invoke(main, ["rbac", "--config", str(tmp_path)])
     assert refused.exit_code == 1

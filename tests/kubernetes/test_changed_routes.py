@@ -25,7 +25,7 @@ from egressproxy.model.published_object import Key
 from egressproxy.processes.loader.process import LoadingFailed
 from egressproxy.processes.workers.channel import FrameChannel
 from egressproxy.processes.workers.worker import InProcess
-from egressproxy.reloads import LiveConfiguration
+from egressproxy.reloads import ConfigManager
 from egressproxy.run_options import ClusterOptions, FilterListener, RunOptions
 from egressproxy.telemetry.events import Events
 from egressproxy.telemetry.metrics import Metrics
@@ -198,39 +198,37 @@ def http_route(name: str, service: str = "web") -> Manifest:
 
 
 @pytest.fixture
-async def live(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[LiveConfiguration]:
+async def live(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ConfigManager]:
     monkeypatch.setattr(reloads, "LONG_S", 0.0)
     app = App(RunOptions(cluster=ClusterOptions(), admin=None, access_log="off"))
     made = app._live
     service = m.manifest("v1", "Service", "web", "agents", spec={"ports": [{"port": 80}]})
     made._cluster = Objects(m.gateway(m.http_listener(free_port())), m.policy(["*.test"]), service, http_route("a"))
-    await app._fleet.start()
+    await app._data_plane.start()
     tasks = [asyncio.create_task(each) for each in (made.reload_when_asked(), made.update_when_asked())]
     await made.take()
     yield made
     for task in tasks:
         task.cancel()
     app._loader.close()
-    await app._fleet.drain(0)
-    await app._fleet.stop()
+    await app._data_plane.drain(0)
+    await app._data_plane.stop()
 
 
-def served(live: LiveConfiguration) -> set[tuple[str, str]]:
+def served(live: ConfigManager) -> set[tuple[str, str]]:
     """The routes, each with the backends of its rules."""
-    assert isinstance(live._fleet, InProcess)
-    snapshot = live._fleet.worker.gateway.snapshot
+    assert isinstance(live._data_plane, InProcess)
+    snapshot = live._data_plane.worker.gateway.snapshot
     assert snapshot is not None
     (port,) = snapshot.ports.values()
     every = [route for _, route in port.first.http.every() if route.kind == "HTTPRoute"]
     return {
-        (route.name, each.connector.name if each.connector else each.error)
-        for route in every
-        for each in route.backends
+        (route.name, each.cluster.name if each.cluster else each.error) for route in every for each in route.backends
     }
 
 
 async def test_changed_routes_are_in_force_and_a_whole_configuration_follows(
-    live: LiveConfiguration, monkeypatch: pytest.MonkeyPatch
+    live: ConfigManager, monkeypatch: pytest.MonkeyPatch
 ):
     cluster = live._cluster
     assert isinstance(cluster, Objects)
@@ -255,7 +253,7 @@ async def test_changed_routes_are_in_force_and_a_whole_configuration_follows(
     assert {name for name, _ in served(live)} == {"agents/b", "agents/c"}
 
 
-async def test_a_change_of_something_else_takes_a_whole_configuration(live: LiveConfiguration):
+async def test_a_change_of_something_else_takes_a_whole_configuration(live: ConfigManager):
     cluster = live._cluster
     assert isinstance(cluster, Objects)
     cluster.all += [m.policy(["*.test"], name="more", mode="Report"), http_route("b")]
@@ -280,12 +278,12 @@ async def test_where_a_whole_configuration_has_to_be_looked_at_it_is_read(why: s
 
 
 async def test_a_defect_in_an_update_leads_to_a_whole_configuration(
-    live: LiveConfiguration, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    live: ConfigManager, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     async def broken(_changes: object) -> bool:
         raise KeyError("defect")
 
-    monkeypatch.setattr(live._fleet, "update_routes", broken)
+    monkeypatch.setattr(live._data_plane, "update_routes", broken)
     cluster = live._cluster
     assert isinstance(cluster, Objects)
     cluster.all.append(http_route("b"))

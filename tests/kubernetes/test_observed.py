@@ -11,7 +11,7 @@ from egressproxy.model.kinds import ServedKind
 from egressproxy.model.published_object import PublishedObject
 from egressproxy.processes.loader.catalog_object import CATALOG_KEY
 from egressproxy.processes.loader.result import pack_shown
-from egressproxy.telemetry.notices import EventType, InvolvedObject, Notice
+from egressproxy.telemetry.event_aggregator import EventType, InvolvedObject, Notice
 from tests.kubernetes.kit import client_of
 from tests.support.api_server import ApiServer
 from tests.support.waiting import until

@@ -9,12 +9,12 @@ from collections import Counter
 import pytest
 
 from egressproxy.filters.cache.cache import Cache
-from egressproxy.gateway.backends.endpoints import Endpoints, EndpointWatch, NameWatch, TargetGuard
+from egressproxy.gateway.backends.endpoints import CircuitBreaker, EndpointMonitor, HostnameMonitor, HostSet
 from egressproxy.gateway.backends.health_checks import EndpointCheck, HealthChecks
-from egressproxy.gateway.backends.mirror_copy import Copies, Copy
+from egressproxy.gateway.backends.mirror_request import MirrorRequest, MirrorRequests
 from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.exchange.client_stream import ClientHttp2, ClientStream
-from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
 from egressproxy.model.exchange import Exchange
 from egressproxy.net.sockets import SocketTransport
 from egressproxy.net.tls import TlsStream
@@ -45,10 +45,10 @@ left = leftovers_of(
     SocketEnd,
     SocketTransport,
     TlsStream,
-    HeldResources,
+    ExchangeResources,
     Exchange,
-    Copies,
-    Copy,
+    MirrorRequests,
+    MirrorRequest,
 )
 
 
@@ -125,9 +125,9 @@ def test_nothing_is_left_of_endpoints_that_a_reload_has_retired(left: Leftovers)
     talk = conversation(watched)
     try:
         exchange(talk)
-        kinds = (Endpoints, TargetGuard, NameWatch, EndpointWatch, HealthChecks, EndpointCheck, EndpointHealth)
+        kinds = (HostSet, CircuitBreaker, HostnameMonitor, EndpointMonitor, HealthChecks, EndpointCheck, EndpointHealth)
         there = {type(found) for found in gc.get_objects() if isinstance(found, kinds)}
-        assert there == {Endpoints, TargetGuard, NameWatch, HealthChecks, EndpointCheck, EndpointHealth}
+        assert there == {HostSet, CircuitBreaker, HostnameMonitor, HealthChecks, EndpointCheck, EndpointHealth}
         talk.reload(reverse(traffic={"timeouts": {"connect": "3s"}}))
         assert not [found for found in gc.get_objects() if isinstance(found, kinds)]
     finally:

@@ -9,7 +9,7 @@ import pytest
 
 from egressproxy.gateway.ai.answers import TranslatedAnswer, TranslatedStream
 from egressproxy.gateway.ai.call import AiCall
-from egressproxy.gateway.backends.failover import Course
+from egressproxy.gateway.backends.failover import FailoverState
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.model.exchange import Exchange
@@ -24,7 +24,7 @@ from tests.support.leftovers import Leftovers, leftovers_of
 left = leftovers_of(
     AiCall,
     ClientConnection,
-    Course,
+    FailoverState,
     Exchange,
     ReplayableBody,
     ResponseTranslator,

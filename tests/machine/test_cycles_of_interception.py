@@ -8,7 +8,7 @@ import pytest
 
 from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.exchange.client_stream import ClientHttp2, ClientStream, OpenedHttp2
-from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
 from egressproxy.gateway.exchange.interception import OpenedTls
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel
 from egressproxy.model.exchange import Exchange
@@ -28,7 +28,7 @@ left = leftovers_of(
     ClientHttp2,
     ClientStream,
     TlsStream,
-    HeldResources,
+    ExchangeResources,
     Exchange,
 )
 

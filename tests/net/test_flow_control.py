@@ -85,7 +85,7 @@ async def test_chunks_are_framed_and_counted_whatever_their_size(size: int):
     one.end_body(b"\r\nX-T: 1")
     one.flush()
     assert transport.written == b"%x\r\n" % size + b"x" * size + b"\r\n0\r\nX-T: 1\r\n\r\n"
-    assert one.octets_out == len(transport.written)
+    assert one.bytes_out == len(transport.written)
 
 
 async def test_a_body_of_known_length_has_no_frame():

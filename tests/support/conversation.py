@@ -47,7 +47,7 @@ from egressproxy.filters.settings import CalledBackendRef, FilterConfig
 from egressproxy.gateway.backends.network import Network, NetworkReports
 from egressproxy.gateway.build import build
 from egressproxy.gateway.exchange.accounting import Accounting
-from egressproxy.gateway.exchange.conductor import Conductor
+from egressproxy.gateway.exchange.connection_manager import HttpConnectionManager
 from egressproxy.gateway.listeners.bound_port import BoundPort
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.model.authority import IPAddress
@@ -547,16 +547,18 @@ class Conversation:
         self.network = Network(self.loop, self.wheel, b"gw", NetworkReports(self.metrics.count_dns))
         self.network.dialer = self.dialer  # type: ignore[assignment]
         self.network.resolver = lambda _spec: self.names  # type: ignore[method-assign, assignment, return-value]
-        self.conductor = Conductor(Accounting(self.wheel, self.log.access_log, b"gw", self.metrics))
-        self.conductor.accounting._id_prefix = "test-"
+        self.connection_manager = HttpConnectionManager(
+            Accounting(self.wheel, self.log.access_log, b"gw", self.metrics)
+        )
+        self.connection_manager.accounting._id_prefix = "test-"
         self.snapshot = build(spec, self.catalog, self.network, self.metrics, None)
-        for connector in self.snapshot.connectors.values():
-            connector.start()
+        for cluster in self.snapshot.clusters.values():
+            cluster.start()
         self.snapshot.filters.seal()
         self.ports: list[BoundPort] = []
         for port in self.snapshot.ports.values():
             sock = socket.socket() if self.is_memory else bind("127.0.0.1", 0)
-            bound = BoundPort(sock, port, self.conductor, self.metrics)
+            bound = BoundPort(sock, port, self.connection_manager, self.metrics)
             self.ports.append(bound)
             if not self.is_memory:
                 bound.start()
@@ -580,11 +582,11 @@ class Conversation:
             self.snapshot = build(spec, self.catalog, self.network, self.metrics, old)
             for bound, port in zip(self.ports, self.snapshot.ports.values(), strict=True):
                 bound.serve(port)
-            for key, connector in old.connectors.items():
-                if key not in self.snapshot.connectors:
-                    connector.retire()
-            for connector in self.snapshot.connectors.values():
-                connector.start()
+            for key, cluster in old.clusters.items():
+                if key not in self.snapshot.clusters:
+                    cluster.retire()
+            for cluster in self.snapshot.clusters.values():
+                cluster.start()
             self.snapshot.filters.seal()
 
         self.act(swap)
@@ -714,7 +716,7 @@ class Conversation:
     # --- what the data plane says of itself ----------------------------------------------------------------------
     def log_nothing(self) -> None:
         """For what serves too many exchanges to keep a line of each."""
-        self.conductor.accounting.access_log = AccessLog("off")
+        self.connection_manager.accounting.access_log = AccessLog("off")
 
     @property
     def records(self) -> list[dict[str, Any]]:
@@ -728,8 +730,8 @@ class Conversation:
 
     def targets(self) -> list[Any]:
         known: list[Any] = []
-        for connector in self.snapshot.connectors.values():
-            for one in filter(None, (connector, connector.parent)):
+        for cluster in self.snapshot.clusters.values():
+            for one in filter(None, (cluster, cluster.parent)):
                 known += one.targets.known.values()
         return known
 
@@ -754,7 +756,7 @@ class Conversation:
     def close(self) -> None:
         """Everybody leaves; then what holds after every conversation is checked."""
         try:
-            checks = [each.checks for each in self.snapshot.connectors.values() if each.checks is not None]
+            checks = [each.checks for each in self.snapshot.clusters.values() if each.checks is not None]
             self.act(lambda: [each.stop() for each in checks])
             self.everybody_leaves()
             self._check()
@@ -771,7 +773,7 @@ class Conversation:
         self.until(self._is_empty)
 
     def _is_empty(self) -> bool:
-        asked = any(sum(connector.counts()) for connector in self.snapshot.connectors.values())
+        asked = any(sum(cluster.counts()) for cluster in self.snapshot.clusters.values())
         return not (self.open or asked or any(bound.open_connections or bound.state.tunnels for bound in self.ports))
 
     def _check(self) -> None:
@@ -780,7 +782,12 @@ class Conversation:
             assert bound.state.tunnels == 0
             assert bound.state.per_client == {}
             assert not bound.state.tunnels_of
-        for shares in (self.conductor.clients, self.network.copies, self.network.copied_bytes, self.network.opened):
+        for shares in (
+            self.connection_manager.clients,
+            self.network.mirror_requests,
+            self.network.copied_bytes,
+            self.network.opened,
+        ):
             assert shares.total == 0, shares
         for target in self.targets():
             pool = target.pool

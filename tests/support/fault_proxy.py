@@ -49,7 +49,7 @@ class Do(Enum):
     DRIP = "what is said from now on goes out byte by byte"
 
 
-Step = bytes | Do | Callable[[Any, GrpcCall], None]  # of an Http2Side; `ends` of either
+FilterStep = bytes | Do | Callable[[Any, GrpcCall], None]  # of an Http2Side; `ends` of either
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Fault:
     """`steps` are done one after the other; bytes are sent as they are, a callable is told the HTTP/2 stream."""
 
     name: str
-    steps: tuple[Step, ...]
+    steps: tuple[FilterStep, ...]
     when: When = When.WHOLE
 
     def __str__(self) -> str:
@@ -382,7 +382,7 @@ def ends(side: Http2Side | _Http1Side, call: GrpcCall) -> None:
         side.server.h2.send_headers(call.stream, [(b"grpc-status", b"0")], end_stream=True)
 
 
-def rst(code: ErrorCodes | int, stream: int = 0) -> Step:
+def rst(code: ErrorCodes | int, stream: int = 0) -> FilterStep:
     """RST_STREAM with this code, of the stream of the request or of `stream` above it."""
 
     def step(side: Http2Side, call: GrpcCall) -> None:
@@ -391,7 +391,7 @@ def rst(code: ErrorCodes | int, stream: int = 0) -> Step:
     return step
 
 
-def goaway(below: int, code: ErrorCodes = ErrorCodes.NO_ERROR) -> Step:
+def goaway(below: int, code: ErrorCodes = ErrorCodes.NO_ERROR) -> FilterStep:
     """GOAWAY whose last stream is so far below that of the request; negative: above it."""
 
     def step(side: Http2Side, call: GrpcCall) -> None:
@@ -401,7 +401,7 @@ def goaway(below: int, code: ErrorCodes = ErrorCodes.NO_ERROR) -> Step:
     return step
 
 
-def settings(**changes: int) -> Step:
+def settings(**changes: int) -> FilterStep:
     """SETTINGS by the names of h2, in the middle of everything."""
 
     def step(side: Http2Side, call: GrpcCall) -> None:

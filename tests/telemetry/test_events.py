@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
+from egressproxy.telemetry.event_aggregator import MAX_SIMILAR, EventType, InvolvedObject, Notice
 from egressproxy.telemetry.events import COMBINED, LINES, MAX_AGE_S, MAX_EVENTS, WINDOW_S, Events
 from egressproxy.telemetry.metrics import Metrics
-from egressproxy.telemetry.notices import MAX_SIMILAR, EventType, InvolvedObject, Notice
 
 GATEWAY = InvolvedObject("Gateway", "agents", "gw")
 NOTICE = Notice(EventType.WARNING, "DestinationNotAllowed", "Deny", GATEWAY, None, "evil.test is not allowed", count=1)

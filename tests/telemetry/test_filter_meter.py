@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from egressproxy.telemetry.counts import Counts
+from egressproxy.telemetry.event_aggregator import EventAggregator, FilterNotices
 from egressproxy.telemetry.exposition import Exposition
 from egressproxy.telemetry.filter_meter import MAX_SETS, FilterMeter, FilterMetrics
 from egressproxy.telemetry.metrics import Metrics
-from egressproxy.telemetry.notices import FilterNotices, Notices
 
 PII = "acme.example.com/PII:v1"
 
@@ -115,7 +115,7 @@ def test_the_gauges_of_a_filter_go_with_it_and_its_counters_stay():
 
 
 def test_events_of_a_filter_are_counted_together():
-    notices = Notices()
+    notices = EventAggregator()
     told = FilterNotices(notices, "pii", "EgressPolicy a/p")
     told.warning("EngineDown", "the engine does not answer")
     told.warning("EngineDown", "the engine does not answer")
@@ -127,7 +127,7 @@ def test_events_of_a_filter_are_counted_together():
 
 
 def test_the_reasons_of_a_filter_are_few_words():
-    told = FilterNotices(Notices(), "pii", "EgressPolicy a/p")
+    told = FilterNotices(EventAggregator(), "pii", "EgressPolicy a/p")
     with pytest.raises(ValueError, match="UpperCamelCase"):
         told.warning("two words", "")
     for n in range(20):

@@ -15,9 +15,9 @@ from egressproxy import build
 from egressproxy.errors import Reason
 from egressproxy.model.exchange import Exchange
 from egressproxy.telemetry.counts import Counts
+from egressproxy.telemetry.event_aggregator import FilterStats
 from egressproxy.telemetry.exposition import Exposition
 from egressproxy.telemetry.metrics import MAX_IDENTITY_SERIES, Metrics
-from egressproxy.telemetry.notices import FilterStats
 from egressproxy.telemetry.series import MAX_STATUSES, logged_status
 
 

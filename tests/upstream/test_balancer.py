@@ -25,7 +25,7 @@ CHECK = HealthCheckIR(unhealthy_threshold=1)
 BACKEND = BackendIR("ns/b", Destination.SERVICE, kind="Service")
 
 
-class Target:
+class UpstreamHost:
     def __init__(self, name: str) -> None:
         self.name = name
         self.in_flight = 0
@@ -34,7 +34,7 @@ class Target:
         return self.name
 
 
-def balancer(count: int = 3, *, zone: str = "", zones: str = "", hints: str = "", **spec) -> Balancer[Target]:
+def balancer(count: int = 3, *, zone: str = "", zones: str = "", hints: str = "", **spec) -> Balancer[UpstreamHost]:
     """`zones` and `hints`: one letter for each endpoint, "-" for none."""
     registry, whole = HealthRegistry(), ResilienceIR(check=CHECK, **spec)
     members = []
@@ -42,15 +42,17 @@ def balancer(count: int = 3, *, zone: str = "", zones: str = "", hints: str = ""
         health = registry.of("s", "ns/b", BACKEND, f"e{index}", whole.outliers, whole.check, 0.0)
         own = zones[index].strip("-") if zones else ""
         hinted = tuple(hints[index].strip("-")) if hints else ()
-        members.append(Member(Target(f"e{index}"), health, own, hinted))
+        members.append(Member(UpstreamHost(f"e{index}"), health, own, hinted))
     return Balancer("ns/b", whole, members, registry, zone, Random(1))
 
 
-def detection(made: Balancer[Target], outliers: OutlierDetectionIR) -> OutlierDetection:
+def detection(made: Balancer[UpstreamHost], outliers: OutlierDetectionIR) -> OutlierDetection:
     return OutlierDetection(outliers, [member.health for member in made.members])
 
 
-def chosen(made: Balancer[Target], times: int = 300, now: float = 1000.0, key: bytes | None = None) -> dict[str, int]:
+def chosen(
+    made: Balancer[UpstreamHost], times: int = 300, now: float = 1000.0, key: bytes | None = None
+) -> dict[str, int]:
     return dict(Counter(made.choose(key, now).target.name for _ in range(times)))
 
 

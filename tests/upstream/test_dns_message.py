@@ -219,20 +219,20 @@ def test_an_answer_of_too_many_octets_is_refused():
     )
 
 
-class Steps(dns_message._Reading):
+class FilterSteps(dns_message._Reading):
     """Remembers the last reading: how many steps it took."""
 
     last: dns_message._Reading
 
     def __init__(self, wire: bytes, question: DnsQuestion) -> None:
         super().__init__(wire, question)
-        Steps.last = self
+        FilterSteps.last = self
 
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
-    monkeypatch.setattr(dns_message, "_Reading", Steps)
-    return lambda: Steps.last._steps
+    monkeypatch.setattr(dns_message, "_Reading", FilterSteps)
+    return lambda: FilterSteps.last._steps
 
 
 def test_names_in_data_that_nobody_asked_for_are_not_read(steps: Callable[[], int]):

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from egressproxy.upstream import lookups
-from egressproxy.upstream.lookups import Lookup, Lookups
+from egressproxy.upstream.lookups import Lookup, PendingLookups
 
 
 class Bench:
@@ -17,7 +17,7 @@ class Bench:
     def __init__(self) -> None:
         self.running: list[Lookup] = []
         self.late: list[str] = []
-        self.lookups = Lookups(self._run, lambda lookup: self.late.append(lookup.host), timeout_s=60.0)
+        self.lookups = PendingLookups(self._run, lambda lookup: self.late.append(lookup.host), timeout_s=60.0)
 
     async def _run(self, lookup: Lookup) -> None:
         """Nothing: `ends` is what ends it."""
@@ -52,7 +52,7 @@ async def test_beyond_the_bound_clients_take_turns(bench: Bench, monkeypatch: py
         order.append(host)
         bench.ends(host)
     assert order == ["a.1", "b.2", "d.4", "c.3"]
-    assert (len(bench.lookups.known), repr(bench.lookups)) == (0, "Lookups(0 under way, 0 wait)")
+    assert (len(bench.lookups.known), repr(bench.lookups)) == (0, "PendingLookups(0 under way, 0 wait)")
 
 
 async def test_a_client_with_its_share_waits_while_others_begin(bench: Bench, monkeypatch: pytest.MonkeyPatch):
@@ -92,11 +92,11 @@ async def test_a_name_that_two_wish_for_begins_with_the_turn_of_either(bench: Be
     wanted = bench.lookups.known["c.3"]
     bench.lookups.scheduler.join(wanted, "b")
     bench.lookups.scheduler.join(wanted, "b")
-    assert repr(bench.lookups) == "Lookups(1 under way, 3 wait)"
+    assert repr(bench.lookups) == "PendingLookups(1 under way, 3 wait)"
     bench.ends("a.1")
     bench.ends("b.2")
     assert bench.under_way() == ["c.3"]
-    assert repr(bench.lookups) == "Lookups(1 under way, 0 wait)"
+    assert repr(bench.lookups) == "PendingLookups(1 under way, 0 wait)"
 
 
 async def test_what_nobody_waits_for_any_more_does_not_begin(bench: Bench, monkeypatch: pytest.MonkeyPatch):

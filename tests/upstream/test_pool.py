@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hypothesis.strategies import booleans, data, sampled_from
 
 from egressproxy.errors import LimitExceeded, Reason
-from egressproxy.upstream.pool import Claim, Pool
+from egressproxy.upstream.pool import Pool, PoolTicket
 from tests.support.properties import examples
 
 
@@ -28,7 +28,7 @@ def loop():
 
 
 def opened(pool: Pool[Connection], client: str = "c") -> Connection:
-    claim: Claim[Connection] = Claim(client)
+    claim: PoolTicket[Connection] = PoolTicket(client)
     assert pool.may_open(claim)
     connection = Connection()
     pool.opened(claim, connection)
@@ -36,22 +36,22 @@ def opened(pool: Pool[Connection], client: str = "c") -> Connection:
 
 
 def may_open(pool: Pool[Connection], client: str = "c") -> bool:
-    return pool.may_open(Claim(client))
+    return pool.may_open(PoolTicket(client))
 
 
-def waits(pool: Pool[Connection], loop: asyncio.AbstractEventLoop, client: str = "c") -> Claim[Connection]:
-    claim: Claim[Connection] = Claim(client)
+def waits(pool: Pool[Connection], loop: asyncio.AbstractEventLoop, client: str = "c") -> PoolTicket[Connection]:
+    claim: PoolTicket[Connection] = PoolTicket(client)
     pool.wait(claim, loop)
     return claim
 
 
-def given(claim: Claim[Connection]) -> Connection | None:
+def given(claim: PoolTicket[Connection]) -> Connection | None:
     assert claim.given is not None
     assert claim.given.done(), "it waits"
     return claim.given.result()
 
 
-def has_waited(claim: Claim[Connection]) -> bool:
+def has_waited(claim: PoolTicket[Connection]) -> bool:
     return claim.given is not None and claim.given.done()
 
 
@@ -174,8 +174,8 @@ def test_a_client_with_its_share_waits_while_others_open_connections(loop):
     pool.release(other, reusable=True)
     assert not has_waited(waiter)
     assert pool.take() is None, "who asks without being counted gets none"
-    assert pool.take_kept(Claim("greedy")) is None
-    assert pool.take_kept(Claim("other")) is other
+    assert pool.take_kept(PoolTicket("greedy")) is None
+    assert pool.take_kept(PoolTicket("other")) is other
     pool.lost(held[0])
     assert given(waiter) is None
 
@@ -256,9 +256,9 @@ class Life(RuleBasedStateMachine):
         self.pool: Pool[Connection] = Pool("p", limit=self.LIMIT, max_idle=2, max_waiting=4, share=self.SHARE)
         self.busy: list[Connection] = []
         self.holders: dict[Connection, str] = {}  # of `busy`
-        self.opening: list[Claim[Connection]] = []
+        self.opening: list[PoolTicket[Connection]] = []
         self.closing: list[Connection] = []  # closed, and not yet reported as lost
-        self.queue: list[Claim[Connection]] = []
+        self.queue: list[PoolTicket[Connection]] = []
 
     def teardown(self) -> None:
         for claim in self.queue:
@@ -285,7 +285,7 @@ class Life(RuleBasedStateMachine):
         if surplus is not None and not surplus.is_lost:
             self._close(surplus)
 
-    def _leave(self, claim: Claim[Connection]) -> None:
+    def _leave(self, claim: PoolTicket[Connection]) -> None:
         assert claim.given is not None
         claim.given.cancel()
         connection = self.pool.leave(claim)
@@ -299,7 +299,7 @@ class Life(RuleBasedStateMachine):
 
     @rule(client=sampled_from("ab"))
     def ask(self, client: str) -> None:
-        claim: Claim[Connection] = Claim(client)
+        claim: PoolTicket[Connection] = PoolTicket(client)
         connection = self.pool.take() or self.pool.take_kept(claim)
         if connection is not None:
             assert not connection.is_leaving

@@ -20,7 +20,7 @@ from egressproxy.net.keyed_counters import OwnCounters
 from egressproxy.net.loop import new_loop
 from egressproxy.upstream import dns_cache, lookups, system_files
 from egressproxy.upstream import resolver as resolver_module
-from egressproxy.upstream.name_budget import KeyedTables
+from egressproxy.upstream.new_hostname_rate_limit import KeyedTables
 from egressproxy.upstream.resolver import Resolver
 from tests.support.dns import DnsServer, Rule
 from tests.support.waiting import WAIT_S
@@ -499,7 +499,7 @@ async def test_clients_take_turns_where_lookups_wait_for_each_other(bench: Bench
     await asyncio.gather(*waiting)
     assert order == ["a0.0", "a1.1", "b.other", "a3.3", "a3.3", "a2.2"], "a3.3 is a wish of two"
     assert not [query for query in bench.server.queries if "gone" in query[0]], "nobody waits for it any more"
-    assert repr(bench.resolver._lookups) == "Lookups(0 under way, 0 wait)"
+    assert repr(bench.resolver._lookups) == "PendingLookups(0 under way, 0 wait)"
 
 
 async def test_a_lookup_waits_for_its_turn_no_longer_than_for_an_answer(bench: Bench, monkeypatch: pytest.MonkeyPatch):
@@ -510,7 +510,7 @@ async def test_a_lookup_waits_for_its_turn_no_longer_than_for_an_answer(bench: B
     monkeypatch.setattr(bench.resolver, "_find", lambda _host: gate.wait())  # one that does not end in its time
     first = bench.resolver.resolve("a.test")
     assert "too many" in (await bench.fault("b.other")).detail
-    assert repr(bench.resolver._lookups) == "Lookups(1 under way, 0 wait)"
+    assert repr(bench.resolver._lookups) == "PendingLookups(1 under way, 0 wait)"
     assert list(bench.resolver._lookups.known) == ["a.test"]
     first.cancel()
     bench.resolver.close()
@@ -522,7 +522,7 @@ async def test_one_client_leaves_lookups_below_a_domain_for_others(bench: Bench,
     bench.server.zone["*"] = Rule(("192.0.2.1",), gate=gate)
     waiting = [bench.resolver.resolve(name, "greedy") for name in ("a.co.uk", "a.test", "b.co.uk")]
     waiting.append(bench.resolver.resolve("c.co.uk", "other"))
-    assert repr(bench.resolver._lookups) == "Lookups(3 under way, 1 wait)"
+    assert repr(bench.resolver._lookups) == "PendingLookups(3 under way, 1 wait)"
     gate.set()
     await asyncio.gather(*waiting)
 
@@ -564,7 +564,7 @@ async def test_one_client_may_ask_for_many_names_of_one_domain_at_once(bench: Be
     names = [f"bucket-{number}.s3.test" for number in range(lookups.MAX_LOOKUPS_OF_CLIENT_IN_DOMAIN + 400)]
     found = await asyncio.gather(*(bench.resolver.resolve(name, "127.0.0.1") for name in names))
     assert found == [(ip_address("192.0.2.1"),)] * len(names)
-    assert repr(bench.resolver._lookups) == "Lookups(0 under way, 0 wait)"
+    assert repr(bench.resolver._lookups) == "PendingLookups(0 under way, 0 wait)"
 
 
 @pytest.mark.parametrize("host", ["a" * 64 + ".test", ".".join(["a" * 60] * 5), "a..test", "ä.test", ""])

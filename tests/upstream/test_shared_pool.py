@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from egressproxy.errors import LimitExceeded, Reason, UpstreamFault
-from egressproxy.upstream.pool import Claim
+from egressproxy.upstream.pool import PoolTicket
 from egressproxy.upstream.shared_pool import MOST, SharedPool
 
 
@@ -35,8 +35,8 @@ class Connection:
         return Place(self)
 
 
-def claim(client: str = "c") -> Claim[Place]:
-    return Claim(client)
+def claim(client: str = "c") -> PoolTicket[Place]:
+    return PoolTicket(client)
 
 
 def opened(pool: SharedPool[Place], most: int = 2, *, is_new: bool = False) -> Connection:

@@ -9,7 +9,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from hypothesis.strategies import data, sampled_from
 
 from egressproxy.errors import LimitExceeded
-from egressproxy.upstream.pool import Claim, TenantPool
+from egressproxy.upstream.pool import PoolTicket, TenantPool
 from tests.support.properties import examples
 
 TENANTS = ("a", "b", "c")
@@ -22,7 +22,7 @@ class Connection:
 
 
 def opened(pool: TenantPool[Connection], tenant: str) -> Connection:
-    claim: Claim[Connection] = Claim("client", tenant)
+    claim: PoolTicket[Connection] = PoolTicket("client", tenant)
     assert pool.may_open(claim)
     connection = Connection(tenant)
     pool.opened(claim, connection)
@@ -34,8 +34,8 @@ def test_an_idle_connection_is_for_its_tenant_alone():
     one, two = opened(pool, "a"), opened(pool, "a")
     assert (pool.release(one, reusable=True), pool.release(two, reusable=True)) == (None, None)
     assert pool.take() is None
-    assert pool.take_kept(Claim("client", "b")) is None
-    assert [pool.take_kept(Claim("other", "a")) for _ in range(3)] == [two, one, None]
+    assert pool.take_kept(PoolTicket("client", "b")) is None
+    assert [pool.take_kept(PoolTicket("other", "a")) for _ in range(3)] == [two, one, None]
     assert (pool.open, pool.idle_count) == (2, 0)
 
 
@@ -52,14 +52,14 @@ def test_of_a_thousand_idle_connections_none_is_looked_at_on_the_way_to_another(
     pool: TenantPool[Connection] = TenantPool("p", limit=2000)
     held = []
     for _ in range(1000):
-        claim: Claim[Connection] = Claim("client", "a")
+        claim: PoolTicket[Connection] = PoolTicket("client", "a")
         assert pool.may_open(claim)
         held.append(Incomparable("a"))
         pool.opened(claim, held[-1])
     for connection in held:
         assert pool.release(connection, reusable=True) is None
     for _ in range(3):
-        found = pool.take_kept(Claim("client", "a"))
+        found = pool.take_kept(PoolTicket("client", "a"))
         assert found is held[-1]
         assert pool.release(found, reusable=True) is None
     assert pool.withdraw(held[500])
@@ -71,7 +71,7 @@ def test_nothing_is_left_of_tenants_that_come_and_go():
     for number in range(1000):
         connection = opened(pool, f"tenant-{number}")
         pool.release(connection, reusable=True)
-        assert pool.take_kept(Claim("client", f"tenant-{number}")) is connection
+        assert pool.take_kept(PoolTicket("client", f"tenant-{number}")) is connection
         pool.lost(connection)
     assert not any((pool._tenants, pool._idle, pool._idle_of))
 
@@ -81,7 +81,7 @@ def test_the_oldest_idle_connection_makes_room_for_another_tenant():
     pool: TenantPool[Connection] = TenantPool("p", limit=2)
     for connection in [opened(pool, "a"), opened(pool, "b")]:
         pool.release(connection, reusable=True)
-    claim: Claim[Connection] = Claim("client", "c")
+    claim: PoolTicket[Connection] = PoolTicket("client", "c")
     assert not pool.may_open(claim)
     given = pool.wait(claim, loop)
     surplus = pool.make_room()
@@ -97,7 +97,7 @@ def test_what_is_given_back_while_others_wait_is_closed():
     loop = asyncio.new_event_loop()
     pool: TenantPool[Connection] = TenantPool("p", limit=1)
     connection = opened(pool, "a")
-    given = pool.wait(Claim("client", "b"), loop)
+    given = pool.wait(PoolTicket("client", "b"), loop)
     assert pool.make_room() is None
     assert pool.release(connection, reusable=True) is connection
     assert not given.done()
@@ -128,14 +128,14 @@ class Exchanges(RuleBasedStateMachine):
         self.loop = asyncio.new_event_loop()
         self.pool: TenantPool[Connection] = TenantPool("p", limit=4, max_idle=2, share=3)
         self.busy: list[Connection] = []
-        self.waiting: list[Claim[Connection]] = []
+        self.waiting: list[PoolTicket[Connection]] = []
 
     def teardown(self) -> None:
         self.loop.close()
 
     @rule(tenant=sampled_from(TENANTS), client=sampled_from(["x", "y"]))
     def asks(self, tenant: str, client: str) -> None:
-        claim: Claim[Connection] = Claim(client, tenant)
+        claim: PoolTicket[Connection] = PoolTicket(client, tenant)
         found = self.pool.take() or self.pool.take_kept(claim)
         if found is not None:
             assert found.tenant == tenant
@@ -153,7 +153,7 @@ class Exchanges(RuleBasedStateMachine):
                 self.pool.lost(surplus)
         self.serves_the_waiting()
 
-    def opens(self, claim: Claim[Connection]) -> None:
+    def opens(self, claim: PoolTicket[Connection]) -> None:
         connection = Connection(claim.tenant)
         self.pool.opened(claim, connection)
         self.busy.append(connection)

@@ -121,104 +121,108 @@ class ModelPolicy(Filter):
             "egress_model_policy", "Requests that a ModelPolicy has judged.", ("route", "result")
         )
 
-    def request_headers(self, x: Exchange) -> None:
+    def request_headers(self, exchange: Exchange) -> None:
         """Refuse what cannot be read. Raises Rejected."""
         if self._config.unreadable == "Allow":
             return
-        head = x.request
-        if x.is_tunnel or head.upgrade:
-            raise self._unreadable(x, "a tunnel, which nobody looks into" if x.is_tunnel else "an upgrade")
-        is_known = operation(x) is not None if head.body else head.method in _READING
+        head = exchange.request
+        if exchange.is_tunnel or head.upgrade:
+            raise self._unreadable(
+                exchange, "a tunnel, which nobody looks into" if exchange.is_tunnel else "an upgrade"
+            )
+        is_known = operation(exchange) is not None if head.body else head.method in _READING
         if not is_known:
-            raise self._unreadable(x, "no request to a model that is known")
+            raise self._unreadable(exchange, "no request to a model that is known")
 
-    def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
-        return BodyMode.BUFFER if operation(x) is not None and not x.request.upgrade else None
+    def body_mode_for(self, exchange: Exchange, phase: Phase) -> BodyMode | None:
+        return BodyMode.BUFFER if operation(exchange) is not None and not exchange.request.upgrade else None
 
-    def request_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
+    def request_body(self, exchange: Exchange, data: bytes, last: bool) -> BodyResult:
         """Judge the request, and send it on as the policy says. Raises Rejected."""
-        return run(self._judged(x, data), is_long=len(data) > SCANNED_AT_ONCE)
+        return run(self._judged(exchange, data), is_long=len(data) > SCANNED_AT_ONCE)
 
-    def _judged(self, x: Exchange, data: bytes) -> Work[bytes]:
+    def _judged(self, exchange: Exchange, data: bytes) -> Work[bytes]:
         config = self._config
         try:
-            yield from view_ahead(x, data, is_request=True)
-            view = request_view(x, data)
+            yield from view_ahead(exchange, data, is_request=True)
+            view = request_view(exchange, data)
         except Unreadable as error:
             if config.unreadable == "Allow":
                 return data
-            raise self._unreadable(x, f"no request to a model: {error}") from None
+            raise self._unreadable(exchange, f"no request to a model: {error}") from None
         result = "allowed"
         if not view.models:
             if not config.default_model:
-                raise self._denied(x, "the request names no model", 400)
+                raise self._denied(exchange, "the request names no model", 400)
             view.set_model(config.default_model)
             result = "changed"
         for alias in config.aliases:
             if fnmatchcase(view.model, alias.name):
-                self._ask_for(x, view, alias.model)
+                self._ask_for(exchange, view, alias.model)
                 result = "changed"
                 break
-        if (yield from self._route(x, view)):
+        if (yield from self._route(exchange, view)):
             result = "routed"
-        self._judge(x, view)
-        self._bound(x, view)
-        self._requests.add(1, x.route, result)
+        self._judge(exchange, view)
+        self._bound(exchange, view)
+        self._requests.add(1, exchange.route, result)
         return (yield from view.writing())
 
-    def _ask_for(self, x: Exchange, view: AiRequest, model: str) -> None:
+    def _ask_for(self, exchange: Exchange, view: AiRequest, model: str) -> None:
         """Raises Rejected where the path names the model in a spelling that is not rewritten."""
         try:
-            ask_for_model(x, view, model)
+            ask_for_model(exchange, view, model)
         except Unreadable as error:
-            raise self._denied(x, str(error), 400) from None
+            raise self._denied(exchange, str(error), 400) from None
 
-    def _route(self, x: Exchange, view: AiRequest) -> Work[bool]:
+    def _route(self, exchange: Exchange, view: AiRequest) -> Work[bool]:
         for route, backend, excluded in self._routes:
             if (yield from _matches(route, view)):
                 if backend:
-                    x.prefer_backend(backend)
+                    exchange.prefer_backend(backend)
                 for name in excluded:
-                    x.exclude_backend(name)
+                    exchange.exclude_backend(name)
                 if route.model:
-                    self._ask_for(x, view, route.model)
+                    self._ask_for(exchange, view, route.model)
                 return True
         return False
 
-    def _judge(self, x: Exchange, view: AiRequest) -> None:
+    def _judge(self, exchange: Exchange, view: AiRequest) -> None:
         config = self._config
         for model in view.models:
             folded = model.strip().casefold()
             if any(fnmatchcase(folded, pattern) for pattern in self._deny) or (
                 config.allow and not any(fnmatchcase(model, pattern) for pattern in config.allow)
             ):
-                raise self._denied(x, f"model {model[:_SHOWN]!r} is not allowed", 403)
+                raise self._denied(exchange, f"model {model[:_SHOWN]!r} is not allowed", 403)
 
-    def _bound(self, x: Exchange, view: AiRequest) -> None:
+    def _bound(self, exchange: Exchange, view: AiRequest) -> None:
         config = self._config
         is_strict = config.out_of_bounds == "Deny"
         if config.max_output_tokens and view.api is not Api.OPENAI_EMBEDDINGS:
             asked = view.max_output_tokens
             if asked is None or asked > config.max_output_tokens or asked < 0:
                 if is_strict and asked is not None:
-                    raise self._denied(x, f"more than {config.max_output_tokens} output tokens are not allowed", 400)
+                    raise self._denied(
+                        exchange, f"more than {config.max_output_tokens} output tokens are not allowed", 400
+                    )
                 if asked is None and view.api is Api.BEDROCK_INVOKE and "anthropic_version" not in view.value:
                     raise self._denied(
-                        x, "the request has no limit for its output, and its model's form is not known", 400
+                        exchange, "the request has no limit for its output, and its model's form is not known", 400
                     )
                 view.set_max_output_tokens(config.max_output_tokens)
         if config.max_temperature is not None:
             temperature = view.temperature
             if temperature is not None and temperature > config.max_temperature:
                 if is_strict:
-                    raise self._denied(x, f"a temperature above {config.max_temperature:g} is not allowed", 400)
+                    raise self._denied(exchange, f"a temperature above {config.max_temperature:g} is not allowed", 400)
                 view.set_temperature(config.max_temperature)
 
-    def _unreadable(self, x: Exchange, what: str) -> Rejected:
-        return self._denied(x, f"it is {what}", status_of_unseen(x), "unreadable")
+    def _unreadable(self, exchange: Exchange, what: str) -> Rejected:
+        return self._denied(exchange, f"it is {what}", status_of_unseen(exchange), "unreadable")
 
-    def _denied(self, x: Exchange, message: str, status: int, result: str = "denied") -> Rejected:
-        self._requests.add(1, x.route, result)
+    def _denied(self, exchange: Exchange, message: str, status: int, result: str = "denied") -> Rejected:
+        self._requests.add(1, exchange.route, result)
         return Rejected(f"filter {self._name}: {message}", status=status, reason=Reason.MODEL_DENIED)
 
 

@@ -22,7 +22,7 @@ from egressproxy.filters.limits.rules import KeyText, key_text
 from egressproxy.filters.limits.token_use import TokenUse, told_in_head
 from egressproxy.filters.settings import FieldName, FilterConfig, Within
 from egressproxy.ir.policy import MAX_BUFFERED_BYTES, FieldFault
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.fields import media_type
 from egressproxy.model.work import Work
 from egressproxy.net.cooperative import in_turns
@@ -95,7 +95,7 @@ class TokenMeter(Filter):
         config: TokenMeterConfig = context.config
         self.max_buffer_bytes = config.max_body_bytes
         self._clock = clock
-        self._note = f"token meter {context.name} {context.source}"
+        self._measured: StateSlot[_Measured] = StateSlot("token meter")
         self._prices = config.prices
         self._currency = config.currency
         self._tenant: KeyText | None = None
@@ -130,43 +130,52 @@ class TokenMeter(Filter):
             "egress_ai_untold", "Answers of status 2xx that told no usage.", ("route", "backend", "tenant")
         )
 
-    def request_headers(self, x: Exchange) -> None:
-        if not x.is_tunnel and x.request.body and not x.request.upgrade and operation(x) is not None:
-            x.note(self._note, _Measured(self._clock()))
+    def request_headers(self, exchange: Exchange) -> None:
+        if (
+            not exchange.is_tunnel
+            and exchange.request.body
+            and not exchange.request.upgrade
+            and operation(exchange) is not None
+        ):
+            exchange.keep(self._measured, _Measured(self._clock()))
 
-    def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
-        measured = self._measured(x)
+    def body_mode_for(self, exchange: Exchange, phase: Phase) -> BodyMode | None:
+        measured = exchange.state.get(self._measured)
         if measured is None:
             return None
         if phase is Phase.REQUEST_BODY:
             return BodyMode.BUFFER
-        if media_type(x.response.fields) not in _READ_TYPES or x.response.status >= 300:
+        if media_type(exchange.response.fields) not in _READ_TYPES or exchange.response.status >= 300:
             return None
-        measured.begin_answer(x, media_type(x.response.fields))
+        measured.begin_answer(exchange, media_type(exchange.response.fields))
         return BodyMode.STREAM
 
-    def request_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
-        measured = self._measured(x)
+    def request_body(self, exchange: Exchange, data: bytes, last: bool) -> BodyResult:
+        measured = exchange.state.get(self._measured)
         if measured is None:
             return data
-        return in_turns(measured.reading(x, data, 0, 0)) if len(data) > READ_AT_ONCE else measured.read(x, data, 0, 0)
+        return (
+            in_turns(measured.reading(exchange, data, 0, 0))
+            if len(data) > READ_AT_ONCE
+            else measured.read(exchange, data, 0, 0)
+        )
 
-    def response_headers(self, x: Exchange) -> None:
-        if self._measured(x) is not None:
-            add_usage(x, told_in_head(x))
+    def response_headers(self, exchange: Exchange) -> None:
+        if exchange.state.get(self._measured) is not None:
+            add_usage(exchange, told_in_head(exchange))
 
-    def response_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
-        measured = self._measured(x)
+    def response_body(self, exchange: Exchange, data: bytes, last: bool) -> BodyResult:
+        measured = exchange.state.get(self._measured)
         if measured is None:
             return data
         if measured.takes_long(data):
-            return in_turns(self._feeding(x, measured, data, last))
+            return in_turns(self._feeding(exchange, measured, data, last))
         had_tokens = measured.seen_tokens
-        return self._timed(measured, had_tokens, measured.feed(x, data, last))
+        return self._timed(measured, had_tokens, measured.feed(exchange, data, last))
 
-    def _feeding(self, x: Exchange, measured: _Measured, data: bytes, last: bool) -> Work[bytes]:
+    def _feeding(self, exchange: Exchange, measured: _Measured, data: bytes, last: bool) -> Work[bytes]:
         had_tokens = measured.seen_tokens
-        return self._timed(measured, had_tokens, (yield from measured.feeding(x, data, last)))
+        return self._timed(measured, had_tokens, (yield from measured.feeding(exchange, data, last)))
 
     def _timed(self, measured: _Measured, had_tokens: int, data: bytes) -> bytes:
         if measured.seen_tokens > had_tokens:
@@ -174,19 +183,19 @@ class TokenMeter(Filter):
             measured.first_at = measured.first_at or measured.ended_at
         return data
 
-    def complete(self, x: Exchange) -> None:
-        measured = self._measured(x)
+    def complete(self, exchange: Exchange) -> None:
+        measured = exchange.state.get(self._measured)
         if measured is None:
             return
-        asked = operation(x)
-        usage = usage_told(x)
-        tenant = self._tenant_of(x)
-        if not 200 <= x.status < 300 or asked is None:
+        asked = operation(exchange)
+        usage = usage_told(exchange)
+        tenant = self._tenant_of(exchange)
+        if not 200 <= exchange.status < 300 or asked is None:
             return
         if usage is None:
-            self._untold.add(1, x.route, x.backend, tenant)
+            self._untold.add(1, exchange.route, exchange.backend, tenant)
             return
-        labels = self._labels(x, asked, measured, tenant)
+        labels = self._labels(exchange, asked, measured, tenant)
         self._usage.observe(usage.input_tokens, *labels, "input")
         self._usage.observe(usage.output_tokens, *labels, "output")
         for kind, count in (
@@ -206,7 +215,7 @@ class TokenMeter(Filter):
         price = price or price_of(self._prices, measured.model)
         if price is not None:
             self._cost.add(price.cost(usage), *labels, self._currency)
-        x.add_log_fields(self._log_fields(measured, usage, price))
+        exchange.add_log_fields(self._log_fields(measured, usage, price))
 
     def _log_fields(self, measured: _Measured, usage: TokenUsage, price: TokenPrice | None) -> dict[str, object]:
         said: dict[str, object] = {
@@ -226,30 +235,27 @@ class TokenMeter(Filter):
             said["ai_currency"] = self._currency
         return said
 
-    def _labels(self, x: Exchange, asked: Operation, measured: _Measured, tenant: str) -> tuple[str, ...]:
+    def _labels(self, exchange: Exchange, asked: Operation, measured: _Measured, tenant: str) -> tuple[str, ...]:
         served = measured.served_model or measured.model
         return (
-            x.route,
-            x.backend,
+            exchange.route,
+            exchange.backend,
             tenant,
             asked.api.operation_name,
-            provider_name(x, asked),
+            provider_name(exchange, asked),
             _bounded(measured.model, self._models, self._max_models),
             _bounded(served, self._models, self._max_models),
         )
 
-    def _tenant_of(self, x: Exchange) -> str:
+    def _tenant_of(self, exchange: Exchange) -> str:
         if self._tenant is None:
             return "-"
-        said = self._tenant(x, "").decode("utf-8", "replace") or "-"
+        said = self._tenant(exchange, "").decode("utf-8", "replace") or "-"
         return _bounded(said, self._tenants, self._max_tenants)
 
-    def held_bytes(self, x: Exchange, phase: Phase) -> int:
-        measured = self._measured(x)
+    def held_bytes(self, exchange: Exchange, phase: Phase) -> int:
+        measured = exchange.state.get(self._measured)
         return measured.held_bytes if measured is not None else 0
-
-    def _measured(self, x: Exchange) -> _Measured | None:
-        return x.notes.get(self._note) if x.notes is not None else None
 
 
 def _bounded(name: str, known: set[str], most: int) -> str:

@@ -25,7 +25,7 @@ from egressproxy.filters.base import BodyMode, BodyResult, Filter, FilterContext
 from egressproxy.filters.content.bodies import media_type_of
 from egressproxy.filters.settings import FilterConfig, Within
 from egressproxy.ir.policy import MAX_BUFFERED_BYTES
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.member_names import ANSWER, RPC_ANSWER, finding_rpc_fault
 from egressproxy.model.work import Work, at_once
@@ -111,52 +111,52 @@ class ToolPolicy(Filter):
         self._denies_unreadable = config.unreadable == "Deny"
         self.max_buffer_bytes = config.max_body_bytes or MAX_BUFFERED_BYTES
         self.max_answer_bytes = config.max_body_bytes or _MAX_ANSWER
-        self._note = f"tools {id(self)}"
+        self._stream: StateSlot[ToolStream] = StateSlot("tools")
         self._denied = context.meter.counter(
             "egress_tool_denials", "What ToolPolicy has denied, or taken out of lists.", ("kind", "action")
         )
         self.runs_in = frozenset((Phase.REQUEST_HEADERS, Phase.REQUEST_BODY, Phase.RESPONSE_BODY))
 
     # --- requests ----------------------------------------------------------------------------------------------------
-    def request_headers(self, x: Exchange) -> None:
+    def request_headers(self, exchange: Exchange) -> None:
         """Raises Rejected for what cannot be looked at: a tunnel, or another protocol."""
-        if (x.is_tunnel or x.request.upgrade) and self._denies_unreadable:
-            what = "a tunnel" if x.is_tunnel else "an upgraded connection"
-            raise self._refusal(f"what is said in {what} cannot be looked at", status_of_unseen(x))
+        if (exchange.is_tunnel or exchange.request.upgrade) and self._denies_unreadable:
+            what = "a tunnel" if exchange.is_tunnel else "an upgraded connection"
+            raise self._refusal(f"what is said in {what} cannot be looked at", status_of_unseen(exchange))
 
-    def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
+    def body_mode_for(self, exchange: Exchange, phase: Phase) -> BodyMode | None:
         """Requests whole, whatever their type says: a server may read them as JSON all the same. Raises Rejected (502)
         for an answer of an AI provider whose type is not read here.
         """
         if phase is Phase.REQUEST_BODY:
             return BodyMode.BUFFER
-        media_type = media_type_of(x.response.fields)
-        if framing_of(media_type, operation(x)) is not None:
+        media_type = media_type_of(exchange.response.fields)
+        if framing_of(media_type, operation(exchange)) is not None:
             return BodyMode.STREAM
-        if not 200 <= x.response.status < 300:
+        if not 200 <= exchange.response.status < 300:
             return None
         # "Accepted", with which servers of MCP over SSE take each message: what they say comes as an event.
-        if x.response.status == 202 and not media_type and operation(x) is None:
+        if exchange.response.status == 202 and not media_type and operation(exchange) is None:
             return None
         if not media_type or media_type.endswith((b"/json", b"+json")):
             return BodyMode.BUFFER
         # SDKs of AI providers read what they have asked for, whatever its type says.
-        if operation(x) is not None and x.response.body and self._denies_unreadable:
-            shown = (x.response.fields.get(b"content-type") or b"").decode("latin-1")[:80]
+        if operation(exchange) is not None and exchange.response.body and self._denies_unreadable:
+            shown = (exchange.response.fields.get(b"content-type") or b"").decode("latin-1")[:80]
             raise self._refusal(f"the answer cannot be read: its Content-Type is {shown}", 502)
         return None
 
-    def request_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
+    def request_body(self, exchange: Exchange, data: bytes, last: bool) -> BodyResult:
         """Raises Rejected; returns an error of JSON-RPC for what a client of MCP must not do."""
         if not data:
             return data
-        return run(self._judged_request(x, data), is_long=len(data) > SCANNED_AT_ONCE)
+        return run(self._judged_request(exchange, data), is_long=len(data) > SCANNED_AT_ONCE)
 
-    def _judged_request(self, x: Exchange, data: bytes) -> Work[bytes | LocalResponse]:
+    def _judged_request(self, exchange: Exchange, data: bytes) -> Work[bytes | LocalResponse]:
         try:
             if data.lstrip()[:1] == b"{":
-                yield from view_ahead(x, data, is_request=True)
-                value = request_view(x, data).value
+                yield from view_ahead(exchange, data, is_request=True)
+                value = request_view(exchange, data).value
             else:
                 value = yield from JsonMessage.parsing(data)
             fault = yield from finding_rpc_fault(value)
@@ -170,10 +170,10 @@ class ToolPolicy(Filter):
             return data
         messages = value if type(value) is list else [value]
         if any(type(each) is dict and ("jsonrpc" in each or "method" in each) for each in messages):
-            answer = yield from self._rpc(x, messages, is_batch=type(value) is list)
+            answer = yield from self._rpc(exchange, messages, is_batch=type(value) is list)
             if answer is not None:
                 return answer
-        return (yield from self._chat(x, data)) if type(value) is dict else data  # a request may look like both
+        return (yield from self._chat(exchange, data)) if type(value) is dict else data  # a request may look like both
 
     def _batch(self, value: dict[str, Any]) -> Work[None]:
         """Look at the requests in a batch of Anthropic or Gemini. Raises Rejected, Unreadable."""
@@ -188,7 +188,7 @@ class ToolPolicy(Filter):
                             self._denied.add(1, "tool", "denied")
                             raise self._refusal(f"the batch offers tool {_shown(tool.name)}, which is not allowed")
 
-    def _rpc(self, x: Exchange, messages: list[Any], *, is_batch: bool) -> Work[LocalResponse | None]:
+    def _rpc(self, exchange: Exchange, messages: list[Any], *, is_batch: bool) -> Work[LocalResponse | None]:
         denials: list[str] = []
         for message in messages:
             yield
@@ -199,7 +199,7 @@ class ToolPolicy(Filter):
                 denials.append(str(denial))
         if not any(denials):
             return None
-        x.reason, x.rule, x.denied = Reason.FILTER_REJECTED, self._source, True
+        exchange.reason, exchange.rule, exchange.denied = Reason.FILTER_REJECTED, self._source, True
         answers: list[dict[str, Any]] = []
         for message, why in zip(messages, denials, strict=True):
             if type(message) is dict and "id" in message:
@@ -252,8 +252,8 @@ class ToolPolicy(Filter):
         how = " with these arguments" if is_about_arguments else ""
         return _Denial(f"filter {self._name}: {what} is not allowed{how}")
 
-    def _chat(self, x: Exchange, data: bytes) -> Work[bytes]:
-        request = request_view(x, data)
+    def _chat(self, exchange: Exchange, data: bytes) -> Work[bytes]:
+        request = request_view(exchange, data)
         denied = [tool for tool in request.tools if not self._tools.may_be_offered(tool.name)]
         if not denied:
             return data
@@ -285,19 +285,19 @@ class ToolPolicy(Filter):
                 request.put(path, kept)
 
     # --- answers -----------------------------------------------------------------------------------------------------
-    def response_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
+    def response_body(self, exchange: Exchange, data: bytes, last: bool) -> BodyResult:
         """Raises Rejected for a call of a tool that is not allowed."""
-        return run(self._judged_answer(x, data, last), is_long=len(data) > SLICE)
+        return run(self._judged_answer(exchange, data, last), is_long=len(data) > SLICE)
 
-    def held_bytes(self, x: Exchange, phase: Phase) -> int:
-        stream: ToolStream | None = x.notes.get(self._note) if x.notes is not None else None
+    def held_bytes(self, exchange: Exchange, phase: Phase) -> int:
+        stream = exchange.state.get(self._stream)
         return stream.held if stream is not None else 0
 
-    def _judged_answer(self, x: Exchange, data: bytes, last: bool) -> Work[bytes]:
-        framing = framing_of(media_type_of(x.response.fields), operation(x))
+    def _judged_answer(self, exchange: Exchange, data: bytes, last: bool) -> Work[bytes]:
+        framing = framing_of(media_type_of(exchange.response.fields), operation(exchange))
         try:
             if framing is not None:
-                stream: ToolStream | None = x.notes.get(self._note) if x.notes is not None else None
+                stream = exchange.state.get(self._stream)
                 if stream is None:
                     stream = ToolStream(
                         framing,
@@ -306,17 +306,17 @@ class ToolPolicy(Filter):
                         self._shorten,
                         is_lenient=not self._denies_unreadable,
                     )
-                    x.note(self._note, stream)
+                    exchange.keep(self._stream, stream)
                 return (yield from stream.feeding(data, is_last=last))
-            return (yield from self._whole_answer(x, data)) if data else data
+            return (yield from self._whole_answer(exchange, data)) if data else data
         except Unreadable as error:
             if self._denies_unreadable or framing is not None or isinstance(error, OtherSpelling):
                 raise self._refusal(f"the answer cannot be read: {error}", 502) from None
             return data
 
-    def _whole_answer(self, x: Exchange, data: bytes) -> Work[bytes]:
-        yield from view_ahead(x, data, is_request=False)
-        answer = answer_view(x, data)
+    def _whole_answer(self, exchange: Exchange, data: bytes) -> Work[bytes]:
+        yield from view_ahead(exchange, data, is_request=False)
+        answer = answer_view(exchange, data)
         messages = answer.value if type(answer.value) is list else [answer.value]
         is_rpc = any(type(each) is dict and "jsonrpc" in each for each in messages)
         fault = (RPC_ANSWER if is_rpc else ANSWER).fault(answer.value)

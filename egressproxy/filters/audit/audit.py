@@ -20,7 +20,7 @@ from egressproxy.filters.base import BodyResult, Filter, FilterContext, FilterTy
 from egressproxy.filters.content.entities import Redactor
 from egressproxy.filters.settings import FieldName, FilterConfig, SecretRef, Within
 from egressproxy.ir.policy import FieldFault
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.fields import CREDENTIAL_FIELDS
 from egressproxy.model.grpc_status import GRPC_NAMES
 from egressproxy.model.secret import SecretBytes
@@ -124,16 +124,16 @@ class Audit(Filter):
             raise UnusableReference(f"keyRef: {error}", config.key_ref) from None
         self._writer = writer_of(config.folder)
         self._redactor = Redactor() if config.bodies == "Redacted" else None
-        self._request_note = f"audit request {id(self)}"
-        self._response_note = f"audit response {id(self)}"
+        self._asked: StateSlot[SeenBody] = StateSlot("audit request")
+        self._answered: StateSlot[SeenBody] = StateSlot("audit response")
         self._fields = tuple((name, name.lower().encode()) for name in config.request_fields)
-        self._fields_note = f"audit fields {id(self)}"
+        self._said: StateSlot[dict[str, list[str]]] = StateSlot("audit fields")
         self._has_started = False
         self._notices = context.notices
         self._records = context.meter.counter("egress_audit_records", "Audit records, by decision.", ("decision",))
         self._lost = context.meter.counter("egress_audit_lost", "Audit records that found no place.")
 
-    def request_headers(self, x: Exchange) -> None:
+    def request_headers(self, exchange: Exchange) -> None:
         """Raises AuditUnavailable while records cannot be written."""
         if not self._has_started:
             try:
@@ -142,11 +142,11 @@ class Audit(Filter):
                 raise self._unavailable(f"{self._config.folder}: {error.strerror}") from None
             self._has_started = True
         if self._fields:
-            found = {name: x.request.fields.get_all(key) for name, key in self._fields}
+            found = {name: exchange.request.fields.get_all(key) for name, key in self._fields}
             wanted = {
                 name: [v[:_MAX_VALUE].decode("latin-1") for v in values] for name, values in found.items() if values
             }
-            x.note(self._fields_note, wanted)
+            exchange.keep(self._said, wanted)
         if why := self._writer.why_not(self._settings):
             raise self._unavailable(why)
 
@@ -154,60 +154,63 @@ class Audit(Filter):
         self._notices.warning("AuditUnavailable", why)
         return AuditUnavailable(why)
 
-    def request_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
-        return self._fed(x, self._request_note, data, is_request=True, is_last=last)
+    def request_body(self, exchange: Exchange, data: bytes, last: bool) -> BodyResult:
+        return self._fed(exchange, self._asked, data, is_request=True, is_last=last)
 
-    def response_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
-        return self._fed(x, self._response_note, data, is_request=False, is_last=last)
+    def response_body(self, exchange: Exchange, data: bytes, last: bool) -> BodyResult:
+        return self._fed(exchange, self._answered, data, is_request=False, is_last=last)
 
-    def held_bytes(self, x: Exchange, phase: Phase) -> int:
-        note = self._request_note if phase is Phase.REQUEST_BODY else self._response_note
-        seen: SeenBody | None = x.notes.get(note) if x.notes is not None else None
+    def held_bytes(self, exchange: Exchange, phase: Phase) -> int:
+        seen = exchange.state.get(self._asked if phase is Phase.REQUEST_BODY else self._answered)
         return seen.held if seen is not None else 0
 
-    def _fed(self, x: Exchange, note: str, data: bytes, *, is_request: bool, is_last: bool) -> BodyResult:
-        found: SeenBody | None = x.notes.get(note) if x.notes is not None else None
+    def _fed(
+        self, exchange: Exchange, slot: StateSlot[SeenBody], data: bytes, *, is_request: bool, is_last: bool
+    ) -> BodyResult:
+        found = exchange.state.get(slot)
         if found is None:
             bodies = self._config.bodies
             keeps = self._config.max_body_bytes if bodies == "Redacted" else 0
-            found = SeenBody(x, is_request=is_request, hashes=bodies != "None", keeps=keeps)
-            x.note(note, found)
+            found = SeenBody(exchange, is_request=is_request, hashes=bodies != "None", keeps=keeps)
+            exchange.keep(slot, found)
         is_long = found.takes_long(data, is_last=is_last)
-        return run(found.feeding(x, data, is_last=is_last), is_long=is_long)
+        return run(found.feeding(exchange, data, is_last=is_last), is_long=is_long)
 
-    def complete(self, x: Exchange) -> None:
-        record = self._record(x)
+    def complete(self, exchange: Exchange) -> None:
+        record = self._record(exchange)
         if self._writer.put(self._settings, record):
             self._records.add(1, record["decision"])
         else:
             self._lost.add()
 
-    def _record(self, x: Exchange) -> dict[str, Any]:
-        identity, notes = x.identity, x.notes or {}
-        decision = "denied" if x.denied else "allowed" if x.reason is Reason.OK else "failed"
+    def _record(self, exchange: Exchange) -> dict[str, Any]:
+        identity = exchange.identity
+        decision = "denied" if exchange.denied else "allowed" if exchange.reason is Reason.OK else "failed"
         made: dict[str, Any] = {
-            "time": stamp(x.started_wall or time()), "kind": "exchange", "request_id": x.request_id,
-            "gateway": x.gateway, "listener": x.listener, "route": x.route, "backend": x.backend,
-            "namespace": identity.namespace, "service_account": identity.service_account, "client": x.client,
-            "is_tunnel": x.is_tunnel, "method": x.method.decode("latin-1"), "scheme": x.scheme.decode("latin-1"),
-            "authority": str(x.authority) if x.authority is not None else "-",
-            "path": x.path[:_MAX_PATH].decode("latin-1"), "decision": decision, "status": x.status,
-            "reason": x.reason.value, "rule": x.rule, "upstream": x.upstream or "-", "attempts": x.attempts,
-            "bytes_in": x.bytes_in, "bytes_out": x.bytes_out,
-            "duration_ms": round((monotonic() - x.started_at) * 1000, 3),
+            "time": stamp(exchange.started_wall or time()), "kind": "exchange", "request_id": exchange.request_id,
+            "gateway": exchange.gateway, "listener": exchange.listener, "route": exchange.route,
+            "backend": exchange.backend,
+            "namespace": identity.namespace, "service_account": identity.service_account, "client": exchange.client,
+            "is_tunnel": exchange.is_tunnel, "method": exchange.method.decode("latin-1"),
+            "scheme": exchange.scheme.decode("latin-1"),
+            "authority": str(exchange.authority) if exchange.authority is not None else "-",
+            "path": exchange.path[:_MAX_PATH].decode("latin-1"), "decision": decision, "status": exchange.status,
+            "reason": exchange.reason.value, "rule": exchange.rule, "upstream": exchange.upstream or "-",
+            "attempts": exchange.attempts,
+            "bytes_in": exchange.bytes_in, "bytes_out": exchange.bytes_out,
+            "duration_ms": round((monotonic() - exchange.started_at) * 1000, 3),
         }  # fmt: skip
         if identity.name != "-":
             made |= {"identity": identity.name, "identity_source": identity.source}
         if identity.origin_client != "-":
             made |= {"origin_client": identity.origin_client, "origin_gateway": identity.origin_gateway}
-        if x.grpc_status >= 0:
-            made["grpc_status"] = GRPC_NAMES[x.grpc_status]
-        if x.would_deny:
-            made["would_deny"] = [reason.value for reason in x.would_deny]
-        if fields := notes.get(self._fields_note):
+        if exchange.grpc_status >= 0:
+            made["grpc_status"] = GRPC_NAMES[exchange.grpc_status]
+        if exchange.would_deny:
+            made["would_deny"] = [reason.value for reason in exchange.would_deny]
+        if fields := exchange.state.get(self._said):
             made["fields"] = fields
-        asked: SeenBody | None = notes.get(self._request_note)
-        answered: SeenBody | None = notes.get(self._response_note)
+        asked, answered = exchange.state.get(self._asked), exchange.state.get(self._answered)
         if asked is not None:
             made |= {"model": asked.models} if asked.models else {}
             made |= {"tools_offered": asked.offered} if asked.offered else {}
@@ -216,7 +219,7 @@ class Audit(Filter):
         called = [name for seen in (asked, answered) if seen is not None for name in seen.called]
         if called:
             made["tools_called"] = list(dict.fromkeys(called))
-        if (usage := usage_told(x)) is not None:
+        if (usage := usage_told(exchange)) is not None:
             made["tokens"] = usage._asdict()
         for name, seen in (("request_body", asked), ("response_body", answered)):
             if seen is not None:

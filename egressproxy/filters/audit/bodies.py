@@ -43,7 +43,7 @@ class SeenBody:
         "_digest", "_framing", "_is_request", "_json", "_keeps", "_kept", "called", "models", "offered", "size",
     )  # fmt: skip
 
-    def __init__(self, x: Exchange, *, is_request: bool, hashes: bool, keeps: int) -> None:
+    def __init__(self, exchange: Exchange, *, is_request: bool, hashes: bool, keeps: int) -> None:
         self._digest = hashlib.sha256() if hashes else None
         self._is_request = is_request
         self._kept = bytearray()
@@ -52,9 +52,9 @@ class SeenBody:
         self.models: list[str] = []
         self.offered: list[str] = []
         self.called: list[str] = []
-        fields = (x.request if is_request else x.response).fields
+        fields = (exchange.request if is_request else exchange.response).fields
         kind = media_type(fields)
-        framing = None if is_request else framing_of(kind, operation(x))
+        framing = None if is_request else framing_of(kind, operation(exchange))
         self._framing = StreamReader(framing) if framing is not None else None
         is_json = self._framing is None and (kind.endswith((b"/json", b"+json")))
         self._json: bytearray | None = bytearray() if is_json else None
@@ -69,7 +69,7 @@ class SeenBody:
         size = len(data) + len(self._json) if self._json is not None and is_last else 0
         return size > READ_AT_ONCE or (self._framing is not None and len(data) > SLICE)
 
-    def feeding(self, x: Exchange, data: bytes, *, is_last: bool) -> Work[bytes]:
+    def feeding(self, exchange: Exchange, data: bytes, *, is_last: bool) -> Work[bytes]:
         """Look at a piece of the content, in turns; returns it."""
         self.size += len(data)
         if self._digest is not None:
@@ -82,12 +82,12 @@ class SeenBody:
                 self._json = None
             elif is_last:
                 body, self._json = bytes(self._json), None
-                yield from self._look_at_json(x, body)
+                yield from self._look_at_json(exchange, body)
         elif self._framing is not None:
             try:
                 for piece in sliced(data):
                     for event in self._framing.feed(piece):
-                        add_usage(x, usage_of(event.value))
+                        add_usage(exchange, usage_of(event.value))
                         self._add(self.models, (model_of(event.value),))
                         yield from self._look_at_calls(JsonMessage(b"", event.value))
                     yield
@@ -95,17 +95,17 @@ class SeenBody:
                 self._framing = None
         return data
 
-    def _look_at_json(self, x: Exchange, body: bytes) -> Work[None]:
+    def _look_at_json(self, exchange: Exchange, body: bytes) -> Work[None]:
         try:
-            yield from view_ahead(x, body, is_request=self._is_request)
+            yield from view_ahead(exchange, body, is_request=self._is_request)
             if self._is_request:
-                request = request_view(x, body)
+                request = request_view(exchange, body)
                 self._add(self.models, request.models)
                 self._add(self.offered, (tool.name for tool in request.tools))
                 yield from self._look_at_calls(request)
             else:
-                answer = answer_view(x, body)
-                add_usage(x, answer.usage)
+                answer = answer_view(exchange, body)
+                add_usage(exchange, answer.usage)
                 self._add(self.models, (answer.model,))
                 yield from self._look_at_calls(answer)
         except Unreadable:

@@ -49,11 +49,11 @@ from egressproxy.filters.cache.store import AnswerStore, StoredAnswer
 from egressproxy.filters.settings import FieldName, FilterConfig, Within
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.admin_requests import CachePurge
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.fields import Fields, every_spelling, media_type
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import ResponseHead
-from egressproxy.model.shares import client_of
+from egressproxy.model.per_client_quota import client_of
 from egressproxy.model.work import Work, at_once
 from egressproxy.net.cooperative import in_turns, run
 
@@ -132,7 +132,7 @@ class Cache(Filter):
         config: CacheConfig = context.config
         self._config = config
         self._store = AnswerStore(config.max_entries, config.max_bytes)
-        self._note = f"cache {id(self._store)}"
+        self._pending: StateSlot[_Pending | None] = StateSlot("cache")
         self._telling = telling((*_TELLING, *(name.encode() for name in config.key_headers)))
         self._methods = frozenset(method.encode() for method in config.methods)
         self._place = 0
@@ -188,105 +188,116 @@ class Cache(Filter):
         self._bytes.set(self._store.size)
 
     # --- requests ----------------------------------------------------------------------------------------------------
-    def request_headers(self, x: Exchange) -> LocalResponse | None:
+    def request_headers(self, exchange: Exchange) -> LocalResponse | None:
         """Answer a GET that is known; decide whether the body of a POST is looked at."""
-        if x.is_tunnel:
+        if exchange.is_tunnel:
             return None
-        target, block = x.notes[ORIGINAL_HEAD] if x.notes is not None else (b"", b"")
+        target, block = ORIGINAL_HEAD.get(exchange) or (b"", b"")
         fields = Fields(block)
-        if not self._may_look(x, fields):
-            self._count(x, "bypass")
+        if not self._may_look(exchange, fields):
+            self._count(exchange, "bypass")
             return None
         pending = _Pending(target, fields, purges=self._store.purges)
-        x.note(self._note, pending)
-        if x.method != b"GET":
+        exchange.keep(self._pending, pending)
+        if exchange.method != b"GET":
             return None
-        answer = self._answer(x, pending, b"")
+        answer = self._answer(exchange, pending, b"")
         if answer is None:
-            self._count(x, "miss")
+            self._count(exchange, "miss")
         return answer
 
-    def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
+    def body_mode_for(self, exchange: Exchange, phase: Phase) -> BodyMode | None:
         """Requests whole, answers as they come; None for what is not looked at, or not kept."""
-        pending = self._pending(x)
+        pending = exchange.state.get(self._pending)
         if pending is None:
             return None
         if phase is Phase.REQUEST_BODY:
-            return BodyMode.BUFFER if x.method == b"POST" else None
-        if not pending.base or pending.response is not x.response or not self._may_keep(x, pending):
+            return BodyMode.BUFFER if exchange.method == b"POST" else None
+        if not pending.base or pending.response is not exchange.response or not self._may_keep(exchange, pending):
             pending.parts = None
         return None if pending.parts is None else BodyMode.STREAM
 
-    def request_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
-        pending = self._pending(x)
+    def request_body(self, exchange: Exchange, data: bytes, last: bool) -> BodyResult:
+        pending = exchange.state.get(self._pending)
         assert pending is not None  # what has no entry has no body mode
-        original = x.notes.pop(ORIGINAL_BODY, data) if x.notes is not None else data
+        original = ORIGINAL_BODY.pop(exchange)
+        if original is None:
+            original = data
         work = canonical(original)
         if len(original) > READ_AT_ONCE:
-            return self._found_in_turns(x, pending, data, original, work)
-        return self._found(x, pending, data, original, at_once(work))
+            return self._found_in_turns(exchange, pending, data, original, work)
+        return self._found(exchange, pending, data, original, at_once(work))
 
     async def _found_in_turns(
-        self, x: Exchange, pending: _Pending, data: bytes, original: bytes, work: Work[bytes | None]
+        self, exchange: Exchange, pending: _Pending, data: bytes, original: bytes, work: Work[bytes | None]
     ) -> bytes | LocalResponse:
-        found = self._found(x, pending, data, original, await in_turns(work))
+        found = self._found(exchange, pending, data, original, await in_turns(work))
         return await found if isinstance(found, Awaitable) else found
 
-    def _found(self, x: Exchange, pending: _Pending, data: bytes, original: bytes, body: bytes | None) -> BodyResult:
+    def _found(
+        self, exchange: Exchange, pending: _Pending, data: bytes, original: bytes, body: bytes | None
+    ) -> BodyResult:
         if body is None:
-            x.note(self._note, None)
-            self._count(x, "bypass")
+            exchange.keep(self._pending, None)
+            self._count(exchange, "bypass")
             return data
-        answer = self._answer(x, pending, body)
+        answer = self._answer(exchange, pending, body)
         if answer is not None:
             return answer
         # What another filter has taken out of a question (a name) may be what two questions differ in.
         if self._embedder is not None and (original is data or original == data):
-            return self._like(x, pending, data, self._embedder)
-        self._count(x, "miss")
+            return self._like(exchange, pending, data, self._embedder)
+        self._count(exchange, "miss")
         return data
 
-    async def _like(self, x: Exchange, pending: _Pending, data: bytes, embedder: Embedder) -> bytes | LocalResponse:
+    async def _like(
+        self, exchange: Exchange, pending: _Pending, data: bytes, embedder: Embedder
+    ) -> bytes | LocalResponse:
         """The answer to a question of like meaning, or the body."""
-        semantic, asked = self._config.semantic, question_of(data, operation(x))
+        semantic, asked = self._config.semantic, question_of(data, operation(exchange))
         if semantic is not None and asked is not None and "no-cache" not in cache_control(pending.fields):
             question, rest = asked
-            pending.vector = vector = await embedder.vector(question, x)
+            pending.vector = vector = await embedder.vector(question, exchange)
             if vector is not None:
-                pending.group = self._key(x, in_order(rest))
+                pending.group = self._key(exchange, in_order(rest))
                 now = self.now()
                 for key in self._meanings.nearest(pending.group, vector, semantic.threshold):
                     found = self._store.get(key, now)
                     if found is not None:
-                        self._count(x, "like")
-                        return self._given(x, pending, found, now, b"; detail=like")
-        self._count(x, "miss")
+                        self._count(exchange, "like")
+                        return self._given(exchange, pending, found, now, b"; detail=like")
+        self._count(exchange, "miss")
         return data
 
     # --- answers -----------------------------------------------------------------------------------------------------
-    def backend_response(self, x: Exchange) -> None:
+    def backend_response(self, exchange: Exchange) -> None:
         """Remember the head before the filters of heads, which see what comes out of the cache, too."""
-        pending = self._pending(x)
+        pending = exchange.state.get(self._pending)
         if pending is not None:
-            fields = tuple((name, value) for name, value in x.response.fields if name not in _DROPPED)
-            if b"content-encoding" in x.response.fields:
+            fields = tuple((name, value) for name, value in exchange.response.fields if name not in _DROPPED)
+            if b"content-encoding" in exchange.response.fields:
                 fields = tuple(each for each in fields if each[0] != b"etag")  # it names the coded form
-            pending.head, pending.response = (x.response.status, x.response.phrase, fields), x.response
-            pending.told = Fields(x.response.fields.block)
+            pending.head, pending.response = (
+                (exchange.response.status, exchange.response.phrase, fields),
+                exchange.response,
+            )
+            pending.told = Fields(exchange.response.fields.block)
 
-    def response_headers(self, x: Exchange) -> None:
+    def response_headers(self, exchange: Exchange) -> None:
         """Say that the answer is not out of the cache. Source: RFC 9211 section 2."""
-        pending = self._pending(x)
+        pending = exchange.state.get(self._pending)
         if pending is None or not pending.is_hit:
             known = pending is not None and pending.base
-            x.response.fields.add(b"cache-status", b"egressproxy; fwd=miss" if known else b"egressproxy; fwd=bypass")
+            exchange.response.fields.add(
+                b"cache-status", b"egressproxy; fwd=miss" if known else b"egressproxy; fwd=bypass"
+            )
 
-    def held_bytes(self, x: Exchange, phase: Phase) -> int:
-        pending = self._pending(x)
+    def held_bytes(self, exchange: Exchange, phase: Phase) -> int:
+        pending = exchange.state.get(self._pending)
         return pending.size if pending is not None and pending.parts is not None else 0
 
-    def response_body(self, x: Exchange, data: bytes, last: bool) -> BodyResult:
-        pending = self._pending(x)
+    def response_body(self, exchange: Exchange, data: bytes, last: bool) -> BodyResult:
+        pending = exchange.state.get(self._pending)
         if pending is None or pending.parts is None:
             return data
         pending.size += len(data)
@@ -296,41 +307,37 @@ class Cache(Filter):
         pending.parts.append(data)
         if not last:
             return data
-        return run(self._keeping(x, pending, b"".join(pending.parts), data), is_long=pending.size > SLICE)
+        return run(self._keeping(exchange, pending, b"".join(pending.parts), data), is_long=pending.size > SLICE)
 
-    def complete(self, x: Exchange) -> None:
-        if x.notes is not None:
-            x.notes.pop(self._note, None)
+    def complete(self, exchange: Exchange) -> None:
+        exchange.take(self._pending)
 
     # --- what is kept, and what is found -----------------------------------------------------------------------------
-    def _count(self, x: Exchange, outcome: str) -> None:
+    def _count(self, exchange: Exchange, outcome: str) -> None:
         """For the metric and the access log."""
         self._requests.add(1, outcome)
-        x.add_log_fields({"cache": outcome})
+        exchange.add_log_fields({"cache": outcome})
 
-    def _pending(self, x: Exchange) -> _Pending | None:
-        return x.notes.get(self._note) if x.notes is not None else None
-
-    def _may_look(self, x: Exchange, fields: Fields) -> bool:
-        request = x.request
-        if x.method not in self._methods or request.upgrade or _CONDITIONS.search(fields.block) is not None:
+    def _may_look(self, exchange: Exchange, fields: Fields) -> bool:
+        request = exchange.request
+        if exchange.method not in self._methods or request.upgrade or _CONDITIONS.search(fields.block) is not None:
             return False
         if "no-store" in cache_control(fields):
             return False
-        if x.method == b"GET":
+        if exchange.method == b"GET":
             if request.body:
                 return False
         elif (
-            operation(x) is None
+            operation(exchange) is None
             or not 0 < request.body <= self._config.max_entry_bytes
             or b"content-encoding" in fields  # what it holds may be longer than this bound
         ):
             return False
-        return self._config.share_anonymous or is_known(x, fields)
+        return self._config.share_anonymous or is_known(exchange, fields)
 
-    def _answer(self, x: Exchange, pending: _Pending, body: bytes) -> LocalResponse | None:
+    def _answer(self, exchange: Exchange, pending: _Pending, body: bytes) -> LocalResponse | None:
         """The answer that is known to this request."""
-        pending.base = base = self._key(x, body)
+        pending.base = base = self._key(exchange, body)
         told = cache_control(pending.fields)
         key = _variant(pending, self._store.vary(base))
         now = self.now()
@@ -342,15 +349,15 @@ class Cache(Filter):
                 message = "the answer is not in the cache, and nothing else was asked for (only-if-cached)"
                 raise Rejected(message, status=504, reason=Reason.FILTER_REJECTED)
             return None
-        self._count(x, "hit")
-        return self._given(x, pending, found, now)
+        self._count(exchange, "hit")
+        return self._given(exchange, pending, found, now)
 
     def _given(
-        self, x: Exchange, pending: _Pending, found: StoredAnswer, now: float, detail: bytes = b""
+        self, exchange: Exchange, pending: _Pending, found: StoredAnswer, now: float, detail: bytes = b""
     ) -> LocalResponse:
         pending.is_hit = True
         self._store.hits += 1
-        add_usage(x, found.usage if self._config.counts_tokens else _NO_USAGE)
+        add_usage(exchange, found.usage if self._config.counts_tokens else _NO_USAGE)
         age, left = found.age(now), int(found.expires_at - now)
         fields = (
             *found.fields,
@@ -359,65 +366,66 @@ class Cache(Filter):
         )
         return LocalResponse(found.status, fields, found.body, found.phrase)
 
-    def _key(self, x: Exchange, body: bytes) -> bytes:
+    def _key(self, exchange: Exchange, body: bytes) -> bytes:
         """The key of a request, whatever Vary says."""
-        pending = self._pending(x)
+        pending = exchange.state.get(self._pending)
         assert pending is not None  # what has none is not looked for
         fields = pending.fields
         parts: list[bytes] = [
-            b"%d" % self._place, x.gateway.encode(), x.listener.encode(), x.route.encode(),
-            *self._client(x), credentials_of(fields),
-            x.scheme, str(x.authority).encode(), x.method, pending.target, x.request.path, x.upstream_host,
+            b"%d" % self._place, exchange.gateway.encode(), exchange.listener.encode(), exchange.route.encode(),
+            *self._client(exchange), credentials_of(fields),
+            exchange.scheme, str(exchange.authority).encode(), exchange.method, pending.target, exchange.request.path,
+            exchange.upstream_host,
             told_by(self._telling, fields), body,
         ]  # fmt: skip
         return digest(parts)
 
-    def _client(self, x: Exchange) -> tuple[bytes, ...]:
+    def _client(self, exchange: Exchange) -> tuple[bytes, ...]:
         """Whose answers these are; without an identity also the address: several may hold one credential."""
-        identity, address = x.identity, ""
+        identity, address = exchange.identity, ""
         is_client_named = is_named(identity)
         if self._config.share_tenants and is_client_named:
             return b"known", b""
         if not (self._config.share_anonymous or is_client_named):
             # Behind another gateway of ours all clients come from the address of that.
-            address = client_of(x) if identity.origin_client == "-" else identity.origin_client
+            address = client_of(exchange) if identity.origin_client == "-" else identity.origin_client
         names = identity.namespace, identity.service_account, identity.origin_gateway, identity.name, address
         return tuple(name.encode() for name in names)
 
-    def _may_keep(self, x: Exchange, pending: _Pending) -> bool:
+    def _may_keep(self, exchange: Exchange, pending: _Pending) -> bool:
         """What the backend says of it holds, and what filters of its head have made of that."""
-        is_get = x.method == b"GET"
+        is_get = exchange.method == b"GET"
         is_authorized = b"authorization" in pending.fields
-        head = x.response
+        head = exchange.response
         if head.status != 200 or head.body == 0:
             return False
-        for said in _heads(pending, x):
+        for said in _heads(pending, exchange):
             if not may_store(said, is_authorized=is_authorized, is_get=is_get):
                 return False
             if lifetime_s(said, self._config.ttl_seconds, is_get=is_get) <= 0:
                 return False
         return True
 
-    def _keeping(self, x: Exchange, pending: _Pending, body: bytes, last_piece: bytes) -> Work[bytes]:
+    def _keeping(self, exchange: Exchange, pending: _Pending, body: bytes, last_piece: bytes) -> Work[bytes]:
         """Keep this answer, if it may be; returns its last piece."""
-        asked = operation(x)
+        asked = operation(exchange)
         is_whole, usage = True, None
         if asked is not None:
-            is_whole, usage = yield from whole_answer(body, media_type(x.response.fields), asked)
+            is_whole, usage = yield from whole_answer(body, media_type(exchange.response.fields), asked)
         if is_whole:
-            self._keep(x, pending, body, asked, usage)
+            self._keep(exchange, pending, body, asked, usage)
         return last_piece
 
     def _keep(
-        self, x: Exchange, pending: _Pending, body: bytes, asked: Operation | None, usage: TokenUsage | None
+        self, exchange: Exchange, pending: _Pending, body: bytes, asked: Operation | None, usage: TokenUsage | None
     ) -> None:
         if asked is not None:
-            usage = usage or usage_told(x)  # a stream may not tell its client what only a limit has asked for
+            usage = usage or usage_told(exchange)  # a stream may not tell its client what only a limit has asked for
         assert pending.head is not None
         if pending.purges != self._store.purges:
             return  # it may be as old as what was purged
         now = self.now()
-        heads = _heads(pending, x)
+        heads = _heads(pending, exchange)
         age_s = max(_seconds((said.get(b"age") or b"").decode("latin-1")) for said in heads)
         ttl = self._config.ttl_seconds
         lifetime = min(lifetime_s(said, ttl, is_get=asked is None) for said in heads) - age_s
@@ -425,9 +433,9 @@ class Cache(Filter):
             return
         names = b",".join(line for said in heads for line in said.get_all(b"vary")).lower().split(b",")
         vary = tuple(sorted({name.strip() for name in names} - {b"", b"accept-encoding"}))  # kept without coding
-        identity = f"{x.identity.namespace}/{x.identity.service_account}"
+        identity = f"{exchange.identity.namespace}/{exchange.identity.service_account}"
         age = now, now + lifetime, age_s
-        answer = StoredAnswer(*pending.head, body, *age, usage, self._place, x.route, pending.target, identity)
+        answer = StoredAnswer(*pending.head, body, *age, usage, self._place, exchange.route, pending.target, identity)
         key = _variant(pending, vary)
         evicted = self._store.put(pending.base, vary, key, answer)
         if pending.vector is not None and not vary:
@@ -446,9 +454,9 @@ def states(filters: Iterable[tuple[ExtensionIR, Filter]], purge: CachePurge | No
     ]
 
 
-def _heads(pending: _Pending, x: Exchange) -> tuple[Fields, ...]:
+def _heads(pending: _Pending, exchange: Exchange) -> tuple[Fields, ...]:
     """What is said of the answer: by its backend, and to the client."""
-    return (x.response.fields,) if pending.told is None else (pending.told, x.response.fields)
+    return (exchange.response.fields,) if pending.told is None else (pending.told, exchange.response.fields)
 
 
 def _variant(pending: _Pending, vary: tuple[bytes, ...]) -> bytes:

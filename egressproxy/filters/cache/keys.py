@@ -24,9 +24,9 @@ _encode_in_order: Final = json.JSONEncoder(
 _STATEFUL: Final = ("background", "conversation", "previous_response_id")
 
 
-def is_known(x: Exchange, fields: Fields) -> bool:
+def is_known(exchange: Exchange, fields: Fields) -> bool:
     """Whether anything tells this client, who has sent these fields, from others."""
-    return is_named(x.identity) or CREDENTIALS.search(fields.block) is not None
+    return is_named(exchange.identity) or CREDENTIALS.search(fields.block) is not None
 
 
 def is_named(identity: CallerIdentity) -> bool:

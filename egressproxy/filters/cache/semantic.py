@@ -58,7 +58,7 @@ class Embedder:
         self._config = config
         self._call = calls.get(config.backend_ref.label)  # None while a configuration is only checked
 
-    async def vector(self, text: str, x: Exchange) -> Vector | None:
+    async def vector(self, text: str, exchange: Exchange) -> Vector | None:
         """The vector of a text, of length 1; None where none is to be had."""
         if self._call is None or not 0 < len(text) <= MAX_QUESTION:
             return None
@@ -67,7 +67,7 @@ class Embedder:
         fields = ((b"content-type", b"application/json"),)
         try:
             path = config.path.encode()
-            answer = await self._call.request(b"POST", path, fields, body, timeout_s=config.timeout_seconds, x=x)
+            answer = await self._call.request(b"POST", path, fields, body, timeout_s=config.timeout_seconds, x=exchange)
             return _vector(JsonMessage.parse(answer.body)) if answer.status == 200 else None
         except (CallFailed, Unreadable):
             return None

@@ -109,34 +109,34 @@ _MAX_TYPES: Final = 256
 _MAX_KNOWN: Final = 128
 
 
-def reading_document(x: Exchange, body: bytes, kind: BodyKind, *, is_request: bool) -> Work[BodyTexts]:
+def reading_document(exchange: Exchange, body: bytes, kind: BodyKind, *, is_request: bool) -> Work[BodyTexts]:
     """The texts of a whole body, read in turns; what looks like JSON is read so, if it can be: servers do. Raises
     Unreadable.
     """
     if kind is _JSON:
-        return (yield from _json_document(x, body, is_request))
+        return (yield from _json_document(exchange, body, is_request))
     if kind is BodyKind.LINES:
         return (yield from _LinesDocument.reading(body))
     if body.lstrip()[:1] in (b"{", b"["):
         try:
-            return (yield from _json_document(x, body, is_request))
+            return (yield from _json_document(exchange, body, is_request))
         except Unreadable:
             if kind is BodyKind.UNKNOWN or b"\\u" in body:
                 raise
     return (yield from FormDocument.reading(body)) if kind is BodyKind.FORM else _TextDocument(body)
 
 
-def _json_document(x: Exchange, body: bytes, is_request: bool) -> Work[BodyTexts]:
+def _json_document(exchange: Exchange, body: bytes, is_request: bool) -> Work[BodyTexts]:
     """Of a request that goes to no path of an AI provider it does not matter what its members are called."""
-    is_ai = operation(x) is not None
+    is_ai = operation(exchange) is not None
     if is_request and is_ai and body[:1] == b"{":
-        yield from view_ahead(x, body, is_request=True)
-        return JsonDocument(request_view(x, body), True)
+        yield from view_ahead(exchange, body, is_request=True)
+        return JsonDocument(request_view(exchange, body), True)
     if body.lstrip()[:1] != b"{" or (is_request and not is_ai):
         message = JsonMessage(body, (yield from JsonMessage.parsing(body)))
     else:
-        yield from view_ahead(x, body, is_request=is_request)
-        message = request_view(x, body) if is_request else answer_view(x, body)
+        yield from view_ahead(exchange, body, is_request=is_request)
+        message = request_view(exchange, body) if is_request else answer_view(exchange, body)
     if not is_ai and type(message.value) is dict:
         is_ai = message.value.get("jsonrpc") == "2.0"
     return JsonDocument(message, is_ai)

@@ -31,19 +31,19 @@ class ContentFilter(Filter):
         if self._is_on_leg:
             self.runs_in |= {Phase.CONNECT}
 
-    def connect(self, x: Exchange) -> None:
-        if x.is_tunnel:
-            self.request_headers(x)
+    def connect(self, exchange: Exchange) -> None:
+        if exchange.is_tunnel:
+            self.request_headers(exchange)
 
     def refusal(self, message: str, status: int) -> Rejected:
         """What the client is told: names of rules, entities and places, and nothing that was found."""
         return Rejected(f"filter {self._name}: {message}", status=status, reason=Reason.CONTENT_DENIED)
 
-    def _let_pass_unseen(self, x: Exchange) -> None:
+    def _let_pass_unseen(self, exchange: Exchange) -> None:
         """Let a tunnel or an upgrade pass, which nobody looks into. Raises Rejected (403, 426) where it may not."""
         if self._denies_unreadable:
-            what = "a tunnel" if x.is_tunnel else "an upgraded connection"
-            raise self.refusal(f"what is said in {what} cannot be looked at", status_of_unseen(x))
+            what = "a tunnel" if exchange.is_tunnel else "an upgraded connection"
+            raise self.refusal(f"what is said in {what} cannot be looked at", status_of_unseen(exchange))
 
     def _let_pass(self, what: str, fields: Fields, status: int) -> None:
         """For a body of a type that cannot be looked at. Raises Rejected where it may not pass."""

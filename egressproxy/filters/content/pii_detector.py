@@ -29,11 +29,11 @@ from egressproxy.filters.content.entities import scanner_of
 from egressproxy.filters.content.pii_config import Action, PIIDetectorConfig
 from egressproxy.filters.content.placeholders import Placeholders, Restorer
 from egressproxy.filters.content.presidio import Presidio
+from egressproxy.filters.content.raw_json_editor import RawJsonEditor
 from egressproxy.filters.content.spans import Replace, Scanner, Span, SpanStream, apart, replaced
 from egressproxy.filters.content.text_editor import Chained, TextEditor
-from egressproxy.filters.content.written_json import WrittenJson
 from egressproxy.model.circular_note import CircularNote
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.work import Work, at_once
 from egressproxy.net.cooperative import TimeSlice, in_turns, run
 
@@ -49,14 +49,14 @@ class _State(CircularNote):
     once it has begun.
     """
 
-    __slots__ = ("_filter", "editor", "is_sent", "placeholders", "x")
+    __slots__ = ("_filter", "editor", "exchange", "is_sent", "placeholders")
 
-    def __init__(self, owner: PIIDetector, x: Exchange) -> None:
+    def __init__(self, owner: PIIDetector, exchange: Exchange) -> None:
         self._filter = owner
         self.placeholders = Placeholders()
         self.editor: StreamEditor | TextEditor | None = None
         self.is_sent = False
-        self.x = x
+        self.exchange = exchange
 
     def release(self) -> None:
         self.editor = None  # it asks this state what to do with each text
@@ -131,7 +131,7 @@ class PIIDetector(ContentFilter):
         self._replaced = tuple(name for name, action in self.actions.items() if action == "Placeholder")
         self._headers = tuple(name.encode() for name in config.headers)
         self._query = config.query
-        self._note = f"pii {id(self)}"
+        self._noted: StateSlot[_State | None] = StateSlot("pii")
         found = context.meter.counter(
             "egress_pii_found", "Personal data and keys that PIIDetector has found.", ("entity", "action", "direction")
         )
@@ -142,11 +142,11 @@ class PIIDetector(ContentFilter):
             self.runs_in = (self.runs_in or frozenset()) - {Phase.RESPONSE_BODY}
 
     # --- requests ---------------------------------------------------------------------------------------------------
-    def request_headers(self, x: Exchange) -> None:
+    def request_headers(self, exchange: Exchange) -> None:
         """Looks at the query and the fields that are named. Raises Rejected (403)."""
-        scanner, head = self._requests, x.request
-        if x.is_tunnel or head.upgrade:
-            self._let_pass_unseen(x)
+        scanner, head = self._requests, exchange.request
+        if exchange.is_tunnel or head.upgrade:
+            self._let_pass_unseen(exchange)
             return
         if scanner is None:
             return
@@ -156,41 +156,41 @@ class PIIDetector(ContentFilter):
             for part in document.texts():
                 found = scanner.spans(part.text)
                 if found:
-                    part.replace(replaced(part.text, found, self._state(x).replace))
+                    part.replace(replaced(part.text, found, self._state(exchange).replace))
             if document.body() is not query:
                 head.path = path + b"?" + document.body()
         for name in self._headers:
             lines = head.fields.get_all(name)
-            made = [self._field(x, scanner, line) for line in lines]
+            made = [self._field(exchange, scanner, line) for line in lines]
             if made != lines:
                 head.fields.remove(name)
                 for line in made:
                     head.fields.add(name, line)
 
-    def backend_request(self, x: Exchange) -> None:
+    def backend_request(self, exchange: Exchange) -> None:
         """As `request_headers`, for one attempt, whose body has been looked at before."""
-        state = self._noted(x)
+        state = exchange.state.get(self._noted)
         if state is None or state.is_sent:
-            state = _State(self, x)
-            x.keep(self._note, state)
+            state = _State(self, exchange)
+            exchange.keep(self._noted, state)
         state.is_sent = True
-        self.request_headers(x)
+        self.request_headers(exchange)
 
-    def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
+    def body_mode_for(self, exchange: Exchange, phase: Phase) -> BodyMode | None:
         """Whole, but for streams and texts of answers. Raises Rejected (415, 502) for what cannot be looked at."""
         if phase is Phase.REQUEST_BODY:
             if self._requests is None:
                 return None
-            if type_and_kind_of(x.request.fields)[1] in _READ_REQUESTS:
+            if type_and_kind_of(exchange.request.fields)[1] in _READ_REQUESTS:
                 return BodyMode.BUFFER
-            self._let_pass("request", x.request.fields, 415)
+            self._let_pass("request", exchange.request.fields, 415)
             return None
-        state = self._noted(x)
+        state = exchange.state.get(self._noted)
         if self.answers is None and (state is None or not state.placeholders.values):
             return None
-        fields = x.response.fields
+        fields = exchange.response.fields
         media_type, kind = type_and_kind_of(fields)
-        if kind is BodyKind.TEXT or framing_of(media_type, operation(x)) is not None:
+        if kind is BodyKind.TEXT or framing_of(media_type, operation(exchange)) is not None:
             return BodyMode.STREAM
         if kind in _WHOLE_ANSWERS:
             return BodyMode.BUFFER
@@ -198,22 +198,22 @@ class PIIDetector(ContentFilter):
             self._let_pass("answer", fields, 502)
         return None
 
-    def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes | Coroutine[Any, Any, bytes]:
+    def request_body(self, exchange: Exchange, data: bytes, last: bool) -> bytes | Coroutine[Any, Any, bytes]:
         """The body with what was found replaced. Raises Rejected (403, or 400 for a body that cannot be read)."""
         scanner = self._requests
         if not data or scanner is None:
             return data
         if self._is_on_leg:
-            x.keep(self._note, None)  # what an earlier attempt has kept is no longer good
+            exchange.keep(self._noted, None)  # what an earlier attempt has kept is no longer good
         if self._presidio is not None:
-            return self._analyzed(x, data, scanner, self._presidio)
-        return run(self._edited_request(x, data, scanner), is_long=len(data) > SCANNED_AT_ONCE)
+            return self._analyzed(exchange, data, scanner, self._presidio)
+        return run(self._edited_request(exchange, data, scanner), is_long=len(data) > SCANNED_AT_ONCE)
 
-    def _replacing(self, x: Exchange, data: bytes) -> Work[Replace]:
+    def _replacing(self, exchange: Exchange, data: bytes) -> Work[Replace]:
         """What replaces what is found in a request."""
         if not self._replaced:
             return self.replace
-        state = self._state(x)
+        state = self._state(exchange)
         yield from state.placeholders.avoiding(data, self._replaced)
         return state.replace
 
@@ -227,17 +227,19 @@ class PIIDetector(ContentFilter):
             return value
         raise self.refusal(f"the request has {entity}, which must not leave", 403)
 
-    async def _analyzed(self, x: Exchange, data: bytes, scanner: Scanner, presidio: Presidio) -> bytes:
+    async def _analyzed(self, exchange: Exchange, data: bytes, scanner: Scanner, presidio: Presidio) -> bytes:
         """The request with what was found replaced, also by the analyzer."""
         try:
-            document = await in_turns(reading_document(x, data, type_and_kind_of(x.request.fields)[1], is_request=True))
-            replace = await in_turns(self._replacing(x, data))
+            document = await in_turns(
+                reading_document(exchange, data, type_and_kind_of(exchange.request.fields)[1], is_request=True)
+            )
+            replace = await in_turns(self._replacing(exchange, data))
             time_slice = TimeSlice()
             for part in document.texts():
                 text = part.text
                 found = await in_turns(self._spans_of(scanner, text, 403))
                 if not text.isspace():
-                    found = apart([*found, *await presidio.spans(text, x)], 0, [])
+                    found = apart([*found, *await presidio.spans(text, exchange)], 0, [])
                 if found:
                     self._replace(part, found, replace)
                 if time_slice.is_over:
@@ -246,18 +248,18 @@ class PIIDetector(ContentFilter):
         except Unreadable as error:
             return self._unreadable(data, error, "request", 400)
 
-    def _edited_request(self, x: Exchange, data: bytes, scanner: Scanner) -> Work[bytes]:
+    def _edited_request(self, exchange: Exchange, data: bytes, scanner: Scanner) -> Work[bytes]:
         try:
-            kind = type_and_kind_of(x.request.fields)[1]
-            document = yield from reading_document(x, data, kind, is_request=True)
-            written = yield from WrittenJson.of(document, scanner)
+            kind = type_and_kind_of(exchange.request.fields)[1]
+            document = yield from reading_document(exchange, data, kind, is_request=True)
+            written = yield from RawJsonEditor.of(document, scanner)
             if written is not None:
                 many = yield from self._spans_in(scanner, written.text)
                 if many is not None:
-                    made = written.replaced(many, (yield from self._replacing(x, data))) if many else data
+                    made = written.replaced(many, (yield from self._replacing(exchange, data))) if many else data
                     if made is not None:
                         return made
-            replace = yield from self._replacing(x, data)
+            replace = yield from self._replacing(exchange, data)
             for part in document.texts():
                 yield
                 found = yield from self._spans_of(scanner, part.text, 403)
@@ -268,14 +270,14 @@ class PIIDetector(ContentFilter):
             return self._unreadable(data, error, "request", 400)
 
     # --- answers ----------------------------------------------------------------------------------------------------
-    def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes | Coroutine[Any, Any, bytes]:
+    def response_body(self, exchange: Exchange, data: bytes, last: bool) -> bytes | Coroutine[Any, Any, bytes]:
         """A piece of the answer, or all of it, as the client gets it. Raises Rejected (502)."""
-        state = self._state(x)
+        state = self._state(exchange)
         editor = state.editor
         try:
             if editor is None:
-                media_type, kind = type_and_kind_of(x.response.fields)
-                framing = framing_of(media_type, operation(x))
+                media_type, kind = type_and_kind_of(exchange.response.fields)
+                framing = framing_of(media_type, operation(exchange))
                 is_lenient = self.answers is None or not self._denies_unreadable  # as of a whole answer
                 if framing is not None:
                     editor = (LenientEditor if is_lenient else StreamEditor)(framing, state.text_function)
@@ -284,7 +286,7 @@ class PIIDetector(ContentFilter):
                     assert function is not None
                     editor = TextEditor(function, is_lenient=is_lenient)
                 elif data and (self.answers is not None or state.is_restored(data)):
-                    return run(self._whole_answer(x, data, kind, state), is_long=len(data) > SCANNED_AT_ONCE)
+                    return run(self._whole_answer(exchange, data, kind, state), is_long=len(data) > SCANNED_AT_ONCE)
                 else:
                     return data
                 state.editor = editor
@@ -305,13 +307,13 @@ class PIIDetector(ContentFilter):
     def _unreadable_stream(self, error: Unreadable) -> Rejected:
         return self.refusal(f"the answer cannot be looked at: {error}", 502)
 
-    def _whole_answer(self, x: Exchange, data: bytes, kind: BodyKind, state: _State) -> Work[bytes]:
+    def _whole_answer(self, exchange: Exchange, data: bytes, kind: BodyKind, state: _State) -> Work[bytes]:
         scanner = self.answers
         try:
-            document = yield from reading_document(x, data, kind, is_request=False)
+            document = yield from reading_document(exchange, data, kind, is_request=False)
             written = None
             if scanner is not None and not state.is_restored(data):
-                written = yield from WrittenJson.of(document, scanner)
+                written = yield from RawJsonEditor.of(document, scanner)
             if scanner is not None and written is not None:
                 many = yield from self._spans_in(scanner, written.text)
                 if many is not None:
@@ -349,23 +351,22 @@ class PIIDetector(ContentFilter):
         entities = ", ".join(sorted({span.entity for span in found}))
         return self.refusal(f"{part.where} has {entities} and cannot be changed", status)
 
-    def _field(self, x: Exchange, scanner: Scanner, line: bytes) -> bytes:
+    def _field(self, exchange: Exchange, scanner: Scanner, line: bytes) -> bytes:
         text = line.decode("utf-8", "surrogateescape")
         found = scanner.spans(text)
-        return replaced(text, found, self._state(x).replace).encode("utf-8", "surrogateescape") if found else line
+        return (
+            replaced(text, found, self._state(exchange).replace).encode("utf-8", "surrogateescape") if found else line
+        )
 
-    def held_bytes(self, x: Exchange, phase: Phase) -> int:
-        state = self._noted(x)
+    def held_bytes(self, exchange: Exchange, phase: Phase) -> int:
+        state = exchange.state.get(self._noted)
         return state.editor.held if state is not None and state.editor is not None else 0
 
-    def _noted(self, x: Exchange) -> _State | None:
-        return None if x.notes is None else x.notes.get(self._note)
-
-    def _state(self, x: Exchange) -> _State:
-        state = self._noted(x)
+    def _state(self, exchange: Exchange) -> _State:
+        state = exchange.state.get(self._noted)
         if state is None:
-            state = _State(self, x)
-            x.keep(self._note, state)
+            state = _State(self, exchange)
+            exchange.keep(self._noted, state)
         return state
 
     def _spans_of(self, scanner: Scanner, text: str, status: int) -> Work[list[Span]]:

@@ -37,12 +37,12 @@ class Presidio:
             "score_threshold": config.score_threshold,
         }
 
-    async def spans(self, text: str, x: Exchange) -> list[Span]:
+    async def spans(self, text: str, exchange: Exchange) -> list[Span]:
         """What the analyzer finds in a text. Raises CallFailed, and PresidioFailed for an answer that is no result."""
         if self._call is None:
             raise PresidioFailed("the analyzer's backend is not there")
         body = dumps({"text": text, **self._settings})
-        answer = await self._call.request(b"POST", self._path, _FIELDS, body, timeout_s=self._timeout_s, x=x)
+        answer = await self._call.request(b"POST", self._path, _FIELDS, body, timeout_s=self._timeout_s, x=exchange)
         if answer.status != 200:
             raise PresidioFailed(f"the analyzer {self._call.backend} has answered with status {answer.status}")
         try:

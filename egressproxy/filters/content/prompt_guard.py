@@ -23,13 +23,13 @@ from egressproxy.filters.content.bodies import BodyKind, BodyText, kind_of, medi
 from egressproxy.filters.content.content_filter import ContentFilter
 from egressproxy.filters.content.folding import Folder
 from egressproxy.filters.content.injection_phrases import PHRASES, InjectionPhrases
-from egressproxy.filters.content.judge import Judge, JudgeAbsent, JudgeSettings
+from egressproxy.filters.content.llm_classifier import ClassifierAbsent, LlmClassifier, LlmClassifierSettings
 from egressproxy.filters.content.own_patterns import Expression, Glance, RuleName, check_names, compiled, searched_in
-from egressproxy.filters.content.written_json import SEEN_AT_A_GLANCE, strings_of
+from egressproxy.filters.content.raw_json_editor import SEEN_AT_A_GLANCE, strings_of
 from egressproxy.filters.header_policy import is_protected
 from egressproxy.filters.settings import FieldName, FilterConfig, Within
 from egressproxy.ir.policy import FieldFault
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.fields import Fields, every_spelling
 from egressproxy.model.work import Work, at_once
 from egressproxy.net.cooperative import in_turns
@@ -96,7 +96,7 @@ class PromptGuardConfig(FilterConfig):
     injection_phrases: bool = True
     max_text_length: Annotated[int, Within(ge=0)] = 0
     max_total_length: Annotated[int, Within(ge=0)] = 0
-    judge: JudgeSettings | None = None
+    judge: LlmClassifierSettings | None = None
     action: Literal["Deny", "Annotate"] = "Deny"
     mode: Literal["Enforce", "Report"] = "Enforce"
     header: FieldName = "X-Prompt-Guard"
@@ -150,9 +150,9 @@ class PromptGuard(ContentFilter):
         self._sees_at_a_glance = not (config.allow or config.max_text_length or config.max_total_length or config.judge)
         self._phrases = InjectionPhrases() if config.injection_phrases else None
         self._folder = Folder()
-        self._judge: Judge | None = None
+        self._judge: LlmClassifier | None = None
         if config.judge is not None:
-            self._judge = Judge(config.judge, context.calls.get(config.judge.backend_ref.label))
+            self._judge = LlmClassifier(config.judge, context.calls.get(config.judge.backend_ref.label))
         self._header = config.header.encode()
         self._annotations = every_spelling((config.header,))
         self._found = context.meter.counter(
@@ -160,82 +160,82 @@ class PromptGuard(ContentFilter):
             "Messages that a PromptGuard has found something in.",
             ("rule", "action", "direction"),
         )
-        self._note = f"prompt guard {id(self)}"
+        self._rule: StateSlot[bytes | None] = StateSlot("prompt guard")  # that has found something, for the head
 
-    def request_headers(self, x: Exchange) -> None:
+    def request_headers(self, exchange: Exchange) -> None:
         """Takes the client's own annotation out. Raises Rejected (403, 426) for tunnels and upgrades."""
-        if x.is_tunnel or x.request.upgrade:
-            self._let_pass_unseen(x)
+        if exchange.is_tunnel or exchange.request.upgrade:
+            self._let_pass_unseen(exchange)
         elif self._config.action == "Annotate":
-            x.request.fields.cut(self._annotations)
+            exchange.request.fields.cut(self._annotations)
 
-    def backend_request(self, x: Exchange) -> None:
+    def backend_request(self, exchange: Exchange) -> None:
         """As `request_headers`, for one attempt, whose body has been looked at before."""
-        self.request_headers(x)
-        rule = x.notes.get(self._note) if x.notes is not None else None
+        self.request_headers(exchange)
+        rule = exchange.state.get(self._rule)
         if rule is not None:
-            x.request.fields.set(self._header, rule)
+            exchange.request.fields.set(self._header, rule)
 
-    def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
+    def body_mode_for(self, exchange: Exchange, phase: Phase) -> BodyMode | None:
         """Whole. Raises Rejected (415, 502) for what cannot be looked at."""
         is_request = phase is Phase.REQUEST_BODY
         if not (self._on_requests if is_request else self._on_answers):
             return None
-        fields = x.request.fields if is_request else x.response.fields
+        fields = exchange.request.fields if is_request else exchange.response.fields
         if kind_of(fields) in (_READ if is_request else _ANSWERS):
             return BodyMode.BUFFER
         what, status = ("request", 415) if is_request else ("answer", 502)
         self._let_pass(what, fields, status)
         return None
 
-    def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes | Coroutine[Any, Any, bytes]:
+    def request_body(self, exchange: Exchange, data: bytes, last: bool) -> bytes | Coroutine[Any, Any, bytes]:
         """Raises Rejected (403, or 400 for a body that cannot be read)."""
         if self._is_on_leg:
-            x.note(self._note, None)
-        return self._looked(x, data, x.request.fields, "request", 400)
+            exchange.keep(self._rule, None)
+        return self._looked(exchange, data, exchange.request.fields, "request", 400)
 
-    def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes | Coroutine[Any, Any, bytes]:
+    def response_body(self, exchange: Exchange, data: bytes, last: bool) -> bytes | Coroutine[Any, Any, bytes]:
         """Raises Rejected (502)."""
-        return self._looked(x, data, x.response.fields, "response", 502)
+        return self._looked(exchange, data, exchange.response.fields, "response", 502)
 
     def _looked(
-        self, x: Exchange, data: bytes, fields: Fields, direction: Direction, status: int
+        self, exchange: Exchange, data: bytes, fields: Fields, direction: Direction, status: int
     ) -> bytes | Coroutine[Any, Any, bytes]:
         try:
-            if not data or self._is_clear(x, data, fields, direction):
+            if not data or self._is_clear(exchange, data, fields, direction):
                 return data
             if self._judge is not None or len(data) > SCANNED_AT_ONCE:
-                return self._in_turns(x, data, direction, status)
-            _, rule = at_once(self._judged(x, data, direction))
+                return self._in_turns(exchange, data, direction, status)
+            _, rule = at_once(self._judged(exchange, data, direction))
         except Unreadable as error:
             return self._unreadable(data, error, _SHOWN[direction], status)
-        self._act(x, rule, direction)
+        self._act(exchange, rule, direction)
         return data
 
-    async def _in_turns(self, x: Exchange, data: bytes, direction: Direction, status: int) -> bytes:
+    async def _in_turns(self, exchange: Exchange, data: bytes, direction: Direction, status: int) -> bytes:
         try:
-            texts, rule = await in_turns(self._judged(x, data, direction))
+            texts, rule = await in_turns(self._judged(exchange, data, direction))
         except Unreadable as error:
             return self._unreadable(data, error, _SHOWN[direction], status)
-        self._act(x, rule or await self._verdict(x, texts, direction), direction)
+        self._act(exchange, rule or await self._verdict(exchange, texts, direction), direction)
         return data
 
-    def _judged(self, x: Exchange, data: bytes, direction: Direction) -> Work[tuple[_Texts, str]]:
+    def _judged(self, exchange: Exchange, data: bytes, direction: Direction) -> Work[tuple[_Texts, str]]:
         """What is looked at, and the name of a rule that denies it; "" for none. Raises Unreadable."""
-        texts = yield from self._asked(x, data) if direction == "request" else self._answered(x, data)
+        texts = yield from self._asked(exchange, data) if direction == "request" else self._answered(exchange, data)
         for rule in self._rules(texts, direction):
             if rule:
                 return texts, rule
             yield
         return texts, ""
 
-    def _is_clear(self, x: Exchange, data: bytes, fields: Fields, direction: Direction) -> bool:
+    def _is_clear(self, exchange: Exchange, data: bytes, fields: Fields, direction: Direction) -> bool:
         """Whether a body is seen at a glance to have nothing that is denied. Raises Unreadable."""
         if not self._sees_at_a_glance or len(data) > SEEN_AT_A_GLANCE or data.lstrip()[:1] != b"{":
             return False
         if kind_of(fields) not in (BodyKind.JSON, BodyKind.UNKNOWN):
             return False
-        _ = request_view(x, data) if direction == "request" else answer_view(x, data)  # it can be read
+        _ = request_view(exchange, data) if direction == "request" else answer_view(exchange, data)  # it can be read
         said = strings_of(data)
         return said is not None and not self._may_be_denied(said, direction)
 
@@ -246,21 +246,21 @@ class PromptGuard(ContentFilter):
             return True
         return self._phrases is not None and direction == "request" and self._phrases.may_have(folded)
 
-    def _act(self, x: Exchange, rule: str, direction: Direction) -> None:
+    def _act(self, exchange: Exchange, rule: str, direction: Direction) -> None:
         if not rule:
             return
         config = self._config
         action = "Report" if config.mode == "Report" else config.action
         self._found.add(1, rule, action, direction)
         if action == "Report":
-            x.note_denials(Reason.CONTENT_DENIED)
+            exchange.note_denials(Reason.CONTENT_DENIED)
         elif action == "Deny":
             status = 403 if direction == "request" else 502
             raise self.refusal(config.message or f"the {direction} is denied by the rule {rule}", status)
         elif direction == "request" and self._is_on_leg:
-            x.note(self._note, rule.encode())  # the head of this attempt is made behind its body
+            exchange.keep(self._rule, rule.encode())  # the head of this attempt is made behind its body
         elif direction == "request":
-            x.request.fields.set(self._header, rule.encode())
+            exchange.request.fields.set(self._header, rule.encode())
 
     def _rules(self, texts: _Texts, direction: Direction) -> Iterator[str]:
         """The name of a rule that denies these texts; before it often "": a place to yield."""
@@ -318,7 +318,7 @@ class PromptGuard(ContentFilter):
                     return name
         return self._phrases.found(text) if self._phrases is not None and direction == "request" else ""
 
-    async def _verdict(self, x: Exchange, texts: _Texts, direction: Direction) -> str:
+    async def _verdict(self, exchange: Exchange, texts: _Texts, direction: Direction) -> str:
         judge, settings = self._judge, self._config.judge
         if judge is None or settings is None:
             return ""
@@ -326,16 +326,16 @@ class PromptGuard(ContentFilter):
         if not shown:
             return ""
         try:
-            return "judge" if await judge.denies(x, shown, direction) else ""
-        except JudgeAbsent as error:
+            return "judge" if await judge.denies(exchange, shown, direction) else ""
+        except ClassifierAbsent as error:
             self._found.add(1, "judge-absent", settings.failure_mode, direction)
             if settings.failure_mode == "Allow" or self._config.mode == "Report":
                 return ""
             raise self.refusal(str(error), 503) from None
 
-    def _asked(self, x: Exchange, data: bytes) -> Work[_Texts]:
+    def _asked(self, exchange: Exchange, data: bytes) -> Work[_Texts]:
         """The texts of a request that are looked at."""
-        document = yield from reading_document(x, data, kind_of(x.request.fields), is_request=True)
+        document = yield from reading_document(exchange, data, kind_of(exchange.request.fields), is_request=True)
         texts: list[str] = []
         found: list[Found] = []
         # Places in the order of the JSON. A word that the model is to go on with (Anthropic) is in the newest turn.
@@ -357,7 +357,7 @@ class PromptGuard(ContentFilter):
         if not places:
             return _Texts([(text, True) for text in texts], [])
         newest = 1 + max((place for place in of_model if place < last), default=-1)
-        is_everybody = self._asks_everybody or _has_other_roles(x, data)
+        is_everybody = self._asks_everybody or _has_other_roles(exchange, data)
         made = _Texts([], [])
         found.reverse()
         while found:  # each is freed by itself
@@ -370,12 +370,12 @@ class PromptGuard(ContentFilter):
                 made.others.append(each.text)
         return made
 
-    def _answered(self, x: Exchange, data: bytes) -> Work[_Texts]:
+    def _answered(self, exchange: Exchange, data: bytes) -> Work[_Texts]:
         """The texts of an answer, those of a stream put together."""
-        fields = x.response.fields
-        framing = framing_of(media_type_of(fields), operation(x))
+        fields = exchange.response.fields
+        framing = framing_of(media_type_of(fields), operation(exchange))
         if framing is None:
-            document = yield from reading_document(x, data, kind_of(fields), is_request=False)
+            document = yield from reading_document(exchange, data, kind_of(fields), is_request=False)
             spoken: list[BodyText] = []
             others: list[BodyText] = []
             for part in document.texts():
@@ -409,11 +409,11 @@ def _by_its_sayer(found: Found) -> Found:
     return found._replace(role=TextRole.USER) if path[:2] == _SENT_ARGUMENTS else found
 
 
-def _has_other_roles(x: Exchange, data: bytes) -> bool:
+def _has_other_roles(exchange: Exchange, data: bytes) -> bool:
     """Whether a turn of a request is said by a role in another spelling: a server may read it as any of them."""
     if data.lstrip()[:1] != b"{":
         return False
-    value = request_view(x, data).value
+    value = request_view(exchange, data).value
     turns = [each for key in _TURNS if type(value.get(key)) is list for each in value[key]]
     return any(
         type(turn) is dict and type(role := turn.get("role")) is str and role not in _ROLES_AS_SPELT for turn in turns

@@ -30,13 +30,13 @@ from egressproxy.filters.content.folding import Folder
 from egressproxy.filters.content.national_ids import COUNTRIES
 from egressproxy.filters.content.own_patterns import Expression, Glance, RuleName, check_names
 from egressproxy.filters.content.phones import Region
+from egressproxy.filters.content.raw_json_editor import SEEN_AT_A_GLANCE, RawJsonEditor, strings_of
 from egressproxy.filters.content.spans import Scanner, SpanStream
 from egressproxy.filters.content.text_editor import TextEditor
-from egressproxy.filters.content.written_json import SEEN_AT_A_GLANCE, WrittenJson, strings_of
 from egressproxy.filters.settings import FilterConfig, Within
 from egressproxy.ir.policy import FieldFault
 from egressproxy.model.circular_note import CircularNote
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.work import Work
 from egressproxy.net.cooperative import run
 
@@ -95,13 +95,25 @@ class _WatchedAnswer(CircularNote):
     """What is known of the answer of one exchange."""
 
     __slots__ = (
-        "_filter", "begun", "bytes", "channels", "editor", "end", "is_cut", "is_over", "is_sent", "left", "offered",
-        "reader", "reported", "x",
+        "_filter",
+        "begun",
+        "bytes",
+        "channels",
+        "editor",
+        "end",
+        "exchange",
+        "is_cut",
+        "is_over",
+        "is_sent",
+        "left",
+        "offered",
+        "reader",
+        "reported",
     )  # fmt: skip
 
-    def __init__(self, owner: ResponsePolicy, x: Exchange) -> None:
+    def __init__(self, owner: ResponsePolicy, exchange: Exchange) -> None:
         self._filter = owner
-        self.x = x
+        self.exchange = exchange
         self.begun = BegunResponse() if owner.config.action == "Truncate" else None
         self.bytes = 0
         self.left = owner.config.max_length or -1  # characters that it may still say; -1: no limit
@@ -153,7 +165,7 @@ class _WatchedAnswer(CircularNote):
             self.reported.add(rule)
             owner.found.add(1, rule, action)
         if action == "Report":
-            self.x.note_denials(Reason.CONTENT_DENIED)
+            self.exchange.note_denials(Reason.CONTENT_DENIED)
             return False
         if action == "Reject":
             denied = f"the answer is denied by the rule {rule}"
@@ -215,39 +227,42 @@ class ResponsePolicy(ContentFilter):
         self._entities = scanner() if config.entities else None
         self._glance = Glance.of([(each.pattern, False) for each in config.deny])
         self._looks_inside = self.scanner is not None or config.max_length > 0 or config.tool_calls != "Any"
-        self._note = f"response policy {id(self)}"
+        self._watched: StateSlot[_WatchedAnswer | None] = StateSlot("response policy")
         self.found = context.meter.counter(
             "egress_response_policy", "Answers that a ResponsePolicy has something against.", ("rule", "action")
         )
 
-    def request_headers(self, x: Exchange) -> None:
+    def request_headers(self, exchange: Exchange) -> None:
         """Raises Rejected (403, 426) for tunnels and upgrades."""
-        if x.is_tunnel or x.request.upgrade:
-            self._let_pass_unseen(x)
+        if exchange.is_tunnel or exchange.request.upgrade:
+            self._let_pass_unseen(exchange)
 
-    def backend_request(self, x: Exchange) -> None:
+    def backend_request(self, exchange: Exchange) -> None:
         """As `request_headers`, for one attempt, whose body has been looked at before."""
-        found = None if x.notes is None else x.notes.get(self._note)
+        found = exchange.state.get(self._watched)
         if found is None or found.is_sent:
-            found = _WatchedAnswer(self, x)
-            x.note(self._note, found)
+            found = _WatchedAnswer(self, exchange)
+            exchange.keep(self._watched, found)
         found.is_sent = True
-        self.request_headers(x)
+        self.request_headers(exchange)
 
-    def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
+    def body_mode_for(self, exchange: Exchange, phase: Phase) -> BodyMode | None:
         """A request whole where its tools count; answers whole, but for streams and texts. Raises Rejected (502)."""
         config = self.config
         if phase is Phase.REQUEST_BODY:
-            is_read = config.tool_calls == "Offered" and kind_of(x.request.fields) in (BodyKind.JSON, BodyKind.UNKNOWN)
+            is_read = config.tool_calls == "Offered" and kind_of(exchange.request.fields) in (
+                BodyKind.JSON,
+                BodyKind.UNKNOWN,
+            )
             return BodyMode.BUFFER if is_read else None
-        fields = x.response.fields
+        fields = exchange.response.fields
         media_type = media_type_of(fields)
         if config.content_types:
             shown = media_type.decode("latin-1")
             if not any(fnmatchcase(shown, pattern) for pattern in config.content_types):
-                self._answer(x).hits("content-type", is_fixed=True)
+                self._answer(exchange).hits("content-type", is_fixed=True)
         kind = kind_of(fields)
-        if framing_of(media_type, operation(x)) is not None or kind is BodyKind.TEXT:
+        if framing_of(media_type, operation(exchange)) is not None or kind is BodyKind.TEXT:
             return BodyMode.STREAM
         if not self._looks_inside:
             return BodyMode.STREAM if config.max_bytes else None
@@ -256,23 +271,23 @@ class ResponsePolicy(ContentFilter):
         self._let_pass("answer", fields, 502)
         return BodyMode.STREAM if config.max_bytes else None
 
-    def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes | Coroutine[Any, Any, bytes]:
-        return run(self._offered(x, data), is_long=len(data) > READ_AT_ONCE)
+    def request_body(self, exchange: Exchange, data: bytes, last: bool) -> bytes | Coroutine[Any, Any, bytes]:
+        return run(self._offered(exchange, data), is_long=len(data) > READ_AT_ONCE)
 
-    def _offered(self, x: Exchange, data: bytes) -> Work[bytes]:
+    def _offered(self, exchange: Exchange, data: bytes) -> Work[bytes]:
         try:
-            yield from view_ahead(x, data, is_request=True)
-            offered = frozenset(tool.name for tool in request_view(x, data).tools) if data else frozenset()
+            yield from view_ahead(exchange, data, is_request=True)
+            offered = frozenset(tool.name for tool in request_view(exchange, data).tools) if data else frozenset()
         except Unreadable:
             offered = frozenset()
         if self._is_on_leg:
-            x.note(self._note, None)  # what an earlier attempt has kept is no longer good
-        self._answer(x).offered = offered
+            exchange.keep(self._watched, None)  # what an earlier attempt has kept is no longer good
+        self._answer(exchange).offered = offered
         return data
 
-    def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes | Coroutine[Any, Any, bytes]:
+    def response_body(self, exchange: Exchange, data: bytes, last: bool) -> bytes | Coroutine[Any, Any, bytes]:
         """What of the answer goes on. Raises Rejected (502)."""
-        answer = self._answer(x)
+        answer = self._answer(exchange)
         if answer.is_over:
             return b""
         limit = self.config.max_bytes
@@ -282,11 +297,11 @@ class ResponsePolicy(ContentFilter):
                 answer.hits("max-bytes", is_fixed=True)
         if not self._looks_inside:
             return data
-        if answer.editor is not None or self._begin(x, answer):
+        if answer.editor is not None or self._begin(exchange, answer):
             assert answer.editor is not None
-            is_long, work = answer.editor.takes_long(data), self._streamed(x, answer, data, last)
-        elif kind_of(x.response.fields) in (BodyKind.JSON, BodyKind.UNKNOWN):
-            is_long, work = len(data) > SCANNED_AT_ONCE, self._whole(x, answer, data)
+            is_long, work = answer.editor.takes_long(data), self._streamed(exchange, answer, data, last)
+        elif kind_of(exchange.response.fields) in (BodyKind.JSON, BodyKind.UNKNOWN):
+            is_long, work = len(data) > SCANNED_AT_ONCE, self._whole(exchange, answer, data)
         else:
             return data
         return run(self._readable(data, work), is_long=is_long)
@@ -297,17 +312,17 @@ class ResponsePolicy(ContentFilter):
         except Unreadable as error:
             return self._unreadable(data, error, "answer", 502)
 
-    def _begin(self, x: Exchange, answer: _WatchedAnswer) -> bool:
+    def _begin(self, exchange: Exchange, answer: _WatchedAnswer) -> bool:
         """Whether the answer is looked at as it flows."""
-        fields = x.response.fields
-        framing = framing_of(media_type_of(fields), operation(x))
+        fields = exchange.response.fields
+        framing = framing_of(media_type_of(fields), operation(exchange))
         if framing is not None:
             is_lenient = not self._denies_unreadable
             answer.editor = (LenientEditor if is_lenient else StreamEditor)(framing, answer.function)
-            called = operation(x)
+            called = operation(exchange)
             is_told = answer.begun is not None and (called is None or called.api is Api.OPENAI_RESPONSES)
             if self.config.tool_calls != "Any" or is_told:
-                other = framing_of(media_type_of(fields), operation(x))
+                other = framing_of(media_type_of(fields), operation(exchange))
                 answer.reader = None if other is None else StreamReader(other, is_lenient=is_lenient)
             return True
         if kind_of(fields) is BodyKind.TEXT:
@@ -315,7 +330,7 @@ class ResponsePolicy(ContentFilter):
             return True
         return False
 
-    def _streamed(self, x: Exchange, answer: _WatchedAnswer, data: bytes, last: bool) -> Work[bytes]:
+    def _streamed(self, exchange: Exchange, answer: _WatchedAnswer, data: bytes, last: bool) -> Work[bytes]:
         editor = answer.editor
         assert editor is not None
         made: list[bytes] = []
@@ -336,7 +351,7 @@ class ResponsePolicy(ContentFilter):
         if answer.is_cut:
             answer.is_over = True
             if isinstance(editor, StreamEditor):
-                if answer.end is AnswerEnd.NONE or media_type_of(x.response.fields) != b"text/event-stream":
+                if answer.end is AnswerEnd.NONE or media_type_of(exchange.response.fields) != b"text/event-stream":
                     raise self.refusal("the answer is cut, and its API has no word for that", 502)
                 made.append(written_end(answer.end, answer.channels, answer.begun or BegunResponse()))
         return b"".join(made)
@@ -347,15 +362,15 @@ class ResponsePolicy(ContentFilter):
             if call.fault or call.name not in allowed:
                 answer.hits("tool-call", is_fixed=True, why=call.fault)
 
-    def _is_harmless(self, x: Exchange, answer: _WatchedAnswer, data: bytes) -> Work[bool]:
+    def _is_harmless(self, exchange: Exchange, answer: _WatchedAnswer, data: bytes) -> Work[bool]:
         """Whether nothing is against a whole answer, as `_whole` finds it text by text. Raises as that does."""
         if len(data) > SEEN_AT_A_GLANCE or data.lstrip()[:1] != b"{" or 0 <= answer.left < len(data):
             return False
-        view = answer_view(x, data)
+        view = answer_view(exchange, data)
         if self.config.tool_calls != "Any" and (b'"name"' in data.lower() or b"\\u" in data):
             yield from self._check_tools(answer, view)
         yield
-        document = yield from reading_document(x, data, kind_of(x.response.fields), is_request=False)
+        document = yield from reading_document(exchange, data, kind_of(exchange.response.fields), is_request=False)
         if self.config.deny:
             said = strings_of(data)
             if said is None:
@@ -369,7 +384,7 @@ class ResponsePolicy(ContentFilter):
         entities = self._entities
         if entities is None:
             return True
-        written = yield from WrittenJson.of(document, entities)
+        written = yield from RawJsonEditor.of(document, entities)
         if written is not None:
             return not entities.spans(written.text)
         for part in document.texts():
@@ -378,17 +393,17 @@ class ResponsePolicy(ContentFilter):
                 return False
         return True
 
-    def _whole(self, x: Exchange, answer: _WatchedAnswer, data: bytes) -> Work[bytes]:
+    def _whole(self, exchange: Exchange, answer: _WatchedAnswer, data: bytes) -> Work[bytes]:
         """What of a whole answer goes on."""
-        if not data or (yield from self._is_harmless(x, answer, data)):
+        if not data or (yield from self._is_harmless(exchange, answer, data)):
             return data
         view: AiAnswer | None = None
         if data.lstrip()[:1] == b"{":
-            yield from view_ahead(x, data, is_request=False)
-            view = answer_view(x, data)
+            yield from view_ahead(exchange, data, is_request=False)
+            view = answer_view(exchange, data)
             if self.config.tool_calls != "Any":
                 yield from self._check_tools(answer, view)
-        document = yield from reading_document(x, data, kind_of(x.response.fields), is_request=False)
+        document = yield from reading_document(exchange, data, kind_of(exchange.response.fields), is_request=False)
         for part in document.texts():
             yield
             is_fixed = part.is_signed or part.role is TextRole.NONE or part.kind is TextKind.ARGUMENTS
@@ -408,15 +423,15 @@ class ResponsePolicy(ContentFilter):
             mark_as_cut(view)
         return (yield from document.writing())
 
-    def held_bytes(self, x: Exchange, phase: Phase) -> int:
-        answer = None if x.notes is None else x.notes.get(self._note)
+    def held_bytes(self, exchange: Exchange, phase: Phase) -> int:
+        answer = exchange.state.get(self._watched)
         return answer.editor.held if answer is not None and answer.editor is not None else 0
 
-    def _answer(self, x: Exchange) -> _WatchedAnswer:
-        found = None if x.notes is None else x.notes.get(self._note)
+    def _answer(self, exchange: Exchange) -> _WatchedAnswer:
+        found = exchange.state.get(self._watched)
         if found is None:
-            found = _WatchedAnswer(self, x)
-            x.note(self._note, found)
+            found = _WatchedAnswer(self, exchange)
+            exchange.keep(self._watched, found)
         return found
 
 

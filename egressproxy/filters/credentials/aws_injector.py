@@ -19,9 +19,9 @@ from egressproxy.filters.base import BodyMode, FilterContext, Phase, UnusableRef
 from egressproxy.filters.credentials.aws_chunks import ChunkError, ChunkSigner
 from egressproxy.filters.credentials.aws_keys import from_aws, static_keys
 from egressproxy.filters.credentials.aws_signature import AwsKeys, Scope, SigV4, SigV4A
-from egressproxy.filters.credentials.bound_credential import BoundCredential, client_credentials
+from egressproxy.filters.credentials.backend_credential import BackendCredential, client_credentials
 from egressproxy.filters.credentials.config import Aws, CredentialInjectorConfig
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.fields import CREDENTIAL_FIELDS, Fields
 from egressproxy.model.local_response import LocalResponse
 
@@ -58,7 +58,7 @@ class _SignedHead(NamedTuple):
     time: bytes
 
 
-class AwsInjector(BoundCredential):
+class AwsInjector(BackendCredential):
     """The value is AwsKeys. A body that the client signs in chunks is signed anew, on a Backend; else it is refused."""
 
     keeps_length = True
@@ -74,8 +74,8 @@ class AwsInjector(BoundCredential):
         self._skew_s = 0.0
         self.needs_body = self._aws.signs_body
         self.max_buffer_bytes = self._aws.max_body_bytes
-        self._body = f"signed body {id(self)}"
-        self._refused = f"refused {id(self)}"
+        self._body: StateSlot[_SignedHead | ChunkSigner] = StateSlot("signed body")
+        self._refused: StateSlot[bytes] = StateSlot("refused")
         #: On a Backend, where bodies of each attempt can be changed.
         self._signs_chunks = (
             self._aws.is_s3
@@ -109,57 +109,59 @@ class AwsInjector(BoundCredential):
     def _forget(self) -> None:
         self._signer, self._token = None, b""
 
-    def backend_request(self, x: Exchange) -> Awaitable[LocalResponse | None] | None:
-        """Signs the request. Raises as BoundCredential; Denied(FILTER_REJECTED, 403) for a body that it cannot sign."""
-        if x.backend_origin is not self._approved:
-            waiting = self._unready(x)
+    def backend_request(self, exchange: Exchange) -> Awaitable[LocalResponse | None] | None:
+        """Signs the request. Raises as BackendCredential; Denied(FILTER_REJECTED, 403) for a body that it cannot
+        sign.
+        """
+        if exchange.backend_origin is not self._approved:
+            waiting = self._unready(exchange)
             if waiting is not None:
                 return waiting
-        signed_body = x.notes.pop(self._body, None) if x.notes is not None else None
-        payload = self._payload(x)
+        signed_body = exchange.take(self._body)
+        payload = self._payload(exchange)
         if payload not in _IN_CHUNKS:
-            self._put(x, self._signed(x, payload, self._now()))
+            self._put(exchange, self._signed(exchange, payload, self._now()))
         elif isinstance(signed_body, _SignedHead):
-            head = self._signed(x, payload, signed_body.time)
+            head = self._signed(exchange, payload, signed_body.time)
             if head.signature != signed_body.signature:
                 raise self._refusal("whose head another filter has changed behind this one")
-            self._put(x, head)
+            self._put(exchange, head)
         else:
-            head = self._signed(x, payload, self._now())
-            self._put(x, head)
-            x.note(self._body, self._chunks(head, payload))
+            head = self._signed(exchange, payload, self._now())
+            self._put(exchange, head)
+            exchange.keep(self._body, self._chunks(head, payload))
         return None
 
-    def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
+    def body_mode_for(self, exchange: Exchange, phase: Phase) -> BodyMode | None:
         """Bodies in chunks that the client has signed; answers, over TLS, that may say that the time is wrong."""
         if phase is Phase.RESPONSE_BODY:
-            return BodyMode.STREAM if x.response.status in (400, 403) and x.backend_is_secure else None
-        said = x.request.fields.get(b"x-amz-content-sha256")
-        return BodyMode.STREAM if said in _IN_CHUNKS and x.backend != "-" else None
+            return BodyMode.STREAM if exchange.response.status in (400, 403) and exchange.backend_is_secure else None
+        said = exchange.request.fields.get(b"x-amz-content-sha256")
+        return BodyMode.STREAM if said in _IN_CHUNKS and exchange.backend != "-" else None
 
-    def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes | Awaitable[bytes]:
+    def request_body(self, exchange: Exchange, data: bytes, last: bool) -> bytes | Awaitable[bytes]:
         """Signs chunks anew. Raises Denied (403). Whole bodies come before `backend_request`, others behind it."""
-        chunks = (x.notes or {}).get(self._body)
+        chunks = exchange.state.get(self._body)
         if isinstance(chunks, ChunkSigner):
             return self._fed(chunks, data, last)
         if not self._is_ready:
-            return self._wait_for_body(x, data, last)
-        payload = self._payload(x)
-        head = self._signed(x, payload, self._now())
-        x.note(self._body, head)  # as which the whole body is signed
+            return self._wait_for_body(exchange, data, last)
+        payload = self._payload(exchange)
+        head = self._signed(exchange, payload, self._now())
+        exchange.keep(self._body, head)  # as which the whole body is signed
         return self._fed(self._chunks(head, payload), data, last)
 
-    def held_bytes(self, x: Exchange, phase: Phase) -> int:
-        chunks = (x.notes or {}).get(self._body)
+    def held_bytes(self, exchange: Exchange, phase: Phase) -> int:
+        chunks = exchange.state.get(self._body)
         return chunks.held_bytes if isinstance(chunks, ChunkSigner) else 0
 
-    async def _wait_for_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+    async def _wait_for_body(self, exchange: Exchange, data: bytes, last: bool) -> bytes:
         if self._refresher is None:
-            raise self._missing(x)
+            raise self._missing(exchange)
         await self._refresher.ready()
         if not self._is_ready:
-            raise self._missing(x, self._refresher)
-        made = self.request_body(x, data, last)
+            raise self._missing(exchange, self._refresher)
+        made = self.request_body(exchange, data, last)
         assert isinstance(made, bytes)
         return made
 
@@ -176,9 +178,9 @@ class AwsInjector(BoundCredential):
     def _now(self) -> bytes:
         return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(time.time() + self._skew_s)).encode()
 
-    def _signed(self, x: Exchange, payload: bytes, now: bytes) -> _SignedHead:
+    def _signed(self, exchange: Exchange, payload: bytes, now: bytes) -> _SignedHead:
         """The head of this request as it is sent, signed at this time. Changes nothing."""
-        signer, request = self._signer, x.request
+        signer, request = self._signer, exchange.request
         assert signer is not None
         block = _SIGNED_BY_CLIENT.sub(b"", request.fields.block) + b"\r\nx-amz-date: " + now + self._token
         if self._scope.is_s3 or payload == _UNSIGNED:
@@ -187,23 +189,23 @@ class AwsInjector(BoundCredential):
             block += b"\r\nx-amz-region-set: " + self._aws.region.encode()
         path = _without_presigned(request.path) if b"?" in request.path else request.path
         fields = [line for line in Fields(block) if line[0].startswith(b"x-amz-") or line[0] == b"content-type"]
-        fields.append((b"host", x.upstream_host))
+        fields.append((b"host", exchange.upstream_host))
         value, signature = signer.authorization(request.method, path, fields, payload, now)
         return _SignedHead(block + b"\r\nauthorization: " + value, path, signature, now)
 
     @staticmethod
-    def _put(x: Exchange, head: _SignedHead) -> None:
-        x.request.fields.block, x.request.path = head.block, head.path
+    def _put(exchange: Exchange, head: _SignedHead) -> None:
+        exchange.request.fields.block, exchange.request.path = head.block, head.path
 
-    def _payload(self, x: Exchange) -> bytes:
+    def _payload(self, exchange: Exchange) -> bytes:
         """The hash of the body, or the word that stands for it."""
-        said = x.request.fields.get(b"x-amz-content-sha256") or b""
+        said = exchange.request.fields.get(b"x-amz-content-sha256") or b""
         if said in _IN_CHUNKS and self._signs_chunks:
             return said
         if said.startswith(b"STREAMING-") and said not in _KEPT:
             raise self._refusal("that the client signs in chunks, here")
         if self._aws.signs_body:
-            return hashlib.sha256(x.body or b"").hexdigest().encode()
+            return hashlib.sha256(exchange.body or b"").hexdigest().encode()
         if self._aws.payload == "Auto" and (said in _KEPT or _HASH.fullmatch(said)):
             return said
         return said if said in _KEPT else _UNSIGNED
@@ -216,20 +218,20 @@ class AwsInjector(BoundCredential):
             remedy="have the client send the body unsigned, or whole (payload_signing_enabled of botocore)",
         )
 
-    def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+    def response_body(self, exchange: Exchange, data: bytes, last: bool) -> bytes:
         """Learns from a refusal for its time how wrong this machine's clock is, and changes nothing."""
-        held = b"" if x.notes is None else x.notes.get(self._refused, b"")
+        held = exchange.state.get(self._refused) or b""
         if len(held) < _MAX_ERROR:
             held = (held + data)[:_MAX_ERROR]
-            x.note(self._refused, held)
+            exchange.keep(self._refused, held)
             if (last or len(held) == _MAX_ERROR) and _SKEWED.search(held):
-                self._correct(x)
+                self._correct(exchange)
         return data
 
-    def _correct(self, x: Exchange) -> None:
+    def _correct(self, exchange: Exchange) -> None:
         """The next requests are signed with the backend's time, or one that is `_MAX_SKEW_S` nearer to it."""
         try:
-            theirs = parsedate_to_datetime((x.response.fields.get(b"date") or b"").decode("latin-1")).timestamp()
+            theirs = parsedate_to_datetime((exchange.response.fields.get(b"date") or b"").decode("latin-1")).timestamp()
         except (ValueError, TypeError, IndexError, OverflowError):
             return
         skew = theirs - time.time()

@@ -19,9 +19,9 @@ from typing import Final
 from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.filters.base import FilterContext, Phase, UnusableReference
 from egressproxy.filters.content_coding import CODINGS
-from egressproxy.filters.credentials.bound_credential import (
+from egressproxy.filters.credentials.backend_credential import (
     CREDENTIAL_PARAMETERS,
-    BoundCredential,
+    BackendCredential,
     Placement,
     client_credentials,
     with_parameter,
@@ -32,7 +32,7 @@ from egressproxy.filters.credentials.config import CredentialInjectorConfig
 from egressproxy.filters.credentials.refresher import Fetched
 from egressproxy.filters.masking import MIN_SECRET, Mask
 from egressproxy.filters.settings import SecretRef
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.fields import CREDENTIAL_FIELDS, Fields, every_spelling
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.secret import SecretBytes
@@ -49,7 +49,7 @@ _NO_FIELD: Final = re.compile(rb"(?!)")
 _NOTHING: Final = SecretBytes(b"")
 
 
-class CredentialInjector(BoundCredential):
+class CredentialInjector(BackendCredential):
     """Building it raises UnusableReference for a value that a field cannot have. Without a value, requests fail."""
 
     keeps_length = True
@@ -59,7 +59,7 @@ class CredentialInjector(BoundCredential):
         config: CredentialInjectorConfig = context.config
         super().__init__(context, _remedy(config))
         self._query = config.query.encode()
-        self._held = f"credential {id(self)}"
+        self._held: StateSlot[bytes] = StateSlot("credential")
         self._keeps_others = config.keep_client_credentials
         names: tuple[str, ...] = () if self._keeps_others else CREDENTIAL_FIELDS
         if not config.query:
@@ -120,34 +120,34 @@ class CredentialInjector(BoundCredential):
     def _forget(self) -> None:
         self._lines = self._parameter = _NOTHING
 
-    def backend_request(self, x: Exchange) -> Awaitable[LocalResponse | None] | None:
+    def backend_request(self, exchange: Exchange) -> Awaitable[LocalResponse | None] | None:
         """Sends the credential. Raises GatewayFault(CREDENTIAL_MISSING, 503), and Denied (403) as `BackendBinding`."""
-        if x.backend_origin is not self._approved:
-            waiting = self._unready(x)
+        if exchange.backend_origin is not self._approved:
+            waiting = self._unready(exchange)
             if waiting is not None:
                 return waiting
-        fields = x.request.fields
+        fields = exchange.request.fields
         if not self._keeps_others:
-            if b"?" in x.request.path:
-                x.request.path = without_parameters(x.request.path, CREDENTIAL_PARAMETERS)
-            if x.request.upgrade:
+            if b"?" in exchange.request.path:
+                exchange.request.path = without_parameters(exchange.request.path, CREDENTIAL_PARAMETERS)
+            if exchange.request.upgrade:
                 without_key_protocols(fields)
         fields.cut(self._cut)
         fields.block += self._lines.reveal()
         if self._query:
-            x.request.path = with_parameter(x.request.path, self._query, self._parameter.reveal())
+            exchange.request.path = with_parameter(exchange.request.path, self._query, self._parameter.reveal())
         return None
 
-    def backend_response(self, x: Exchange) -> None:
+    def backend_response(self, exchange: Exchange) -> None:
         """Masks the head. Raises UpstreamFault(BAD_RESPONSE, 502) if the body cannot be masked."""
         mask = self._mask
         if mask is None:
             return
-        response = x.response
+        response = exchange.response
         if response.status == 101 or (response.body != 0 and _is_coded(response.fields)):
             raise UpstreamFault(
                 Reason.BAD_RESPONSE,
-                f"backend {x.backend} sent a body in which filter {self._name} cannot mask its credential",
+                f"backend {exchange.backend} sent a body in which filter {self._name} cannot mask its credential",
                 rule=self._source,
                 remedy="set `scrubResponses: false` for this backend, or have it send bodies without a content coding",
             )
@@ -155,14 +155,14 @@ class CredentialInjector(BoundCredential):
         response.phrase = mask.apply(response.phrase)
         response.via = mask.apply(response.via)  # the gateway writes Via itself, so it is not among the fields
 
-    def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+    def response_body(self, exchange: Exchange, data: bytes, last: bool) -> bytes:
         """Masks the body; holds back only an end that may be the beginning of the credential."""
         if self._mask is None:
             return data
-        held = b"" if x.notes is None else x.notes.get(self._held, b"")
+        held = exchange.state.get(self._held) or b""
         data, keep = self._mask.feed(held, data, last)
         if keep or held:
-            x.note(self._held, keep)
+            exchange.keep(self._held, keep)
         return data
 
 

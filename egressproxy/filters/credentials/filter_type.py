@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from egressproxy.filters.base import FilterContext, FilterType, Phase
-from egressproxy.filters.credentials.bound_credential import BoundCredential
+from egressproxy.filters.credentials.backend_credential import BackendCredential
 from egressproxy.filters.credentials.config import CredentialInjectorConfig, backend_refs, machine_field, secret_refs
 from egressproxy.filters.credentials.credential_injector import CredentialInjector
 
 
-def _build(context: FilterContext) -> BoundCredential:
+def _build(context: FilterContext) -> BackendCredential:
     if context.config.aws is not None:
         from egressproxy.filters.credentials.aws_injector import AwsInjector
 

@@ -39,21 +39,21 @@ class PlaceholderInjector(CredentialInjector):
         self._field = every_spelling((header,))
         self._where = f"the parameter {config.query}" if config.query else f"the field {header}"
 
-    def backend_request(self, x: Exchange) -> object:  # type: ignore[override]
+    def backend_request(self, exchange: Exchange) -> object:  # type: ignore[override]
         """As CredentialInjector. Raises Denied(403): PLACEHOLDER_MISPLACED, PLACEHOLDER_REQUIRED."""
-        head, search = x.request, self._anywhere.search
+        head, search = exchange.request, self._anywhere.search
         rest = self._rest(head)
         others = b"\n".join((head.fields.block, head.path)) if rest is None else rest
-        said = b"\n".join((others, x.upstream_host, head.via, head.upgrade))
+        said = b"\n".join((others, exchange.upstream_host, head.via, head.upgrade))
         if search(said) or (b"%" in said and search(unquote_to_bytes(said))):
-            raise misplaced(x, self._source, f"outside of {self._where}")
+            raise misplaced(exchange, self._source, f"outside of {self._where}")
         if rest is not None:
-            return super().backend_request(x)
+            return super().backend_request(exchange)
         if self._requires:
             raise Denied(
                 Reason.PLACEHOLDER_REQUIRED,
-                f"requests to {x.backend} need the placeholder of filter {self._name} in {self._where}, and no other"
-                " key",
+                f"requests to {exchange.backend} need the placeholder of filter {self._name} in {self._where}, and "
+                "no other key",
                 rule=self._source,
                 remedy="configure the client with the placeholder instead of a key",
             )

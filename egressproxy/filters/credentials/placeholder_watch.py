@@ -9,13 +9,14 @@ from urllib.parse import unquote_to_bytes
 
 from egressproxy.errors import Denied, Reason
 from egressproxy.filters.base import Filter, Phase
+from egressproxy.filters.configured_filter import ConfiguredFilter
 from egressproxy.filters.masking import base64_forms
-from egressproxy.filters.placed_filter import PlacedFilter
 from egressproxy.ir.policy import ExtensionIR
-from egressproxy.model.exchange import Exchange
-from egressproxy.telemetry.notices import Notices
+from egressproxy.model.exchange import Exchange, StateSlot
+from egressproxy.telemetry.event_aggregator import EventAggregator
 
-_HELD: Final = "placeholder watch"
+#: The bytes that were looked at, and the last of them.
+_HELD: Final[StateSlot[tuple[int, bytes]]] = StateSlot("placeholder watch")
 #: Before whatever else runs for a backend.
 _FIRST: Final = -2
 
@@ -43,12 +44,12 @@ class PlaceholderWatch(Filter):
         self._foreign = pattern_of(foreign)
         self._source = source
 
-    def backend_request(self, x: Exchange) -> None:
+    def backend_request(self, exchange: Exchange) -> None:
         """Raises Denied(PLACEHOLDER_MISPLACED, 403)."""
-        head, search = x.request, self._foreign.search
-        said = b"\n".join((head.fields.block, head.path, x.upstream_host, head.via, head.upgrade))
+        head, search = exchange.request, self._foreign.search
+        said = b"\n".join((head.fields.block, head.path, exchange.upstream_host, head.via, head.upgrade))
         if search(said) or (b"%" in said and search(unquote_to_bytes(said))):
-            raise misplaced(x, self._source, "which belongs to another backend")
+            raise misplaced(exchange, self._source, "which belongs to another backend")
 
 
 class BodyWatch(Filter):
@@ -64,21 +65,21 @@ class BodyWatch(Filter):
         self._limit = limit
         self._source = source
 
-    def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
+    def request_body(self, exchange: Exchange, data: bytes, last: bool) -> bytes:
         """Raises Denied(PLACEHOLDER_MISPLACED, 403)."""
-        seen, tail = (x.notes or {}).get(_HELD, (0, b""))
+        seen, tail = exchange.state.get(_HELD) or (0, b"")
         if seen < self._limit:
             text = tail + data[: self._limit - seen]
             if self._any.search(text):
-                raise misplaced(x, self._source, "in its body")
-            x.note(_HELD, (seen + len(data), text[-self._longest :]))
+                raise misplaced(exchange, self._source, "in its body")
+            exchange.keep(_HELD, (seen + len(data), text[-self._longest :]))
         return data
 
 
-def misplaced(x: Exchange, source: str, where: str) -> Denied:
+def misplaced(exchange: Exchange, source: str, where: str) -> Denied:
     return Denied(
         Reason.PLACEHOLDER_MISPLACED,
-        f"the request to {x.backend} has a placeholder of a credential, {where}",
+        f"the request to {exchange.backend} has a placeholder of a credential, {where}",
         rule=source,
         remedy="find out why the client sends it there: a placeholder is for its own backend and place alone",
     )
@@ -89,17 +90,17 @@ class PlaceholderWatches:
 
     __slots__ = ("_all", "_bodies", "_body_bytes", "_made", "_notices", "_source", "specs")
 
-    def __init__(self, specs: Iterable[ExtensionIR], notices: Notices) -> None:
+    def __init__(self, specs: Iterable[ExtensionIR], notices: EventAggregator) -> None:
         self.specs = frozenset(specs)
         found = sorted(self.specs, key=lambda spec: spec.source)
         self._all = frozenset(map(_placeholder, found))
         self._body_bytes = max(getattr(spec.settings, "placeholder_body_bytes", 0) for spec in found)
         self._source = found[0].source
         self._notices = notices
-        self._made: dict[frozenset[str], PlacedFilter | None] = {}
-        self._bodies: PlacedFilter | None = None
+        self._made: dict[frozenset[str], ConfiguredFilter | None] = {}
+        self._bodies: ConfiguredFilter | None = None
 
-    def on(self, extensions: Iterable[ExtensionIR]) -> PlacedFilter | None:
+    def on(self, extensions: Iterable[ExtensionIR]) -> ConfiguredFilter | None:
         """The watch on a backend with these filters, which may be sent their own placeholders; None: it needs none."""
         foreign = self._all - set(map(_placeholder, extensions))
         if foreign not in self._made:
@@ -107,19 +108,19 @@ class PlaceholderWatches:
             self._made[foreign] = self._placed(watch, Phase.BACKEND_REQUEST) if watch is not None else None
         return self._made[foreign]
 
-    def on_bodies(self) -> PlacedFilter | None:
+    def on_bodies(self) -> ConfiguredFilter | None:
         """The watch on all bodies; None where no injector asks for it."""
         if self._bodies is None and self._body_bytes:
             watch = BodyWatch(self._all, self._body_bytes, self._source)
             self._bodies = self._placed(watch, Phase.REQUEST_BODY, fail_open=True)  # of codings that are not known here
         return self._bodies
 
-    def _placed(self, watch: Filter, phase: Phase, *, fail_open: bool = False) -> PlacedFilter:
+    def _placed(self, watch: Filter, phase: Phase, *, fail_open: bool = False) -> ConfiguredFilter:
         spec = ExtensionIR(
             "placeholder-watch", "egressproxy.io/PlaceholderWatch", phase.value, turn=_FIRST, fail_open=fail_open,
             scope=f"watch {len(self._made)}", source=self._source,
         )  # fmt: skip
-        return PlacedFilter(spec, watch, notices=self._notices)
+        return ConfiguredFilter(spec, watch, notices=self._notices)
 
 
 def _placeholder(spec: ExtensionIR) -> str:

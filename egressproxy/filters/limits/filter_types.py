@@ -22,7 +22,7 @@ from egressproxy.filters.limits.rules import NEEDS_BODY
 from egressproxy.filters.limits.windows import SECONDS, TokenBucket, span_text
 from egressproxy.filters.settings import FilterConfig, Within
 from egressproxy.filters.shared_counters import Row
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 
 _NO_LOCK: Final = nullcontext()
 #: `mode` and `rateLimitHeaders` of a QoSController that may be one number.
@@ -55,7 +55,7 @@ class RequestRateLimit(Filter):
         #: Source: draft-ietf-httpapi-ratelimit-headers-09.
         self._policy = f'"{self._name}";q={config.limit};w={math.ceil(config.window)}'.encode()
 
-    def request_headers(self, x: Exchange) -> None:
+    def request_headers(self, exchange: Exchange) -> None:
         """Takes a token. Raises LimitExceeded(REQUEST_RATE, 429) with the seconds to the next one."""
         now = self._clock()
         full_at = self._full_at[0]
@@ -74,7 +74,7 @@ class RequestRateLimit(Filter):
         error.fields = ((b"RateLimit-Policy", self._policy), (b"RateLimit", state))
         return error
 
-    def explain(self, x: Exchange) -> list[LimitState]:
+    def explain(self, exchange: Exchange) -> list[LimitState]:
         left, reset_s = self._bucket.left(self._full_at[0], 0.0, self._clock())
         most = self._bucket.most
         return [LimitState(self._name, self._message.removeprefix("more than "), most, min(left, most), reset_s)]
@@ -87,9 +87,9 @@ class SharedRequestRateLimit(RequestRateLimit):
         super().__init__(context)
         self._lock = lock
 
-    def request_headers(self, x: Exchange) -> None:
+    def request_headers(self, exchange: Exchange) -> None:
         with self._lock:
-            super().request_headers(x)
+            super().request_headers(exchange)
 
     backend_request = request_headers
 
@@ -141,7 +141,7 @@ class ConcurrencyLimit(Filter):
         self._limit = config.limit
         self._name = context.name
         self._message = f"more than {requests_text(config.limit)} at once"
-        self._held = f"concurrency {id(self)}"
+        self._held: StateSlot[bool] = StateSlot("concurrency")
         row = context.row or Row()
         self._counts, self._mine, self._lock = row.held, row.mine, row.lock or _NO_LOCK
 
@@ -149,9 +149,9 @@ class ConcurrencyLimit(Filter):
     def in_progress(self) -> int:
         return sum(self._counts)
 
-    def request_headers(self, x: Exchange) -> None:
+    def request_headers(self, exchange: Exchange) -> None:
         """Counts the exchange. Raises LimitExceeded(CONCURRENCY, 503)."""
-        if x.notes is not None and self._held in x.notes:
+        if exchange.state.get(self._held):
             return
         with self._lock:
             is_free = sum(self._counts) < self._limit
@@ -159,16 +159,16 @@ class ConcurrencyLimit(Filter):
                 self._counts[self._mine] += 1
         if not is_free:
             raise LimitExceeded(Reason.CONCURRENCY, self._message, status=503, rule=self._source, retry_after_s=1)
-        x.note(self._held, True)
+        exchange.keep(self._held, True)
 
     backend_request = request_headers
 
-    def explain(self, x: Exchange) -> list[LimitState]:
+    def explain(self, exchange: Exchange) -> list[LimitState]:
         allows, left = self._message.removeprefix("more than "), self._limit - self.in_progress
         return [LimitState(self._name, allows, self._limit, left)]
 
-    def complete(self, x: Exchange) -> None:
-        if x.notes is not None and x.notes.pop(self._held, None):
+    def complete(self, exchange: Exchange) -> None:
+        if exchange.take(self._held):
             self._counts[self._mine] -= 1
 
 
@@ -197,13 +197,13 @@ class BodyLimit(Filter):
         self._source = context.source
         self._max_bytes = config.max_bytes
 
-    def request_headers(self, x: Exchange) -> None:
+    def request_headers(self, exchange: Exchange) -> None:
         """Raises LimitExceeded(BODY_TOO_LARGE, 413)."""
-        if x.request.body > self._max_bytes:
+        if exchange.request.body > self._max_bytes:
             message = f"the body is longer than {self._max_bytes} bytes"
             raise LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, rule=self._source, close=True)
-        if x.max_body_bytes < 0 or x.max_body_bytes > self._max_bytes:
-            x.max_body_bytes = self._max_bytes
+        if exchange.max_body_bytes < 0 or exchange.max_body_bytes > self._max_bytes:
+            exchange.max_body_bytes = self._max_bytes
 
 
 BODY_LIMIT = FilterType(

@@ -6,19 +6,19 @@ from collections.abc import Awaitable, Sequence
 from time import monotonic
 from typing import Protocol
 
-from egressproxy.filters.limits.rules import Take
+from egressproxy.filters.limits.rules import Reservation
 
 
 class QuotaStore(Protocol):
     """Where limits are counted."""
 
-    def take(self, takes: Sequence[Take]) -> Take | Awaitable[Take | None] | None:
+    def take(self, takes: Sequence[Reservation]) -> Reservation | Awaitable[Reservation | None] | None:
         """Take all of these, or nothing. Returns the one that does not fit, with the longest wait; None: all do."""
 
-    def settle(self, take: Take, difference: float) -> None:
+    def settle(self, take: Reservation, difference: float) -> None:
         """Count that much more than was taken; less, where it is negative."""
 
-    def peek(self, takes: Sequence[Take]) -> None:
+    def peek(self, takes: Sequence[Reservation]) -> None:
         """Say what is left of these now, as far as this process knows. Takes nothing."""
 
     def begin(self) -> None:
@@ -31,7 +31,7 @@ class QuotaStore(Protocol):
 class MemoryStore:
     """Implements QuotaStore; nothing waits."""
 
-    def take(self, takes: Sequence[Take]) -> Take | None:
+    def take(self, takes: Sequence[Reservation]) -> Reservation | None:
         now = monotonic()
         first = takes[0]
         table = first.rule.table
@@ -41,7 +41,7 @@ class MemoryStore:
             first.wait_s = first.rule.window.take(table.cells, table.find_text(first.text, now), first.amount, now)
         return first if first.wait_s > 0.0 else None
 
-    def settle(self, take: Take, difference: float) -> None:
+    def settle(self, take: Reservation, difference: float) -> None:
         """As of QuotaStore. What belongs to a window that has passed is not counted in the next one."""
         now = monotonic()
         rule = take.rule
@@ -52,7 +52,7 @@ class MemoryStore:
             at = rule.table.find_text(take.text, now)
             cells[at], cells[at + 1] = rule.window.with_more(cells[at], cells[at + 1], difference, now)
 
-    def peek(self, takes: Sequence[Take]) -> None:
+    def peek(self, takes: Sequence[Reservation]) -> None:
         now = monotonic()
         for take in takes:
             until, used = take.rule.table.peek(take.key, now)
@@ -65,8 +65,8 @@ class MemoryStore:
         """As of QuotaStore: there is nothing."""
 
 
-def _take_all(takes: Sequence[Take], now: float) -> Take | None:
-    refusing: Take | None = None
+def _take_all(takes: Sequence[Reservation], now: float) -> Reservation | None:
+    refusing: Reservation | None = None
     undo = []
     for take in takes:
         table = take.rule.table

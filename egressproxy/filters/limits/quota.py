@@ -16,13 +16,21 @@ from typing import TYPE_CHECKING, Final
 
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.filters.base import RESPONSE_PHASE, Filter, FilterContext, HeaderResult, LimitState, Phase
+from egressproxy.filters.limits.limit_fast_path import RequestLimitFastPath
 from egressproxy.filters.limits.memory_store import MemoryStore, QuotaStore
-from egressproxy.filters.limits.one_bucket import RequestBucket
 from egressproxy.filters.limits.qos_config import MAX_KEYS, LimitEntry, QoSControllerConfig
 from egressproxy.filters.limits.rate_fields import rate_limit_fields
-from egressproxy.filters.limits.rules import NEEDS_BACKEND, NEVER, ConcurrencyRule, Later, QuotaRule, Take, key_text
+from egressproxy.filters.limits.rules import (
+    NEEDS_BACKEND,
+    NEVER,
+    ConcurrencyRule,
+    Later,
+    QuotaRule,
+    Reservation,
+    key_text,
+)
 from egressproxy.filters.limits.windows import CALENDAR, span_text, window_of
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.net.keyed_counters import KEY_BYTES, SHARED, SHARED_KEYS, KeyedCounters, OwnCounters
 
 if TYPE_CHECKING:  # a process whose limits read no bodies does not import what reads them
@@ -40,7 +48,7 @@ class Held:
     __slots__ = ("places", "takes", "use")
 
     def __init__(self, use: TokenUse | None) -> None:
-        self.takes: list[Take] = []
+        self.takes: list[Reservation] = []
         self.places: list[tuple[ConcurrencyRule, int]] = []
         self.use = use
 
@@ -54,7 +62,7 @@ class Quota(Filter):
     def __init__(self, context: FilterContext, store: QuotaStore | None = None) -> None:
         config: QoSControllerConfig = context.config
         self._source = context.source
-        self._note = f"quota {id(self)}"
+        self._held: StateSlot[Held] = StateSlot("quota")
         self._is_report = config.mode == "Report"
         self._headers = config.rate_limit_headers
         entries = config.entries
@@ -80,7 +88,7 @@ class Quota(Filter):
                 rule.count_settled = self._amounts.labelled(rule.name, "settled")
         self._is_kept = self.settles or self._headers == "Always"  # what an exchange took, until it is over
         if type(self) is Quota and isinstance(self._store, MemoryStore) and not (self._is_kept or self.concurrency):
-            short = RequestBucket.of(self.rules, entries[0].per, self.request_headers)
+            short = RequestLimitFastPath.of(self.rules, entries[0].per, self.request_headers)
             if short is not None:
                 self.request_headers = self.backend_request = short.take  # type: ignore[method-assign]
         self.runs_in = frozenset((context.phase,))
@@ -94,40 +102,36 @@ class Quota(Filter):
 
         return RedisStore(context, config.store, self.rules[0].table)
 
-    def request_headers(self, x: Exchange) -> HeaderResult:
+    def request_headers(self, exchange: Exchange) -> HeaderResult:
         """Take what this exchange needs. Raises LimitExceeded, 429 (503 for concurrency)."""
-        return self._take(x, "")
+        return self._take(exchange, "")
 
     backend_request = request_headers
 
-    def response_headers(self, x: Exchange) -> HeaderResult:
-        held = self._held(x)
+    def response_headers(self, exchange: Exchange) -> HeaderResult:
+        held = exchange.state.get(self._held)
         if held is not None and held.takes:
-            for name, value in self._fields(x, held.takes):
-                x.response.fields.set(name, value)
+            for name, value in self._fields(exchange, held.takes):
+                exchange.response.fields.set(name, value)
         return None
 
     backend_response = response_headers
 
-    def explain(self, x: Exchange) -> list[LimitState]:
+    def explain(self, exchange: Exchange) -> list[LimitState]:
         """What is left for this client, of this route and so on; of a limit per Model for requests that name none."""
         now = monotonic()
-        takes = [Take(rule, rule.text(x, ""), rule.window.period(now), 0.0) for rule in self.rules]
+        takes = [Reservation(rule, rule.text(exchange, ""), rule.window.period(now), 0.0) for rule in self.rules]
         self._store.peek(takes)
         states = []
         for take in takes:
             rule, is_whole = take.rule, take.rule.type != "Cost"
             states.append(LimitState(rule.name, rule.allows, rule.window.limit, take.left, take.reset_s, is_whole))
         for each in self.concurrency:
-            states.append(LimitState(each.name, each.allows, each.limit, each.limit - each.in_progress(x, "")))
+            states.append(LimitState(each.name, each.allows, each.limit, each.limit - each.in_progress(exchange, "")))
         return states
 
-    def _held(self, x: Exchange) -> Held | None:
-        return x.notes.get(self._note) if x.notes is not None else None
-
-    def _take(self, x: Exchange, model: str, use: TokenUse | None = None) -> Awaitable[None] | None:
-        notes = x.notes
-        held = notes.get(self._note) if notes is not None else None
+    def _take(self, exchange: Exchange, model: str, use: TokenUse | None = None) -> Awaitable[None] | None:
+        held = exchange.state.get(self._held)
         if held is None:
             held = Held(use)
         else:  # another attempt: every one is a request, and what is settled is taken anew
@@ -135,11 +139,15 @@ class Quota(Filter):
             self._leave(held)
             held.use = use
         if self.concurrency:
-            self._enter(x, held, model)
+            self._enter(exchange, held, model)
         now = monotonic()
         held.takes = takes = []
         for rule in self.rules if use is not None else self._head_rules:
-            takes.append(Take(rule, rule.text(x, model), rule.window.period(now), self._amount(rule, x, use)))
+            takes.append(
+                Reservation(
+                    rule, rule.text(exchange, model), rule.window.period(now), self._amount(rule, exchange, use)
+                )
+            )
         try:
             refusing = self._store.take(takes) if takes else None
         except LimitExceeded:
@@ -149,35 +157,37 @@ class Quota(Filter):
         if refusing is not None and isinstance(refusing, Awaitable):
             held.takes = []  # until the store has taken them: the exchange may end before it is asked
             if held.places:
-                x.keep(self._note, held)
-            return Later(partial(self._go_on, x, held, takes, refusing))
-        self._finish(x, held, refusing)
+                exchange.keep(self._held, held)
+            return Later(partial(self._go_on, exchange, held, takes, refusing))
+        self._finish(exchange, held, refusing)
         return None
 
-    def _enter(self, x: Exchange, held: Held, model: str) -> None:
+    def _enter(self, exchange: Exchange, held: Held, model: str) -> None:
         """Count the exchange as one in progress. Raises LimitExceeded."""
         for rule in self.concurrency:
-            place = rule.enter(x, model)
+            place = rule.enter(exchange, model)
             if place >= 0:
                 held.places.append((rule, place))
                 continue
             self._exchanges.add(1, rule.name, self._denied)
             if self._is_report:
-                x.note_denials(Reason.CONCURRENCY)
+                exchange.note_denials(Reason.CONCURRENCY)
             else:
                 self._leave(held)
                 raise LimitExceeded(Reason.CONCURRENCY, rule.message, status=503, rule=self._source, retry_after_s=1)
 
-    async def _go_on(self, x: Exchange, held: Held, takes: list[Take], waiting: Awaitable[Take | None]) -> None:
+    async def _go_on(
+        self, exchange: Exchange, held: Held, takes: list[Reservation], waiting: Awaitable[Reservation | None]
+    ) -> None:
         try:
             refusing = await waiting
         except BaseException:
             self._leave(held)  # the store itself gives back what it takes for nobody
             raise
         held.takes = takes
-        self._finish(x, held, refusing)
+        self._finish(exchange, held, refusing)
 
-    def _finish(self, x: Exchange, held: Held, refusing: Take | None) -> None:
+    def _finish(self, exchange: Exchange, held: Held, refusing: Reservation | None) -> None:
         """Count what came of it. Raises LimitExceeded."""
         if refusing is None:
             for take in held.takes:
@@ -186,15 +196,15 @@ class Quota(Filter):
                 if rule.is_settled:
                     rule.count_reserved.count += take.amount
             if self._is_kept:
-                x.keep(self._note, held)
+                exchange.keep(self._held, held)
             return
         takes, held.takes = held.takes, []
         rule = refusing.rule
         rule.denied += 1
         self._exchanges.add(1, rule.name, self._denied)
         if self._is_report:
-            x.note_denials(rule.reason)
-            x.keep(self._note, held)  # for what it holds of concurrency
+            exchange.note_denials(rule.reason)
+            exchange.keep(self._held, held)  # for what it holds of concurrency
             return
         self._leave(held)
         # Retry-After has whole seconds, here rounded up (RFC 9110 section 10.2.3).
@@ -202,13 +212,13 @@ class Quota(Filter):
         remedy = "ask for less at once: this request alone is more than the limit" if not after else ""
         error = LimitExceeded(rule.reason, rule.message, rule=self._source, retry_after_s=after, remedy=remedy)
         if self._headers != "Never":
-            error.fields = self._fields(x, takes)
+            error.fields = self._fields(exchange, takes)
         raise error
 
-    def _amount(self, rule: QuotaRule, x: Exchange, use: TokenUse | None) -> float:
+    def _amount(self, rule: QuotaRule, exchange: Exchange, use: TokenUse | None) -> float:
         return LEAST
 
-    def _fields(self, x: Exchange, takes: list[Take]) -> tuple[tuple[bytes, bytes], ...]:
+    def _fields(self, exchange: Exchange, takes: list[Reservation]) -> tuple[tuple[bytes, bytes], ...]:
         self._store.peek(takes)
         return rate_limit_fields(takes)
 
@@ -232,15 +242,15 @@ class SettledQuota(Quota):
 
     settles = True
 
-    def complete(self, x: Exchange) -> None:
-        held: Held | None = x.notes.pop(self._note, None) if x.notes is not None else None
+    def complete(self, exchange: Exchange) -> None:
+        held = exchange.take(self._held)
         if held is None:
             return
         if held.places:
             self._leave(held)
         for take in held.takes:
             rule = take.rule
-            took = self._taken(rule, x, held.use)
+            took = self._taken(rule, exchange, held.use)
             if took is not None:
                 rule.count_settled.count += took
                 if took != take.amount:
@@ -252,16 +262,18 @@ class SettledQuota(Quota):
                 self._store.settle(take, -take.amount)
         held.takes = []
 
-    def _amount(self, rule: QuotaRule, x: Exchange, use: TokenUse | None) -> float:
+    def _amount(self, rule: QuotaRule, exchange: Exchange, use: TokenUse | None) -> float:
         if rule.type == "Bytes" and rule.counts_input:
-            return max(LEAST, float(x.request.body))
+            return max(LEAST, float(exchange.request.body))
         return LEAST
 
-    def _taken(self, rule: QuotaRule, x: Exchange, use: TokenUse | None) -> float | None:
+    def _taken(self, rule: QuotaRule, exchange: Exchange, use: TokenUse | None) -> float | None:
         """What was taken in the end; None where the amount was known before."""
         if rule.type != "Bytes":
             return None
-        return float((x.bytes_in if rule.counts_input else 0) + (x.bytes_out if rule.counts_output else 0))
+        return float(
+            (exchange.bytes_in if rule.counts_input else 0) + (exchange.bytes_out if rule.counts_output else 0)
+        )
 
 
 def _rule(context: FilterContext, entry: LimitEntry) -> QuotaRule:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from time import time
 from typing import Final
 
-from egressproxy.filters.limits.rules import QuotaRule, Take
+from egressproxy.filters.limits.rules import QuotaRule, Reservation
 
 _PROVIDER_UNITS: Final = {("Requests", "Total"): "requests", ("Tokens", "Total"): "tokens"}
 _ANTHROPIC_UNITS: Final = {
@@ -26,19 +26,19 @@ _UNITS: Final = {"Requests": "", "Bytes": ';qu="content-bytes"', "Tokens": ';qu=
 FieldLines = tuple[tuple[bytes, bytes], ...]
 
 
-def rate_limit_fields(takes: Sequence[Take]) -> FieldLines:
+def rate_limit_fields(takes: Sequence[Reservation]) -> FieldLines:
     """RateLimit-Policy (quota and window of each limit) and RateLimit (what is left of it, and seconds until reset)."""
     policies = ", ".join(_policy(take.rule) for take in takes)
     states = ", ".join(f'"{take.rule.name}";r={math.floor(take.left)};t={math.ceil(take.reset_s)}' for take in takes)
     return ((b"RateLimit-Policy", policies.encode()), (b"RateLimit", states.encode()))
 
 
-def provider_fields(provider: str, takes: Iterable[Take]) -> FieldLines:
+def provider_fields(provider: str, takes: Iterable[Reservation]) -> FieldLines:
     """The same in the form of a provider (`gen_ai.provider.name`), for each unit the limit that has least left."""
     if provider not in ("openai", "anthropic"):
         return ()
     units = _PROVIDER_UNITS if provider == "openai" else _ANTHROPIC_UNITS
-    least: dict[str, Take] = {}
+    least: dict[str, Reservation] = {}
     for take in takes:
         unit = units.get((take.rule.type, take.rule.count))
         if unit is not None and (unit not in least or take.left < least[unit].left):

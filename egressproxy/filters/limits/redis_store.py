@@ -24,7 +24,7 @@ from egressproxy.filters.limits.memory_store import MemoryStore
 from egressproxy.filters.limits.qos_config import StoreConfig
 from egressproxy.filters.limits.redis_link import RedisAway, RedisLink, Reply, ReplyError
 from egressproxy.filters.limits.redis_scripts import ALIVE_S, LIVING, MACHINES, PREFIX, SETTLING, TAKING
-from egressproxy.filters.limits.rules import Later, Take
+from egressproxy.filters.limits.rules import Later, Reservation
 from egressproxy.filters.limits.windows import CalendarWindow, TokenBucket
 from egressproxy.net.keyed_counters import KEY_BYTES, KeyedCounters
 
@@ -57,7 +57,7 @@ class RedisStore:
         self._source = context.source
         self._sign_of_life = [machine.key(b"machine").hex().encode(), b"%d" % ALIVE_S]
         self._fleet = _fleet(context, config)
-        self._owed: dict[bytes, tuple[Take, float]] = {}
+        self._owed: dict[bytes, tuple[Reservation, float]] = {}
         self._why_away = "it was not reached yet"
         self._heartbeat: asyncio.TimerHandle | None = None
         self._link: RedisLink | None = None
@@ -76,7 +76,7 @@ class RedisStore:
         )
 
     # --- as of QuotaStore ------------------------------------------------------------------------------------------
-    def take(self, takes: Sequence[Take]) -> Take | Awaitable[Take | None] | None:
+    def take(self, takes: Sequence[Reservation]) -> Reservation | Awaitable[Reservation | None] | None:
         link = self._connected()
         if link is not None:
             if self._fleet.is_sharing(monotonic()):
@@ -86,7 +86,7 @@ class RedisStore:
             return Later(partial(self._asked_first, self._link, takes))
         return self._take_without(takes)
 
-    def settle(self, take: Take, difference: float) -> None:
+    def settle(self, take: Reservation, difference: float) -> None:
         now = monotonic()
         if take.rule.window.period(now) != take.period:
             return
@@ -101,7 +101,7 @@ class RedisStore:
         else:
             self._send_settlement(link, take, difference)
 
-    def peek(self, takes: Sequence[Take]) -> None:
+    def peek(self, takes: Sequence[Reservation]) -> None:
         self._local.peek(takes)
 
     def begin(self) -> None:
@@ -145,13 +145,15 @@ class RedisStore:
                 self._disconnect_in(_OWING_S)
         return self._link if self._link.is_connected else None
 
-    async def _asked_first(self, link: RedisLink, takes: Sequence[Take]) -> Take | None:
+    async def _asked_first(self, link: RedisLink, takes: Sequence[Reservation]) -> Reservation | None:
         """As `_asked`, when the first connection is being made: a fleet that starts does not begin with fair shares."""
         await link.first_outcome()
         taken = self.take(takes)
         return await taken if isinstance(taken, Awaitable) else taken
 
-    def _asked_for_share(self, link: RedisLink, takes: Sequence[Take]) -> Take | Awaitable[Take | None]:
+    def _asked_for_share(
+        self, link: RedisLink, takes: Sequence[Reservation]
+    ) -> Reservation | Awaitable[Reservation | None]:
         """As `_asked`, of a Redis that is back and does not yet know what others took without it."""
         refusing = self._take_share(takes)
         if refusing is not None:
@@ -159,7 +161,9 @@ class RedisStore:
             return refusing
         return Later(partial(self._asked, link, takes, has_share=True))
 
-    async def _asked(self, link: RedisLink, takes: Sequence[Take], *, has_share: bool = False) -> Take | None:
+    async def _asked(
+        self, link: RedisLink, takes: Sequence[Reservation], *, has_share: bool = False
+    ) -> Reservation | None:
         keys = [*map(_key, takes), MACHINES]
         arguments = [each for take in takes for each in _arguments(take, take.amount)]
         started = monotonic()
@@ -183,7 +187,7 @@ class RedisStore:
         self._requests.add(1, "ok" if refusing is None else "denied")
         return refusing
 
-    async def _reply(self, link: RedisLink, takes: Sequence[Take], words: list[bytes]) -> Reply:
+    async def _reply(self, link: RedisLink, takes: Sequence[Reservation], words: list[bytes]) -> Reply:
         """The reply to a command that takes. A client that leaves meanwhile is given back what it took."""
         future = link.send(words)
         try:
@@ -192,7 +196,7 @@ class RedisStore:
             future.add_done_callback(lambda future: self._give_back(takes, future))
             raise
 
-    def _give_back(self, takes: Sequence[Take], future: asyncio.Future[Reply]) -> None:
+    def _give_back(self, takes: Sequence[Reservation], future: asyncio.Future[Reply]) -> None:
         if future.cancelled() or future.exception() is not None:
             return
         try:
@@ -202,7 +206,7 @@ class RedisStore:
         except RedisAway:
             return
 
-    def _read(self, takes: Sequence[Take], reply: Reply) -> Take | None:
+    def _read(self, takes: Sequence[Reservation], reply: Reply) -> Reservation | None:
         """What the script has returned, kept in memory. Raises RedisAway for what it would not return."""
         if not isinstance(reply, list) or len(reply) != 2 * len(takes) + 1 or not isinstance(reply[-1], int):
             code = reply.code if isinstance(reply, ReplyError) else "a reply of another form"
@@ -210,7 +214,7 @@ class RedisStore:
         now = monotonic()
         self._fleet.told(reply[-1], now)
         is_sharing = self._fleet.is_sharing(now)
-        refusing: Take | None = None
+        refusing: Reservation | None = None
         for number, take in enumerate(takes):
             is_refused, said = reply[2 * number], reply[2 * number + 1]
             if not isinstance(said, bytes):
@@ -232,7 +236,9 @@ class RedisStore:
                     refusing = take
         return refusing
 
-    def _send_settlement(self, link: RedisLink, take: Take, difference: float, *, by_digest: bool = True) -> None:
+    def _send_settlement(
+        self, link: RedisLink, take: Reservation, difference: float, *, by_digest: bool = True
+    ) -> None:
         """Count a difference in the Redis. Nobody waits for it."""
         try:
             future = link.send(SETTLING.call([_key(take)], _arguments(take, difference), by_digest=by_digest))
@@ -241,7 +247,7 @@ class RedisStore:
         else:
             future.add_done_callback(partial(self._settled, link, take, difference))
 
-    def _settled(self, link: RedisLink, take: Take, difference: float, future: asyncio.Future[Reply]) -> None:
+    def _settled(self, link: RedisLink, take: Reservation, difference: float, future: asyncio.Future[Reply]) -> None:
         if future.cancelled():
             return
         if future.exception() is not None:
@@ -259,7 +265,7 @@ class RedisStore:
             link.lose(reply)
 
     # --- without it ------------------------------------------------------------------------------------------------
-    def _take_without(self, takes: Sequence[Take]) -> Take | None:
+    def _take_without(self, takes: Sequence[Reservation]) -> Reservation | None:
         """Decide while the Redis is away. Raises LimitExceeded (503) where that is to refuse."""
         how = self._config.on_failure
         self._requests.add(1, how.lower())
@@ -274,7 +280,7 @@ class RedisStore:
             self._owe_all(takes)
         return refusing
 
-    def _take_share(self, takes: Sequence[Take]) -> Take | None:
+    def _take_share(self, takes: Sequence[Reservation]) -> Reservation | None:
         """Take all of these from this machine's share, or nothing. Returns as `take`.
 
         Each counts as often as there are machines. One that alone is more than a share passes where all is left, and
@@ -298,11 +304,11 @@ class RedisStore:
                 self._local.settle(take, beyond)
         return None
 
-    def _owe_all(self, takes: Sequence[Take]) -> None:
+    def _owe_all(self, takes: Sequence[Reservation]) -> None:
         for take in takes:
             self._owe(take, take.amount)
 
-    def _owe(self, take: Take, amount: float) -> None:
+    def _owe(self, take: Reservation, amount: float) -> None:
         key = _key(take)
         known = self._owed.get(key)
         if known is not None or len(self._owed) < _MAX_OWED:
@@ -377,13 +383,13 @@ def _state(said: bytes) -> float:
     return state
 
 
-def _key(take: Take) -> bytes:
+def _key(take: Reservation) -> bytes:
     """The same in every process of the fleet; what the key says cannot be read from it."""
     digest = blake2b(take.text, digest_size=16, key=take.rule.identity).hexdigest()
     return b"%b%b:%b" % (PREFIX, take.rule.identity.hex().encode(), digest.encode())
 
 
-def _arguments(take: Take, amount: float) -> list[bytes]:
+def _arguments(take: Reservation, amount: float) -> list[bytes]:
     window = take.rule.window
     if isinstance(window, TokenBucket):
         interval = window.length_s / window.limit * 1e6

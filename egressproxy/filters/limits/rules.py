@@ -13,7 +13,7 @@ from typing import Any, Final, Generic, Literal, Protocol, TypeVar
 from egressproxy.errors import Reason
 from egressproxy.filters.limits.windows import Window
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.shares import identity_of
+from egressproxy.model.per_client_quota import identity_of
 from egressproxy.net.keyed_counters import KeyedCounters
 
 Per = Literal["Gateway", "Route", "Backend", "Identity", "Namespace", "Model", "Header"]
@@ -47,33 +47,33 @@ def key_text(per: Sequence[Per], header: str = "") -> KeyText:
     parts: list[Callable[[Exchange, str], str]] = []
     for name in per:
         if name == "Header":
-            parts.append(lambda x, _model: b",".join(x.request.fields.get_all(field)).decode("latin-1"))
+            parts.append(lambda exchange, _model: b",".join(exchange.request.fields.get_all(field)).decode("latin-1"))
         else:
             parts.append(_PARTS[name])
     if not parts:
-        return lambda _x, _model: b""
+        return lambda _exchange, _model: b""
     if len(parts) == 1:
         only = parts[0]
-        return lambda x, model: only(x, model).encode("utf-8", "surrogatepass")
+        return lambda exchange, model: only(exchange, model).encode("utf-8", "surrogatepass")
 
-    def text(x: Exchange, model: str) -> bytes:
-        said = [part(x, model) for part in parts]
+    def text(exchange: Exchange, model: str) -> bytes:
+        said = [part(exchange, model) for part in parts]
         return "".join([_PART % (len(part), part) for part in said]).encode("utf-8", "surrogatepass")
 
     return text
 
 
-def _route(x: Exchange, _model: str) -> str:
-    return x.route if x.route != "-" else f"{x.gateway} -"
+def _route(exchange: Exchange, _model: str) -> str:
+    return exchange.route if exchange.route != "-" else f"{exchange.gateway} -"
 
 
 _PARTS: Final[dict[str, Callable[[Exchange, str], str]]] = {
-    "Gateway": lambda x, _model: x.gateway,
+    "Gateway": lambda exchange, _model: exchange.gateway,
     "Route": _route,
-    "Backend": lambda x, _model: x.backend,
-    "Identity": lambda x, _model: identity_of(x),
-    "Namespace": lambda x, _model: x.identity.namespace,
-    "Model": lambda _x, model: model.strip().casefold(),  # Azure's servers look at no case
+    "Backend": lambda exchange, _model: exchange.backend,
+    "Identity": lambda exchange, _model: identity_of(exchange),
+    "Namespace": lambda exchange, _model: exchange.identity.namespace,
+    "Model": lambda _exchange, model: model.strip().casefold(),  # Azure's servers look at no case
 }
 
 
@@ -138,7 +138,7 @@ class QuotaRule:
         return REASONS[self.type]
 
 
-class Take:
+class Reservation:
     """What one exchange takes of one limit: `amount`, for the key of this `text`, in the window `period`, which becomes
     a part of the text.
 
@@ -190,10 +190,10 @@ class ConcurrencyRule:
     def message(self) -> str:
         return f"more than {self.allows}"
 
-    def enter(self, x: Exchange, model: str) -> int:
+    def enter(self, exchange: Exchange, model: str) -> int:
         """Count this exchange. Returns the place that `leave` needs, -1 if there are as many as may be."""
         table, now = self.table, monotonic()
-        text = self.text(x, model)
+        text = self.text(exchange, model)
         with table.lock:
             if table.mine:
                 held = sum([table.peek(table.key(text, owner), now)[1] for owner in table.owners])
@@ -214,8 +214,8 @@ class ConcurrencyRule:
             if table.cells[at + 1] <= 0:
                 table.cells[at] = 0.0
 
-    def in_progress(self, x: Exchange, model: str) -> int:
+    def in_progress(self, exchange: Exchange, model: str) -> int:
         """Exchanges of the key of this one."""
         now = monotonic()
-        text = self.text(x, model)
+        text = self.text(exchange, model)
         return int(sum([self.table.peek(self.table.key(text, owner), now)[1] for owner in self.table.owners]))

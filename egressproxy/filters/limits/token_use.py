@@ -40,11 +40,11 @@ _MOST_SHAPES: Final = 24
 _UNREADABLE: Final = 3
 
 
-def told_in_head(x: Exchange) -> TokenUsage | None:
+def told_in_head(exchange: Exchange) -> TokenUsage | None:
     """What Amazon tells of an InvokeModel in the head of its answer, whatever form the model's own answer has."""
-    if not x.has_response or _AMAZON_INPUT not in x.response.fields:
+    if not exchange.has_response or _AMAZON_INPUT not in exchange.response.fields:
         return None
-    counts = [x.response.fields.get(name) or b"0" for name in (_AMAZON_INPUT, _AMAZON_OUTPUT)]
+    counts = [exchange.response.fields.get(name) or b"0" for name in (_AMAZON_INPUT, _AMAZON_OUTPUT)]
     if not all(count.isdigit() and len(count) < 13 for count in counts):
         return None
     return TokenUsage(int(counts[0]), int(counts[1]))
@@ -74,7 +74,9 @@ class TokenUse:
     _is_over = False  # no more of the answer can be read
     _has_ended = False  # all of the answer has come
 
-    def read(self, x: Exchange, body: bytes, usual_output: int, most_output: int, *, names_model: bool = True) -> bytes:
+    def read(
+        self, exchange: Exchange, body: bytes, usual_output: int, most_output: int, *, names_model: bool = True
+    ) -> bytes:
         """Look at a request, and estimate it. Returns the body to send: a stream is asked for its usage.
 
         `names_model`: somebody needs `model`. Output is what the request allows, `usual_output` tokens where it says
@@ -82,28 +84,28 @@ class TokenUse:
         estimated by its length.
         """
         try:
-            view = request_view(x, body)
+            view = request_view(exchange, body)
         except Unreadable as error:
-            return self._read_nothing(x, body, error, usual_output)
+            return self._read_nothing(exchange, body, error, usual_output)
         asks = self._read_view(view, view.asked_tokens(), usual_output, most_output, names_model=names_model)
         return view.body() if asks else body
 
     def reading(
-        self, x: Exchange, body: bytes, usual_output: int, most_output: int, *, names_model: bool = True
+        self, exchange: Exchange, body: bytes, usual_output: int, most_output: int, *, names_model: bool = True
     ) -> Work[bytes]:
         """`read` in turns."""
         try:
-            yield from view_ahead(x, body, is_request=True)
-            view = request_view(x, body)
+            yield from view_ahead(exchange, body, is_request=True)
+            view = request_view(exchange, body)
         except Unreadable as error:
-            return self._read_nothing(x, body, error, usual_output)
+            return self._read_nothing(exchange, body, error, usual_output)
         asked = yield from view.asking_tokens()
         asks = self._read_view(view, asked, usual_output, most_output, names_model=names_model)
         return (yield from view.writing()) if asks else body
 
-    def _read_nothing(self, x: Exchange, body: bytes, error: Unreadable, usual_output: int) -> bytes:
+    def _read_nothing(self, exchange: Exchange, body: bytes, error: Unreadable, usual_output: int) -> bytes:
         self.fault = str(error)
-        asked = operation(x)
+        asked = operation(exchange)
         self.model = asked.model if asked is not None else ""
         self.guess(len(body), usual_output)
         return body
@@ -139,9 +141,9 @@ class TokenUse:
         self.input_tokens = max(0, length) // _UNREADABLE
         self.output_tokens = usual_output
 
-    def begin_answer(self, x: Exchange, media_type: bytes) -> bool:
+    def begin_answer(self, exchange: Exchange, media_type: bytes) -> bool:
         """An answer of this type has begun. Returns whether it comes in events."""
-        asked = operation(x)
+        asked = operation(exchange)
         is_whole = media_type == b"application/json" and (asked is None or not asked.is_stream)  # nearly all
         if is_whole and not self._has_begun:
             self._has_begun = True
@@ -154,19 +156,19 @@ class TokenUse:
         self._has_begun = True
         return self._framing is not None
 
-    def feed(self, x: Exchange, data: bytes, last: bool) -> bytes:
+    def feed(self, exchange: Exchange, data: bytes, last: bool) -> bytes:
         """Look at a piece of the answer. Returns what is sent for it: the usage that only we asked for is left out."""
         self._has_ended = last
         if self._is_over:
             return data
         if self._framing is not None:
-            return self._feed_stream(x, self._framing, data, last)
+            return self._feed_stream(exchange, self._framing, data, last)
         if not last or self._whole is not None:
-            self._collect(x, data, last)
+            self._collect(exchange, data, last)
         elif self.wants_model or len(data) > _MAX_ANSWER:
-            self._read_whole(x, data)
+            self._read_whole(exchange, data)
         else:
-            add_usage_of_answer(x, data)
+            add_usage_of_answer(exchange, data)
         return data
 
     @property
@@ -180,16 +182,16 @@ class TokenUse:
         """Whether this piece of a stream is more than is looked at in one go."""
         return len(data) > SLICE and self._framing is not None and not self._is_over
 
-    def feeding(self, x: Exchange, data: bytes, last: bool) -> Work[bytes]:
+    def feeding(self, exchange: Exchange, data: bytes, last: bool) -> Work[bytes]:
         """`feed` in turns."""
         made, left = list[bytes](), len(data)
         for piece in sliced(data):
             left -= len(piece)
-            made.append(self.feed(x, piece, last and not left))
+            made.append(self.feed(exchange, piece, last and not left))
             yield
         return b"".join(made)
 
-    def _feed_stream(self, x: Exchange, framing: Framing, data: bytes, last: bool) -> bytes:
+    def _feed_stream(self, exchange: Exchange, framing: Framing, data: bytes, last: bool) -> bytes:
         broken = b""
         try:
             frames = framing.feed(data)
@@ -222,13 +224,13 @@ class TokenUse:
                         self.served_model = model_of(value)
                     usage = usage_of(value)
                     if usage is not None:
-                        add_usage(x, usage)
+                        add_usage(exchange, usage)
                         is_usage_alone = value.get("choices") == []
             if not is_usage_alone:
                 kept.append(frame.raw)
         return b"".join(kept) + broken if self.hides_usage else data
 
-    def _collect(self, x: Exchange, data: bytes, last: bool) -> None:
+    def _collect(self, exchange: Exchange, data: bytes, last: bool) -> None:
         whole = self._whole = bytearray() if self._whole is None else self._whole
         whole += data
         if len(whole) > _MAX_ANSWER:
@@ -236,55 +238,61 @@ class TokenUse:
             self._whole = None
         elif last:
             self._whole = None
-            self._read_whole(x, bytes(whole))
+            self._read_whole(exchange, bytes(whole))
 
-    def _read_whole(self, x: Exchange, body: bytes) -> None:
+    def _read_whole(self, exchange: Exchange, body: bytes) -> None:
         if len(body) > _MAX_ANSWER:
             return
         if not self.wants_model:
-            add_usage_of_answer(x, body)
+            add_usage_of_answer(exchange, body)
             return
         try:
-            said = said_in_answer(x, body)
+            said = said_in_answer(exchange, body)
         except Unreadable:
             return
         self.served_model = model_of(said)
-        if usage_told(x) is None:
-            add_usage(x, usage_of(said))
+        if usage_told(exchange) is None:
+            add_usage(exchange, usage_of(said))
 
-    def taken(self, x: Exchange) -> TokenUsage | None:
+    def taken(self, exchange: Exchange) -> TokenUsage | None:
         """What it took in the end; None where nothing tells, so that the estimate stays.
 
         What failed before an answer took nothing, nor did what another filter has answered in a provider's place. Where
         nobody has waited for the answer, its provider may have answered in full, and where a filter has kept it back it
         has: the estimate stays. A stream that was cut took its input, and what was seen of its text.
         """
-        if not x.attempts:
-            return usage_told(x) or TokenUsage()  # a cache may tell what its answer has taken once
-        told = usage_told(x) or told_in_head(x)
+        if not exchange.attempts:
+            return usage_told(exchange) or TokenUsage()  # a cache may tell what its answer has taken once
+        told = usage_told(exchange) or told_in_head(exchange)
         if told is not None and not told.total_tokens:
             told = None  # no answer takes nothing: its server does not count
         if told is not None and self._framing is None:
             return told
-        if told is None and self.is_call and _is_given_up(x):
+        if told is None and self.is_call and _is_given_up(exchange):
             return None
         if self._framing is not None and not (self._has_ended and told is not None and told.output_tokens):
             if told is None:
-                is_counted = self.seen_tokens or (self.is_call and _is_answered(x))
+                is_counted = self.seen_tokens or (self.is_call and _is_answered(exchange))
                 return TokenUsage(self.input_tokens, self.seen_tokens) if is_counted else TokenUsage()
             return told._replace(output_tokens=max(told.output_tokens, self.seen_tokens))
         if told is not None:
             return told
-        return None if self.is_call and _is_answered(x) else TokenUsage()
+        return None if self.is_call and _is_answered(exchange) else TokenUsage()
 
 
-def _is_given_up(x: Exchange) -> bool:
+def _is_given_up(exchange: Exchange) -> bool:
     """Whether the client, or the gateway, has left a provider that may be answering."""
-    if x.reason is Reason.CLIENT_GONE:
-        return not x.status
-    return x.status == 504 and x.reason in (Reason.REQUEST_TIMEOUT, Reason.RESPONSE_TIMEOUT) and bool(x.upstream)
+    if exchange.reason is Reason.CLIENT_GONE:
+        return not exchange.status
+    return (
+        exchange.status == 504
+        and exchange.reason in (Reason.REQUEST_TIMEOUT, Reason.RESPONSE_TIMEOUT)
+        and bool(exchange.upstream)
+    )
 
 
-def _is_answered(x: Exchange) -> bool:
+def _is_answered(exchange: Exchange) -> bool:
     """Whether the provider has given what was asked for, whatever the client got of it."""
-    return 200 <= x.status < 300 or (x.status > 0 and x.has_response and 200 <= x.response.status < 300)
+    return 200 <= exchange.status < 300 or (
+        exchange.status > 0 and exchange.has_response and 200 <= exchange.response.status < 300
+    )

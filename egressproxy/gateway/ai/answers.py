@@ -1,5 +1,5 @@
-"""Translated messages: the heads, and the answers that the conductor takes for the backend's, whole or streamed; and
-answers whose beginning was read before anything of them goes on.
+"""Translated messages: the heads, and the answers that the connection manager takes for the backend's, whole or
+streamed; and answers whose beginning was read before anything of them goes on.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from egressproxy.gateway.backends.replayable_body import HeldFor
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import media_type
 from egressproxy.model.message import RequestHead, ResponseHead
+from egressproxy.net.byte_queue import ByteQueue
 from egressproxy.net.driver import PAUSE
 from egressproxy.net.flow_control import BodySink, Reads
-from egressproxy.net.pieces import Pieces
 from egressproxy.protocols.upstream import Upstream
 from egressproxy.translation.apis import REQUIRED_FIELDS, belongs_to_one_api, describes_the_body
 
@@ -80,7 +80,7 @@ def _crossing(block: bytes) -> bytes:
 class ReadingClient(HeldFor, Protocol):
     """What is asked of the client while an answer is read."""
 
-    seen_octets: int  # -1: since the clock has looked, something has moved
+    seen_bytes: int  # -1: since the clock has looked, something has moved
 
     @property
     def is_paused_for_room(self) -> bool:
@@ -89,7 +89,9 @@ class ReadingClient(HeldFor, Protocol):
 
 @dataclass(slots=True, eq=False, repr=False)
 class TranslatedAnswer:
-    """A body that is here, translated or filtered. For the conductor it is an upstream whose answer has come."""
+    """A body that is here, translated or filtered. For the connection manager it is an upstream whose answer has
+    come.
+    """
 
     _upstream: Answer
     _body: bytes
@@ -132,7 +134,7 @@ class TranslatedStream:
     A stream that ends early, or in an error of the backend, ends with the error event of the client's API.
     """
 
-    _x: Exchange
+    _exchange: Exchange
     _upstream: Upstream | BegunAnswer
     _translator: ResponseTranslator
     _client: ReadingClient
@@ -172,7 +174,7 @@ class TranslatedStream:
     def send_body(self, data: bytes) -> None:
         if self.has_ended:
             return
-        self._client.seen_octets = -1  # events that the client does not know are a sign of life, too
+        self._client.seen_bytes = -1  # events that the client does not know are a sign of life, too
         self._hand_on(self._translator.feed(data))
         if self._translator.has_failed:
             self._end()
@@ -191,8 +193,8 @@ class TranslatedStream:
     def _end(self) -> None:
         self.has_ended = True
         if self._translator.has_failed:
-            self._x.reason = Reason.UPSTREAM_INCOMPLETE
-            self._x.detail = "the backend's stream ended in an error, or before its end"
+            self._exchange.reason = Reason.UPSTREAM_INCOMPLETE
+            self._exchange.detail = "the backend's stream ended in an error, or before its end"
         assert self._sink is not None
         self._sink.end_body(b"")
         self._client.driver.resume()
@@ -204,7 +206,7 @@ class BegunAnswer:
     backend until then. What has come goes on as it came, and the backend's connection is joined to the client's.
     """
 
-    _x: Exchange
+    _exchange: Exchange
     _upstream: Upstream
     _client: ReadingClient
     _first: FirstEvent
@@ -213,22 +215,22 @@ class BegunAnswer:
     _is_decided: bool = False
     _is_whole: bool = False
     _size: int = 0
-    _parts: Pieces = field(default_factory=Pieces)
+    _parts: ByteQueue = field(default_factory=ByteQueue)
     _trailers: bytes = b""
 
     @classmethod
-    def of(cls, x: Exchange, upstream: Upstream, client: ReadingClient) -> BegunAnswer | None:
+    def of(cls, exchange: Exchange, upstream: Upstream, client: ReadingClient) -> BegunAnswer | None:
         """None for an answer that tells of no failure in this way, or whose coding cannot be read."""
         # Here, since it is for rules that send requests again.
         from egressproxy.ai_apis.apis import operation_of
         from egressproxy.ai_apis.first_event import FirstEvent, may_tell
 
-        head, operation = x.response, operation_of(x.request.path)
+        head, operation = exchange.response, operation_of(exchange.request.path)
         kind, coding = media_type(head.fields), coding_of(head.fields)
         if not may_tell(kind, head.body, operation) or not (not coding or is_readable(coding)):
             return None
         decoder = ContentDecoder(coding) if coding else None
-        return cls(x, upstream, client, FirstEvent(kind, operation), decoder, upstream.has_ended)
+        return cls(exchange, upstream, client, FirstEvent(kind, operation), decoder, upstream.has_ended)
 
     async def status(self) -> int:
         """Wait for the status that the answer stands for. Raises UpstreamFault if it breaks off before."""
@@ -258,7 +260,7 @@ class BegunAnswer:
 
     # --- BodySink: the backend gives --------------------------------------------------------------------------------
     def send_body(self, data: bytes) -> None:
-        self._client.seen_octets = -1
+        self._client.seen_bytes = -1
         self._parts.append(data)
         self._size += len(data)
         self._read(data, last=False)
@@ -295,7 +297,7 @@ class BegunAnswer:
 
     def whole_body(self) -> bytes | None:
         """The body, if all is here, of an announced length; it is taken then."""
-        if not self._is_whole or self._trailers or self._x.response.body < 0:
+        if not self._is_whole or self._trailers or self._exchange.response.body < 0:
             return None
         self.has_ended = True
         return self._taken()
@@ -325,11 +327,11 @@ class BegunAnswer:
         self._upstream.resume_reading()
 
     def _taken(self) -> bytes:
-        held, self._parts = self._parts.joined(), Pieces()
+        held, self._parts = self._parts.joined(), ByteQueue()
         return held
 
 
-#: What the conductor sends to a client.
+#: What the connection manager sends to a client.
 Answer = Upstream | TranslatedAnswer | TranslatedStream | BegunAnswer
 
 
@@ -341,12 +343,12 @@ class _Gathering:
     _source: Reads
     _limit: int
     _size: int = 0
-    parts: Pieces = field(default_factory=Pieces)
+    parts: ByteQueue = field(default_factory=ByteQueue)
     is_whole: bool = False
     is_too_long: bool = False
 
     def send_body(self, data: bytes) -> None:
-        self._client.seen_octets = -1
+        self._client.seen_bytes = -1
         self._size += len(data)
         if self._size <= self._limit:
             self.parts.append(data)
@@ -374,7 +376,7 @@ async def gathered(upstream: Upstream | BegunAnswer, client: ReadingClient, limi
             if not gathering.is_too_long:
                 return gathering.parts.joined()
         finally:
-            gathering.parts = Pieces()
+            gathering.parts = ByteQueue()
     elif len(body) <= limit:
         return body
     message = f"the backend's answer is longer than the {limit} bytes that are translated"

@@ -34,12 +34,12 @@ from egressproxy.gateway.ai.answers import (
 from egressproxy.gateway.ai.model_field import find_model, with_model
 from egressproxy.gateway.ai.provider_errors import ProviderCall, told_in_shape
 from egressproxy.gateway.backends.ai_endpoint import AiEndpoint
-from egressproxy.gateway.backends.failover import Course
+from egressproxy.gateway.backends.failover import FailoverState
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.ext_authz.buffered_body import InvitedClient, invite_body
 from egressproxy.ir.policy import ExtensionIR
-from egressproxy.model.exchange import AttemptTrail, Exchange
+from egressproxy.model.exchange import AttemptTrail, Exchange, StateSlot
 from egressproxy.model.fields import media_type
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.work import Work
@@ -57,15 +57,14 @@ if TYPE_CHECKING:  # translation takes memory, and not everybody asks for it: th
 DROPPED_FIELD: Final = b"X-Egress-Dropped"
 #: Characters of a model's name that the log has.
 _LOGGED: Final = 128
-#: The note of an exchange with it.
-_CALL: Final = "ai call"
+_CALL: Final[StateSlot[AiCall]] = StateSlot("ai call")
 _UNTRANSLATABLE: Final = "untranslatable"
 #: Before all others: the API is told by the path as the client has sent it.
 REQUESTS: Final = ExtensionIR(
     "ai", "egressproxy.io/Ai:v1", Phase.REQUEST_HEADERS.value, -(10**9), pre_auth=True, timeout_s=0
 )
-#: The note that asks for `complete`.
-MARK: Final = "ai"
+#: Set where the filter ran, for its `complete`: that of every configuration.
+MARK: Final[StateSlot[bool]] = StateSlot("ai ran")
 
 
 class AiClient(InvitedClient, ReadingClient, Protocol):
@@ -107,68 +106,74 @@ class AiCall:
     own_answer: LocalResponse | None = None  # what the client gets, and the backend is not asked
 
     @classmethod
-    def begin(cls, x: Exchange) -> None:
+    def begin(cls, exchange: Exchange) -> None:
         """Look at the head of this exchange's request, and keep the call; nothing where there is none."""
-        head = x.request
+        head = exchange.request
         if head.upgrade:
             if is_responses_websocket(head.path, head.upgrade):
-                x.keep(_CALL, cls(Api.OPENAI_RESPONSES, x.path_prefix, is_websocket=True))
+                exchange.keep(_CALL, cls(Api.OPENAI_RESPONSES, exchange.path_prefix, is_websocket=True))
         elif head.method == b"POST":
-            x.keep(_CALL, cls(api_of(head.path), x.path_prefix))
+            exchange.keep(_CALL, cls(api_of(head.path), exchange.path_prefix))
 
     @classmethod
-    def of(cls, x: Exchange) -> AiCall | None:
+    def of(cls, exchange: Exchange) -> AiCall | None:
         """That of this exchange; None where no backend of its rule is an AI provider."""
-        found = x.notes.get(_CALL) if x.notes is not None else None
-        return found if isinstance(found, cls) else None
+        return exchange.state.get(_CALL)
 
     # --- requests --------------------------------------------------------------------------------------------------
     async def prepare(
-        self, x: Exchange, client: AiClient, backend: RouteBackend, body: ReplayableBody | None, course: Course | None
+        self,
+        exchange: Exchange,
+        client: AiClient,
+        backend: RouteBackend,
+        body: ReplayableBody | None,
+        failover_state: FailoverState | None,
     ) -> RouteBackend:
         """Make the client's own request what `backend`, or the next of a Failover that can serve it, gets of it.
         Returns that one. Raises BadRequest (400) where none can; LimitExceeded (413) for a long body.
         """
         if self.api is None:
-            self.api = api_of(x.request.path)  # a filter of the rule has led it there
+            self.api = api_of(exchange.request.path)  # a filter of the rule has led it there
         whole: bytes | None = None
         while True:
             self._sent, self.backend_api = _AS_IT_IS, self.api
-            x.path_prefix = self._prefix
+            exchange.path_prefix = self._prefix
             try:
                 if self.is_websocket and backend.ai is not None and backend.ai.changes_body(self.api):
                     raise Untranslatable(
                         "", "a WebSocket is not translated, nor its models renamed: send plain requests"
                     )
-                if backend.ai is not None and self._is_counted_here(x, backend.ai):
+                if backend.ai is not None and self._is_counted_here(exchange, backend.ai):
                     self.api = Api.ANTHROPIC
-                    whole = await self._collected(x, client, body, backend.ai)
-                    self.own_answer = await in_turns(self._counted(x, whole))
+                    whole = await self._collected(exchange, client, body, backend.ai)
+                    self.own_answer = await in_turns(self._counted(exchange, whole))
                     return backend
-                if backend.ai is not None and self._needs_body(x, backend.ai):
+                if backend.ai is not None and self._needs_body(exchange, backend.ai):
                     if whole is None:
-                        whole = await self._collected(x, client, body, backend.ai)
-                    self._sent = await in_turns(self._made(x, backend.ai, whole))
+                        whole = await self._collected(exchange, client, body, backend.ai)
+                    self._sent = await in_turns(self._made(exchange, backend.ai, whole))
                 if backend.ai is not None:
-                    self._set_head(x, backend.ai)
+                    self._set_head(exchange, backend.ai)
             except Untranslatable as error:
-                following = self._pass_over(x, backend, _Hindrance(error.field, error.why), course, client.wheel.now)
+                following = self._pass_over(
+                    exchange, backend, _Hindrance(error.field, error.why), failover_state, client.wheel.now
+                )
                 if following is None:
                     raise self._refusal() from None
                 backend = following
             else:
-                tell_backend_api(x, self._sent.request.target if self._sent.request is not None else None)
+                tell_backend_api(exchange, self._sent.request.target if self._sent.request is not None else None)
                 if whole is not None and self._sent.body is None:
                     self._sent = _Sent(whole)  # it may be too long to be kept
                 return backend
 
-    def _is_counted_here(self, x: Exchange, endpoint: AiEndpoint) -> bool:
+    def _is_counted_here(self, exchange: Exchange, endpoint: AiEndpoint) -> bool:
         """Whether this asks for a count of tokens that its provider does not have, since it serves other APIs alone."""
-        return bool(endpoint.apis) and Api.ANTHROPIC not in endpoint.apis and counts_tokens(x.request.path)
+        return bool(endpoint.apis) and Api.ANTHROPIC not in endpoint.apis and counts_tokens(exchange.request.path)
 
-    def _counted(self, x: Exchange, body: bytes) -> Work[LocalResponse]:
+    def _counted(self, exchange: Exchange, body: bytes) -> Work[LocalResponse]:
         """An estimate: clients that get no count compress their conversation too late. Raises Untranslatable."""
-        if b"content-encoding" in x.request.fields:
+        if b"content-encoding" in exchange.request.fields:
             raise Untranslatable("", "its Content-Encoding is not read here: send it without")
         try:
             tokens = yield from AiRequest.of(body, (yield from AiRequest.parsing(body))).estimated_input_tokens()
@@ -176,58 +181,60 @@ class AiCall:
             raise Untranslatable("", f"the body cannot be read: {error}") from None
         return LocalResponse(200, ((b"Content-Type", JSON),), b'{"input_tokens":%d}' % tokens)
 
-    async def narrow(self, x: Exchange, client: AiClient, body: ReplayableBody | None, course: Course) -> None:
+    async def narrow(
+        self, exchange: Exchange, client: AiClient, body: ReplayableBody | None, failover_state: FailoverState
+    ) -> None:
         """After a failure: take out who cannot serve this request: clients are to hear of the failure, not of that."""
         if body is None or not body.is_kept:
             return
         whole: bytes | None = None
         known: dict[tuple[Api | None, bool, bool], _Hindrance | None] = {}  # other names change nothing
-        for backend in course.left():
+        for backend in failover_state.left():
             endpoint = backend.ai
-            if endpoint is None or not self._needs_body(x, endpoint):
+            if endpoint is None or not self._needs_body(exchange, endpoint):
                 continue
             if whole is None:
                 body.detach()
-                whole = await self._collected(x, client, body, endpoint, only_looks=True)
+                whole = await self._collected(exchange, client, body, endpoint, only_looks=True)
             key = endpoint.api_for(self.api), endpoint.renames, endpoint.drops
             if key not in known:
-                known[key] = await self._hindrance(x, endpoint, whole)
+                known[key] = await self._hindrance(exchange, endpoint, whole)
             hindrance = known[key]
             if hindrance is not None:
-                self._pass_over(x, backend, hindrance, course, client.wheel.now)
+                self._pass_over(exchange, backend, hindrance, failover_state, client.wheel.now)
 
-    async def _hindrance(self, x: Exchange, endpoint: AiEndpoint, body: bytes) -> _Hindrance | None:
+    async def _hindrance(self, exchange: Exchange, endpoint: AiEndpoint, body: bytes) -> _Hindrance | None:
         try:
-            await in_turns(self._made(x, endpoint, body))
+            await in_turns(self._made(exchange, endpoint, body))
         except Untranslatable as error:
             return _Hindrance(error.field, error.why)
         return None
 
-    def _needs_body(self, x: Exchange, endpoint: AiEndpoint) -> bool:
+    def _needs_body(self, exchange: Exchange, endpoint: AiEndpoint) -> bool:
         """Whether this endpoint may get another body. A file, such as one to transcribe, names no model."""
         if self.is_websocket or not endpoint.changes_body(self.api):
             return False
-        return self.api is not None or media_type(x.request.fields) == JSON
+        return self.api is not None or media_type(exchange.request.fields) == JSON
 
-    def _set_head(self, x: Exchange, endpoint: AiEndpoint) -> None:
-        head, sent = x.request, self._sent
+    def _set_head(self, exchange: Exchange, endpoint: AiEndpoint) -> None:
+        head, sent = exchange.request, self._sent
         self._model = sent.asked_model or self._model
         if sent.sent_model != sent.asked_model:
             note_change(head.fields)
         if sent.request is not None:
             self.backend_api = sent.request.target
-            x.path_prefix = b""  # what replaces it is for the client's path
-            operation(x)  # filters of the answer, which see the client's API, go by the client's path
+            exchange.path_prefix = b""  # what replaces it is for the client's path
+            operation(exchange)  # filters of the answer, which see the client's API, go by the client's path
             set_request_head(head, sent.request, endpoint.path_of(sent.request.target))
         elif endpoint.prefix and self.api is not None:
             path, mark, query = head.path.partition(b"?")
             if path.endswith(DEFAULT_PATHS[self.api]):
                 head.path = endpoint.path_of(self.api) + mark + query
-                x.path_prefix = b""
+                exchange.path_prefix = b""
 
-    def _made(self, x: Exchange, endpoint: AiEndpoint, body: bytes) -> Work[_Sent]:
+    def _made(self, exchange: Exchange, endpoint: AiEndpoint, body: bytes) -> Work[_Sent]:
         """What this endpoint gets, in turns. Raises Untranslatable."""
-        fields, target = x.request.fields, endpoint.api_for(self.api)
+        fields, target = exchange.request.fields, endpoint.api_for(self.api)
         if self.api is None and not body:
             return _AS_IT_IS
         if len(body) > endpoint.max_body_bytes:
@@ -250,20 +257,25 @@ class AiCall:
         return _Sent(made, None, named.name, model)
 
     async def _collected(
-        self, x: Exchange, client: AiClient, body: ReplayableBody | None, endpoint: AiEndpoint, *,
+        self, exchange: Exchange, client: AiClient, body: ReplayableBody | None, endpoint: AiEndpoint, *,
         only_looks: bool = False,
     ) -> bytes:  # fmt: skip
         if body is None:
             return b""
-        invite_body(client, x.request)
+        invite_body(client, exchange.request)
         return await body.collect(client, endpoint.max_body_bytes, only_looks=only_looks)
 
     def _pass_over(
-        self, x: Exchange, backend: RouteBackend, hindrance: _Hindrance, course: Course | None, now: float
+        self,
+        exchange: Exchange,
+        backend: RouteBackend,
+        hindrance: _Hindrance,
+        failover_state: FailoverState | None,
+        now: float,
     ) -> RouteBackend | None:
         self._first = self._first or hindrance
-        AttemptTrail.kept_by(x).add(backend.name, _UNTRANSLATABLE, 0.0)
-        return course.pass_over(backend, now) if course is not None else None
+        AttemptTrail.kept_by(exchange).add(backend.name, _UNTRANSLATABLE, 0.0)
+        return failover_state.pass_over(backend, now) if failover_state is not None else None
 
     def _refusal(self) -> BadRequest:
         assert self._first is not None
@@ -277,11 +289,11 @@ class AiCall:
         return error
 
     # --- answers ---------------------------------------------------------------------------------------------------
-    async def answer(self, x: Exchange, client: AiClient, upstream: Upstream | BegunAnswer) -> Answer:
+    async def answer(self, exchange: Exchange, client: AiClient, upstream: Upstream | BegunAnswer) -> Answer:
         """What the client gets of the answer in `x.response`, whose head becomes that of the translated one; what is no
         success stays none. Raises UpstreamFault (502) for one that cannot be read.
         """
-        request, head = self._sent.request, x.response
+        request, head = self._sent.request, exchange.response
         if request is not None:
             request = replace(request, body=b"")
         self._sent = self._sent._replace(body=None, request=request)  # a body may be long, and a stream lasts
@@ -299,9 +311,9 @@ class AiCall:
         is_stream = request.is_stream and media_type(head.fields) == EVENT_STREAM and not upstream.has_ended
         if is_success and is_stream:
             set_response_head(head, request, EVENT_STREAM)
-            self._tell_losses(x)
+            self._tell_losses(exchange)
             head.body = -1
-            return TranslatedStream(x, upstream, translator, client)
+            return TranslatedStream(exchange, upstream, translator, client)
         try:
             body = await gathered(upstream, client, MAX_ANSWER if is_success else MAX_ERROR)
         except UpstreamFault:
@@ -312,7 +324,7 @@ class AiCall:
         if is_success and status >= 300:
             raise _bad("is none that can be translated")
         set_response_head(head, request, JSON)
-        self._tell_losses(x)
+        self._tell_losses(exchange)
         head.status, head.body = status, len(body)
         return TranslatedAnswer(upstream, body)
 
@@ -322,10 +334,10 @@ class AiCall:
         """What was left out of the request of the attempt under way, by the names of the client's API."""
         return self._sent.request.dropped if self._sent.request is not None else ()
 
-    def _tell_losses(self, x: Exchange) -> None:
-        x.response.fields.remove(DROPPED_FIELD)
+    def _tell_losses(self, exchange: Exchange) -> None:
+        exchange.response.fields.remove(DROPPED_FIELD)
         if self.dropped:
-            x.response.fields.set(DROPPED_FIELD, ", ".join(self.dropped).encode())
+            exchange.response.fields.set(DROPPED_FIELD, ", ".join(self.dropped).encode())
 
     @property
     def is_translated(self) -> bool:
@@ -345,9 +357,9 @@ class AiCall:
         return told_in_shape(self.api, error, about, field or None)
 
     @classmethod
-    def provider_of_client(cls, x: Exchange) -> ProviderCall | None:
+    def provider_of_client(cls, exchange: Exchange) -> ProviderCall | None:
         """Whose SDK the client speaks with, whatever API its request is translated to; None where that is not known."""
-        call = cls.of(x)
+        call = cls.of(exchange)
         return None if call is None or call.api is None else ProviderCall(call.api)
 
     def log_fields(self) -> dict[str, object]:
@@ -386,20 +398,20 @@ class AiRequests(Filter):
         self._translations = translations
         self._dropped = dropped
 
-    def request_headers(self, x: Exchange) -> None:
-        AiCall.begin(x)
+    def request_headers(self, exchange: Exchange) -> None:
+        AiCall.begin(exchange)
 
-    def complete(self, x: Exchange) -> None:
-        call = AiCall.of(x)
+    def complete(self, exchange: Exchange) -> None:
+        call = AiCall.of(exchange)
         if call is None:
             return
-        if call.api is not None and x.reason is Reason.UNTRANSLATABLE:
+        if call.api is not None and exchange.reason is Reason.UNTRANSLATABLE:
             self._translations.count(self._route, "-", call.api.value, "-", Reason.UNTRANSLATABLE.value)
         elif call.api is not None and call.backend_api is not None and call.is_translated:
-            result = "ok" if x.reason is Reason.OK and 200 <= x.status < 400 else "error"
-            self._translations.count(self._route, x.backend, call.api.value, call.backend_api.value, result)
+            result = "ok" if exchange.reason is Reason.OK and 200 <= exchange.status < 400 else "error"
+            self._translations.count(self._route, exchange.backend, call.api.value, call.backend_api.value, result)
             for name in call.dropped:
-                self._dropped.count(self._route, x.backend, call.api.value, call.backend_api.value, name)
+                self._dropped.count(self._route, exchange.backend, call.api.value, call.backend_api.value, name)
         fields = call.log_fields()
         if fields:
-            x.add_log_fields(fields)
+            exchange.add_log_fields(fields)

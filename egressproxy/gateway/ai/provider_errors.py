@@ -49,20 +49,20 @@ def told_in_shape(api: Api, error: GatewayError, about: dict[str, object], field
     return dumps(error_object(api, error.status, _said(error), field, error.reason.value, more))
 
 
-def provider_call(x: Exchange, backends: Sequence[RouteBackend]) -> ProviderCall | None:
+def provider_call(exchange: Exchange, backends: Sequence[RouteBackend]) -> ProviderCall | None:
     """The call of an exchange that an error ends; None where no provider is known. `backends`: of its route."""
-    if not x.has_request or x.is_tunnel:
+    if not exchange.has_request or exchange.is_tunnel:
         return None
-    head = x.request
-    if x.method == b"POST" and media_type(head.fields) == JSON:
+    head = exchange.request
+    if exchange.method == b"POST" and media_type(head.fields) == JSON:
         operation = operation_of(head.path)
         if operation is not None:
             return ProviderCall(operation.api)
     for backend in backends:
         if backend.ai is not None and backend.ai.apis:
             return ProviderCall(backend.ai.apis[0])
-    hosts = [backend.connector.spec.backend.hostname for backend in backends if backend.connector is not None]
-    for host in (x.authority.host if x.authority is not None else "", *hosts):
+    hosts = [backend.cluster.spec.backend.hostname for backend in backends if backend.cluster is not None]
+    for host in (exchange.authority.host if exchange.authority is not None else "", *hosts):
         api = api_of_host(host)
         if api is not None:
             return ProviderCall(api)

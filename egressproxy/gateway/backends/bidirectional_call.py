@@ -14,8 +14,8 @@ from typing import Final
 from egressproxy.errors import GatewayError, Reason, UpstreamFault
 from egressproxy.filters.calls import CallFailed, StreamReceiver
 from egressproxy.filters.chain import Chain, finish
-from egressproxy.gateway.backends.connector import Connector
-from egressproxy.gateway.backends.own_leg import answered_in_its_place, passed
+from egressproxy.gateway.backends.backend_body_filters import answered_in_its_place, passed
+from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.upstream_call import HeldConnection, Repeat, UpstreamCaller, call_upstream
 from egressproxy.model.exchange import Exchange
@@ -60,7 +60,7 @@ class BidirectionalCall(UpstreamCaller):
 
     def __init__(
         self,
-        connector: Connector | None,
+        cluster: Cluster | None,
         chain: Chain,
         inner: Exchange,
         fault: GatewayError | None,
@@ -68,9 +68,9 @@ class BidirectionalCall(UpstreamCaller):
         max_message_bytes: int,
         counted: Callable[[str, float], None],
     ) -> None:
-        """Begin the call of `inner.request`. `connector` None: it fails with `fault`. `counted`: of result, seconds."""
+        """Begin the call of `inner.request`. `cluster` None: it fails with `fault`. `counted`: of result, seconds."""
         self.resources = HeldConnection()
-        self._connector = connector
+        self._connector = cluster
         self._chain = chain
         self._inner = inner
         self._counted = counted
@@ -93,7 +93,7 @@ class BidirectionalCall(UpstreamCaller):
         inner.request.te_trailers = True
         for name, value in STREAM_FIELDS:
             inner.request.fields.set(name, value)
-        if connector is None:
+        if cluster is None:
             assert fault is not None
             self._over(fault)
         else:
@@ -155,11 +155,11 @@ class BidirectionalCall(UpstreamCaller):
 
     # --- for the call ------------------------------------------------------------------------------------------------
     def send_request(
-        self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
+        self, exchange: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
     ) -> None:
         if self._kept is None:
             raise UpstreamFault(Reason.UPSTREAM_RESET, "too much was sent to be sent again")
-        super().send_request(x, upstream, None, pseudonym)
+        super().send_request(exchange, upstream, None, pseudonym)
         self._upstream = upstream
         self._is_blocked = False
         upstream.feed_from(_Feeder(self))
@@ -190,14 +190,14 @@ class BidirectionalCall(UpstreamCaller):
 
     async def _live(self, driver: Driver) -> None:
         self.driver = driver
-        connector, chain, inner, held = self._connector, self._chain, self._inner, self.resources
-        assert connector is not None
+        cluster, chain, inner, held = self._connector, self._chain, self._inner, self.resources
+        assert cluster is not None
         error: GatewayError | None = None
         is_whole = False
         try:
             await passed(chain.request_headers, inner)
-            target = connector.target(inner)
-            upstream = await call_upstream(self, held, inner, connector, target, chain, b"", Repeat.ALWAYS)
+            target = cluster.target(inner)
+            upstream = await call_upstream(self, held, inner, cluster, target, chain, b"", Repeat.ALWAYS)
             if isinstance(upstream, LocalResponse):
                 raise answered_in_its_place()
             self._kept = None

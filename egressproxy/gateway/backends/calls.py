@@ -16,16 +16,16 @@ from egressproxy.errors import GatewayError, Reason, UpstreamFault
 from egressproxy.filters.body_plan import BodyPlan
 from egressproxy.filters.calls import CallAnswer, CallFailed, StreamReceiver
 from egressproxy.filters.chain import Chain, finish
+from egressproxy.gateway.backends.backend_body_filters import answered_in_its_place, passed
 from egressproxy.gateway.backends.bidirectional_call import BidirectionalCall
-from egressproxy.gateway.backends.connector import Connector
-from egressproxy.gateway.backends.own_leg import answered_in_its_place, passed
+from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.upstream_call import HeldConnection, Repeat, UpstreamCaller, call_upstream
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead, ResponseHead
+from egressproxy.net.byte_queue import ByteQueue
 from egressproxy.net.driver import Driver, driven
-from egressproxy.net.pieces import Pieces
 from egressproxy.telemetry.counters import CallCounts
 
 #: The longest answer that is read: a page that tells people where to log in.
@@ -34,11 +34,11 @@ MAX_ANSWER_BYTES: Final = 1024 * 1024
 
 @dataclass(slots=True, eq=False, repr=False)
 class BackendCall:
-    """Implements `filters.calls.FilterCall`. `connector` None: every call fails with `fault`."""
+    """Implements `filters.calls.FilterCall`. `cluster` None: every call fails with `fault`."""
 
     _filter: str  # its name
     backend: str
-    _connector: Connector | None
+    _connector: Cluster | None
     _chain: Chain
     _fault: GatewayError | None
     _counts: CallCounts
@@ -80,12 +80,12 @@ class BackendCall:
         result = "cancelled"
         inner = self._question(RequestHead(b"CONNECT", b"/", Fields()), None)
         try:
-            connector = self._connector
-            if connector is None:
+            cluster = self._connector
+            if cluster is None:
                 assert self._fault is not None
                 raise self._fault
             async with asyncio.timeout(timeout_s):
-                transport = await connector.open(inner, connector.target(inner), self._chain.connect, protocol, ())
+                transport = await cluster.open(inner, cluster.target(inner), self._chain.connect, protocol, ())
             result = "ok"
             return transport
         except TimeoutError:
@@ -111,16 +111,18 @@ class BackendCall:
         counted = partial(self._counts.count, self._filter, self.backend)
         return BidirectionalCall(self._connector, self._chain, inner, self._fault, receiver, max_message_bytes, counted)
 
-    async def _asked(self, method: bytes, path: bytes, fields: Fields, body: bytes, x: Exchange | None) -> CallAnswer:
-        connector, chain = self._connector, self._chain
-        if connector is None:
+    async def _asked(
+        self, method: bytes, path: bytes, fields: Fields, body: bytes, exchange: Exchange | None
+    ) -> CallAnswer:
+        cluster, chain = self._connector, self._chain
+        if cluster is None:
             assert self._fault is not None
             raise self._fault
         head = RequestHead(method, path, fields)
         head.body = len(body)
-        inner = self._question(head, x)
+        inner = self._question(head, exchange)
         try:
-            answer = await driven(lambda driver: converse(driver, inner, connector, chain, body))
+            answer = await driven(lambda driver: converse(driver, inner, cluster, chain, body))
             coding = answer.head.fields.get(b"content-encoding")
             if answer.body and coding is not None and coding.lower() != b"identity":
                 raise UpstreamFault(Reason.BAD_RESPONSE, "the answer has a content coding, and none was asked for")
@@ -129,15 +131,15 @@ class BackendCall:
             finish(chain.complete, inner)
         return CallAnswer(answer.head.status, answer.head.fields, said)
 
-    def _question(self, head: RequestHead, x: Exchange | None) -> Exchange:
-        connector = self._connector
-        inner = question(x or Exchange("-", "-", "-", monotonic()), head, self.backend)
+    def _question(self, head: RequestHead, exchange: Exchange | None) -> Exchange:
+        cluster = self._connector
+        inner = question(exchange or Exchange("-", "-", "-", monotonic()), head, self.backend)
         inner.path = head.path.partition(b"?")[0]
-        inner.backend_is_secure = connector is not None and connector.spec.backend.tls is not None
+        inner.backend_is_secure = cluster is not None and cluster.spec.backend.tls is not None
         return inner
 
 
-class Answer(NamedTuple):
+class CallResponse(NamedTuple):
     """What a server has answered. `trailers` are field lines, or b""."""
 
     head: ResponseHead
@@ -145,14 +147,14 @@ class Answer(NamedTuple):
     trailers: bytes
 
 
-async def converse(driver: Driver, inner: Exchange, connector: Connector, chain: Chain, body: bytes) -> Answer:
+async def converse(driver: Driver, inner: Exchange, cluster: Cluster, chain: Chain, body: bytes) -> CallResponse:
     """Ask the server, through its filters but for those of its answer's body. Raises GatewayError."""
     caller = _Question(driver)
     await passed(chain.request_headers, inner)
-    target = connector.target(inner)
+    target = cluster.target(inner)
     try:
         upstream = await call_upstream(
-            caller, caller.resources, inner, connector, target, chain, body or None, Repeat.ALWAYS
+            caller, caller.resources, inner, cluster, target, chain, body or None, Repeat.ALWAYS
         )
         if isinstance(upstream, LocalResponse):
             raise answered_in_its_place()
@@ -163,7 +165,7 @@ async def converse(driver: Driver, inner: Exchange, connector: Connector, chain:
             upstream.send_response_body_to(caller)
             await upstream.response_end()
         caller.resources.release(reusable=upstream.is_reusable)
-        return Answer(response, caller.answer.joined(), caller.trailers)
+        return CallResponse(response, caller.answer.joined(), caller.trailers)
     except GatewayError as error:
         caller.resources.fail(inner, error)
         raise
@@ -179,7 +181,7 @@ class _Question(UpstreamCaller):
     def __init__(self, driver: Driver) -> None:
         self.driver = driver
         self.resources = HeldConnection()
-        self.answer = Pieces()
+        self.answer = ByteQueue()
         self.trailers = b""
         self._size = 0
 
@@ -193,22 +195,30 @@ class _Question(UpstreamCaller):
         self.trailers = trailers
 
 
-def question(x: Exchange, head: RequestHead, backend: str) -> Exchange:
+def question(exchange: Exchange, head: RequestHead, backend: str) -> Exchange:
     """An exchange of our own with the server, for the filters that run for it as a backend."""
-    own = Exchange(x.client, x.gateway, x.listener, x.started_at, x.identity, request_id=x.request_id, backend=backend)
-    own.route = x.route
+    own = Exchange(
+        exchange.client,
+        exchange.gateway,
+        exchange.listener,
+        exchange.started_at,
+        exchange.identity,
+        request_id=exchange.request_id,
+        backend=backend,
+    )
+    own.route = exchange.route
     own.request = head
     own.method = head.method
-    own.path = x.path
+    own.path = exchange.path
     return own
 
 
-def asked_host(x: Exchange) -> bytes:
+def asked_host(exchange: Exchange) -> bytes:
     """The Host that the client has asked for; b"" if it has named none."""
-    return x.request.host or (x.authority.host_field(80) if x.authority is not None else b"")
+    return exchange.request.host or (exchange.authority.host_field(80) if exchange.authority is not None else b"")
 
 
-async def passed_body(plan: BodyPlan | None, x: Exchange, body: bytes) -> bytes:
+async def passed_body(plan: BodyPlan | None, exchange: Exchange, body: bytes) -> bytes:
     """The whole body of an answer as its body filters leave it: a client may get it."""
-    chain = plan.begin(x) if plan is not None else None
-    return body if chain is None else await chain.feed_to_end(x, body, True)
+    chain = plan.begin(exchange) if plan is not None else None
+    return body if chain is None else await chain.feed_to_end(exchange, body, True)

@@ -1,4 +1,4 @@
-"""Endpoints of one connector under `loadBalancer`, `healthCheck` and `circuitBreaker`: which one is next, what each
+"""Endpoints of one cluster under `loadBalancer`, `healthCheck` and `circuitBreaker`: which one is next, what each
 outcome of a request says about it, and how many requests it may have.
 
 Ip and Service: each address is an endpoint with a pool of its own. Fqdn: the name is one endpoint for balancing and for
@@ -14,18 +14,18 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from egressproxy.errors import GatewayError, Reason, RetrySafety, UpstreamFault
-from egressproxy.gateway.backends.dial_targets import DialTarget, Target, Targets, TargetWatch
 from egressproxy.gateway.backends.network import Network
+from egressproxy.gateway.backends.upstream_hosts import DialTarget, HostMonitor, UpstreamHost, UpstreamHosts
 from egressproxy.ir.backend import ConnectionIR, Destination, EndpointAddress
 from egressproxy.ir.resilience import NO_RESILIENCE, CircuitBreakerIR, HashSource, LoadBalancerIR, LoadBalancerType
 from egressproxy.model.authority import IPAddress
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.shares import client_of
+from egressproxy.model.per_client_quota import client_of
 from egressproxy.net.flow_control import address_text
 from egressproxy.protocols.upstream import Upstream
 from egressproxy.upstream.balancer import Balancer, Member, open_circuit
 from egressproxy.upstream.endpoint_health import EndpointHealth, HealthState, OutlierDetection
-from egressproxy.upstream.pool import Claim
+from egressproxy.upstream.pool import PoolTicket
 
 #: Addresses of one name whose health is kept; of further ones nothing is known.
 MAX_ADDRESSES = 64
@@ -46,46 +46,46 @@ FAILURES = frozenset(
 )
 
 
-def endpoints_of(
-    spec: ConnectionIR, network: Network, targets: Targets, open_to: Sequence[EndpointAddress]
-) -> Endpoints | None:
-    """The endpoints of a connector; None where nothing but taking turns is asked for. `open_to`: those not denied."""
+def host_set_of(
+    spec: ConnectionIR, network: Network, targets: UpstreamHosts, open_to: Sequence[EndpointAddress]
+) -> HostSet | None:
+    """The endpoints of a cluster; None where nothing but taking turns is asked for. `open_to`: those not denied."""
     is_hinted = bool(network.zone) and any(endpoint.for_zones for endpoint in open_to)
-    return Endpoints(spec, network, targets, open_to) if spec.resilience != NO_RESILIENCE or is_hinted else None
+    return HostSet(spec, network, targets, open_to) if spec.resilience != NO_RESILIENCE or is_hinted else None
 
 
-class Endpoints:
+class HostSet:
     """The endpoints of one connector. Their health is in the registry of the network, and outlives a reload."""
 
     __slots__ = ("_by_member", "_guard", "_key", "_wheel", "balancer", "breaker", "name", "retries", "targets")
 
     def __init__(
-        self, spec: ConnectionIR, network: Network, targets: Targets, open_to: Sequence[EndpointAddress]
+        self, spec: ConnectionIR, network: Network, targets: UpstreamHosts, open_to: Sequence[EndpointAddress]
     ) -> None:
         backend, resilience = spec.backend, spec.resilience
         self.name = backend.label
         self.targets = targets
         self.retries = 0  # that are in progress
         self._wheel = network.wheel
-        self._guard = targets.watches = TargetGuard(spec, network)
+        self._guard = targets.watches = CircuitBreaker(spec, network)
         self.breaker = self._guard.breaker
         self._key = hash_key(resilience.load_balancer)
-        self._by_member: dict[Member[Target], EndpointAddress] = {}
-        self.balancer: Balancer[Target] | None = None
+        self._by_member: dict[Member[UpstreamHost], EndpointAddress] = {}
+        self.balancer: Balancer[UpstreamHost] | None = None
         if backend.destination in (Destination.IP, Destination.SERVICE):
             healths = {each: self._guard.health(address_text(str(each.address), each.port)) for each in open_to}
             detection = OutlierDetection(resilience.outliers, tuple(healths.values()))
             for endpoint, health in healths.items():
                 target = targets.configured(str(endpoint.address), endpoint.port, backend.tls)
-                target.watch = EndpointWatch(self._guard, detection, health)
+                target.watch = EndpointMonitor(self._guard, detection, health)
                 self._by_member[Member(target, health, endpoint.zone, endpoint.for_zones)] = endpoint
             members = tuple(self._by_member)
             self.balancer = Balancer(self.name, resilience, members, network.health, network.zone)
 
-    def next(self, x: Exchange, avoid: Collection[Target] = ()) -> EndpointAddress:
+    def next(self, exchange: Exchange, avoid: Collection[UpstreamHost] = ()) -> EndpointAddress:
         """The endpoint that this exchange goes to. Raises UpstreamFault, LimitExceeded (503)."""
         assert self.balancer is not None
-        key = self._key(x) if self._key is not None else None
+        key = self._key(exchange) if self._key is not None else None
         return self._by_member[self.balancer.choose(key, self._wheel.now, avoid)]
 
     @property
@@ -93,10 +93,10 @@ class Endpoints:
         """Whether a request to this backend would find an endpoint that may be used."""
         if self.balancer is not None:
             return self.balancer.may_serve(self._wheel.now)
-        return (named := self.named) is None or not isinstance(named.watch, NameWatch) or not named.watch.is_out
+        return (named := self.named) is None or not isinstance(named.watch, HostnameMonitor) or not named.watch.is_out
 
-    def is_usable(self, target: Target) -> bool:
-        return not isinstance(target.watch, EndpointWatch) or target.watch.health.is_usable(self._wheel.now)
+    def is_usable(self, target: UpstreamHost) -> bool:
+        return not isinstance(target.watch, EndpointMonitor) or target.watch.health.is_usable(self._wheel.now)
 
     # --- retries -------------------------------------------------------------------------------------------------
     def take_retry(self) -> bool:
@@ -116,7 +116,7 @@ class Endpoints:
         """Whether there is a limit that a tunnel may reach."""
         return self.breaker.max_connections is not None or self.breaker.max_requests is not None
 
-    def count_tunnel(self, target: Target, client: str) -> Callable[[], None]:
+    def count_tunnel(self, target: UpstreamHost, client: str) -> Callable[[], None]:
         """Count a tunnel as a connection to this target, and as a request there. Call what is returned in its end. It
         does not wait: an idle connection makes way. Raises LimitExceeded, or UpstreamFault, (503).
         """
@@ -128,22 +128,22 @@ class Endpoints:
             if idle is None:
                 raise open_circuit(self.name, "maxConnections")
             idle.close()
-        claim: Claim[Upstream] = Claim(client)
-        pool.count(claim)
-        return partial(pool.lost, claim)
+        ticket: PoolTicket[Upstream] = PoolTicket(client)
+        pool.count(ticket)
+        return partial(pool.lost, ticket)
 
     # --- for people ----------------------------------------------------------------------------------------------
     @property
-    def named(self) -> Target | None:
+    def named(self) -> UpstreamHost | None:
         """The target of an Fqdn backend that is reached without a parent, whose addresses have a health each."""
-        return next((each for each in self.targets.known.values() if isinstance(each.watch, NameWatch)), None)
+        return next((each for each in self.targets.known.values() if isinstance(each.watch, HostnameMonitor)), None)
 
     def healths(self) -> Iterator[EndpointHealth]:
         """The health of each endpoint that is known."""
         for target in self.targets.known.values():
-            if isinstance(target.watch, EndpointWatch):
+            if isinstance(target.watch, EndpointMonitor):
                 yield target.watch.health
-            elif isinstance(target.watch, NameWatch):
+            elif isinstance(target.watch, HostnameMonitor):
                 yield from target.watch.known.values()
 
     def open_circuits(self) -> Iterator[str]:
@@ -160,8 +160,8 @@ class Endpoints:
                 yield "maxParallelRequests"
 
 
-class TargetGuard:
-    """The circuit breaker of every target of a connector; as a watch it knows no health. Nothing here holds a target:
+class CircuitBreaker:
+    """The circuit breaker of every target of a cluster; as a watch it knows no health. Nothing here holds a target:
     what a reload retires has to be free of circles.
     """
 
@@ -174,7 +174,7 @@ class TargetGuard:
         self._scope = replace(spec, backend=replace(spec.backend, endpoints=()))
         self.breaker = spec.resilience.breaker or CircuitBreakerIR()
 
-    def watch(self, target: Target) -> TargetWatch:
+    def watch(self, target: UpstreamHost) -> HostMonitor:
         breaker, pool = self.breaker, target.pool
         if breaker.max_connections is not None:
             pool.limit = breaker.max_connections
@@ -185,8 +185,8 @@ class TargetGuard:
         if self._spec.backend.destination is not Destination.FQDN:
             return self
         if self._spec.backend.parent is None:
-            return NameWatch(self)
-        return DistantWatch(self, self.health(address_text(target.host, target.port)))
+            return HostnameMonitor(self)
+        return ProxiedMonitor(self, self.health(address_text(target.host, target.port)))
 
     def health(self, address: str) -> EndpointHealth:
         """The health of this address ("host:port")."""
@@ -201,7 +201,7 @@ class TargetGuard:
             return False
         if error.reason is Reason.RESPONSE_TIMEOUT:
             if upstream is None:  # it has waited for the connection, or for other requests
-                return not (isinstance(target, Target) and target.waiting)
+                return not (isinstance(target, UpstreamHost) and target.waiting)
             return self._has_kept_us_waiting(upstream)
         if upstream is not None and upstream.was_reused and (error.retry is RetrySafety.IF_REUSED or error.is_left_out):
             return False  # the server has ended a connection that had served
@@ -240,7 +240,7 @@ class TargetGuard:
         """Whether endpoints that are out are used where no other is left."""
         return self._spec.resilience.panic_percent > 0
 
-    def admit(self, target: Target) -> None:
+    def admit(self, target: UpstreamHost) -> None:
         most = self.breaker.max_requests
         if most is not None and target.in_flight >= most:
             raise open_circuit(self._name, "maxParallelRequests")
@@ -248,7 +248,7 @@ class TargetGuard:
     def answered(self, target: DialTarget, upstream: str, status: int) -> None:
         """See TargetWatch."""
 
-    def failed(self, target: DialTarget, error: GatewayError, x: Exchange, upstream: Upstream | None) -> None:
+    def failed(self, target: DialTarget, error: GatewayError, exchange: Exchange, upstream: Upstream | None) -> None:
         """See TargetWatch."""
 
     def order(self, target: DialTarget, addresses: Sequence[IPAddress]) -> Sequence[IPAddress]:
@@ -256,21 +256,21 @@ class TargetGuard:
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class EndpointWatch:
+class EndpointMonitor:
     """The watch of a target that is one endpoint."""
 
-    _guard: TargetGuard
+    _guard: CircuitBreaker
     _detection: OutlierDetection
     health: EndpointHealth
 
-    def admit(self, target: Target) -> None:
+    def admit(self, target: UpstreamHost) -> None:
         self._guard.admit(target)
 
     def answered(self, target: DialTarget, upstream: str, status: int) -> None:
         if status >= 500 or not self.health.is_clean:
             self._detection.answered(self.health, status, self._guard.now)
 
-    def failed(self, target: DialTarget, error: GatewayError, x: Exchange, upstream: Upstream | None) -> None:
+    def failed(self, target: DialTarget, error: GatewayError, exchange: Exchange, upstream: Upstream | None) -> None:
         if self._guard.is_failure(target, error, upstream):
             self._detection.failed(self.health, self._guard.now)
         elif self.health.state is HealthState.TRIAL:
@@ -280,26 +280,26 @@ class EndpointWatch:
         return addresses
 
 
-class DistantWatch(EndpointWatch):
+class ProxiedMonitor(EndpointMonitor):
     """The watch of a name that a parent resolves: one endpoint, which health checks through the parent judge."""
 
     __slots__ = ()
 
-    def __init__(self, guard: TargetGuard, health: EndpointHealth) -> None:
+    def __init__(self, guard: CircuitBreaker, health: EndpointHealth) -> None:
         super().__init__(guard, OutlierDetection(None, (health,)), health)
 
-    def admit(self, target: Target) -> None:
+    def admit(self, target: UpstreamHost) -> None:
         self._guard.admit(target)
         if self.health.state is HealthState.UNHEALTHY and not self._guard.may_panic:
             raise self._guard.none_left(1)
 
 
-class NameWatch:
+class HostnameMonitor:
     """The watch of a name, whose addresses have a health each. `known` is by "address:port"."""
 
     __slots__ = ("_detection", "_due", "_guard", "_is_out", "_version", "known")
 
-    def __init__(self, guard: TargetGuard) -> None:
+    def __init__(self, guard: CircuitBreaker) -> None:
         self._guard = guard
         self.known: dict[str, EndpointHealth] = {}
         self._detection = guard.outliers
@@ -308,7 +308,7 @@ class NameWatch:
         self._version = -1
         self._due = 0.0
 
-    def admit(self, target: Target) -> None:
+    def admit(self, target: UpstreamHost) -> None:
         self._guard.admit(target)
         if self.is_out:
             raise self._guard.none_left(len(self.known))
@@ -329,12 +329,12 @@ class NameWatch:
         if health is not None and (status >= 500 or not health.is_clean):
             self._settle(target, health, self._detection.answered(health, status, self._guard.now))
 
-    def failed(self, target: DialTarget, error: GatewayError, x: Exchange, upstream: Upstream | None) -> None:
+    def failed(self, target: DialTarget, error: GatewayError, exchange: Exchange, upstream: Upstream | None) -> None:
         """See TargetWatch. A dial that fails has failed at each address that it tried."""
         if upstream is not None:
             tried = [upstream.address]
         else:
-            tried = [address_text(str(address), target.port) for address in x.addresses]
+            tried = [address_text(str(address), target.port) for address in exchange.addresses]
         counts = self._guard.is_failure(target, error, upstream)
         for health in filter(None, map(self.known.get, tried)):
             if counts:
@@ -377,16 +377,16 @@ def hash_key(spec: LoadBalancerIR) -> Callable[[Exchange], bytes | None] | None:
     return _of_client
 
 
-def _of_client(x: Exchange) -> bytes:
-    return client_of(x).encode()
+def _of_client(exchange: Exchange) -> bytes:
+    return client_of(exchange).encode()
 
 
-def _of_header(name: bytes, x: Exchange) -> bytes | None:
-    return x.request.fields.get(name) if x.has_request else None
+def _of_header(name: bytes, exchange: Exchange) -> bytes | None:
+    return exchange.request.fields.get(name) if exchange.has_request else None
 
 
-def _of_cookie(pattern: re.Pattern[bytes], x: Exchange) -> bytes | None:
-    lines: Iterable[bytes] = x.request.fields.get_all(b"cookie") if x.has_request else ()
+def _of_cookie(pattern: re.Pattern[bytes], exchange: Exchange) -> bytes | None:
+    lines: Iterable[bytes] = exchange.request.fields.get_all(b"cookie") if exchange.has_request else ()
     for line in lines:
         found = pattern.search(line)
         if found is not None:

@@ -23,11 +23,11 @@ from time import time
 from typing import Final
 
 from egressproxy.errors import GatewayError, Reason, RetrySafety, UpstreamFault
-from egressproxy.gateway.backends.dial_targets import Target
 from egressproxy.gateway.backends.passive_health import PassiveHealth
 from egressproxy.gateway.backends.retry_hints import asked_pause_s
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.upstream_call import IDEMPOTENT
+from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
 from egressproxy.ir.route import FailoverIR, WeightedBackend
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.grpc_status import GrpcStatus
@@ -42,7 +42,7 @@ MAX_STALE: Final = 2
 _BUSY: Final = frozenset((Reason.QUEUE_FULL, Reason.QUEUE_TIMEOUT, Reason.CIRCUIT_OPEN))
 #: Another endpoint of the same backend would change nothing.
 _OF_ALL: Final = frozenset((Reason.NO_ENDPOINT, Reason.NO_HEALTHY_ENDPOINT))
-#: What says nothing of the backend itself, or is known of its endpoints already (`Endpoints`).
+#: What says nothing of the backend itself, or is known of its endpoints already (`HostSet`).
 _NEUTRAL: Final = _BUSY | {Reason.NO_HEALTHY_ENDPOINT, Reason.FILTER_REJECTED}
 #: Statuses of gRPC that say nothing of the call itself.
 _OF_GRPC: Final[Mapping[int, int]] = {GrpcStatus.UNAVAILABLE: 503, GrpcStatus.RESOURCE_EXHAUSTED: 429}
@@ -56,8 +56,8 @@ _UNSENT: Final = frozenset((Reason.DNS_NXDOMAIN, Reason.DNS_NO_ADDRESS, Reason.N
 
 def may_serve(backend: RouteBackend, now: float) -> bool:
     """Whether requests should go to this backend at all, as far as is known. The one place that asks for its health."""
-    assert backend.connector is not None
-    watched = backend.connector.watched
+    assert backend.cluster is not None
+    watched = backend.cluster.watched
     return not _health(backend).is_aside(now) and (watched is None or watched.may_serve)
 
 
@@ -73,14 +73,14 @@ def aside_s(backend: RouteBackend, now: float) -> float:
 
 
 def _health(backend: RouteBackend) -> PassiveHealth:
-    assert backend.connector is not None
-    return backend.connector.health
+    assert backend.cluster is not None
+    return backend.cluster.health
 
 
 def _tell(backend: RouteBackend, why: str, aside: float) -> None:
     """That this backend is put aside for so many seconds, or (0.0) returns."""
-    assert backend.connector is not None
-    backend.connector.network.reports.failover(backend.connector.spec.backend, why, aside)
+    assert backend.cluster is not None
+    backend.cluster.network.reports.failover(backend.cluster.spec.backend, why, aside)
 
 
 class FailoverGroup:
@@ -119,7 +119,7 @@ class FailoverGroup:
         return min(left, key=lambda endpoint: _health(endpoint).aside_until, default=None)
 
 
-class Course:
+class FailoverState:
     """The way of one request through a Failover."""
 
     __slots__ = ("_asked", "_attempts", "_failover", "_left_out", "_stale")
@@ -177,10 +177,10 @@ class Course:
 
     def next(
         self,
-        x: Exchange,
+        exchange: Exchange,
         backend: RouteBackend,
         error: GatewayError | None,
-        tried: Collection[Target],
+        tried: Collection[UpstreamHost],
         now: float,
         *,
         waits_for_client: bool,
@@ -190,41 +190,43 @@ class Course:
         client could cause, says nothing of it.
         """
         if error is not None:
-            if self._goes_to_same(x, backend, error, tried):
+            if self._goes_to_same(exchange, backend, error, tried):
                 self._asked.remove(backend)
                 return backend if self._attempts < MAX_ATTEMPTS else None
             if not waits_for_client:
                 self.failed(backend, error, now)
-            if not self.goes_on(x, error):
+            if not self.goes_on(exchange, error):
                 return None
         return self._failover.choose(self._asked, now) if self._attempts < MAX_ATTEMPTS else None
 
-    def goes_on(self, x: Exchange, error: GatewayError) -> bool:
+    def goes_on(self, exchange: Exchange, error: GatewayError) -> bool:
         """Whether a request that has failed like this may be sent to another backend."""
         if error.reason in _BUSY:
             return True
         if not isinstance(error, UpstreamFault) or is_over(error):
             return False
         is_unsent = error.retry is RetrySafety.SAFE or error.reason in _UNSENT
-        return is_unsent or self._may_be_seen_twice(x)
+        return is_unsent or self._may_be_seen_twice(exchange)
 
-    def _may_be_seen_twice(self, x: Exchange) -> bool:
-        return not self._failover.spec.only_idempotent or x.method in IDEMPOTENT
+    def _may_be_seen_twice(self, exchange: Exchange) -> bool:
+        return not self._failover.spec.only_idempotent or exchange.method in IDEMPOTENT
 
-    def _goes_to_same(self, x: Exchange, backend: RouteBackend, error: GatewayError, tried: Collection[Target]) -> bool:
+    def _goes_to_same(
+        self, exchange: Exchange, backend: RouteBackend, error: GatewayError, tried: Collection[UpstreamHost]
+    ) -> bool:
         """Whether it is not the backend that has failed: an idle connection had died (which may have been read before,
         unless GOAWAY says otherwise), or one of several endpoints is down.
         """
         if error.retry is RetrySafety.IF_REUSED or error.is_left_out:
-            if not (error.is_left_out or self._may_be_seen_twice(x)):
+            if not (error.is_left_out or self._may_be_seen_twice(exchange)):
                 return False
             self._stale += 1
             return self._stale <= MAX_STALE
-        connector = backend.connector
-        assert connector is not None
-        if error.retry is not RetrySafety.SAFE or error.reason in _OF_ALL or len(connector.endpoints) < 2:
+        cluster = backend.cluster
+        assert cluster is not None
+        if error.retry is not RetrySafety.SAFE or error.reason in _OF_ALL or len(cluster.endpoints) < 2:
             return False
-        return any(connector.endpoint_target(each) not in tried for each in connector.endpoints)
+        return any(cluster.endpoint_target(each) not in tried for each in cluster.endpoints)
 
 
 def is_over(error: GatewayError) -> bool:
@@ -248,7 +250,7 @@ def with_failovers(
             choices.append(backend)
     failovers: dict[RouteBackend, FailoverGroup] = {}
     for failover, members in endpoints.items():
-        usable = [backend for backend in members if backend.connector is not None]
+        usable = [backend for backend in members if backend.cluster is not None]
         leader = replace((usable or members)[0], weight=failover.weight)
         if failover.weight > 0:
             choices.append(leader)

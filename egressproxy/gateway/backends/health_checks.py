@@ -1,6 +1,6 @@
-"""HealthChecks: asks the endpoints of one connector whether they are well (`healthCheck.active`).
+"""HealthChecks: asks the endpoints of one cluster whether they are well (`healthCheck.active`).
 
-Off the path of requests: on connections and drivers of its own, from the moment in which the connector is in service
+Off the path of requests: on connections and drivers of its own, from the moment in which the cluster is in service
 until it is retired. A check is dialled as a request is: the address policy, TLS and the parent hold. Each endpoint has
 one check at a time, all endpoints of a process MAX_CHECKS, of which the backends of one namespace have most at the most
 (theirs may all hang until the time is over), and intervals vary, so that endpoints are not asked in step.
@@ -16,10 +16,10 @@ from time import monotonic
 from typing import Final
 
 from egressproxy.errors import GatewayError, Reason, UpstreamFault
-from egressproxy.gateway.backends.dial_targets import DialTarget
-from egressproxy.gateway.backends.endpoints import Endpoints, EndpointWatch, NameWatch
+from egressproxy.gateway.backends.endpoints import EndpointMonitor, HostnameMonitor, HostSet
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.opener import ConnectionOpener
+from egressproxy.gateway.backends.upstream_hosts import DialTarget
 from egressproxy.ir.backend import ConnectionIR, Protocol
 from egressproxy.ir.resilience import CheckType, HealthCheckIR
 from egressproxy.model.authority import Authority, IPAddress
@@ -54,7 +54,7 @@ class HealthChecks:
     spec: ConnectionIR
     _network: Network
     _opener: ConnectionOpener
-    _endpoints: Endpoints
+    _endpoints: HostSet
     _checks: dict[str, EndpointCheck] = field(default_factory=dict)  # by address and port
     _look: Deadline | None = None  # at a name
     _resolving: asyncio.Future[tuple[IPAddress, ...]] | None = None
@@ -63,7 +63,7 @@ class HealthChecks:
         check = self.spec.resilience.check
         assert check is not None
         for target in self._endpoints.targets.known.values():
-            if isinstance(target.watch, EndpointWatch):
+            if isinstance(target.watch, EndpointMonitor):
                 self._add(check, target.watch.health, target)
         if self._endpoints.named is not None:
             self._look = Deadline(self._network.wheel, self._resolve)
@@ -103,7 +103,7 @@ class HealthChecks:
             error.__traceback__ = None
             return
         target = self._endpoints.named
-        if target is None or not isinstance(target.watch, NameWatch):
+        if target is None or not isinstance(target.watch, HostnameMonitor):
             return
         target.watch.learn(target, addresses)
         known = {address_text(str(address), backend.port): address for address in addresses}
@@ -179,26 +179,26 @@ class EndpointCheck:
     async def _ask(self) -> bool:
         """Whether the endpoint is well. Raises GatewayError where it is not."""
         check, target = self._check, self._target
-        x = Exchange(CLIENT, "-", "-", monotonic(), backend=self._health.backend)
+        exchange = Exchange(CLIENT, "-", "-", monotonic(), backend=self._health.backend)
         port = 443 if target.tls is not None else 80
         host = check.hostname.encode() or Authority(target.host, target.port).host_field(port)
         if check.type is CheckType.GRPC:
-            return await self._is_serving(x, host)
-        x.request = RequestHead(check.method.encode(), check.path.encode(), Fields.of(FIELDS))
+            return await self._is_serving(exchange, host)
+        exchange.request = RequestHead(check.method.encode(), check.path.encode(), Fields.of(FIELDS))
         if check.type is CheckType.HTTP and self._spec.backend.protocol in HTTP_2_PROTOCOLS:
-            head, _, _ = await self._ask_over_http2(x, host, b"")
+            head, _, _ = await self._ask_over_http2(exchange, host, b"")
             return head.status in check.statuses
-        return await self._ask_over_http1(x, host)
+        return await self._ask_over_http1(exchange, host)
 
-    async def _ask_over_http1(self, x: Exchange, host: bytes) -> bool:
+    async def _ask_over_http1(self, exchange: Exchange, host: bytes) -> bool:
         """For type TCP the connection is all that is asked for."""
         connection = UpstreamConnection(self._network.wheel, LIMITS)
         try:
-            await self._opener.open(x, self._target, None, connection)
+            await self._opener.open(exchange, self._target, None, connection)
             if self._check.type is CheckType.TCP:
                 return not connection.is_lost
-            connection.begin(self._driver, x.request)
-            connection.send_head(x.request, host, self._network.pseudonym)
+            connection.begin(self._driver, exchange.request)
+            connection.send_head(exchange.request, host, self._network.pseudonym)
             while (response := connection.next_head()) is None or response.is_interim:
                 if response is None:
                     await PAUSE
@@ -209,15 +209,17 @@ class EndpointCheck:
                 connection.finish()
                 connection.abort()
 
-    async def _is_serving(self, x: Exchange, host: bytes) -> bool:
+    async def _is_serving(self, exchange: Exchange, host: bytes) -> bool:
         """grpc.health.v1.Health/Check."""
-        x.request = RequestHead(b"POST", CHECK, Fields.of(call_fields(self._check.timeout_s)))
-        x.request.te_trailers = True
-        head, body, trailers = await self._ask_over_http2(x, host, framed(check_message(self._check.service)))
+        exchange.request = RequestHead(b"POST", CHECK, Fields.of(call_fields(self._check.timeout_s)))
+        exchange.request.te_trailers = True
+        head, body, trailers = await self._ask_over_http2(exchange, host, framed(check_message(self._check.service)))
         return is_serving(reply(head.status, head.fields, body, trailers))
 
-    async def _ask_over_http2(self, x: Exchange, host: bytes, body: bytes) -> tuple[ResponseHead, bytes, Fields]:
+    async def _ask_over_http2(self, exchange: Exchange, host: bytes, body: bytes) -> tuple[ResponseHead, bytes, Fields]:
         # Here, since HTTP/2 takes memory, and not everybody has a backend that speaks it.
         from egressproxy.gateway.backends.http2_checks import ask_over_http2
 
-        return await ask_over_http2(self._opener, self._network, self._driver, self._target, x, host, LIMITS, body)
+        return await ask_over_http2(
+            self._opener, self._network, self._driver, self._target, exchange, host, LIMITS, body
+        )

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from egressproxy.errors import Reason, UpstreamFault
-from egressproxy.gateway.backends.dial_targets import DialTarget
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.opener import ConnectionOpener, is_http2
+from egressproxy.gateway.backends.upstream_hosts import DialTarget
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import ResponseHead
@@ -41,7 +41,7 @@ ALPN = ("h2",)
 
 
 async def ask_over_http2(
-    opener: ConnectionOpener, network: Network, driver: Driver, target: DialTarget, x: Exchange, host: bytes,
+    opener: ConnectionOpener, network: Network, driver: Driver, target: DialTarget, exchange: Exchange, host: bytes,
     limits: HeadLimits, body: bytes,
 ) -> tuple[ResponseHead, bytes, Fields]:  # fmt: skip
     """Send `x.request` with this body, on a new connection. Returns head, body and trailers. Raises GatewayError."""
@@ -50,19 +50,19 @@ async def ask_over_http2(
     is_open = False
     try:
         if target.tls is None:
-            await opener.open(x, target, None, connection)
+            await opener.open(exchange, target, None, connection)
         else:
             parked = PendingProtocol()
-            await opener.open(x, target, None, parked, ALPN)
+            await opener.open(exchange, target, None, parked, ALPN)
             if not is_http2(parked):
                 parked.transport.abort()
                 raise UpstreamFault(Reason.TLS_PROTOCOL, "the upstream does not speak HTTP/2 (ALPN h2)")
             parked.hand_over(connection)
         is_open = True
         stream = connection.reserve()
-        x.request.body = len(body)
-        stream.begin(driver, x.request)
-        stream.send_head(x.request, host, network.pseudonym)
+        exchange.request.body = len(body)
+        stream.begin(driver, exchange.request)
+        stream.send_head(exchange.request, host, network.pseudonym)
         if body:
             stream.send_body(body)
             stream.end_body(b"")

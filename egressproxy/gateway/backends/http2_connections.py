@@ -12,13 +12,13 @@ from functools import partial
 from typing import Final
 
 from egressproxy.errors import LimitExceeded, Reason, UpstreamFault
-from egressproxy.filters.filter_step import Steps
-from egressproxy.gateway.backends.dial_targets import Target
+from egressproxy.filters.filter_step import FilterSteps
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.opener import ConnectionOpener, is_http2
+from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
 from egressproxy.ir.backend import ConnectionIR
 from egressproxy.model.exchange import Exchange, tenant_of
-from egressproxy.model.shares import client_of
+from egressproxy.model.per_client_quota import client_of
 from egressproxy.net.flow_control import peer_address
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.net.timers import Deadline
@@ -26,7 +26,7 @@ from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http2.upstream import Http2Upstream
 from egressproxy.protocols.http2.upstream_stream import UpstreamStream
 from egressproxy.protocols.upstream import Upstream
-from egressproxy.upstream.pool import Claim
+from egressproxy.upstream.pool import PoolTicket
 from egressproxy.upstream.shared_pool import SharedPool
 
 #: Tenants with connections to one target.
@@ -41,7 +41,7 @@ class Http2Connections:
     __slots__ = ("_limits", "_network", "_opener", "_pool", "_spec", "_target")
 
     def __init__(
-        self, spec: ConnectionIR, target: Target, network: Network, opener: ConnectionOpener, limits: HeadLimits
+        self, spec: ConnectionIR, target: UpstreamHost, network: Network, opener: ConnectionOpener, limits: HeadLimits
     ) -> None:
         self._spec = spec
         self._target = target
@@ -54,23 +54,23 @@ class Http2Connections:
         self._pool.waiting.share = target.pool.waiting.share
 
     async def acquire(
-        self, x: Exchange, connect: Steps | None, alpn: tuple[str, ...]
+        self, exchange: Exchange, connect: FilterSteps | None, alpn: tuple[str, ...]
     ) -> UpstreamStream | PendingProtocol:
         pool = self._pool
-        claim: Claim[UpstreamStream] = Claim(client_of(x))
-        found = pool.take(claim)
-        while found is None and not pool.may_open(claim):
-            found = await self._wait(claim)
+        ticket: PoolTicket[UpstreamStream] = PoolTicket(client_of(exchange))
+        found = pool.take(ticket)
+        while found is None and not pool.may_open(ticket):
+            found = await self._wait(ticket)
             if found is None:
                 break  # the right to open one, counted already
             if found.upstream.begins_nothing:  # it has left meanwhile
                 found.finish()
-                found = pool.take(claim)
+                found = pool.take(ticket)
         if found is not None:
-            return await self._settled(x, found)
+            return await self._settled(exchange, found)
         version = self._target.name.version
         try:
-            opened = await self._open(x, connect, alpn)
+            opened = await self._open(exchange, connect, alpn)
         except UpstreamFault as error:
             if not pool.connections:
                 pool.fail_all(error)
@@ -84,11 +84,11 @@ class Http2Connections:
             pool.failed()
             return opened
         pool.opened(opened)
-        return await self._settled(x, self._place_on(opened, claim, version))
+        return await self._settled(exchange, self._place_on(opened, ticket, version))
 
-    def adopt(self, parked: PendingProtocol, x: Exchange, version: int) -> UpstreamStream:
-        claim = Claim[UpstreamStream](client_of(x))
-        found = self._pool.take(claim)
+    def adopt(self, parked: PendingProtocol, exchange: Exchange, version: int) -> UpstreamStream:
+        ticket = PoolTicket[UpstreamStream](client_of(exchange))
+        found = self._pool.take(ticket)
         if found is not None:  # another dial was faster
             parked.transport.close()
             return found
@@ -96,11 +96,11 @@ class Http2Connections:
         parked.hand_over(connection)
         self._pool.opening += 1
         self._pool.opened(connection)
-        return self._place_on(connection, claim, version)
+        return self._place_on(connection, ticket, version)
 
-    async def _settled(self, x: Exchange, place: UpstreamStream) -> UpstreamStream:
+    async def _settled(self, exchange: Exchange, place: UpstreamStream) -> UpstreamStream:
         """Whether a server takes an upgrade stands in its settings (RFC 8441 section 3)."""
-        if x.request.upgrade and place.upstream.is_new:
+        if exchange.request.upgrade and place.upstream.is_new:
             try:
                 await place.upstream.settings()
             except BaseException:
@@ -141,14 +141,16 @@ class Http2Connections:
             max_requests=spec.kept.max_requests,
         )  # fmt: skip
 
-    async def _open(self, x: Exchange, connect: Steps | None, alpn: tuple[str, ...]) -> Http2Upstream | PendingProtocol:
+    async def _open(
+        self, exchange: Exchange, connect: FilterSteps | None, alpn: tuple[str, ...]
+    ) -> Http2Upstream | PendingProtocol:
         target = self._target
         if target.tls is None:  # by prior knowledge (RFC 9113 section 3.3)
             connection = self._new()
-            await self._opener.open(x, target, connect, connection)
+            await self._opener.open(exchange, target, connect, connection)
             return connection
         parked = PendingProtocol()
-        await self._opener.open(x, target, connect, parked, alpn)
+        await self._opener.open(exchange, target, connect, parked, alpn)
         if is_http2(parked):
             connection = self._new()
             parked.hand_over(connection)
@@ -158,7 +160,7 @@ class Http2Connections:
         parked.transport.abort()
         raise UpstreamFault(Reason.TLS_PROTOCOL, "the upstream does not speak HTTP/2 (ALPN h2)")
 
-    def _place_on(self, connection: Http2Upstream, claim: Claim[UpstreamStream], version: int) -> UpstreamStream:
+    def _place_on(self, connection: Http2Upstream, ticket: PoolTicket[UpstreamStream], version: int) -> UpstreamStream:
         """The first place on a new connection, which is kept as far as its client and its target may keep one."""
         pool, target, opened = self._pool, self._target, self._network.opened
         if connection.is_lost or not connection.room:
@@ -167,11 +169,11 @@ class Http2Connections:
         connection.on_room = pool.settle
         connection.on_free = pool.given_back
         connection.on_http_1 = target.use_http_1
-        connection.on_lost = partial(self._lost, claim.client)
-        is_kept = opened.take(claim.client)
+        connection.on_lost = partial(self._lost, ticket.client)
+        is_kept = opened.take(ticket.client)
         if not is_kept:
-            opened.add(claim.client)
-        place = pool.reserve(connection, claim)
+            opened.add(ticket.client)
+        place = pool.reserve(connection, ticket)
         target.name.keep(connection, peer_address(connection.transport), None, version)
         connection.age.after(self._spec.kept.max_age_s)
         if not is_kept or target.pool.is_retired:
@@ -184,15 +186,15 @@ class Http2Connections:
         self._target.name.forget(connection)
         self._pool.lost(connection)
 
-    async def _wait(self, claim: Claim[UpstreamStream]) -> UpstreamStream | None:
+    async def _wait(self, ticket: PoolTicket[UpstreamStream]) -> UpstreamStream | None:
         """As `SharedPool.wait`, for the time that there is to connect."""
-        future = self._pool.wait(claim, self._network.loop)
-        deadline = Deadline(self._network.wheel, partial(self._pool.too_late, claim))
+        future = self._pool.wait(ticket, self._network.loop)
+        deadline = Deadline(self._network.wheel, partial(self._pool.too_late, ticket))
         deadline.after(self._spec.connect_s)
         try:
             return await future
         except BaseException:
-            given = self._pool.leave(claim)
+            given = self._pool.leave(ticket)
             if given is not None:
                 given.finish()
             raise
@@ -209,16 +211,18 @@ class TenantConnections:
     _of: dict[str, Http2Connections] = field(default_factory=dict)
     _room: int = LEAST
 
-    async def acquire(self, x: Exchange, connect: Steps | None, alpn: tuple[str, ...]) -> Upstream | PendingProtocol:
+    async def acquire(
+        self, exchange: Exchange, connect: FilterSteps | None, alpn: tuple[str, ...]
+    ) -> Upstream | PendingProtocol:
         """As of SharedConnections, among those of the tenant. Raises LimitExceeded (503) where too many have some."""
-        return await self._of_tenant(x).acquire(x, connect, alpn)
+        return await self._of_tenant(exchange).acquire(exchange, connect, alpn)
 
-    def adopt(self, parked: PendingProtocol, x: Exchange, version: int) -> Upstream:
+    def adopt(self, parked: PendingProtocol, exchange: Exchange, version: int) -> Upstream:
         """As of SharedConnections. Raises LimitExceeded (503) where too many tenants have some."""
-        return self._of_tenant(x).adopt(parked, x, version)
+        return self._of_tenant(exchange).adopt(parked, exchange, version)
 
-    def _of_tenant(self, x: Exchange) -> Http2Connections:
-        tenant = tenant_of(x.identity)
+    def _of_tenant(self, exchange: Exchange) -> Http2Connections:
+        tenant = tenant_of(exchange.identity)
         found = self._of.get(tenant)
         if found is None:
             if len(self._of) >= self._room:

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from typing import Final
 
 from egressproxy.errors import BadRequest, Reason
-from egressproxy.gateway.backends.dial_targets import Target
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.session_persistence import PLACE, PersistentSessions, Session, SessionPlaces
+from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
 from egressproxy.ir.backend import Protocol
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.mcp import PROTOCOL_VERSION, SESSION_ID, STATELESS_REVISIONS
 from egressproxy.model.secret import SecretBytes
 
@@ -27,8 +27,8 @@ from egressproxy.model.secret import SecretBytes
 _DIGEST: Final = 16
 #: What is behind the last dot: the endpoint's digest and that of the whole, in base64 without padding.
 _SIGNED_TEXT: Final = 38
-#: The note of an exchange with its session.
-_SESSION: Final = "mcp session"
+#: The session that a request shows.
+_SESSION: Final[StateSlot[McpSession]] = StateSlot("mcp session")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,32 +59,32 @@ class McpSessions:
         return "an Mcp-Session-Id" + (f", or {self.others.shown_as}," if self.others is not None else "")
 
     # --- the request -----------------------------------------------------------------------------------------------
-    def admit(self, x: Exchange) -> RouteBackend | None:
+    def admit(self, exchange: Exchange) -> RouteBackend | None:
         """Read the id that the client shows, and leave the server's own in the request. Returns the session's backend.
         Raises BadRequest: 404 for an id that is none of ours, 400 for more than one.
         """
-        fields = x.request.fields
+        fields = exchange.request.fields
         shown = fields.get_all(SESSION_ID)
         if len(shown) > 1:
             raise BadRequest(Reason.BAD_FIELD, "the request has more than one Mcp-Session-Id", close=False)
         fields.remove(SESSION_ID)  # what origins read as this field, too
         if not shown or fields.get(PROTOCOL_VERSION) in STATELESS_REVISIONS:
             return None
-        session = self._read(shown[0], x)
+        session = self._read(shown[0], exchange)
         if session is None:
             raise session_not_found()
         fields.add(b"Mcp-Session-Id", session.server_id)
-        x.keep(_SESSION, session)
+        exchange.keep(_SESSION, session)
         return session.backend
 
-    def find(self, x: Exchange) -> Session | None:
+    def find(self, exchange: Exchange) -> Session | None:
         """The session of the request, which `admit` has read; None without one."""
-        session = x.notes.get(_SESSION) if x.notes is not None else None
-        if isinstance(session, McpSession):
+        session = exchange.state.get(_SESSION)
+        if session is not None:
             return session
-        return self.others.find(x) if self.others is not None else None
+        return self.others.find(exchange) if self.others is not None else None
 
-    def _read(self, shown: bytes, x: Exchange) -> McpSession | None:
+    def _read(self, shown: bytes, exchange: Exchange) -> McpSession | None:
         server_id, _, signed = shown.rpartition(b".")
         if len(signed) != _SIGNED_TEXT or not server_id:
             return None
@@ -93,26 +93,26 @@ class McpSessions:
         except ValueError:
             return None
         place, digest = token[:PLACE], token[PLACE:]
-        if not hmac.compare_digest(digest, self._signature(place, server_id, x)) or _text(token) != signed:
+        if not hmac.compare_digest(digest, self._signature(place, server_id, exchange)) or _text(token) != signed:
             return None
         found = self._places.find(place)
         return McpSession(0, 0, place, *found, server_id) if found is not None else None
 
     # --- the response ----------------------------------------------------------------------------------------------
-    def keep(self, x: Exchange, session: Session | None, backend: RouteBackend, target: Target) -> None:
+    def keep(self, exchange: Exchange, session: Session | None, backend: RouteBackend, target: UpstreamHost) -> None:
         """Sign the id that the server names in `x.response`."""
         if self.others is not None:
-            self.others.keep(x, None if isinstance(session, McpSession) else session, backend, target)
-        server_id = x.response.fields.get(SESSION_ID) if speaks_mcp(backend) else None
+            self.others.keep(exchange, None if isinstance(session, McpSession) else session, backend, target)
+        server_id = exchange.response.fields.get(SESSION_ID) if speaks_mcp(backend) else None
         if not server_id:
             return
         place = self._places.digest_of(backend, target)
-        signed = _text(place + self._signature(place, server_id, x))
-        x.response.fields.set(b"Mcp-Session-Id", server_id + b"." + signed)
+        signed = _text(place + self._signature(place, server_id, exchange))
+        exchange.response.fields.set(b"Mcp-Session-Id", server_id + b"." + signed)
 
-    def _signature(self, place: bytes, server_id: bytes, x: Exchange) -> bytes:
+    def _signature(self, place: bytes, server_id: bytes, exchange: Exchange) -> bytes:
         """That of the id for the client that begins the session, where it is known: it is of no use to another."""
-        name = x.identity.name
+        name = exchange.identity.name
         return self._digest(
             b"id", place + server_id if name == "-" else b"%b%b\0%b" % (place, server_id, name.encode())
         )
@@ -129,7 +129,7 @@ def session_not_found() -> BadRequest:
 
 
 def speaks_mcp(backend: RouteBackend) -> bool:
-    return backend.connector is not None and backend.connector.spec.backend.protocol is Protocol.MCP
+    return backend.cluster is not None and backend.cluster.spec.backend.protocol is Protocol.MCP
 
 
 def _text(token: bytes) -> bytes:

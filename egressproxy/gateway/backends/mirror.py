@@ -10,10 +10,10 @@ from dataclasses import InitVar, dataclass, field
 from typing import Final
 
 from egressproxy.filters.chain import Chain
-from egressproxy.filters.filter_step import Steps
-from egressproxy.gateway.backends.connector import Connector
+from egressproxy.filters.filter_step import FilterSteps
+from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.ir.policy import Mode, PolicyIR
-from egressproxy.model.shares import Shares, most_of
+from egressproxy.model.per_client_quota import PerClientQuota, most_of
 from egressproxy.routing.destinations import Denial, DestinationPolicy, Permission
 from egressproxy.telemetry.series import Series
 
@@ -34,8 +34,8 @@ class Mirror:
     """
 
     backend: str
-    connector: Connector
-    limits: Steps | None
+    cluster: Cluster
+    limits: FilterSteps | None
     chain: Chain
     series: Series
     policy: InitVar[PolicyIR]
@@ -45,15 +45,15 @@ class Mirror:
     permission: Permission | None = None
     mode: Mode = field(init=False)
     rest_s: float = field(init=False)
-    held: Shares = field(init=False)
-    in_progress: Shares = field(init=False)
+    held: PerClientQuota = field(init=False)
+    in_progress: PerClientQuota = field(init=False)
     _due: int = field(init=False)
 
     def __post_init__(self, policy: PolicyIR) -> None:
         self.mode = policy.mode
         self.rest_s = policy.timeouts.backend_request_s or REST_S
-        self.held = Shares(MAX_HELD_TOGETHER, most_of(MAX_HELD_TOGETHER))
-        self.in_progress = Shares(MAX_AT_ONCE, most_of(MAX_AT_ONCE))
+        self.held = PerClientQuota(MAX_HELD_TOGETHER, most_of(MAX_HELD_TOGETHER))
+        self.in_progress = PerClientQuota(MAX_AT_ONCE, most_of(MAX_AT_ONCE))
         # Spread evenly, so that any number of requests has its share; where it begins is chance: a reload begins anew.
         self._due = random.randrange(self.ratio[1])  # noqa: S311 (a share of traffic is no secret)
 

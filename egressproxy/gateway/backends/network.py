@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 from egressproxy.errors import Reason
 from egressproxy.ir.backend import BackendIR, ConnectionIR
+from egressproxy.model.per_client_quota import PerClientQuota, most_of
 from egressproxy.model.secret import SecretBytes
-from egressproxy.model.shares import Shares, most_of
 from egressproxy.net.process import descriptors
 from egressproxy.net.timers import TimerWheel
 from egressproxy.upstream.dialer import Dialer, Dials
 from egressproxy.upstream.dns_client import OnQuery
 from egressproxy.upstream.endpoint_health import EndpointHealth, HealthRegistry, Why
-from egressproxy.upstream.name_budget import KeyedTables
+from egressproxy.upstream.new_hostname_rate_limit import KeyedTables
 from egressproxy.upstream.own_sockets import NO_SOCKETS
 from egressproxy.upstream.resolver import Resolver
 
@@ -75,10 +75,12 @@ class Network:
         self._tables = tables
         self._resolvers: dict[object, Resolver] = {}
         self.own = NO_SOCKETS
-        self.opened = Shares(sys.maxsize, descriptors() // 8)  # upstream connections, by who had them opened
-        self.checks = Shares(MAX_CHECKS, most_of(MAX_CHECKS))  # health checks in progress, by namespace
-        self.copies = Shares(MAX_COPIES, most_of(MAX_COPIES))  # for mirrors, under way
-        self.copied_bytes = Shares(MAX_COPIED_BYTES, most_of(MAX_COPIED_BYTES))  # of those, what waits for a mirror
+        self.opened = PerClientQuota(sys.maxsize, descriptors() // 8)  # upstream connections, by who had them opened
+        self.checks = PerClientQuota(MAX_CHECKS, most_of(MAX_CHECKS))  # health checks in progress, by namespace
+        self.mirror_requests = PerClientQuota(MAX_COPIES, most_of(MAX_COPIES))  # for mirrors, under way
+        self.copied_bytes = PerClientQuota(
+            MAX_COPIED_BYTES, most_of(MAX_COPIED_BYTES)
+        )  # of those, what waits for a mirror
 
     def resolver(self, spec: ConnectionIR) -> Resolver:
         """The resolver for this backend's DNS spec. Backends with equal specs share it and its cache."""

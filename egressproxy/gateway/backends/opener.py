@@ -14,8 +14,7 @@ from typing import Final, NamedTuple, Protocol
 
 from egressproxy.errors import GatewayFault, Reason, RetrySafety, UpstreamFault
 from egressproxy.filters.chain import run_to_end
-from egressproxy.filters.filter_step import Steps
-from egressproxy.gateway.backends.dial_targets import DialTarget, Target
+from egressproxy.filters.filter_step import FilterSteps
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.parent_connect import (
     ConnectHandshake,
@@ -26,13 +25,14 @@ from egressproxy.gateway.backends.parent_connect import (
     is_socks,
 )
 from egressproxy.gateway.backends.reverse_check import check_addresses
+from egressproxy.gateway.backends.upstream_hosts import DialTarget, UpstreamHost
 from egressproxy.ir.backend import BackendTlsIR, ConnectionIR, Destination
 from egressproxy.ir.backend import Protocol as BackendProtocol
 from egressproxy.ir.policy import ReverseCheck
 from egressproxy.model.addresses import Resolved
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.exchange import LOGGED, Exchange
-from egressproxy.model.shares import client_of, identity_of
+from egressproxy.model.per_client_quota import client_of, identity_of
 from egressproxy.net.flow_control import peer_name
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.net.tls import TlsStream
@@ -56,8 +56,8 @@ class Parent(Protocol):
 
     opener: ConnectionOpener
 
-    def target(self, x: Exchange) -> Target:
-        """As `Connector.target`."""
+    def target(self, exchange: Exchange) -> UpstreamHost:
+        """As `Cluster.target`."""
 
 
 class TlsFailure(NamedTuple):
@@ -75,12 +75,12 @@ def is_unverified(tls: BackendTlsIR | None) -> bool:
     return tls is not None and tls.insecure_skip_verify
 
 
-def note_unverified(x: Exchange, who: str) -> None:
+def note_unverified(exchange: Exchange, who: str) -> None:
     """Have the access log say that the certificate of this hop was not verified."""
     sentence = f"certificate of {who} not verified"
-    known: list[str] = x.notes.get(LOGGED, {}).get("insecure", []) if x.notes is not None else []
+    known: list[str] = (exchange.state.get(LOGGED) or {}).get("insecure", [])
     if sentence not in known:
-        x.add_log_fields({"insecure": [*known, sentence]})
+        exchange.add_log_fields({"insecure": [*known, sentence]})
 
 
 class ConnectionOpener:
@@ -119,9 +119,9 @@ class ConnectionOpener:
 
     async def open(
         self,
-        x: Exchange,
+        exchange: Exchange,
         target: DialTarget,
-        connect: Steps | None,
+        connect: FilterSteps | None,
         protocol: asyncio.Protocol,
         alpn: tuple[str, ...] = HTTP_1_1,
     ) -> asyncio.Transport:
@@ -129,22 +129,22 @@ class ConnectionOpener:
         GatewayFault.
         """
         try:
-            parked = await self.park(x, target, connect)
+            parked = await self.park(exchange, target, connect)
             if target.tls is None:
                 parked.hand_over(protocol)
                 return parked.transport
-            return await self._handshake(x, parked, target, target.tls, protocol, alpn)
+            return await self._handshake(exchange, parked, target, target.tls, protocol, alpn)
         except UpstreamFault as error:
             if not self._is_parent:
                 raise
             raise fault_at_parent(error, self.spec.backend.name) from None
 
-    async def park(self, x: Exchange, target: DialTarget, connect: Steps | None) -> PendingProtocol:
+    async def park(self, exchange: Exchange, target: DialTarget, connect: FilterSteps | None) -> PendingProtocol:
         """As `open`, without TLS to the target: the connection keeps what comes on it. Raises as that."""
         if self._parent is not None:
-            parked = await self._open_through_parent(x, target, connect)
+            parked = await self._open_through_parent(exchange, target, connect)
         else:
-            endpoints = await self._endpoints(x, target, connect)
+            endpoints = await self._endpoints(exchange, target, connect)
             dial = self._network.dialer.dial(endpoints, PendingProtocol, timeout_s=self._connect_s)
             try:
                 _, parked, _ = await dial
@@ -153,12 +153,14 @@ class ConnectionOpener:
                 raise
             finally:
                 del dial  # its error's traceback holds this frame: no cycle
-            x.upstream = peer_name(parked.transport)
+            exchange.upstream = peer_name(parked.transport)
         if parked.is_lost:
             raise UpstreamFault(Reason.UPSTREAM_RESET, "the upstream closed its new connection", retry=RetrySafety.SAFE)
         return parked
 
-    async def _endpoints(self, x: Exchange, target: DialTarget, connect: Steps | None) -> list[tuple[IPAddress, int]]:
+    async def _endpoints(
+        self, exchange: Exchange, target: DialTarget, connect: FilterSteps | None
+    ) -> list[tuple[IPAddress, int]]:
         """The addresses that may be dialled: resolved, checked, and shown to the connect filters."""
         policy = self.address_policy()
         is_named = False  # the client has named an address, about which `destinations` has decided
@@ -168,48 +170,50 @@ class ConnectionOpener:
             policy.check_operator(address, target.port)
             addresses: tuple[IPAddress, ...] = (address,)
         else:
-            literal = named_address(x, target)
+            literal = named_address(exchange, target)
             if literal is not None:
                 is_named = True
                 resolved = (literal,)
             else:
                 known = self.resolver.cached(target.host)
                 if known is None:
-                    resolved = await self.resolver.resolve(target.host, client_of(x), identity_of(x))
+                    resolved = await self.resolver.resolve(target.host, client_of(exchange), identity_of(exchange))
                 else:
                     resolved = known
             addresses = policy.check(target.host, resolved, target.port)
             target.name.learn(addresses)
             if self.reverse_check is not _NO_CHECK and not is_named:
-                addresses = await self._reverse_checked(x, target, resolved, addresses)
+                addresses = await self._reverse_checked(exchange, target, resolved, addresses)
             if target.only is not None:
                 addresses = tuple(address for address in addresses if address == target.only)
             elif target.watch is not None:
                 addresses = tuple(target.watch.order(target, addresses))
         if policy.reports and not is_named and policy.would_deny(addresses, target.port, resolved):
-            x.note_denials(Reason.ADDRESS_DENIED)
-        x.addresses = addresses
-        if connect is not None and await run_to_end(connect, x) is not None:
+            exchange.note_denials(Reason.ADDRESS_DENIED)
+        exchange.addresses = addresses
+        if connect is not None and await run_to_end(connect, exchange) is not None:
             raise GatewayFault(Reason.FILTER_FAILED, "a filter answered in the connect phase", status=502)
         return [(address, target.port) for address in addresses]
 
     async def _reverse_checked(
-        self, x: Exchange, target: DialTarget, resolved: Sequence[IPAddress], addresses: tuple[IPAddress, ...]
+        self, exchange: Exchange, target: DialTarget, resolved: Sequence[IPAddress], addresses: tuple[IPAddress, ...]
     ) -> tuple[IPAddress, ...]:
         """Those of the addresses that `dns.reverseCheck` lets be dialled. Raises Denied, UpstreamFault."""
         if self.resolver.why_not_asked(target.host):
             return addresses  # an operator wrote them
         through = resolved.through if isinstance(resolved, Resolved) else ()
         authority, count = Authority(target.host, target.port), self._network.reports.reverse_check
-        return await check_addresses(x, self.reverse_check, self.resolver, authority, addresses, through, count)
+        return await check_addresses(exchange, self.reverse_check, self.resolver, authority, addresses, through, count)
 
-    async def _open_through_parent(self, x: Exchange, target: DialTarget, connect: Steps | None) -> PendingProtocol:
+    async def _open_through_parent(
+        self, exchange: Exchange, target: DialTarget, connect: FilterSteps | None
+    ) -> PendingProtocol:
         """Reach the parent, and have it connect us to the target (RFC 9110 section 9.3.6, RFC 1928)."""
         assert self._parent is not None
-        self.ask_parent_for(x, target)
-        parent_target = self._parent.target(x)
-        handshake = self._parent_handshake(x, target)
-        transport = await self._parent.opener.open(x, parent_target, connect, handshake)
+        self.ask_parent_for(exchange, target)
+        parent_target = self._parent.target(exchange)
+        handshake = self._parent_handshake(exchange, target)
+        transport = await self._parent.opener.open(exchange, parent_target, connect, handshake)
         timer = self._network.loop.call_later(self.spec.connect_s or 60.0, handshake.timed_out)
         try:
             return await handshake.established
@@ -219,21 +223,21 @@ class ConnectionOpener:
         finally:
             timer.cancel()
 
-    def _parent_handshake(self, x: Exchange, target: DialTarget) -> ParentHandshake:
+    def _parent_handshake(self, exchange: Exchange, target: DialTarget) -> ParentHandshake:
         backend = self.spec.backend
         # Of a tunnel that a client asked for. Other connections outlive the request that they are opened for.
-        received = x.request.via if x.is_tunnel else b""
-        lines = via_line(received, x.request.http_1_0 and bool(received), self._network.pseudonym)
+        received = exchange.request.via if exchange.is_tunnel else b""
+        lines = via_line(received, exchange.request.http_1_0 and bool(received), self._network.pseudonym)
         if is_socks(backend.parent):
             authority = Authority(target.host, target.port, _literal(target.host))
             return SocksHandshake(authority, lines.removeprefix(b"\r\nVia: "), backend)
         authority = Authority(target.host, target.port)
-        lines += identity_line(backend, x, b"CONNECT", authority.text, is_of_client=x.is_tunnel)
+        lines += identity_line(backend, exchange, b"CONNECT", authority.text, is_of_client=exchange.is_tunnel)
         return ConnectHandshake(authority, lines, backend)
 
     async def _handshake(
         self,
-        x: Exchange,
+        exchange: Exchange,
         parked: PendingProtocol,
         target: DialTarget,
         tls: BackendTlsIR,
@@ -245,7 +249,7 @@ class ConnectionOpener:
         waiting = [done]
         expected = TlsExpectation(self.who, host, tls)
         if tls.insecure_skip_verify:
-            note_unverified(x, self.who)
+            note_unverified(exchange, self.who)
 
         def on_handshake(stream: TlsStream, error: Exception | None) -> None:
             if not waiting or waiting[0].done():
@@ -270,7 +274,7 @@ class ConnectionOpener:
         stream = TlsStream(
             client.context, server_side=False, server_hostname=client.server_hostname, inner=protocol,
             on_handshake=on_handshake, verify=client.verify, expected=expected,
-            resumption=target.resumption_of(x),
+            resumption=target.resumption_of(exchange),
         )  # fmt: skip
         timer = self._network.loop.call_later(self.spec.tls_handshake_s or 60.0, stream.abort_handshake)
         try:
@@ -297,11 +301,11 @@ class ConnectionOpener:
         """The opener whose addresses are dialled: that of the parent nearest to us, or this one."""
         return self if self._parent is None else self._parent.opener.first_hop()
 
-    def ask_parent_for(self, x: Exchange, target: DialTarget) -> None:
+    def ask_parent_for(self, exchange: Exchange, target: DialTarget) -> None:
         """Raises Denied where no parent may be asked for this, LimitExceeded where its client has no new name left."""
         self.judge_for_parent(target)
         if self.spec.dns.new_names and self.spec.backend.destination not in OPERATOR and not _literal(target.host):
-            self.resolver.count_for_parent(target.host, identity_of(x))
+            self.resolver.count_for_parent(target.host, identity_of(exchange))
 
     def judge_for_parent(self, target: DialTarget) -> None:
         """A parent resolves names. What is an address, or this machine by its name, is judged here, for clients and
@@ -340,9 +344,9 @@ def _literal(host: str) -> IPAddress | None:
     return ip_address(host) if ":" in host or host.rpartition(".")[2].isdigit() else None
 
 
-def named_address(x: Exchange, target: DialTarget) -> IPAddress | None:
+def named_address(exchange: Exchange, target: DialTarget) -> IPAddress | None:
     """The address of the target where the client has named an address, so that nothing is resolved; else None."""
-    authority = x.authority
+    authority = exchange.authority
     return authority.address if authority is not None and authority.host == target.host else None
 
 

@@ -15,8 +15,8 @@ from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.forwarded_identity import FIELD, ForwardedIdentity, TooMuchToTell, sign
 from egressproxy.model.message import ResponseHead
+from egressproxy.model.per_client_quota import client_of
 from egressproxy.model.secret import SecretBytes
-from egressproxy.model.shares import client_of
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.protocols.http1.codec import ResponseReader
 from egressproxy.protocols.http1.framing import HeadLimits
@@ -34,7 +34,9 @@ def proxy_authorization(backend: BackendIR) -> SecretBytes | None:
     return SecretBytes(b"\r\nProxy-Authorization: " + credentials.authorization.reveal())
 
 
-def identity_line(backend: BackendIR, x: Exchange, method: bytes, authority: str, *, is_of_client: bool) -> bytes:
+def identity_line(
+    backend: BackendIR, exchange: Exchange, method: bytes, authority: str, *, is_of_client: bool
+) -> bytes:
     """The line of X-Egress-Identity for the parent of this backend, with a CRLF in front; b"" without a key.
 
     `is_of_client`: what is sent is for the client of this exchange alone; else only the Gateway is named. A client that
@@ -44,15 +46,15 @@ def identity_line(backend: BackendIR, x: Exchange, method: bytes, authority: str
     key = backend.parent_identity_key
     if key is None:
         return b""
-    who = ForwardedIdentity(x.gateway)
+    who = ForwardedIdentity(exchange.gateway)
     if is_of_client:
-        known = x.identity
-        client = known.origin_client if known.origin_client != "-" else client_of(x)
+        known = exchange.identity
+        client = known.origin_client if known.origin_client != "-" else client_of(exchange)
         name = known.name
         if known.source == "basic" and known.namespace == "-":
-            name = f"{x.gateway}#{name}"  # another gateway may have another user of this name
+            name = f"{exchange.gateway}#{name}"  # another gateway may have another user of this name
         who = ForwardedIdentity(
-            x.gateway, client, known.namespace, known.service_account, name, known.groups, known.claims,
+            exchange.gateway, client, known.namespace, known.service_account, name, known.groups, known.claims,
             known.claims_read,
         )  # fmt: skip
     try:

@@ -1,4 +1,4 @@
-"""PassiveHealth: what a connector remembers of the attempts at its backend, for those that could go elsewhere.
+"""PassiveHealth: what a cluster remembers of the attempts at its backend, for those that could go elsewhere.
 
 A backend is put aside when it cannot be reached or does not answer in time, when it has answered with a code of failure
 several times in a row, and when it asks for a pause. The hold-off begins at one second and doubles with each failed

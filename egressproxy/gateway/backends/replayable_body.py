@@ -13,9 +13,9 @@ from typing import Final, Protocol
 
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.model.message import CHUNKED, BodyLength
+from egressproxy.net.byte_queue import ByteQueue
 from egressproxy.net.driver import PAUSE, Driver
 from egressproxy.net.flow_control import BodySink, Reads
-from egressproxy.net.pieces import Pieces
 
 #: Bytes of a streamed body that are kept for another attempt.
 REPLAY_LIMIT: Final = 64 * 1024
@@ -94,7 +94,7 @@ class ReplayableBody:
         self._collecting: HeldFor | None = None  # whoever waits for all of it
         self._collecting_limit = 0  # and no longer than this, in bytes
         self._target: BodyTarget | None = None
-        self._kept = Pieces()
+        self._kept = ByteQueue()
         self._bytes = 0
         self._held = 0  # of these, those that the client was told of, to be kept
         self._trailers: bytes | None = None  # None: more may come
@@ -123,7 +123,7 @@ class ReplayableBody:
     def send_to(self, upstream: BodyTarget, sink: BodySink) -> None:
         """Send this upstream, or the filters before it, what has come so far, and from now on what comes.
 
-        The source sends into `sink`: this object, or `Copies`, which hand on to this object.
+        The source sends into `sink`: this object, or `MirrorRequests`, which hand on to this object.
         """
         self._target = upstream
         for piece in self._kept:
@@ -225,7 +225,7 @@ class ReplayableBody:
         """There is no further attempt: what was kept is let go."""
         self.is_kept = False
         self.given = None
-        self._kept = Pieces()
+        self._kept = ByteQueue()
         if self._held and self._client is not None:
             held, self._held = self._held, 0
             self._client.hold_bytes(-held)

@@ -21,12 +21,12 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import InitVar, dataclass, field
 
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
-from egressproxy.gateway.backends.dial_targets import Target
 from egressproxy.gateway.backends.mcp_sessions import McpSessions
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.session_persistence import PersistentSessions
 from egressproxy.gateway.backends.upstream_call import IDEMPOTENT, Repeat
+from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
 from egressproxy.ir.policy import HedgingIR, RetryBudgetIR, RetryIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.grpc_status import GRPC_NAMES
@@ -156,33 +156,37 @@ class Budget:
         return 1 - age / interval_s
 
 
-def untried(backend: RouteBackend, x: Exchange, tried: Collection[Target], down: Collection[Target]) -> Target:
+def untried(
+    backend: RouteBackend, exchange: Exchange, tried: Collection[UpstreamHost], down: Collection[UpstreamHost]
+) -> UpstreamHost:
     """The next endpoint that was not tried for this request; if all were tried, one that was not found down."""
-    connector = backend.connector
-    assert connector is not None
-    if connector.watched is not None:
-        target = connector.another_target(x, tried)
-        return target if target not in down else connector.another_target(x, down)
-    target = connector.target(x)
+    cluster = backend.cluster
+    assert cluster is not None
+    if cluster.watched is not None:
+        target = cluster.another_target(exchange, tried)
+        return target if target not in down else cluster.another_target(exchange, down)
+    target = cluster.target(exchange)
     for avoided in (tried, down):
-        for _ in connector.endpoints:
+        for _ in cluster.endpoints:
             if target not in avoided:
                 return target
-            target = connector.target(x)
+            target = cluster.target(exchange)
     return target
 
 
-def may_go_again(x: Exchange, error: UpstreamFault, backends: Sequence[RouteBackend], backend: RouteBackend) -> bool:
+def may_go_again(
+    exchange: Exchange, error: UpstreamFault, backends: Sequence[RouteBackend], backend: RouteBackend
+) -> bool:
     """Whether another attempt could succeed after this failure, and would do no harm."""
     if error.reason is Reason.NO_HEALTHY_ENDPOINT:
         return len(backends) > 1
     if error.reason in SETTLED:
-        has_others = backend.connector is not None and len(backend.connector.endpoints) > 1
+        has_others = backend.cluster is not None and len(backend.cluster.endpoints) > 1
         return has_others or len(backends) > 1
     if error.retry is RetrySafety.SAFE:
         return True
     if backend.has_parent:
-        return x.method in IDEMPOTENT and error.retry is RetrySafety.IF_REUSED
-    return x.method in IDEMPOTENT and (
+        return exchange.method in IDEMPOTENT and error.retry is RetrySafety.IF_REUSED
+    return exchange.method in IDEMPOTENT and (
         error.retry is not RetrySafety.NEVER or error.reason is Reason.UPSTREAM_INCOMPLETE
     )

@@ -18,7 +18,7 @@ from egressproxy.errors import Denied, Reason, UpstreamFault
 from egressproxy.ir.policy import ReverseCheck
 from egressproxy.model.authority import Authority, IPAddress
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.shares import client_of
+from egressproxy.model.per_client_quota import client_of
 from egressproxy.upstream.resolver import Resolver
 from egressproxy.upstream.reverse_names import MAX_CHECKED, AddressNames, agrees
 
@@ -46,7 +46,7 @@ class ReverseFinding(NamedTuple):
 
 
 async def check_addresses(
-    x: Exchange,
+    exchange: Exchange,
     check: ReverseCheck,
     resolver: Resolver,
     target: Authority,
@@ -60,10 +60,10 @@ async def check_addresses(
     Raises Denied(Reason.REVERSE_DNS_DENIED) if none agrees, or UpstreamFault with the reason of the lookup where that
     may be because one failed (503, 504 after a timeout).
     """
-    asked = [(address, resolver.reverse.resolve(address, client_of(x))) for address in addresses[:MAX_CHECKED]]
+    asked = [(address, resolver.reverse.resolve(address, client_of(exchange))) for address in addresses[:MAX_CHECKED]]
     if check is ReverseCheck.REPORT:
         gathered = asyncio.gather(*[future for _, future in asked])
-        gathered.add_done_callback(partial(_note, x, asked, target.host, through, count))
+        gathered.add_done_callback(partial(_note, exchange, asked, target.host, through, count))
         return tuple(addresses)
     findings = [_finding(address, await future, target.host, through) for address, future in asked]
     for each in findings:
@@ -92,7 +92,7 @@ def _finding(address: IPAddress, names: AddressNames, host: str, through: tuple[
 
 
 def _note(
-    x: Exchange,
+    exchange: Exchange,
     asked: Sequence[tuple[IPAddress, asyncio.Future[AddressNames]]],
     host: str,
     through: tuple[str, ...],
@@ -106,7 +106,7 @@ def _note(
     for each in findings:
         count(each.result)
     if not any(each.agrees for each in findings):
-        x.note_denials(Reason.REVERSE_DNS_DENIED)
+        exchange.note_denials(Reason.REVERSE_DNS_DENIED)
 
 
 def _fault(target: Authority, findings: Sequence[ReverseFinding]) -> Denied | UpstreamFault:

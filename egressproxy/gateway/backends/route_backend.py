@@ -8,7 +8,7 @@ from typing import Final
 from egressproxy.errors import Denied, GatewayError, GatewayFault, Reason
 from egressproxy.filters.chain import Chain
 from egressproxy.gateway.backends.ai_endpoint import AiEndpoint
-from egressproxy.gateway.backends.connector import Connector
+from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.mirror import Mirror
 from egressproxy.gateway.enforcement import enforce
 from egressproxy.ir.policy import Mode
@@ -26,7 +26,7 @@ class _HotRouteBackend:
     """What each exchange looks at, together in memory: of thousands of rules little is in the processor's cache."""
 
     name: str
-    connector: Connector | None
+    cluster: Cluster | None
     chain: Chain
     series: Series
     clock_s: float = field(init=False)
@@ -35,10 +35,10 @@ class _HotRouteBackend:
 
 @dataclass(slots=True, eq=False, repr=False)
 class RouteBackend(_HotRouteBackend):
-    """One backendRef of a rule: the connector, the filters that run for this backend, and where its traffic is counted.
+    """One backendRef of a rule: the cluster, the filters that run for this backend, and where its traffic is counted.
 
-    `connector` None: the reference is invalid, and its share of the traffic is answered 500 with `error`; or the place
-    is `denied`, and it is answered 403. With a connector, in Report mode, `denied` is noted and no more.
+    `cluster` None: the reference is invalid, and its share of the traffic is answered 500 with `error`; or the place
+    is `denied`, and it is answered 403. With a cluster, in Report mode, `denied` is noted and no more.
     `mirrors` are those of the rule and of the ref; None where there is none. `parent_by`, `priority`: see
     WeightedBackend. `ai`: what it says of requests to AI providers.
     """
@@ -58,7 +58,7 @@ class RouteBackend(_HotRouteBackend):
         self.clock_s = on_the_wheel(self.backend_request_s)
 
     def fault(self, route: str, rule: str) -> GatewayError:
-        """The error for requests to this backend, where `connector` is None. `rule` is the route's kind and name."""
+        """The error for requests to this backend, where `cluster` is None. `rule` is the route's kind and name."""
         if self.denied is not None:
             return self.denied.error()
         if self.unknown_extension:
@@ -77,14 +77,14 @@ class RouteBackend(_HotRouteBackend):
         remedy = "the status of that object says why, and so does `egressproxy check`"
         return GatewayFault(Reason.BACKEND_INVALID, message, rule=rule, remedy=remedy, detail=self.error)
 
-    def note_denied(self, x: Exchange) -> None:
+    def note_denied(self, exchange: Exchange) -> None:
         """Note in the exchange that a policy would deny this backend, where Report mode lets it pass."""
         if self.denied is not None:
-            enforce(x, Mode.REPORT, self.denied.error())
+            enforce(exchange, Mode.REPORT, self.denied.error())
 
     @property
     def originates_tls(self) -> bool:
-        return self.connector is not None and self.connector.spec.backend.tls is not None
+        return self.cluster is not None and self.cluster.spec.backend.tls is not None
 
     @property
     def is_brief(self) -> bool:
@@ -93,11 +93,11 @@ class RouteBackend(_HotRouteBackend):
 
     @property
     def has_parent(self) -> bool:
-        return self.connector is not None and self.connector.parent is not None
+        return self.cluster is not None and self.cluster.parent is not None
 
-    def goes_through_parent(self, x: Exchange) -> bool:
+    def goes_through_parent(self, exchange: Exchange) -> bool:
         """Whether this exchange is: `noProxy` may say that its destination is not."""
-        return self.connector is not None and self.connector.goes_through_parent(x)
+        return self.cluster is not None and self.cluster.goes_through_parent(exchange)
 
     def counted_in(self, series: Series) -> RouteBackend:
         return replace(self, series=series)

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from itertools import islice
 from operator import is_
 
-from egressproxy.gateway.backends.dial_targets import Target
 from egressproxy.gateway.backends.route_backend import RouteBackend
+from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
 from egressproxy.ir.backend import EndpointAddress
 from egressproxy.ir.route import SessionIR
 from egressproxy.model.exchange import Exchange
@@ -51,14 +51,14 @@ class Session:
     backend: RouteBackend
     endpoint: EndpointAddress | None
 
-    def target(self, x: Exchange) -> Target:
+    def target(self, exchange: Exchange) -> UpstreamHost:
         """Its endpoint while that may be used, or the backend's next target. Raises GatewayError."""
-        connector = self.backend.connector
-        assert connector is not None
+        cluster = self.backend.cluster
+        assert cluster is not None
         if self.endpoint is None:
-            return connector.target(x)
-        target = connector.endpoint_target(self.endpoint)
-        return target if connector.watched is None or connector.watched.is_usable(target) else connector.target(x)
+            return cluster.target(exchange)
+        target = cluster.endpoint_target(self.endpoint)
+        return target if cluster.watched is None or cluster.watched.is_usable(target) else cluster.target(exchange)
 
 
 class SessionPlaces:
@@ -67,7 +67,7 @@ class SessionPlaces:
     __slots__ = ("_backends", "_digest", "_names", "_places", "_seen")
 
     def __init__(self, backends: Iterable[RouteBackend], digest: Callable[[bytes, bytes], bytes]) -> None:
-        self._backends = tuple(backend for backend in backends if backend.connector is not None)
+        self._backends = tuple(backend for backend in backends if backend.cluster is not None)
         self._digest = digest
         self._places: dict[bytes, tuple[RouteBackend, EndpointAddress | None]] = {}
         self._names: dict[tuple[RouteBackend, str, int], bytes] = {}
@@ -76,17 +76,17 @@ class SessionPlaces:
 
     def _learn(self) -> None:
         """Look at the endpoints of all backends, where they are not those that were seen last."""
-        present = [backend.connector.endpoints for backend in self._backends if backend.connector is not None]
+        present = [backend.cluster.endpoints for backend in self._backends if backend.cluster is not None]
         if len(present) == len(self._seen) and all(map(is_, present, self._seen)):
             return
         self._seen = present
         self._places.clear()
         self._names.clear()
         for backend in self._backends:
-            assert backend.connector is not None
-            ir = backend.connector.spec.backend
+            assert backend.cluster is not None
+            ir = backend.cluster.spec.backend
             name = f"{ir.kind} {ir.name} {ir.port}"  # backends of several groups may have one name
-            endpoints: Sequence[EndpointAddress | None] = backend.connector.endpoints or (None,)
+            endpoints: Sequence[EndpointAddress | None] = backend.cluster.endpoints or (None,)
             for endpoint in endpoints:
                 host, port = (str(endpoint.address), endpoint.port) if endpoint is not None else ("", 0)
                 place = self._digest(b"endpoint", f"{name} {host} {port}".encode())[:PLACE]
@@ -98,11 +98,11 @@ class SessionPlaces:
         self._learn()
         return self._places.get(place)
 
-    def digest_of(self, backend: RouteBackend, target: Target) -> bytes:
+    def digest_of(self, backend: RouteBackend, target: UpstreamHost) -> bytes:
         """The digest of the endpoint of this backend that is the target."""
-        assert backend.connector is not None
+        assert backend.cluster is not None
         self._learn()
-        has_endpoints = bool(backend.connector.endpoints)
+        has_endpoints = bool(backend.cluster.endpoints)
         place = (backend, target.host, target.port) if has_endpoints else (backend, "", 0)
         return self._names.get(place, _GONE)
 
@@ -127,16 +127,16 @@ class PersistentSessions:
         return f"the {'field' if self._spec.is_header else 'cookie'} {self._spec.name}"
 
     # --- the request -----------------------------------------------------------------------------------------------
-    def find(self, x: Exchange) -> Session | None:
+    def find(self, exchange: Exchange) -> Session | None:
         """The session of the token that the client shows; None without a valid one."""
-        for token in self._shown(x):
+        for token in self._shown(exchange):
             session = self._read(token)
             if session is not None:
                 return session
         return None
 
-    def _shown(self, x: Exchange) -> list[bytes]:
-        fields = x.request.fields
+    def _shown(self, exchange: Exchange) -> list[bytes]:
+        fields = exchange.request.fields
         if self._spec.is_header:
             token = fields.get(self._name.lower())
             return [token] if token is not None and len(token) == _TOKEN_TEXT else []
@@ -162,7 +162,7 @@ class PersistentSessions:
         return Session(began_ms, renewed_ms, place, *found) if found is not None else None
 
     # --- the response ----------------------------------------------------------------------------------------------
-    def keep(self, x: Exchange, session: Session | None, backend: RouteBackend, target: Target) -> None:
+    def keep(self, exchange: Exchange, session: Session | None, backend: RouteBackend, target: UpstreamHost) -> None:
         """Put a new token into `x.response`, unless the client's leads to this endpoint and needs no renewal."""
         place = self._places.digest_of(backend, target)
         now_ms, spec = _now_ms(), self._spec
@@ -175,18 +175,18 @@ class PersistentSessions:
         said = _TOKEN.pack(began_ms, now_ms, place, b"")[:_SIGNED]
         token = urlsafe_b64encode(said + self._digest(b"token", said)).rstrip(b"=")
         if spec.is_header:
-            x.response.fields.set(self._name.lower(), token)
+            exchange.response.fields.set(self._name.lower(), token)
             return
-        cookie = b"%b=%b; Path=%b; HttpOnly; SameSite=Lax" % (self._name, token, self._path(x))
-        if x.scheme == b"https":
+        cookie = b"%b=%b; Path=%b; HttpOnly; SameSite=Lax" % (self._name, token, self._path(exchange))
+        if exchange.scheme == b"https":
             cookie += b"; Secure"
         if spec.is_permanent and spec.absolute_s:
             cookie += b"; Max-Age=%d" % max(1, (began_ms + spec.absolute_s * 1000 - now_ms) // 1000)
-        x.response.fields.add(b"Set-Cookie", cookie)
+        exchange.response.fields.add(b"Set-Cookie", cookie)
 
-    def _path(self, x: Exchange) -> bytes:
+    def _path(self, exchange: Exchange) -> bytes:
         """The path that the rule matched, as far as a cookie can say it (GEP-1619, cookie attributes)."""
-        path = x.path_prefix or self._spec.path.encode() or x.path
+        path = exchange.path_prefix or self._spec.path.encode() or exchange.path
         return (path.rstrip(b"/") or b"/") if _PATH.fullmatch(path) else b"/"
 
     def _digest(self, purpose: bytes, message: bytes) -> bytes:

@@ -10,20 +10,20 @@ from typing import ClassVar, Final, Protocol
 
 from egressproxy.errors import GatewayError, GatewayFault, Reason, RetrySafety, UpstreamFault
 from egressproxy.filters.chain import Chain, run, run_to_end
-from egressproxy.gateway.backends.connector import Connector
-from egressproxy.gateway.backends.dial_targets import Target
-from egressproxy.gateway.backends.own_leg import body_of_leg
+from egressproxy.gateway.backends.backend_body_filters import body_of_leg
+from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.parent_connect import absolute_form, identity_line, refused_credentials
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
+from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import SENT_BODY, Exchange
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead, ResponseHead
-from egressproxy.model.shares import client_of
+from egressproxy.model.per_client_quota import client_of
 from egressproxy.net.driver import PAUSE, Driver
 from egressproxy.protocols.grpc.statuses import failure_status
 from egressproxy.protocols.upstream import Upstream
-from egressproxy.upstream.pool import Claim
+from egressproxy.upstream.pool import PoolTicket
 
 #: RFC 9110 section 9.2.2, without the methods that are never forwarded.
 IDEMPOTENT: Final = frozenset((b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE"))
@@ -43,32 +43,32 @@ _ALWAYS: Final = Repeat.ALWAYS
 _NEVER: Final = Repeat.NEVER
 
 
-class CountedWay:
+class AttemptCounter:
     """The connector of a parent, held for a request that counts at its own target: see TargetWatch."""
 
-    __slots__ = ("_claim", "_target", "_via", "behind", "network")
+    __slots__ = ("_target", "_ticket", "_via", "behind", "network")
 
-    def __init__(self, via: Connector, target: Target, client: str) -> None:
+    def __init__(self, via: Cluster, target: UpstreamHost, client: str) -> None:
         self._via = via
         self._target = target
-        self._claim: Claim[Upstream] = Claim(client)
+        self._ticket: PoolTicket[Upstream] = PoolTicket(client)
         self.behind = via.behind
         self.network = via.network
-        target.pool.count(self._claim)
+        target.pool.count(self._ticket)
 
-    def release(self, target: Target, connection: Upstream, *, reusable: bool) -> None:
+    def release(self, target: UpstreamHost, connection: Upstream, *, reusable: bool) -> None:
         """Give the connection back and its place among the attempts, too."""
-        self._target.pool.lost(self._claim)
+        self._target.pool.lost(self._ticket)
         self._via.release(target, connection, reusable=reusable)
 
 
 class HeldConnection:
-    """The upstream connection of a call, and the connector to give it back to; None while there is none."""
+    """The upstream connection of a call, and the cluster to give it back to; None while there is none."""
 
-    __slots__ = ("connector", "target", "upstream")
+    __slots__ = ("cluster", "target", "upstream")
 
-    connector: Connector | CountedWay | None
-    target: Target | None
+    cluster: Cluster | AttemptCounter | None
+    target: UpstreamHost | None
     upstream: Upstream | None
 
     def __init__(self) -> None:
@@ -76,12 +76,12 @@ class HeldConnection:
 
     def reset(self) -> None:
         """Hold nothing any more."""
-        self.connector = None
+        self.cluster = None
         self.target = None
         self.upstream = None
 
-    def hold(self, connector: Connector | CountedWay, target: Target, upstream: Upstream) -> None:
-        self.connector = connector
+    def hold(self, cluster: Cluster | AttemptCounter, target: UpstreamHost, upstream: Upstream) -> None:
+        self.cluster = cluster
         self.target = target
         self.upstream = upstream
 
@@ -90,19 +90,19 @@ class HeldConnection:
         upstream = self.upstream
         if upstream is not None:
             self.upstream = None
-            self.connector.release(self.target, upstream, reusable=reusable)  # type: ignore[union-attr, arg-type]  # held with it
+            self.cluster.release(self.target, upstream, reusable=reusable)  # type: ignore[union-attr, arg-type]  # held with it
 
-    def fail(self, x: Exchange, error: GatewayError) -> None:
+    def fail(self, exchange: Exchange, error: GatewayError) -> None:
         """This exchange has failed behind the head of its response: close its connection, and tell of the endpoint."""
         target = self.target
         if self.upstream is not None and target is not None and target.watch is not None:
-            target.watch.failed(target, error, x, self.upstream)
+            target.watch.failed(target, error, exchange, self.upstream)
         self.release(reusable=False)
 
-    def check_credentials(self, x: Exchange) -> None:
+    def check_credentials(self, exchange: Exchange) -> None:
         """Raises UpstreamFault where a parent has answered 407, and not the backend."""
-        via = self.connector
-        if x.response.status == 407 and via is not None and via.behind is not None:
+        via = self.cluster
+        if exchange.response.status == 407 and via is not None and via.behind is not None:
             raise refused_credentials(via.behind)
 
     def give_away(self) -> Upstream:
@@ -117,7 +117,7 @@ class UpstreamCaller(Protocol):
 
     __slots__ = ()
 
-    may_flow: ClassVar[bool] = False  # `send_request` sends bodies through `flowing_leg`
+    may_flow: ClassVar[bool] = False  # `send_request` sends bodies through `streaming_backend_filters`
     driver: Driver
 
     def start_attempt(self) -> None:
@@ -128,21 +128,21 @@ class UpstreamCaller(Protocol):
         """Called when an attempt has ended without an answer; `result` is the reason of its failure."""
         return
 
-    def count_answer(self, x: Exchange, seconds: float) -> None:
+    def count_answer(self, exchange: Exchange, seconds: float) -> None:
         """Called when an attempt has its answer, the final head, so many seconds after it began."""
         return
 
     def send_request(
-        self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
+        self, exchange: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
     ) -> None:
         """Send the head of `x.request`, and begin its body (here: one that is whole). `pseudonym`: our name in Via."""
-        upstream.begin(self.driver, x.request)
-        upstream.send_head(x.request, x.upstream_host, pseudonym)
+        upstream.begin(self.driver, exchange.request)
+        upstream.send_head(exchange.request, exchange.upstream_host, pseudonym)
         if isinstance(body, bytes):
             upstream.send_body(body)
             upstream.end_body(b"")
 
-    def pass_interim(self, head: ResponseHead, x: Exchange) -> None:
+    def pass_interim(self, head: ResponseHead, exchange: Exchange) -> None:
         """Called for each interim response (RFC 9110 section 15.2)."""
         return
 
@@ -150,98 +150,98 @@ class UpstreamCaller(Protocol):
 async def call_upstream(
     caller: UpstreamCaller,
     held: HeldConnection,
-    x: Exchange,
-    connector: Connector,
-    target: Target,
+    exchange: Exchange,
+    cluster: Cluster,
+    target: UpstreamHost,
     chain: Chain,
     body: bytes | ReplayableBody | None,
     repeat: Repeat,
 ) -> Upstream | LocalResponse:
-    """Send `x.request` to a target of this connector, until `x.response` is there: its final head.
+    """Send `x.request` to a target of this cluster, until `x.response` is there: its final head.
 
     Returns the connection, which is in `held` and has to be released; or the response of a backend-request filter,
     and nothing is held. Raises GatewayError; one with RetrySafety.IF_REUSED says that an idle connection had died.
     """
-    head = x.request
-    block, path, host = head.fields.block, head.path, x.upstream_host
+    head = exchange.request
+    block, path, host = head.fields.block, head.path, exchange.upstream_host
     while True:
-        x.attempts += 1
+        exchange.attempts += 1
         began = monotonic()
         caller.start_attempt()
-        x.backend_is_secure = target.tls is not None
+        exchange.backend_is_secure = target.tls is not None
         if not host:
-            x.upstream_host = connector.host_field(x, target)
-        via, way = connector, target
-        if not connector.is_simple:
+            exchange.upstream_host = cluster.host_field(exchange, target)
+        via, next_hop = cluster, target
+        if not cluster.is_simple:
             if target.watch is not None:
                 target.watch.admit(target)
-            via, way = connector.way(x, target)
+            via, next_hop = cluster.next_hop(exchange, target)
             if via.behind is not None:
-                x.upstream_host = target.host_field  # filters see what will be sent
+                exchange.upstream_host = target.host_field  # filters see what will be sent
         try:
-            if via.network.wheel.now < way.name.fresh_until or via.refresh_name(x, way):
-                upstream = way.pool.take()
+            if via.network.wheel.now < next_hop.name.fresh_until or via.refresh_name(exchange, next_hop):
+                upstream = next_hop.pool.take()
             else:
                 upstream = None
             if upstream is None:
-                if connector.ways is None:
-                    upstream = await via.acquire(x, way, chain.connect)
+                if cluster.parents is None:
+                    upstream = await via.acquire(exchange, next_hop, chain.connect)
                 else:
-                    via, way, upstream = await connector.acquire_by_any_way(x, target, chain.connect)
-                    by_route = host or connector.host_field(x, target)
-                    x.upstream_host = target.host_field if via.behind is not None else by_route
-            held.hold(via, way, upstream)
-            x.upstream = upstream.address
+                    via, next_hop, upstream = await cluster.acquire_by_any_way(exchange, target, chain.connect)
+                    by_route = host or cluster.host_field(exchange, target)
+                    exchange.upstream_host = target.host_field if via.behind is not None else by_route
+            held.hold(via, next_hop, upstream)
+            exchange.upstream = upstream.address
             if via.is_unverified:
-                via.note_unverified(x, way)
+                via.note_unverified(exchange, next_hop)
             if chain.backend_request is not None:
-                x.backend_origin = target.origin
+                exchange.backend_origin = target.origin
                 if chain.takes_body:
                     given = body
                     if chain.leg_request_body is not None:
-                        body = await body_of_leg(x, chain, body, may_flow=caller.may_flow)
+                        body = await body_of_leg(exchange, chain, body, may_flow=caller.may_flow)
                     if chain.needs_body >= 0:
-                        x.keep(SENT_BODY, whole_body(x, body))
-                answer = run(chain.backend_request, x)
+                        exchange.keep(SENT_BODY, whole_body(exchange, body))
+                answer = run(chain.backend_request, exchange)
                 if answer is not None and not isinstance(answer, LocalResponse):
                     answer = await answer
                 if chain.takes_body:
-                    x.keep(SENT_BODY, None)  # the answer may take long
+                    exchange.keep(SENT_BODY, None)  # the answer may take long
                 if answer is not None:
                     held.release(reusable=not upstream.is_last)
                     return answer
             if via.behind is None:
-                caller.send_request(x, upstream, body, via.network.pseudonym)
+                caller.send_request(exchange, upstream, body, via.network.pseudonym)
             else:
-                send_to_parent(caller, held, x, upstream, body, via, target)
+                send_to_parent(caller, held, exchange, upstream, body, via, target)
             response = upstream.next_head() if upstream.is_lost else None  # it left while a filter waited
             while response is None:
                 await PAUSE
                 response = upstream.next_head()
             if response.status < 200:
-                response = await final_head(caller, x, upstream, response)
-            x.response = response
+                response = await final_head(caller, exchange, upstream, response)
+            exchange.response = response
         except GatewayError as error:
             caller.count_attempt(error.reason.value)
             failed = held.upstream
             if target.watch is not None:
-                target.watch.failed(target, error, x, failed)
+                target.watch.failed(target, error, exchange, failed)
             held.release(reusable=False)
             was_reused = failed is not None and failed.was_reused
             if failed is not None and not was_reused and error.retry is RetrySafety.IF_REUSED:
                 error.retry = RetrySafety.IF_IDEMPOTENT
-            is_unseen = failed is not None and (x.request.body == 0 or isinstance(body, bytes))
-            if not may_repeat(x, connector, error, repeat, was_reused=was_reused, is_unseen=is_unseen):
+            is_unseen = failed is not None and (exchange.request.body == 0 or isinstance(body, bytes))
+            if not may_repeat(exchange, cluster, error, repeat, was_reused=was_reused, is_unseen=is_unseen):
                 raise
             if chain.takes_body and failed is not None:
                 body = given  # set behind `held.hold`
             # Each attempt starts from the client's request: it gets its own credential and no other.
-            head.fields.block, head.path, x.upstream_host = block, path, host
+            head.fields.block, head.path, exchange.upstream_host = block, path, host
             if repeat is _ALWAYS:
-                target = connector.another_target(x, (target,))
+                target = cluster.another_target(exchange, (target,))
             continue
-        caller.count_answer(x, monotonic() - began)
-        if connector.watched is not None:
+        caller.count_answer(exchange, monotonic() - began)
+        if cluster.watched is not None:
             status = response.status
             if status == 200 and response.body == 0:  # trailers alone, maybe
                 status = failure_status(response.fields.block)
@@ -249,27 +249,27 @@ async def call_upstream(
         return upstream
 
 
-def whole_body(x: Exchange, body: bytes | ReplayableBody | None) -> bytes:
+def whole_body(exchange: Exchange, body: bytes | ReplayableBody | None) -> bytes:
     """The whole body, for filters that need it. Raises GatewayFault (502) where it is to come, as for a mirror."""
     if isinstance(body, ReplayableBody):
         body = body.given
     if body is None:
-        if x.request.body != 0:
-            message = f"a filter of backend {x.backend} needs the whole body, which is not here"
+        if exchange.request.body != 0:
+            message = f"a filter of backend {exchange.backend} needs the whole body, which is not here"
             raise GatewayFault(Reason.FILTER_FAILED, message, status=502)
         return b""
     return body
 
 
 async def filtered_answer(
-    held: HeldConnection, x: Exchange, chain: Chain, found: Upstream | LocalResponse
+    held: HeldConnection, exchange: Exchange, chain: Chain, found: Upstream | LocalResponse
 ) -> Upstream | LocalResponse:
     """What has come of an attempt, as the backend-response filters leave it; with the response of one of them, nothing
     is held. Raises what they refuse with: NextAttempt, too. A 407 is not for clients, and no filter makes it another.
     """
-    if chain.backend_response is None or isinstance(found, LocalResponse) or x.response.status == 407:
+    if chain.backend_response is None or isinstance(found, LocalResponse) or exchange.response.status == 407:
         return found
-    answer = await run_to_end(chain.backend_response, x)
+    answer = await run_to_end(chain.backend_response, exchange)
     if answer is None:
         return found
     held.release(reusable=False)
@@ -277,64 +277,72 @@ async def filtered_answer(
 
 
 def may_repeat(
-    x: Exchange, connector: Connector, error: GatewayError, repeat: Repeat, *, was_reused: bool, is_unseen: bool = False
+    exchange: Exchange,
+    cluster: Cluster,
+    error: GatewayError,
+    repeat: Repeat,
+    *,
+    was_reused: bool,
+    is_unseen: bool = False,
 ) -> bool:
     """Whether a call that failed like this is made again, where its caller allows `repeat`.
 
     `was_reused`: its connection had served another request before (RFC 9110 section 9.2.2). `is_unseen`: it had a
     connection, and all of it can be sent again: a stream that was refused may begin anew (RFC 9113 section 8.7).
     """
-    if repeat is _NEVER or x.attempts >= MAX_ATTEMPTS:
+    if repeat is _NEVER or exchange.attempts >= MAX_ATTEMPTS:
         return False
     if is_unseen and error.retry is RetrySafety.SAFE:
         return True
     is_stale = was_reused and error.retry is RetrySafety.IF_REUSED
     if repeat is _ALWAYS:
-        return is_stale or (error.retry is RetrySafety.SAFE and len(connector.endpoints) > 1)
-    return is_stale and x.request.method in IDEMPOTENT and x.request.body == 0
+        return is_stale or (error.retry is RetrySafety.SAFE and len(cluster.endpoints) > 1)
+    return is_stale and exchange.request.method in IDEMPOTENT and exchange.request.body == 0
 
 
 def send_to_parent(
     caller: UpstreamCaller,
     held: HeldConnection,
-    x: Exchange,
+    exchange: Exchange,
     upstream: Upstream,
     body: bytes | ReplayableBody | None,
-    parent: Connector,
-    target: Target,
+    parent: Cluster,
+    target: UpstreamHost,
 ) -> None:
     """Send plain http in absolute-form (RFC 9112 section 3.2.2). Filters never see the parent's credential. The request
     counts at its target, though the connection is the parent's: raises LimitExceeded (503) of its circuit breaker.
     """
     if target.watch is not None:
         target.watch.admit(target)
-        held.connector = CountedWay(parent, target, client_of(x))
-    fields = x.request.fields
+        held.cluster = AttemptCounter(parent, target, client_of(exchange))
+    fields = exchange.request.fields
     block = fields.block
-    x.upstream_host = target.host_field
-    x.request.path = absolute_form(target.host_field, x.request.path)
+    exchange.upstream_host = target.host_field
+    exchange.request.path = absolute_form(target.host_field, exchange.request.path)
     if parent.proxy_authorization is not None:
         fields.block = block + parent.proxy_authorization.reveal()
     if parent.behind is not None and parent.behind.parent_identity_key is not None:
         authority = Authority(target.host, target.port).text
-        fields.block += identity_line(parent.behind, x, x.request.method, authority, is_of_client=True)
+        fields.block += identity_line(parent.behind, exchange, exchange.request.method, authority, is_of_client=True)
     try:
-        caller.send_request(x, upstream, body, parent.network.pseudonym)
+        caller.send_request(exchange, upstream, body, parent.network.pseudonym)
     finally:
         fields.block = block
 
 
-async def final_head(caller: UpstreamCaller, x: Exchange, upstream: Upstream, head: ResponseHead) -> ResponseHead:
+async def final_head(
+    caller: UpstreamCaller, exchange: Exchange, upstream: Upstream, head: ResponseHead
+) -> ResponseHead:
     """The final head, after interim ones (RFC 9110 section 15.2). Raises UpstreamFault for a 101 not asked for."""
     while head.is_interim:
-        caller.pass_interim(head, x)
+        caller.pass_interim(head, exchange)
         following = upstream.next_head()
         while following is None:
             await PAUSE
             following = upstream.next_head()
         head = following
     if head.status == 101:
-        check_switch(x.request, head)
+        check_switch(exchange.request, head)
     return head
 
 

@@ -8,9 +8,9 @@ from time import monotonic, time
 
 from egressproxy.errors import GatewayError, Reason
 from egressproxy.filters.chain import finish
-from egressproxy.filters.placed_filter import PlacedFilter
+from egressproxy.filters.configured_filter import ConfiguredFilter
 from egressproxy.gateway.exchange.error_responses import is_denial, is_told
-from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
 from egressproxy.gateway.exchange.recent_decisions import KEPT, MAX_PATH, Remembered
 from egressproxy.gateway.overload.request_gate import RequestGate
 from egressproxy.gateway.snapshot import ActiveListener
@@ -45,37 +45,37 @@ class Accounting:
             started_wall=time(), request_id=self._id_prefix + hex(self._number)[2:], series=listener.series,
         )  # fmt: skip
 
-    def blame(self, x: Exchange, resources: HeldResources, error: GatewayError) -> None:
+    def record_error(self, exchange: Exchange, resources: ExchangeResources, error: GatewayError) -> None:
         """Say what ended the exchange, and tell of it where an operator should hear of it."""
-        x.reason = error.reason
-        x.rule = error.rule
-        x.detail = error.detail
+        exchange.reason = error.reason
+        exchange.rule = error.rule
+        exchange.detail = error.detail
         if error.ech_outer_name is not None:
-            self.note_ech(x, error.ech_outer_name)
-        x.denied = is_denial(error)
-        if x.denied or is_told(error):
+            self.note_ech(exchange, error.ech_outer_name)
+        exchange.denied = is_denial(error)
+        if exchange.denied or is_told(error):
             kind = "" if resources.route is None else resources.route.kind
-            self.notices.refused(x.series, error, kind, x.identity)
+            self.notices.refused(exchange.series, error, kind, exchange.identity)
         if error.policy != "-":
-            x.series = self.metrics.denied_by(x.series, error.policy, error.entry)
+            exchange.series = self.metrics.denied_by(exchange.series, error.policy, error.entry)
 
-    def note_ech(self, x: Exchange, outer_name: str) -> None:
+    def note_ech(self, exchange: Exchange, outer_name: str) -> None:
         """Log and count a ClientHello with ECH (RFC 9849): what it names may not be whom it is for."""
-        x.detail = f"ClientHello with ECH, outer name {outer_name}"
-        self.metrics.ech_hellos.count(x.gateway, x.listener, outer_name)
+        exchange.detail = f"ClientHello with ECH, outer name {outer_name}"
+        self.metrics.ech_hellos.count(exchange.gateway, exchange.listener, outer_name)
 
-    def account(self, x: Exchange, resources: HeldResources) -> None:
+    def account(self, exchange: Exchange, resources: ExchangeResources) -> None:
         """Give back what the exchange holds, and say what it was."""
         if resources.upstream is not None:
             resources.release(reusable=False)
         if resources.request_filter is not None or resources.response_filter is not None:
             resources.end_filters()
-        if x.notes is not None:
-            completed: tuple[PlacedFilter, ...] = ()
+        if exchange.state:
+            completed: tuple[ConfiguredFilter, ...] = ()
             for place in (resources.backend, resources.route):
                 if place is not None and place.chain.complete != completed:
                     completed = place.chain.complete
-                    finish(completed, x)
+                    finish(completed, exchange)
         if resources.on_complete is not None:
             on_complete, resources.on_complete = resources.on_complete, None
             on_complete()
@@ -84,28 +84,28 @@ class Accounting:
         if resources.tenant is not None:
             resources.tenant.leave()
             resources.tenant = None
-        if self.is_cutting and x.reason in (Reason.OK, Reason.CLIENT_GONE):
-            x.reason = Reason.DRAINED
-        if x.identity is not ANONYMOUS:
-            client = x.identity
+        if self.is_cutting and exchange.reason in (Reason.OK, Reason.CLIENT_GONE):
+            exchange.reason = Reason.DRAINED
+        if exchange.identity is not ANONYMOUS:
+            client = exchange.identity
             killed = self.gate.killed if self.gate is not None else None
             # What ends without an error, or with its connection, was cut if its client is killed.
-            if killed and x.reason in (Reason.OK, Reason.CLIENT_GONE) and killed.has(client):
-                x.reason, x.denied = Reason.IDENTITY_KILLED, True
-            if x.series is client.counted_beside:
-                x.series = client.counted_in
+            if killed and exchange.reason in (Reason.OK, Reason.CLIENT_GONE) and killed.has(client):
+                exchange.reason, exchange.denied = Reason.IDENTITY_KILLED, True
+            if exchange.series is client.counted_beside:
+                exchange.series = client.counted_in
             else:
-                found = self.metrics.of_client(x.series, client, is_denied=x.denied)
-                client.counted_beside, client.counted_in = x.series, found
-                x.series = found
-        x.ended_at = monotonic()
-        x.series.observe(x)
-        self.access_log.record(x)
-        if x.notes is not None:
-            x.forget_notes()
+                found = self.metrics.of_client(exchange.series, client, is_denied=exchange.denied)
+                client.counted_beside, client.counted_in = exchange.series, found
+                exchange.series = found
+        exchange.ended_at = monotonic()
+        exchange.series.observe(exchange)
+        self.access_log.record(exchange)
+        if exchange.state:
+            exchange.forget_state()
         self.recent.append(
             (
-                x.started_wall, x.method, x.scheme, x.authority, x.path[:MAX_PATH], x.gateway, x.listener, x.identity,
-                x.reason,
+                exchange.started_wall, exchange.method, exchange.scheme, exchange.authority, exchange.path[:MAX_PATH],
+                exchange.gateway, exchange.listener, exchange.identity, exchange.reason,
             )
         )  # fmt: skip

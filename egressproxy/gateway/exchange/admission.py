@@ -16,12 +16,12 @@ from ipaddress import ip_address
 from typing import Final
 
 from egressproxy.errors import BadRequest, Denied, GatewayFault, LimitExceeded, Reason
-from egressproxy.gateway.enforcement import lifted
+from egressproxy.gateway.enforcement import report_only_denial
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.client import Client
-from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
-from egressproxy.gateway.leaf_certificates.leaf_cache import LeafCache
+from egressproxy.gateway.leaf_certificates.certificate_cache import CertificateCache
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener, Port
@@ -31,7 +31,7 @@ from egressproxy.model.exchange import CallerIdentity, Exchange, namespace_in, s
 from egressproxy.model.forwarded_identity import NotVerified, verify
 from egressproxy.model.message import RequestHead
 from egressproxy.model.own_names import OWN_HOST, proxies_of
-from egressproxy.model.shares import client_of
+from egressproxy.model.per_client_quota import client_of
 from egressproxy.protocols.tls.client_hello import ClientHello
 from egressproxy.routing.hosts import patterns_of
 
@@ -47,9 +47,9 @@ HTTPS_PORT: Final = 443
 
 
 def name_request(
-    x: Exchange, port: Port, server_name: str, inside: OpenedTunnel | Redirection | None, head: RequestHead
+    exchange: Exchange, port: Port, server_name: str, inside: OpenedTunnel | Redirection | None, head: RequestHead
 ) -> ActiveListener:
-    """Write into `x` what a request names: logged path, scheme, authority and listener. Returns the listener.
+    """Write into `exchange` what a request names: logged path, scheme, authority and listener. Returns the listener.
 
     `server_name`: the SNI of the client's TLS, or "". `inside`: the tunnel that the request came in, or None.
     Raises BadRequest (400), and as `Port.listener_for` and `OpenedTunnel.check`. Source: RFC 9112 section 3.2.
@@ -57,32 +57,32 @@ def name_request(
     listener = port.first
     path = head.path
     query = path.find(b"?")
-    x.path = path if query < 0 else path[:query]
+    exchange.path = path if query < 0 else path[:query]
     if inside is not None:
-        x.scheme, x.authority = inside.scheme, inside.authority
-        x.authority = inside.check(head)
+        exchange.scheme, exchange.authority = inside.scheme, inside.authority
+        exchange.authority = inside.check(head)
         if listener.is_stream:
-            listener = port.opened_stream(x.authority.host)
-            x.gateway, x.listener, x.series = listener.gateway, listener.name, listener.series
+            listener = port.opened_stream(exchange.authority.host)
+            exchange.gateway, exchange.listener, exchange.series = listener.gateway, listener.name, listener.series
         return listener
     if head.scheme:  # absolute-form
-        x.scheme = head.scheme
+        exchange.scheme = head.scheme
     elif listener.is_forward:
         message = "this is a forward proxy: the request target has to be an absolute URL"
         raise BadRequest(Reason.BAD_TARGET, message, close=False)
     else:
-        x.scheme = listener.scheme
-    if head.authority is not None and x.scheme == b"http":
-        x.authority = head.authority
+        exchange.scheme = listener.scheme
+    if head.authority is not None and exchange.scheme == b"http":
+        exchange.authority = head.authority
     elif not head.host and head.http_1_0 and not listener.is_forward:
         # RFC 9112 section 3.3: the server's own name. Health checks of load balancers ask like this.
         head.host = server_name.encode() or _own_name(port)
-        x.authority = read_authority(head.host, HTTPS_PORT if x.scheme == b"https" else HTTP_PORT)
+        exchange.authority = read_authority(head.host, HTTPS_PORT if exchange.scheme == b"https" else HTTP_PORT)
     else:
-        x.authority = read_authority(head.host, HTTPS_PORT if x.scheme == b"https" else HTTP_PORT)
+        exchange.authority = read_authority(head.host, HTTPS_PORT if exchange.scheme == b"https" else HTTP_PORT)
     if not listener.is_forward:
-        listener = port.listener_for(x.authority.host, server_name)
-        x.gateway, x.listener, x.series = listener.gateway, listener.name, listener.series
+        listener = port.listener_for(exchange.authority.host, server_name)
+        exchange.gateway, exchange.listener, exchange.series = listener.gateway, listener.name, listener.series
     return listener
 
 
@@ -95,8 +95,8 @@ def _own_name(port: Port) -> bytes:
     return b"localhost"
 
 
-def name_stream(x: Exchange, port: Port, hello: ClientHello | None) -> ActiveListener:
-    """Write into `x` what a ClientHello (None: of TCP) names: authority and listener, which is returned. Raises
+def name_stream(exchange: Exchange, port: Port, hello: ClientHello | None) -> ActiveListener:
+    """Write into `exchange` what a ClientHello (None: of TCP) names: authority and listener, which is returned. Raises
     GatewayFault (404), Denied.
     """
     if hello is None:
@@ -104,14 +104,14 @@ def name_stream(x: Exchange, port: Port, hello: ClientHello | None) -> ActiveLis
     if hello.sni is None:
         raise GatewayFault(Reason.NO_ROUTE, "the ClientHello names no server", status=404)
     try:
-        x.authority = parse_authority(hello.sni.encode(), port.number if port.number != 0 else 443)
+        exchange.authority = parse_authority(hello.sni.encode(), port.number if port.number != 0 else 443)
     except AuthorityError:
         raise Denied(Reason.SNI_MISMATCH, "the ClientHello names no valid host") from None
-    found = port.by_host.match(x.authority.host)
+    found = port.by_host.match(exchange.authority.host)
     if found is None:
-        raise GatewayFault(Reason.NO_ROUTE, f"no listener for {x.authority.host}", status=404)
-    x.gateway, x.listener, x.series = found.gateway, found.name, found.series
-    x.authority = Authority(x.authority.host, HTTPS_PORT)
+        raise GatewayFault(Reason.NO_ROUTE, f"no listener for {exchange.authority.host}", status=404)
+    exchange.gateway, exchange.listener, exchange.series = found.gateway, found.name, found.series
+    exchange.authority = Authority(exchange.authority.host, HTTPS_PORT)
     return found
 
 
@@ -143,39 +143,39 @@ def refuse_loops(head: RequestHead, pseudonym: bytes) -> None:
 
 
 async def identify(
-    accounting: Accounting, x: Exchange, client: Client, listener: ActiveListener, head: RequestHead
+    accounting: Accounting, exchange: Exchange, client: Client, listener: ActiveListener, head: RequestHead
 ) -> None:
-    """Write into `x` who its client is: what the request says, before what its connection says. Loops are refused.
-    Waits where a credential has to be checked. Raises as `refuse_loops` and `Authenticator.admit`.
+    """Write into `exchange` who its client is: what the request says, before what its connection says. Loops are
+    refused. Waits where a credential has to be checked. Raises as `refuse_loops` and `Authenticator.admit`.
     """
     refuse_loops(head, accounting.pseudonym)
     if head.via:
-        believe_gateway(accounting, x, listener, head)
+        believe_gateway(accounting, exchange, listener, head)
     if listener.authenticator is not None:
-        checking = listener.authenticator.admit(x, client, head)
+        checking = listener.authenticator.admit(exchange, client, head)
         if checking is not None:
             await checking
 
 
-def identify_stream(x: Exchange, listener: ActiveListener, certified: CallerIdentity, until: float) -> None:
+def identify_stream(exchange: Exchange, listener: ActiveListener, certified: CallerIdentity, until: float) -> None:
     """The same of a connection that is no HTTP, `certified` until then (seconds since 1970) by its certificate. Raises
     as `Authenticator.admit_stream`.
     """
-    x.identity = certified
+    exchange.identity = certified
     if listener.authenticator is not None:
-        listener.authenticator.admit_stream(x, certified, until)
+        listener.authenticator.admit_stream(exchange, certified, until)
 
 
-def believe_gateway(accounting: Accounting, x: Exchange, listener: ActiveListener, head: RequestHead) -> None:
+def believe_gateway(accounting: Accounting, exchange: Exchange, listener: ActiveListener, head: RequestHead) -> None:
     """Learn who the client of another gateway is, where its signature holds here; else the log says why it does not."""
     keys, value = listener.spec.policy.gateway_keys, head.hop.egress_identity
-    if not keys or not value or x.authority is None:
+    if not keys or not value or exchange.authority is None:
         return
     counted = accounting.metrics.forwarded_identities
     try:
-        who = verify(keys, value, head.method, x.authority.text, time.time(), accounting.seen)
+        who = verify(keys, value, head.method, exchange.authority.text, time.time(), accounting.seen)
     except NotVerified as error:
-        x.detail = f"X-Egress-Identity: {error}"
+        exchange.detail = f"X-Egress-Identity: {error}"
         counted[error.result] += 1
         return
     counted["verified"] += 1
@@ -183,7 +183,7 @@ def believe_gateway(accounting: Accounting, x: Exchange, listener: ActiveListene
     name = who.name
     if name in ("-", service_account_name(who.namespace, who.service_account)):
         name = service_account_name(namespace, who.service_account)
-    x.identity = _identity(
+    exchange.identity = _identity(
         namespace, who.service_account, who.client, who.gateway, name, "gateway", who.groups, who.claims,
         who.claims_read,
     )  # fmt: skip
@@ -195,9 +195,9 @@ def _told_namespace(told: str, policy: PolicyIR) -> str:
     return namespace_in(trust_domain or policy.gateway_trust_domain, namespace, own)
 
 
-def of_client(x: Exchange, listener: ActiveListener) -> ActiveListener:
-    """The listener as it is for the client of this exchange. Raises Denied as `ClientVariants.of`."""
-    return listener if listener.variants is None else listener.variants.of(x.identity)
+def of_client(exchange: Exchange, listener: ActiveListener) -> ActiveListener:
+    """The listener as it is for the client of this exchange. Raises Denied as `SubjectOverrides.of`."""
+    return listener if listener.variants is None else listener.variants.of(exchange.identity)
 
 
 def route_request(listener: ActiveListener, authority: Authority, head: RequestHead) -> tuple[Route, bytes, Noted]:
@@ -205,7 +205,7 @@ def route_request(listener: ActiveListener, authority: Authority, head: RequestH
     found = listener.http.match(authority.host, head.method, head.path, head.fields)
     if found is not None and (not listener.is_forward or found[0].serves(authority.host, authority.port)):
         route, prefix = found
-        return route, prefix, judge(route, authority) if route.is_judged else ()
+        return route, prefix, check_destination_policy(route, authority) if route.is_judged else ()
     if listener.is_forward or listener.is_stream:
         return _unmatched_request(listener, authority, is_named=found is not None)
     raise GatewayFault(
@@ -257,7 +257,7 @@ def route_tunnel(listener: ActiveListener, authority: Authority) -> tuple[Route,
     """The route of a tunnel: a TLSRoute, or what the policy allows. Raises Denied."""
     route = listener.streams.match(authority.host)
     if route is not None and route.serves(authority.host, authority.port):
-        return route, judge(route, authority)
+        return route, check_destination_policy(route, authority)
     return default_route(listener, authority)
 
 
@@ -271,10 +271,10 @@ def route_of_stream(listener: ActiveListener, authority: Authority | None) -> tu
         raise GatewayFault(Reason.NO_ROUTE, f"no route for {host or 'this connection'} on this listener", status=404)
     if authority is None:
         return route, ()
-    noted = judge(route, authority)
-    leaves = listener.leaves_for(host)
-    if leaves is not None:
-        raise not_opened(host, leaves.policy)
+    noted = check_destination_policy(route, authority)
+    certificate_cache = listener.leaves_for(host)
+    if certificate_cache is not None:
+        raise not_opened(host, certificate_cache.policy)
     return route, noted
 
 
@@ -288,7 +288,7 @@ def not_opened(host: str, policy: str) -> Denied:
     return Denied(Reason.DESTINATION_DENIED, message, rule=f"EgressPolicy {policy}", remedy=remedy)
 
 
-def opened_stream(port: Port, listener: ActiveListener, authority: Authority | None) -> LeafCache | None:
+def opened_stream(port: Port, listener: ActiveListener, authority: Authority | None) -> CertificateCache | None:
     """What a client is shown whose TLS would pass, and is to be opened; None: it passes. Where the listener ends TLS
     itself, or shares its port with HTTPS, it is neither: `route_of_stream` refuses it.
     """
@@ -303,7 +303,7 @@ def admit_http(listener: ActiveListener, authority: Authority) -> Noted:
         return default_route(listener, authority)[1]
     denied = listener.destinations.explicit_deny(authority)
     try:
-        return () if denied is None else (lifted(listener.mode, denied),)
+        return () if denied is None else (report_only_denial(listener.mode, denied),)
     finally:
         del denied  # its traceback holds this frame: no cycle
 
@@ -324,18 +324,18 @@ def ways_to_http_port(listener: ActiveListener, authority: Authority) -> tuple[R
     return tls, True
 
 
-def judge(route: Route, authority: Authority) -> Noted:
+def check_destination_policy(route: Route, authority: Authority) -> Noted:
     """What policy says of a destination that a route matches. Raises Denied."""
     noted: Noted = ()
     denied = route.destinations.explicit_deny(authority) if route.destinations.denies else None
     permission = route.permission
     try:
         if denied is not None:
-            noted = (lifted(route.mode, denied),)
+            noted = (report_only_denial(route.mode, denied),)
         if permission is not None and authority.text not in permission.permitted:
             denied = permission.decide(authority)
             if denied is not None:
-                noted += (lifted(permission.mode, denied),)
+                noted += (report_only_denial(permission.mode, denied),)
         return noted
     finally:
         del denied  # its traceback holds this frame: no cycle
@@ -357,14 +357,20 @@ def default_route(listener: ActiveListener, authority: Authority) -> tuple[Route
     else:
         denied, mode = listener.destinations.decide(authority), listener.mode
     try:
-        return (defaults.allowed(authority), ()) if denied is None else (defaults.reported(), (lifted(mode, denied),))
+        return (
+            (defaults.allowed(authority), ())
+            if denied is None
+            else (defaults.reported(), (report_only_denial(mode, denied),))
+        )
     finally:
         del denied  # its traceback holds this frame: no cycle
 
 
-def take_tunnel_slot(x: Exchange, state: OpenConnections, resources: HeldResources, listener: ActiveListener) -> None:
+def take_tunnel_slot(
+    exchange: Exchange, state: OpenConnections, resources: ExchangeResources, listener: ActiveListener
+) -> None:
     """Count a tunnel against `limits.tunnels` and its client's share, until its end. Raises LimitExceeded (503)."""
-    limits, client = listener.spec.policy.limits, client_of(x)
+    limits, client = listener.spec.policy.limits, client_of(exchange)
     place = listener.gateway, listener.name
     limit, taken = limits.tunnels, state.tunnels_of.get(place)
     if limit and taken is not None:

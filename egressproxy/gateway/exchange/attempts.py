@@ -1,9 +1,9 @@
 """Attempts: how a request of a rule with a RetryPolicy reaches a backend.
 
-Where a rule has none, the conductor makes its one attempt itself, and nothing here is asked. With one each attempt
-chooses a backend and an endpoint again, starts from the client's request, and has that backend's filters and
-credentials and no other's. Where the rule's choice is a Failover, its `Course` says where the request goes next. With
-`hedging` there may be several attempts at once.
+Where a rule has none, the connection manager makes its one attempt itself, and nothing here is asked. With one each
+attempt chooses a backend and an endpoint again, starts from the client's request, and has that backend's filters and
+credentials and no other's. Where the rule's choice is a Failover, its `FailoverState` says where the request goes next.
+With `hedging` there may be several attempts at once.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from egressproxy.filters.base import NextAttempt
 from egressproxy.filters.chain import finish
 from egressproxy.gateway.ai.answers import Answer, BegunAnswer
 from egressproxy.gateway.ai.call import AiCall
-from egressproxy.gateway.backends.dial_targets import Target
-from egressproxy.gateway.backends.endpoints import Endpoints
-from egressproxy.gateway.backends.failover import Course, FailoverGroup, may_serve, status_of_answer
+from egressproxy.gateway.backends.endpoints import HostSet
+from egressproxy.gateway.backends.failover import FailoverGroup, FailoverState, may_serve, status_of_answer
 from egressproxy.gateway.backends.mcp_sessions import McpSession, McpSessions, session_not_found
-from egressproxy.gateway.backends.mirror_copy import copies_of
+from egressproxy.gateway.backends.mirror_request import mirror_requests_of
 from egressproxy.gateway.backends.replayable_body import REPLAY_LIMIT, ReplayableBody
 from egressproxy.gateway.backends.retries import RetryPolicy, may_go_again, untried
 from egressproxy.gateway.backends.route_backend import EXACT_BELOW_S, RouteBackend
 from egressproxy.gateway.backends.upstream_call import Repeat, call_upstream, filtered_answer
+from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
 from egressproxy.gateway.exchange.body_filter import BodyFilter
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.hedging import HedgedCall, finish_attempts
-from egressproxy.gateway.ext_authz.buffered_body import HELD, BufferedRequest
+from egressproxy.gateway.ext_authz.buffered_body import HELD
 from egressproxy.gateway.route import Route
 from egressproxy.model.exchange import ATTEMPTS_FIELD, AttemptTrail, Exchange
 from egressproxy.model.grpc_status import GRPC_NAMES
@@ -48,15 +48,15 @@ LEAST_PAUSE_S = 1e-6
 
 
 async def reach_with_retries(
-    policy: RetryPolicy, x: Exchange, client: Client, route: Route, collected: bytes | ReplayableBody | None
+    policy: RetryPolicy, exchange: Exchange, client: Client, route: Route, collected: bytes | ReplayableBody | None
 ) -> Answer | LocalResponse:
     """Attempts, until `x.response` is there; returns its connection, or a filter's response. Raises GatewayError: of
     the last. Source: GEP-1731.
     """
-    attempts = Attempts(policy, x, client, route)
+    attempts = Attempts(policy, exchange, client, route)
     timer = None
     if 0 < route.request_s < EXACT_BELOW_S:
-        left_s = max(0.0, x.started_at + route.request_s - monotonic())
+        left_s = max(0.0, exchange.started_at + route.request_s - monotonic())
         timer = asyncio.get_running_loop().call_later(left_s, client.end_late_request)
     try:
         return await attempts.reach(collected)
@@ -79,9 +79,10 @@ class Attempts:
         "_client",
         "_codes",
         "_counted",
-        "_course",
         "_down",
+        "_exchange",
         "_failover",
+        "_failover_state",
         "_failures",
         "_following",
         "_is_good",
@@ -98,43 +99,46 @@ class Attempts:
         "_target",
         "_tried",
         "_wait_s",
-        "_x",
     )
 
-    def __init__(self, policy: RetryPolicy, x: Exchange, client: Client, route: Route) -> None:
-        head, sessions = x.request, policy.sessions
+    def __init__(self, policy: RetryPolicy, exchange: Exchange, client: Client, route: Route) -> None:
+        head, sessions = exchange.request, policy.sessions
         self._policy = policy
-        self._x = x
-        self._ai = AiCall.of(x) if x.notes is not None else None
+        self._exchange = exchange
+        self._ai = AiCall.of(exchange) if exchange.state else None
         self._client = client
         self._route = route
-        self._origin = head.fields.block, head.path, x.upstream_host, head.body  # what each attempt starts from
-        self._shown = session = sessions.find(x) if sessions is not None else None
+        self._origin = head.fields.block, head.path, exchange.upstream_host, head.body  # what each attempt starts from
+        self._shown = session = sessions.find(exchange) if sessions is not None else None
         if session is not None and session.backend.name in route.excluded:
             if isinstance(session, McpSession):
                 raise session_not_found()
             session = None
         self._session = session
         self._chosen: list[RouteBackend] = []
-        self._counted: list[Endpoints] = []  # those that count a retry of this request
+        self._counted: list[HostSet] = []  # those that count a retry of this request
         self._backend = backend = session.backend if session is not None else route.choose()
         self._owner = backend if isinstance(session, McpSession) else None  # nobody else gets the server's own id
         self._failover = failover = route.failover_of(backend)
-        self._course, self._codes, self._repeat = None, policy.codes, policy.repeat
+        self._failover_state, self._codes, self._repeat = None, policy.codes, policy.repeat
         if failover is not None:
-            self._course, self._codes, self._repeat = Course(failover), policy.codes | failover.codes, Repeat.NEVER
+            self._failover_state, self._codes, self._repeat = (
+                FailoverState(failover),
+                policy.codes | failover.codes,
+                Repeat.NEVER,
+            )
             if failover.spec.shows_attempts:
-                AttemptTrail.kept_by(x).is_shown = True
+                AttemptTrail.kept_by(exchange).is_shown = True
             if session is None or not may_serve(backend, client.wheel.now):
-                self._session, self._backend = None, self._course.first(client.wheel.now)
+                self._session, self._backend = None, self._failover_state.first(client.wheel.now)
         self._body: ReplayableBody | None = None
-        self._tried: set[Target] = set()
-        self._down: set[Target] = set()  # those of them that could not be connected to
+        self._tried: set[UpstreamHost] = set()
+        self._down: set[UpstreamHost] = set()  # those of them that could not be connected to
         self._failures: list[str] = []
         self._retries = 0
         self._is_hedged = False  # there were several attempts at once
         # of the attempt under way
-        self._target: Target | None = None
+        self._target: UpstreamHost | None = None
         self._began = 0.0
         self._outcome = ""
         self._begun: BegunAnswer | None = None  # its answer, where the beginning of that was read
@@ -144,23 +148,25 @@ class Attempts:
 
     async def reach(self, collected: bytes | ReplayableBody | None) -> Answer | LocalResponse:
         """See `reach_with_retries`. `collected` is the body, where it is here already."""
-        x, policy, failover = self._x, self._policy, self._failover
+        exchange, policy, failover = self._exchange, self._policy, self._failover
         ai = self._ai
-        has_body = x.request.body != 0 or collected is not None
-        if has_body and (self._course is not None or policy.attempts or policy.sessions is not None or ai is not None):
+        has_body = exchange.request.body != 0 or collected is not None
+        if has_body and (
+            self._failover_state is not None or policy.attempts or policy.sessions is not None or ai is not None
+        ):
             limit = failover.spec.max_replay_bytes if failover is not None else REPLAY_LIMIT
-            self._body = kept_body(x, self._client, self._route, collected, limit)
+            self._body = kept_body(exchange, self._client, self._route, collected, limit)
         policy.count_request()
         while True:
             if ai is not None:
-                chosen = await ai.prepare(x, self._client, self._backend, self._body, self._course)
+                chosen = await ai.prepare(exchange, self._client, self._backend, self._body, self._failover_state)
                 if chosen is not self._backend:
                     self._backend, self._session = chosen, None
             self._begin()
             if ai is not None and ai.own_answer is not None:
                 return ai.own_answer
             timer = None  # hedged attempts have timers of their own
-            is_hedged = x.method in policy.hedged_methods and self._may_hedge(collected)
+            is_hedged = exchange.method in policy.hedged_methods and self._may_hedge(collected)
             is_timed = self._backend.is_brief or (failover is not None and failover.spec.first_byte_s)
             if is_timed and not is_hedged:
                 timer = AttemptTimer(self._client, self._backend, failover, self._body)
@@ -178,11 +184,11 @@ class Attempts:
                 if isinstance(error, NextAttempt) and held.upstream is not None:
                     discard(self._client, held.upstream)
                 else:
-                    held.fail(x, error)  # of an answer without a first byte
-                if ai is not None and self._course is not None:
-                    await ai.narrow(self._x, self._client, self._body, self._course)
+                    held.fail(exchange, error)  # of an answer without a first byte
+                if ai is not None and self._failover_state is not None:
+                    await ai.narrow(self._exchange, self._client, self._body, self._failover_state)
                 if not self._goes_on(error):
-                    note_attempt(x, self._backend, self._outcome, self._began)
+                    note_attempt(exchange, self._backend, self._outcome, self._began)
                     if 0 < policy.attempts <= self._retries and error.reason in BROKEN:
                         error.status = 503
                     raise
@@ -197,64 +203,66 @@ class Attempts:
         """Call it however that has ended."""
         for endpoints in self._counted:
             endpoints.end_retry()
-        if len(self._chosen) > 1 and self._x.notes is not None:
-            finish_earlier(self._x, self._route, self._chosen)
+        if len(self._chosen) > 1 and self._exchange.state:
+            finish_earlier(self._exchange, self._route, self._chosen)
 
     # --- one attempt -----------------------------------------------------------------------------------------------
     def _begin(self) -> None:
-        x, backend, resources = self._x, self._backend, self._client.resources
+        exchange, backend, resources = self._exchange, self._backend, self._client.resources
         if self._owner is not None and backend is not self._owner:
             raise session_not_found()
         resources.backend = backend
         self._chosen.append(backend)
         if backend.denied is not None:
-            backend.note_denied(x)
-        x.backend = backend.name
-        x.series = backend.series
+            backend.note_denied(exchange)
+        exchange.backend = backend.name
+        exchange.series = backend.series
         if backend.mirrors is not None and not self._failures:
-            resources.copies = copies_of(backend.mirrors, x)
+            resources.mirror_requests = mirror_requests_of(backend.mirrors, exchange)
         self._began = monotonic()
         self._following, self._wait_s = None, -1.0
         self._target = self._begun = None
-        if self._course is not None:
-            self._course.begin(backend, self._client.wheel.now)
+        if self._failover_state is not None:
+            self._failover_state.begin(backend, self._client.wheel.now)
 
     async def _attempt(self, collected: bytes | ReplayableBody | None) -> Upstream | LocalResponse:
-        x, backend, session = self._x, self._backend, self._session
-        target = session.target(x) if session is not None else untried(backend, x, self._tried, self._down)
+        exchange, backend, session = self._exchange, self._backend, self._session
+        target = (
+            session.target(exchange) if session is not None else untried(backend, exchange, self._tried, self._down)
+        )
         self._target = target
         self._tried.add(target)
-        connector = backend.connector
-        assert connector is not None  # the target is of it
+        cluster = backend.cluster
+        assert cluster is not None  # the target is of it
         ai, body = self._ai, self._body or collected
         if ai is not None and ai.body is not None:  # what was made of it for its provider
             body = ai.body or collected
         found = await call_upstream(
-            self._client, self._client.resources, x, connector, target, backend.chain, body, self._repeat
+            self._client, self._client.resources, exchange, cluster, target, backend.chain, body, self._repeat
         )
-        return await filtered_answer(self._client.resources, x, backend.chain, found)
+        return await filtered_answer(self._client.resources, exchange, backend.chain, found)
 
     async def _is_final(self, upstream: Upstream, timer: AttemptTimer | None) -> bool:
         """Whether the client gets this answer. Raises UpstreamFault where no first byte of it comes."""
-        x, course, failover, policy = self._x, self._course, self._failover, self._policy
-        status = x.response.status if course is None else status_of_answer(x.response)
-        is_of_grpc = bool(policy.grpc_codes) and self._is_grpc_retriable(x.response)
+        exchange, failover_state, failover, policy = self._exchange, self._failover_state, self._failover, self._policy
+        status = exchange.response.status if failover_state is None else status_of_answer(exchange.response)
+        is_of_grpc = bool(policy.grpc_codes) and self._is_grpc_retriable(exchange.response)
         if status not in self._codes and not is_of_grpc:
             if failover is not None and failover.spec.first_byte_s:
                 await upstream.first_byte()
-            if status == 200 and x.method == b"POST" and self._codes:
+            if status == 200 and exchange.method == b"POST" and self._codes:
                 status = await self._status_of_beginning(upstream, timer)
         self._is_good = status not in self._codes
         if not is_of_grpc:
             self._outcome = str(status)
         if self._is_good and not is_of_grpc:
-            if course is not None and self._ai is None:
-                course.succeeded(self._backend)
+            if failover_state is not None and self._ai is None:
+                failover_state.succeeded(self._backend)
             return True
-        if course is not None and failover is not None and status in failover.codes:
+        if failover_state is not None and failover is not None and status in failover.codes:
             if self._ai is not None:
-                await self._ai.narrow(x, self._client, self._body, course)
-            course.answered(self._backend, x.response, status, self._client.wheel.now)
+                await self._ai.narrow(exchange, self._client, self._body, failover_state)
+            failover_state.answered(self._backend, exchange.response, status, self._client.wheel.now)
             self._following = self._next_backend(None)
         if self._following is None and not ((status in policy.codes or is_of_grpc) and self._may_retry()):
             return True
@@ -266,12 +274,12 @@ class Attempts:
         other attempt could follow nothing is held. Raises UpstreamFault where it breaks off before.
         """
         body, policy = self._body, self._policy
-        goes_on = self._course is not None or (policy.attempts and not self._backend.has_parent)
+        goes_on = self._failover_state is not None or (policy.attempts and not self._backend.has_parent)
         if not goes_on or not (body is None or body.is_kept):
             return 200
         if isinstance(policy.sessions, McpSessions):
             return 200  # its events may rest, and its errors are the client's
-        self._begun = begun = BegunAnswer.of(self._x, upstream, self._client)
+        self._begun = begun = BegunAnswer.of(self._exchange, upstream, self._client)
         if begun is None:
             return 200
         if timer is not None:
@@ -301,16 +309,16 @@ class Attempts:
         """The answer of an AI provider as the client gets it. Raises UpstreamFault where it cannot be read."""
         if timer is not None:
             timer.cancel()  # its first byte is here, and all of it may take longer
-        answer = await ai.answer(self._x, self._client, upstream)
-        if self._course is not None and self._is_good:
-            self._course.succeeded(self._backend)
+        answer = await ai.answer(self._exchange, self._client, upstream)
+        if self._failover_state is not None and self._is_good:
+            self._failover_state.succeeded(self._backend)
         return answer
 
     def _goes_on(self, error: UpstreamFault | LimitExceeded) -> bool:
         backend, body, policy = self._backend, self._body, self._policy
         self._outcome = error.reason.value
         is_wish = isinstance(error, NextAttempt)  # of a filter: nothing has failed
-        self._following = self._next_backend(None if is_wish else error) if self._course is not None else None
+        self._following = self._next_backend(None if is_wish else error) if self._failover_state is not None else None
         if is_wish:
             if self._following is None and not self._may_retry():
                 return False
@@ -321,7 +329,7 @@ class Attempts:
                 self._retries -= 1
             elif (
                 not isinstance(error, UpstreamFault)
-                or not (moves or may_go_again(self._x, error, self._route.backends, backend))
+                or not (moves or may_go_again(self._exchange, error, self._route.backends, backend))
                 or not policy.has_another(self._retries, body)
                 or not may_retry(backend, self._counted)
             ):
@@ -347,11 +355,11 @@ class Attempts:
         """Where a Failover sends the request after this failure (None: a code); None where nobody is left to ask, the
         body was not kept, the budget of the rule is used up, or the circuit breaker of the next allows no retry.
         """
-        course, body = self._course, self._body
-        assert course is not None
+        failover_state, body = self._failover_state, self._body
+        assert failover_state is not None
         waits = error is not None and error.reason is Reason.RESPONSE_TIMEOUT and body is not None and body.is_flowing
-        following = course.next(
-            self._x, self._backend, error, self._tried, self._client.wheel.now, waits_for_client=waits
+        following = failover_state.next(
+            self._exchange, self._backend, error, self._tried, self._client.wheel.now, waits_for_client=waits
         )
         if following is None or not (body is None or body.is_kept):
             return None
@@ -362,7 +370,7 @@ class Attempts:
         """Whether the next attempt may have others beside it: not in a session, which is with one endpoint, with a body
         that is still to come, or toward a parent, where only connections are tried again.
         """
-        head = self._x.request
+        head = self._exchange.request
         return (
             self._ai is None
             and (head.body == 0 or collected is not None)
@@ -374,11 +382,11 @@ class Attempts:
 
     async def _attempt_hedged(self, collected: bytes | ReplayableBody | None) -> Upstream | LocalResponse:
         """As `_attempt`. The attempt that decides is the one that what follows looks at."""
-        finish_attempts(self._x, self._route, self._chosen[:-1])
+        finish_attempts(self._exchange, self._route, self._chosen[:-1])
         assert self._policy.hedging is not None
         hedging = HedgedCall(
-            self._policy, self._policy.hedging, self._client, self._x, self._route, self._course, self._failover,
-            collected, self._repeat, self._tried, self._down,
+            self._policy, self._policy.hedging, self._client, self._exchange, self._route, self._failover_state,
+            self._failover, collected, self._repeat, self._tried, self._down,
         )  # fmt: skip
         try:
             return await hedging.result(self._backend)
@@ -390,8 +398,8 @@ class Attempts:
 
     # --- between two ------------------------------------------------------------------------------------------------
     async def _prepare_next(self) -> None:
-        x, backend, following, body = self._x, self._backend, self._following, self._body
-        note_attempt(x, backend, self._outcome, self._began)
+        exchange, backend, following, body = self._exchange, self._backend, self._following, self._body
+        note_attempt(exchange, backend, self._outcome, self._began)
         if following is not None or not isinstance(self._session, McpSession) or self._target in self._down:
             self._session = None  # other endpoints do not know a session of MCP: its retries stay with its own
         if following is not None:
@@ -403,42 +411,44 @@ class Attempts:
         if body is not None:
             body.detach()
         await pause(self._client, self._policy.pause_s(self._retries) if self._wait_s < 0 else self._wait_s)
-        head = x.request
-        head.fields.block, head.path, x.upstream_host, head.body = self._origin
+        head = exchange.request
+        head.fields.block, head.path, exchange.upstream_host, head.body = self._origin
         if body is not None and body.has_begun and b"expect" in head.fields:
             head.expect_continue = False
             head.fields.remove(b"expect")
         if following is not None:
             self._backend = following
         elif self._session is None and self._owner is None:
-            course = self._course
-            self._backend = course.first(self._client.wheel.now) if course is not None else self._route.choose()
+            failover_state = self._failover_state
+            self._backend = (
+                failover_state.first(self._client.wheel.now) if failover_state is not None else self._route.choose()
+            )
 
     def _answered(self) -> None:
-        x, sessions = self._x, self._policy.sessions
-        trail = AttemptTrail.of(x) if x.notes is not None else None
+        exchange, sessions = self._exchange, self._policy.sessions
+        trail = AttemptTrail.of(exchange) if exchange.state else None
         if trail is not None:
-            note_attempt(x, self._backend, self._outcome, self._began)
+            note_attempt(exchange, self._backend, self._outcome, self._began)
             if trail.is_shown:
-                x.response.fields.set(ATTEMPTS_FIELD, trail.field)
+                exchange.response.fields.set(ATTEMPTS_FIELD, trail.field)
         if self._failures:
-            x.detail = f"retried after {', '.join(dict.fromkeys(self._failures))}"
+            exchange.detail = f"retried after {', '.join(dict.fromkeys(self._failures))}"
         if self._is_hedged:
-            x.detail = f"{x.detail}; hedged" if x.detail else "hedged"
+            exchange.detail = f"{exchange.detail}; hedged" if exchange.detail else "hedged"
         if self._body is not None:
             self._body.forget()
         if sessions is not None:
             assert self._target is not None
-            sessions.keep(x, self._shown, self._backend, self._target)
+            sessions.keep(exchange, self._shown, self._backend, self._target)
 
 
-def note_attempt(x: Exchange, backend: RouteBackend, outcome: str, began: float) -> None:
-    AttemptTrail.kept_by(x).add(backend.name, outcome, monotonic() - began)
+def note_attempt(exchange: Exchange, backend: RouteBackend, outcome: str, began: float) -> None:
+    AttemptTrail.kept_by(exchange).add(backend.name, outcome, monotonic() - began)
 
 
-def may_retry(backend: RouteBackend, counted: list[Endpoints]) -> bool:
+def may_retry(backend: RouteBackend, counted: list[HostSet]) -> bool:
     """Whether the circuit breaker of this backend allows one more retry, which is added to `counted` then."""
-    endpoints = backend.connector.watched if backend.connector is not None else None
+    endpoints = backend.cluster.watched if backend.cluster is not None else None
     if endpoints is None or endpoints in counted:
         return True
     if not endpoints.take_retry():
@@ -447,13 +457,13 @@ def may_retry(backend: RouteBackend, counted: list[Endpoints]) -> bool:
     return True
 
 
-def finish_earlier(x: Exchange, route: Route, chosen: Sequence[RouteBackend]) -> None:
+def finish_earlier(exchange: Exchange, route: Route, chosen: Sequence[RouteBackend]) -> None:
     """Run `complete` of the filters of backends that were left for others; those of the last one run in the end."""
     last = chosen[-1]
     later = {completion.mark for place in (route, last) for completion in place.chain.complete}
     for backend in chosen:
         if backend is not last:
-            finish([each for each in backend.chain.complete if each.mark not in later], x)
+            finish([each for each in backend.chain.complete if each.mark not in later], exchange)
 
 
 def discard(client: Client, upstream: Upstream) -> None:
@@ -470,16 +480,15 @@ async def pause(client: Client, seconds: float) -> None:
 
 
 def kept_body(
-    x: Exchange, client: Client, route: Route, collected: bytes | ReplayableBody | None, limit: int
+    exchange: Exchange, client: Client, route: Route, collected: bytes | ReplayableBody | None, limit: int
 ) -> ReplayableBody | None:
     """The request's body, kept up to `limit` bytes to be sent again; None where it has none. Filters of the rule are
     before it, so that they see it once, however many attempts there are. `collected`: the body, if it is here already.
     """
-    length, chain = x.request.body, None
+    length, chain = exchange.request.body, None
     if route.chain.request_body is not None:
         chain = client.resources.request_chain
-    early: BufferedRequest | None = x.notes.get(HELD) if x.notes is not None else None
-    source = early or client
+    source = exchange.state.get(HELD) or client
     if isinstance(collected, ReplayableBody):
         return collected
     if collected is not None:
@@ -491,7 +500,7 @@ def kept_body(
         if chain is None:
             source.send_request_body_to(sink)
             return client
-        body_filter = client.resources.request_filter = BodyFilter(x, chain, sink, client, client)
+        body_filter = client.resources.request_filter = BodyFilter(exchange, chain, sink, client, client)
         source.send_request_body_to(body_filter)
         return body_filter
 

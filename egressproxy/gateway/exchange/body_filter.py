@@ -10,12 +10,12 @@ from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason
 from egressproxy.filters.base import MORE
 from egressproxy.filters.body import BodyChain
 from egressproxy.gateway.ai.answers import ReadingClient
-from egressproxy.gateway.backends.own_leg import passing_trailers
+from egressproxy.gateway.backends.backend_body_filters import forwarded_trailers
 from egressproxy.gateway.backends.replayable_body import HeldFor
 from egressproxy.model.exchange import Exchange
+from egressproxy.net.byte_queue import ByteQueue
 from egressproxy.net.driver import Driver
 from egressproxy.net.flow_control import BodySink, Reads
-from egressproxy.net.pieces import Pieces
 
 #: Bytes of a request that are collected before the filters, of which the first gets it whole, take any of it.
 SHORT_BODY: Final = 64 * 1024
@@ -49,6 +49,7 @@ class BodyFilter:
 
     __slots__ = (
         "_client",
+        "_exchange",
         "_held",
         "_is_sink_full",
         "_more",
@@ -57,15 +58,16 @@ class BodyFilter:
         "_source",
         "_task",
         "_waiting",
-        "_x",
         "chain",
         "has_failed",
         "is_over",
         "tail",
     )
 
-    def __init__(self, x: Exchange, chain: BodyChain, sink: BodySink, source: Reads, client: ReadingClient) -> None:
-        self._x = x
+    def __init__(
+        self, exchange: Exchange, chain: BodyChain, sink: BodySink, source: Reads, client: ReadingClient
+    ) -> None:
+        self._exchange = exchange
         self.chain = chain
         self._sink = sink
         self._source = source
@@ -77,7 +79,7 @@ class BodyFilter:
         self._passed = 0  # bytes since it was told, where a filter keeps some of them
         self._more: tuple[object, ...] = ()  # filters that have more to send
         if chain.sends_more:
-            x.keep(MORE, self.more)
+            MORE.set(exchange, self.more)
         self.is_over = False
         self.has_failed = False  # it has ended the exchange: who waits for its end is told the next time that he waits
         self.tail = b""  # of what was handed on
@@ -114,7 +116,7 @@ class BodyFilter:
             self._take(data, None)
             return
         try:
-            outcome = self.chain.feed(self._x, data, False)
+            outcome = self.chain.feed(self._exchange, data, False)
         except GatewayError as error:
             self._fail(error)
             return
@@ -154,13 +156,13 @@ class BodyFilter:
             return
         try:
             if trailers:
-                self.chain.expect_trailers(self._x, trailers)
-            outcome = self.chain.feed(self._x, data, trailers is not None)
+                self.chain.expect_trailers(self._exchange, trailers)
+            outcome = self.chain.feed(self._exchange, data, trailers is not None)
         except GatewayError as error:
             self._fail(error)
             return
         if self.chain.holds:
-            self._client.seen_octets = -1  # nothing is sent on, and yet something has moved
+            self._client.seen_bytes = -1  # nothing is sent on, and yet something has moved
             self._count_held()
         elif self.chain.keeps:
             self._count_held()
@@ -170,7 +172,7 @@ class BodyFilter:
         self._wait(outcome, trailers)
 
     def _count_held(self) -> None:
-        held = self.chain.held(self._x)
+        held = self.chain.held(self._exchange)
         more, self._held = held - self._held, held
         if more:
             self._client.hold_bytes(more, None if self.chain.is_of_request else self)
@@ -185,7 +187,7 @@ class BodyFilter:
             own, *others = self._more
             self._more = tuple(others)
             try:
-                outcome = self.chain.feed_more(self._x, own)
+                outcome = self.chain.feed_more(self._exchange, own)
             except GatewayError as error:
                 self._fail(error)
                 return
@@ -196,8 +198,8 @@ class BodyFilter:
 
     def _forget_more(self) -> None:
         self._more = ()
-        if self.chain.sends_more and self._x.notes is not None:
-            self._x.notes.pop(MORE, None)  # what calls us would hold us
+        if self.chain.sends_more:
+            MORE.pop(self._exchange)  # what calls us would hold us
 
     def _result(self, task: asyncio.Task[bytes]) -> bytes | None:
         """What the filters have returned; None where the exchange does not go on with it."""
@@ -244,12 +246,12 @@ class BodyFilter:
 
     def _show(self, trailers: bytes) -> None:
         try:
-            outcome = self.chain.run_trailers(self._x, trailers)
+            outcome = self.chain.run_trailers(self._exchange, trailers)
         except GatewayError as error:
             self._fail(error)
             return
         if isinstance(outcome, bytes):
-            self._end(passing_trailers(self.chain, trailers, outcome))
+            self._end(forwarded_trailers(self.chain, trailers, outcome))
             return
         self._task = outcome
         self._source.pause_reading()
@@ -258,7 +260,7 @@ class BodyFilter:
     def _shown(self, task: asyncio.Task[bytes], trailers: bytes) -> None:
         left = self._result(task)
         if left is not None:
-            self._end(passing_trailers(self.chain, trailers, left))
+            self._end(forwarded_trailers(self.chain, trailers, left))
 
     def _end(self, trailers: bytes) -> None:
         self.is_over = True
@@ -284,7 +286,7 @@ class Collector:
         self._source = source
         self._limit = limit
         self._size = 0
-        self._parts = Pieces()
+        self._parts = ByteQueue()
         self.is_whole = False
         self.trailers = b""
 

@@ -1,4 +1,4 @@
-"""Client: what the conductor serves, whatever version of HTTP it speaks: a connection, or one of its streams.
+"""Client: what the connection manager serves, whatever version of HTTP it speaks: a connection, or one of its streams.
 
 The protocol's own class says how things are said; here is what the gateway knows beside it: the listener, and what the
 exchange in progress holds and sends. How long it may take is in `clock`.
@@ -15,13 +15,13 @@ from egressproxy.errors import GatewayError, LimitExceeded, Reason
 from egressproxy.filters.body import BodyChain
 from egressproxy.gateway.ai.call import AiCall
 from egressproxy.gateway.ai.provider_errors import ProviderCall, provider_call
-from egressproxy.gateway.backends.own_leg import flowing_leg, unfiltered_body
+from egressproxy.gateway.backends.backend_body_filters import streaming_backend_filters, unfiltered_body
 from egressproxy.gateway.backends.replayable_body import REPLAY_LIMIT, ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.exchange.body_filter import BodyFilter
 from egressproxy.gateway.exchange.clock import SLOTS_OF_PROTOCOL, ExchangeClock, no_room, too_much_held
 from egressproxy.gateway.exchange.error_responses import answer_for
-from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
 from egressproxy.gateway.identity.checked_credentials import Verdict
 from egressproxy.gateway.mcp.call import McpCall
@@ -172,17 +172,17 @@ class Client(ExchangeClock, Protocol):
     def go_on(self) -> None:
         self.resume_reading()
 
-    def serving(self) -> tuple[HeldResources, ...]:
+    def serving(self) -> tuple[ExchangeResources, ...]:
         """What is held by the exchange in progress."""
         return (self.resources,) if self.driver.is_busy else ()
 
     # --- the form of an answer -----------------------------------------------------------------------------------
-    def error_answer(self, error: GatewayError, x: Exchange) -> LocalResponse:
+    def error_answer(self, error: GatewayError, exchange: Exchange) -> LocalResponse:
         """What the client is told of an error."""
-        call: McpCall | AiCall | ProviderCall | None = McpCall.of(x) or AiCall.of(x)
+        call: McpCall | AiCall | ProviderCall | None = McpCall.of(exchange) or AiCall.of(exchange)
         if call is None or (isinstance(call, AiCall) and call.api is None):
-            call = provider_call(x, self.backends)
-        return answer_for(error, x.request_id, call)
+            call = provider_call(exchange, self.backends)
+        return answer_for(error, exchange.request_id, call)
 
     @property
     def backends(self) -> Sequence[RouteBackend]:
@@ -190,7 +190,7 @@ class Client(ExchangeClock, Protocol):
         route = self.resources.route
         return route.backends if route is not None else ()
 
-    def own_answer(self, answer: LocalResponse, x: Exchange) -> LocalResponse:
+    def own_answer(self, answer: LocalResponse, exchange: Exchange) -> LocalResponse:
         """A response of our own, or of a filter, as this client understands it."""
         return answer
 
@@ -203,9 +203,9 @@ class Client(ExchangeClock, Protocol):
         """An attempt has ended without an answer; `result` is the reason of its failure."""
         self.resources.backend.series.attempt(result)  # type: ignore[union-attr]  # it is chosen before
 
-    def count_answer(self, x: Exchange, seconds: float) -> None:
+    def count_answer(self, exchange: Exchange, seconds: float) -> None:
         """The head of an answer is here, so many seconds after its attempt began."""
-        series: Series = x.series
+        series: Series = exchange.series
         try:  # as `answered` does: a call would cost every request more than all that is counted here
             series.answers[bisect_left(BUCKETS_S, seconds)] += 1
             series.answer_sum_s += seconds
@@ -213,44 +213,44 @@ class Client(ExchangeClock, Protocol):
             series.answered(seconds)
 
     def send_request(
-        self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
+        self, exchange: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
     ) -> None:
         """The head, and the body: at once where we have it, else as the client sends it."""
-        head, resources = x.request, self.resources
+        head, resources = exchange.request, self.resources
         chain = None
         if body is not None:
             if isinstance(body, bytes):
                 head.body = len(body)
-                if body and resources.copies is None:
+                if body and resources.mirror_requests is None:
                     upstream.begin(self.driver, head)
-                    upstream.send_whole(head, x.upstream_host, pseudonym, body)
+                    upstream.send_whole(head, exchange.upstream_host, pseudonym, body)
                     return
             else:
                 assert resources.backend is not None
                 of_backend = resources.backend.chain
                 body.drop_trailers(of_backend.backend_request is not None and not of_backend.lets_leg_trailers)
-                leg = flowing_leg(x, of_backend)
-                if leg is not None:
-                    self._send_through_leg(x, upstream, leg, None, body, pseudonym)
+                backend_chain = streaming_backend_filters(exchange, of_backend)
+                if backend_chain is not None:
+                    self._send_through_leg(exchange, upstream, backend_chain, None, body, pseudonym)
                     return
                 head.body = body.length
         elif head.body != 0 and resources.route is not None and resources.route.filters_request:
             assert resources.backend is not None
             chain = resources.request_chain if resources.route.chain.request_body is not None else None
-            leg = flowing_leg(x, resources.backend.chain)
-            if leg is not None:
-                self._send_through_leg(x, upstream, leg, chain, None, pseudonym)
+            backend_chain = streaming_backend_filters(exchange, resources.backend.chain)
+            if backend_chain is not None:
+                self._send_through_leg(exchange, upstream, backend_chain, chain, None, pseudonym)
                 return
             if chain is not None and not chain.keeps_length:
                 head.body = CHUNKED
         has_body = head.body != 0
         upstream.begin(self.driver, head)
-        upstream.send_head(head, x.upstream_host, pseudonym)
+        upstream.send_head(head, exchange.upstream_host, pseudonym)
         sink: BodySink = upstream
-        if resources.copies is not None:
+        if resources.mirror_requests is not None:
             assert resources.backend is not None
-            sink, resources.copies = resources.copies, None
-            unfiltered = unfiltered_body(x, resources.backend.chain)
+            sink, resources.mirror_requests = resources.mirror_requests, None
+            unfiltered = unfiltered_body(exchange, resources.backend.chain)
             if unfiltered is not None:
                 sink.begin_whole(*unfiltered)
                 sink = upstream
@@ -271,35 +271,35 @@ class Client(ExchangeClock, Protocol):
             upstream.feed_from(self)
             self.send_request_body_to(sink)
         else:
-            body_filter = resources.request_filter = BodyFilter(x, chain, sink, self, self)
+            body_filter = resources.request_filter = BodyFilter(exchange, chain, sink, self, self)
             upstream.feed_from(body_filter)
             self.send_request_body_to(body_filter)
 
     def _send_through_leg(
         self,
-        x: Exchange,
+        exchange: Exchange,
         upstream: Upstream,
-        leg: BodyChain,
+        backend_chain: BodyChain,
         chain: BodyChain | None,
         body: ReplayableBody | None,
         pseudonym: bytes,
     ) -> None:
         """As `send_request`, through filters of the backend. `chain`: those of the rule, before them or `body`."""
-        head, resources = x.request, self.resources
-        if not (leg.keeps_length and (chain is None or chain.keeps_length)):
+        head, resources = exchange.request, self.resources
+        if not (backend_chain.keeps_length and (chain is None or chain.keeps_length)):
             head.body = CHUNKED
         elif body is not None:
             head.body = body.length
         upstream.begin(self.driver, head)
-        upstream.send_head(head, x.upstream_host, pseudonym)
-        own = BodyFilter(x, leg, upstream, self, self)
+        upstream.send_head(head, exchange.upstream_host, pseudonym)
+        own = BodyFilter(exchange, backend_chain, upstream, self, self)
         upstream.feed_from(own)
         sink: BodySink = own if body is None else body
-        if resources.copies is not None:
-            copies, resources.copies = resources.copies, None
-            copies.begin(head, sink)
-            resources.when_complete(copies.end)
-            sink = copies
+        if resources.mirror_requests is not None:
+            mirror_requests, resources.mirror_requests = resources.mirror_requests, None
+            mirror_requests.begin(head, sink)
+            resources.when_complete(mirror_requests.end)
+            sink = mirror_requests
         before, resources.leg_filter = resources.leg_filter, own
         resources.request_filter = resources.request_filter or own  # `Accounting.account` looks at that one alone
         if before is not None:
@@ -309,7 +309,7 @@ class Client(ExchangeClock, Protocol):
         elif chain is None:
             self.send_request_body_to(sink)
         else:
-            body_filter = resources.request_filter = BodyFilter(x, chain, sink, self, self)
+            body_filter = resources.request_filter = BodyFilter(exchange, chain, sink, self, self)
             own.feed_from(body_filter)
             self.send_request_body_to(body_filter)
 
@@ -317,15 +317,15 @@ class Client(ExchangeClock, Protocol):
         """The whole body of the request, if all of it is known to be here."""
         return None
 
-    def pass_interim(self, head: ResponseHead, x: Exchange) -> None:
+    def pass_interim(self, head: ResponseHead, exchange: Exchange) -> None:
         """Interim responses are passed on to 1.1 clients."""
-        backend, connector = self.resources.backend, self.resources.connector
+        backend, cluster = self.resources.backend, self.resources.cluster
         assert backend is not None
-        assert connector is not None
-        if x.request.http_1_0 or (head.status == 100 and not x.request.expect_continue):
+        assert cluster is not None
+        if exchange.request.http_1_0 or (head.status == 100 and not exchange.request.expect_continue):
             return
         if backend.chain.backend_response is None and backend.chain.response_headers is None:
-            self.send_interim(head, connector.network.pseudonym)
+            self.send_interim(head, cluster.network.pseudonym)
         elif head.status == 100:
             self.send_continue()  # without its fields, which no filter would have seen
 
@@ -344,7 +344,7 @@ class Client(ExchangeClock, Protocol):
 
     @property
     def request_handler(self) -> RequestHandler:
-        """Who is told of requests: the conductor."""
+        """Who is told of requests: the connection manager."""
 
     @property
     def unread(self) -> int:

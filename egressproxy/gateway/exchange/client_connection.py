@@ -1,4 +1,4 @@
-"""ClientConnection: a client's connection of HTTP/1, which the conductor serves."""
+"""ClientConnection: a client's connection of HTTP/1, which the connection manager serves."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from math import inf
 
 from egressproxy.errors import ClientGone
 from egressproxy.gateway.exchange.client import Client
-from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
 from egressproxy.gateway.identity.checked_credentials import Verdict
 from egressproxy.gateway.open_connections import OpenConnections
@@ -27,7 +27,7 @@ class ClientConnection(DownstreamConnection, Client):
         "identity_until",
         "idle_limit_s",
         "resources",
-        "seen_octets",
+        "seen_bytes",
         "server_name",
         "state",
         "tunnel",
@@ -42,11 +42,11 @@ class ClientConnection(DownstreamConnection, Client):
         self.identity = ANONYMOUS
         self.identity_until = inf
         self.verdict: Verdict | None = None
-        self.resources = HeldResources()
+        self.resources = ExchangeResources()
         self.exchange_ends_at = NEVER
         self.attempt_ends_at = NEVER
         self.idle_limit_s = 0.0
-        self.seen_octets = 0
+        self.seen_bytes = 0
         self.tunnel: OpenedTunnel | Redirection | None = None
 
     @property
@@ -70,8 +70,8 @@ class ClientConnection(DownstreamConnection, Client):
         return goes_on
 
     def _has_left(self) -> bool:
-        x, route = self.resources.exchange, self.resources.route
-        if x is None or x.is_tunnel or not self.may_have_left:
+        exchange, route = self.resources.exchange, self.resources.route
+        if exchange is None or exchange.is_tunnel or not self.may_have_left:
             return False
         return not (route.policy if route is not None else self.listener.spec.policy).half_close
 

@@ -1,4 +1,4 @@
-"""ClientStream: a stream of a client's HTTP/2 connection, which the conductor serves; and that connection."""
+"""ClientStream: a stream of a client's HTTP/2 connection, which the connection manager serves; and that connection."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from egressproxy.gateway.backends.route_backend import on_the_wheel
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.exchange.error_responses import answer_of_call, error_of_call, last_fields
-from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
 from egressproxy.gateway.identity.authenticator import copy_identity
 from egressproxy.gateway.identity.checked_credentials import Verdict
@@ -56,7 +56,7 @@ class ClientStream(DownstreamStream, Client):
         "idle_limit_s",
         "inner",
         "resources",
-        "seen_octets",
+        "seen_bytes",
         "server_name",
         "state",
         "tunnel",
@@ -70,11 +70,11 @@ class ClientStream(DownstreamStream, Client):
         self.identity = ANONYMOUS
         self.identity_until = inf
         self.verdict: Verdict | None = None
-        self.resources = HeldResources()
+        self.resources = ExchangeResources()
         self.exchange_ends_at = NEVER
         self.attempt_ends_at = NEVER
         self.idle_limit_s = 0.0
-        self.seen_octets = 0
+        self.seen_bytes = 0
         self.tunnel: OpenedTunnel | Redirection | None = None
         copy_identity(self, connection)
         self.inner: tuple[ClientConnection, bytes] | None = None
@@ -155,7 +155,7 @@ class ClientStream(DownstreamStream, Client):
         inner = self.transport.get_protocol() if self.transport is not self.connection.transport else None
         return inner if cast(object, inner) is not self else None
 
-    def serving(self) -> tuple[HeldResources, ...]:
+    def serving(self) -> tuple[ExchangeResources, ...]:
         serving = getattr(self.in_tunnel, "serving", None)
         return super().serving() if serving is None else tuple(serving())
 
@@ -170,17 +170,17 @@ class ClientStream(DownstreamStream, Client):
         super().start_clock(request_s, idle_s)
 
     def send_request(
-        self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
+        self, exchange: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
     ) -> None:
         """As of Client. The backend of a call is told what is left of its time: its clock starts then."""
         call = self.call
         if call is not None:
-            call.exchange = x
-            fields = x.request.fields
+            call.exchange = exchange
+            fields = exchange.request.fields
             if call.ends_at != NEVER and b"grpc-timeout" in fields:
                 ends_at = min(call.ends_at, self.exchange_ends_at, self.attempt_ends_at)
                 fields.set(b"grpc-timeout", timeout_value(ends_at - monotonic()))
-        super().send_request(x, upstream, body, pseudonym)
+        super().send_request(exchange, upstream, body, pseudonym)
 
     def send_response(
         self, head: ResponseHead, request: RequestHead, pseudonym: bytes, body: bytes | None, *, close: bool
@@ -191,15 +191,15 @@ class ClientStream(DownstreamStream, Client):
             call.note(parsed_status(head.fields.block))
             call.is_open = body is None and head.body == CHUNKED and is_grpc(head.fields.get(b"content-type"))
 
-    def error_answer(self, error: GatewayError, x: Exchange) -> LocalResponse:
-        return super().error_answer(error, x) if self.call is None else error_of_call(error, x.request_id)
+    def error_answer(self, error: GatewayError, exchange: Exchange) -> LocalResponse:
+        return super().error_answer(error, exchange) if self.call is None else error_of_call(error, exchange.request_id)
 
-    def own_answer(self, answer: LocalResponse, x: Exchange) -> LocalResponse:
+    def own_answer(self, answer: LocalResponse, exchange: Exchange) -> LocalResponse:
         call = self.call
         if call is None:
-            return super().own_answer(answer, x)
-        call.exchange = x
-        made = answer_of_call(answer, x.reason)
+            return super().own_answer(answer, exchange)
+        call.exchange = exchange
+        made = answer_of_call(answer, exchange.reason)
         call.note(parsed_status(Fields.of(made.fields).block))
         return made
 
@@ -323,7 +323,7 @@ class ClientHttp2(DownstreamHttp2):
         if getattr(self.handler, "ends_connections", False):
             self.leave(gently=True)
 
-    def serving(self) -> list[HeldResources]:
+    def serving(self) -> list[ExchangeResources]:
         streams = list(self.streams.values())
         return [held for each in streams if isinstance(each, ClientStream) for held in each.serving()]
 

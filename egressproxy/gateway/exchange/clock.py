@@ -12,7 +12,7 @@ from egressproxy.errors import BadRequest, GatewayError, GatewayFault, Reason, R
 from egressproxy.gateway.ai.answers import EVENT_STREAM
 from egressproxy.gateway.backends.mcp_sessions import speaks_mcp
 from egressproxy.gateway.backends.upstream_call import UpstreamCaller
-from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.ir.policy import LimitsIR
 from egressproxy.model.fields import media_type
@@ -49,23 +49,23 @@ class ExchangeClock(UpstreamCaller, Protocol):
     # of the protocol
     deadline: Deadline
     has_ended: bool
-    octets_in: int
-    octets_out: int
+    bytes_in: int
+    bytes_out: int
     wheel: TimerWheel
     # of the gateway
     attempt_ends_at: float  # of the attempt under way, as below
     exchange_ends_at: float  # on the clock of `wheel`; NEVER: it has no end
     idle_limit_s: float  # how long nothing may move; 0: as long as it likes
-    resources: HeldResources
+    resources: ExchangeResources
     state: OpenConnections
-    seen_octets: int  # bytes that had moved at the last look; -1: whatever has moved since counts
+    seen_bytes: int  # bytes that had moved at the last look; -1: whatever has moved since counts
 
     @property
     def awaits_bytes(self) -> bool:
         """Whether the exchange waits for what the client says behind its request: see `Client.listen`."""
 
     @property
-    def unsent_octets(self) -> int:
+    def unsent_bytes(self) -> int:
         """Bytes that were said, and that the client has not taken."""
 
     def start_clock(self, request_s: float, idle_s: float) -> None:
@@ -74,7 +74,7 @@ class ExchangeClock(UpstreamCaller, Protocol):
         self.exchange_ends_at = at = now + request_s if request_s > 0 else NEVER
         self.attempt_ends_at = NEVER
         self.idle_limit_s = idle_s
-        self.seen_octets = self.octets_in + self.octets_out
+        self.seen_bytes = self.bytes_in + self.bytes_out
         if 0 < idle_s < at - now:
             at = now + idle_s
         self.deadline.set(at)
@@ -92,7 +92,7 @@ class ExchangeClock(UpstreamCaller, Protocol):
     def end_attempt(self) -> None:
         """Another attempt may follow: until then the exchange's own time holds, and nobody is expected to move."""
         self.attempt_ends_at = NEVER
-        self.seen_octets = -1
+        self.seen_bytes = -1
         self._set_deadline(self.wheel.now)
 
     def leave_clock_to_attempts(self) -> None:
@@ -100,14 +100,14 @@ class ExchangeClock(UpstreamCaller, Protocol):
         self.attempt_ends_at = NEVER
         if not self.has_ended:  # else it may have left
             self.idle_limit_s = 0.0
-        self.seen_octets = -1
+        self.seen_bytes = -1
         self._set_deadline(self.wheel.now)
 
     def take_clock_back(self, attempt_ends_at: float, idle_s: float) -> None:
         """One of them goes on, until `attempt_ends_at` (monotonic seconds) at most."""
         self.attempt_ends_at = attempt_ends_at
         self.idle_limit_s = idle_s
-        self.seen_octets = -1
+        self.seen_bytes = -1
         self._set_deadline(self.wheel.now)
 
     def end_late_attempt(self) -> None:
@@ -124,7 +124,7 @@ class ExchangeClock(UpstreamCaller, Protocol):
         if hold is not None and hold.is_waiting:
             if now >= min(self.exchange_ends_at, self.attempt_ends_at, hold.waits_since + ANSWER_S):
                 return too_much_held(self.state.port.limits)
-            self.seen_octets = -1
+            self.seen_bytes = -1
             self._set_deadline(now)
             return None
         if self.awaits_bytes:
@@ -133,12 +133,12 @@ class ExchangeClock(UpstreamCaller, Protocol):
             return UpstreamFault(Reason.REQUEST_TIMEOUT, "the request took too long", status=504)
         if now >= self.attempt_ends_at:
             return self._late()
-        octets = self.octets_in + self.octets_out - self.unsent_octets
-        if octets == self.seen_octets and not (
+        octets = self.bytes_in + self.bytes_out - self.unsent_bytes
+        if octets == self.seen_bytes and not (
             self._waits_for_answer() or self._may_be_quiet() or self.waits_for_people()
         ):
             return UpstreamFault(Reason.RESPONSE_TIMEOUT, "nothing has moved for too long", status=504)
-        self.seen_octets = octets
+        self.seen_bytes = octets
         self._set_deadline(now)
         return None
 
@@ -162,7 +162,7 @@ class ExchangeClock(UpstreamCaller, Protocol):
         """Whether an MCP server has begun events, which may rest for `tunnelIdle` while the client reads."""
         resources = self.resources
         upstream, backend, route = resources.upstream, resources.backend, resources.route
-        if upstream is None or backend is None or route is None or self.has_ended or self.unsent_octets:
+        if upstream is None or backend is None or route is None or self.has_ended or self.unsent_bytes:
             return False
         if upstream.head is None or not (speaks_mcp(backend) and media_type(upstream.head.fields) == EVENT_STREAM):
             return False
@@ -170,8 +170,8 @@ class ExchangeClock(UpstreamCaller, Protocol):
 
     def waits_for_people(self) -> bool:
         """Whether the request waits for approval, which has a time limit of its own."""
-        x = self.resources.exchange
-        return x is not None and x.is_held_for_people and not self.has_ended
+        exchange = self.resources.exchange
+        return exchange is not None and exchange.is_held_for_people and not self.has_ended
 
     def _set_deadline(self, now: float) -> None:
         at = now + self.idle_limit_s if self.idle_limit_s > 0 else NEVER

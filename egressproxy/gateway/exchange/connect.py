@@ -17,10 +17,10 @@ from typing import Final
 
 from egressproxy.errors import Denied, GatewayError, Reason, UpstreamFault
 from egressproxy.filters.chain import run, run_to_end
-from egressproxy.filters.filter_step import Steps
-from egressproxy.gateway.backends.connector import Connector
-from egressproxy.gateway.backends.dial_targets import DialTarget
+from egressproxy.filters.filter_step import FilterSteps
+from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.route_backend import RouteBackend
+from egressproxy.gateway.backends.upstream_hosts import DialTarget
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.admission import (
     HTTP_PORT,
@@ -34,10 +34,10 @@ from egressproxy.gateway.exchange.admission import (
     ways_to_http_port,
 )
 from egressproxy.gateway.exchange.client import Client
-from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
 from egressproxy.gateway.exchange.interception import intercept, is_tunnel
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel
-from egressproxy.gateway.exchange.phases import dressed
+from egressproxy.gateway.exchange.phases import run_response_filters
 from egressproxy.gateway.exchange.readmission import admit_again
 from egressproxy.gateway.exchange.relay import hand_over, relay
 from egressproxy.gateway.route import Route
@@ -47,7 +47,7 @@ from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import WAITED, Exchange
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead
-from egressproxy.model.shares import client_of
+from egressproxy.model.per_client_quota import client_of
 from egressproxy.net.driver import PAUSE
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.protocols.tls.client_hello import ACCESS_DENIED, may_start_tls
@@ -56,72 +56,74 @@ from egressproxy.protocols.tunnel.guard import SniGuard
 _MATCH: Final[SniCheck] = SniCheck.MATCH
 
 
-async def serve_connect(accounting: Accounting, x: Exchange, client: Client, head: RequestHead) -> LocalResponse | None:
+async def serve_connect(
+    accounting: Accounting, exchange: Exchange, client: Client, head: RequestHead
+) -> LocalResponse | None:
     """A CONNECT: decide, dial, answer 200, relay. In a tunnel to port 80 the answer comes first, then the decision.
 
     Returns the response of a filter instead of a tunnel. Where `client.resources.is_handed_over` then, the tunnel has
     the exchange and completes it. Raises GatewayError. Source: RFC 9110 section 9.3.6.
     """
     listener = client.listener
-    x.is_tunnel = True
-    x.kind = "tunnel"
+    exchange.is_tunnel = True
+    exchange.kind = "tunnel"
     if not listener.is_forward or client.tunnel is not None:
         raise connect_not_served()
-    authority = x.authority = read_authority(head.target, None)
+    authority = exchange.authority = read_authority(head.target, None)
     if head.via or listener.authenticator is not None:
-        await identify(accounting, x, client, listener, head)
-    listener = of_client(x, listener)
+        await identify(accounting, exchange, client, listener, head)
+    listener = of_client(exchange, listener)
     if authority.port == HTTP_PORT:
-        return await serve_http_port(accounting, x, client, authority, listener)
-    leaves = listener.leaves_for(authority.host)
-    if leaves is not None:
+        return await serve_http_port(accounting, exchange, client, authority, listener)
+    certificate_cache = listener.leaves_for(authority.host)
+    if certificate_cache is not None:
         if accounting.gate is not None:
-            client.resources.tenant = accounting.gate.admit(x, listener.spec.policy.priority)
-        await intercept(accounting, x, client, authority, listener, leaves)
+            client.resources.tenant = accounting.gate.admit(exchange, listener.spec.policy.priority)
+        await intercept(accounting, exchange, client, authority, listener, certificate_cache)
         return None
     route, noted = route_tunnel(listener, authority)
     if noted:
-        x.note_denials(*noted)
+        exchange.note_denials(*noted)
     if accounting.gate is not None:
-        client.resources.tenant = accounting.gate.admit(x, route.priority)
-    return await open_tunnel(accounting, x, client, authority, route, listener)
+        client.resources.tenant = accounting.gate.admit(exchange, route.priority)
+    return await open_tunnel(accounting, exchange, client, authority, route, listener)
 
 
 async def serve_http_port(
-    accounting: Accounting, x: Exchange, client: Client, authority: Authority, listener: ActiveListener
+    accounting: Accounting, exchange: Exchange, client: Client, authority: Authority, listener: ActiveListener
 ) -> LocalResponse | None:
     """A CONNECT to port 80: refused where neither TLS nor HTTP could go there, else answered 200. Then the first byte
     tells: no method of HTTP begins with one that a TLS server would take.
     """
     ways_to_http_port(listener, authority)
     if accounting.gate is not None:
-        client.resources.tenant = accounting.gate.admit(x, listener.spec.policy.priority)
+        client.resources.tenant = accounting.gate.admit(exchange, listener.spec.policy.priority)
     client.accept_tunnel()
-    x.status, x.first_byte_at = 200, monotonic()
+    exchange.status, exchange.first_byte_at = 200, monotonic()
     listener = await first_bytes(client)
     first = client.first_byte
     if not first or not may_start_tls(first):
         with suppress(Denied):  # each request will be refused; mode Report notes it of the tunnel, too
-            x.note_denials(*admit_http(of_client(x, listener), authority))
-        client.identity = x.identity
+            exchange.note_denials(*admit_http(of_client(exchange, listener), authority))
+        client.identity = exchange.identity
         client.enter_tunnel(OpenedTunnel(authority), client.state.port.head_limits)
         return None
     try:
-        listener = of_client(x, listener)
-        leaves = listener.leaves_for(authority.host)
-        found = route_tunnel(listener, authority) if leaves is None else None
+        listener = of_client(exchange, listener)
+        certificate_cache = listener.leaves_for(authority.host)
+        found = route_tunnel(listener, authority) if certificate_cache is None else None
     except Denied as denied:
-        accounting.blame(x, client.resources, denied)
+        accounting.record_error(exchange, client.resources, denied)
         client.send(ACCESS_DENIED)
         client.resources.close = True
         return None
-    if leaves is not None:
-        await intercept(accounting, x, client, authority, listener, leaves)
+    if certificate_cache is not None:
+        await intercept(accounting, exchange, client, authority, listener, certificate_cache)
         return None
     assert found is not None
     route, noted = found
-    x.note_denials(*noted)
-    return await open_tunnel(accounting, x, client, authority, route, listener)
+    exchange.note_denials(*noted)
+    return await open_tunnel(accounting, exchange, client, authority, route, listener)
 
 
 async def first_bytes(client: Client) -> ActiveListener:
@@ -137,97 +139,104 @@ async def first_bytes(client: Client) -> ActiveListener:
 
 
 async def open_tunnel(
-    accounting: Accounting, x: Exchange, client: Client, authority: Authority, route: Route, listener: ActiveListener
+    accounting: Accounting,
+    exchange: Exchange,
+    client: Client,
+    authority: Authority,
+    route: Route,
+    listener: ActiveListener,
 ) -> LocalResponse | None:
     """Filter, choose, dial, answer 200 unless that was said already, relay. Returns and raises as `serve_connect`."""
     resources = client.resources
     resources.route = route
-    x.route = route.name
-    x.series = route.series
+    exchange.route = route.name
+    exchange.series = route.series
     client.start_clock(route.clock_s, route.idle_s)
     steps = route.chain.request_headers
     if steps is not None:
-        if x.status:
-            await refuse_answer(steps, x)
+        if exchange.status:
+            await refuse_answer(steps, exchange)
         else:
-            outcome = run(steps, x)
+            outcome = run(steps, exchange)
             answer = await outcome if isinstance(outcome, asyncio.Task) else outcome
             if answer is not None:
-                return await dressed(answer, x, resources, steps)
-        if x.notes is not None and x.notes.pop(WAITED, False):
-            route, listener = await admit_again(x, client, route, listener)
+                return await run_response_filters(answer, exchange, resources, steps)
+        if exchange.take(WAITED):
+            route, listener = await admit_again(exchange, client, route, listener)
             resources.route = route
     backend = resources.backend = route.choose()
-    backend.note_denied(x)
-    x.backend = backend.name
-    x.series = backend.series
-    take_tunnel_slot(x, client.state, resources, listener)
+    backend.note_denied(exchange)
+    exchange.backend = backend.name
+    exchange.series = backend.series
+    take_tunnel_slot(exchange, client.state, resources, listener)
     guard = None
     is_tls, checks_name = route.is_tls_only, listener.destinations.sni_check(authority) is _MATCH
-    leaves = listener.leaves
-    if is_tls or checks_name or x.status or leaves is not None:
+    certificate_cache = listener.certificate_cache
+    if is_tls or checks_name or exchange.status or certificate_cache is not None:
         guard = SniGuard(
-            authority, must_be_tls=is_tls or x.status != 0, only_reports=route.only_reports,
-            checks_name=is_tls or checks_name, is_opened=None if leaves is None else leaves.match,
+            authority, must_be_tls=is_tls or exchange.status != 0, only_reports=route.only_reports,
+            checks_name=is_tls or checks_name, is_opened=None if certificate_cache is None else certificate_cache.match,
         )  # fmt: skip
-    upstream = await dial(x, backend, resources)
-    if not x.status:
+    upstream = await dial(exchange, backend, resources)
+    if not exchange.status:
         client.accept_tunnel()
-        x.status, x.first_byte_at = 200, monotonic()
-    rest, idle_s, through_parent = client.detach(), route.tunnel_idle_s, backend.goes_through_parent(x)
-    if not hand_over(accounting, x, client, upstream, rest, guard, idle_s, through_parent=through_parent):
-        relaying = relay(accounting, x, client, upstream, rest, b"", guard, idle_s, through_parent=through_parent)
+        exchange.status, exchange.first_byte_at = 200, monotonic()
+    rest, idle_s, through_parent = client.detach(), route.tunnel_idle_s, backend.goes_through_parent(exchange)
+    if not hand_over(accounting, exchange, client, upstream, rest, guard, idle_s, through_parent=through_parent):
+        relaying = relay(
+            accounting, exchange, client, upstream, rest, b"", guard, idle_s, through_parent=through_parent
+        )
         del rest
         await relaying
     return None
 
 
-async def refuse_answer(steps: Steps, x: Exchange) -> None:
+async def refuse_answer(steps: FilterSteps, exchange: Exchange) -> None:
     """Run filters where no response can be sent any more. Raises Denied if one of them answers."""
-    if await run_to_end(steps, x) is not None:
+    if await run_to_end(steps, exchange) is not None:
         raise Denied(Reason.FILTER_REJECTED, "a filter answered, which a stream cannot pass on")
 
 
 async def dial(
-    x: Exchange, backend: RouteBackend, resources: HeldResources, *, terminated: bool = False
+    exchange: Exchange, backend: RouteBackend, resources: ExchangeResources, *, terminated: bool = False
 ) -> PendingProtocol:
     """A transport to this backend, which counts in its circuit breaker. `terminated`: the client's TLS ends with us."""
-    connector = backend.connector
-    assert connector is not None
-    x.attempts += 1
+    cluster = backend.cluster
+    assert cluster is not None
+    exchange.attempts += 1
     began = monotonic()
     target: DialTarget | None = None
     try:
-        if connector.fixed is not None and connector.fixed.watch is not None:
-            connector.fixed.watch.admit(connector.fixed)  # other targets are chosen among those that may be used
+        if cluster.fixed is not None and cluster.fixed.watch is not None:
+            cluster.fixed.watch.admit(cluster.fixed)  # other targets are chosen among those that may be used
         if terminated:
-            target = secure = connector.target(x)
-            count_tunnel(x, connector, target, resources)
+            target = secure = cluster.target(exchange)
+            count_tunnel(exchange, cluster, target, resources)
             parked = PendingProtocol()
-            await connector.open(x, secure, backend.chain.connect, parked)
+            await cluster.open(exchange, secure, backend.chain.connect, parked)
         else:
-            target = connector.tunnel_target(x)
-            count_tunnel(x, connector, target, resources)
-            parked = await connector.park(x, target, backend.chain.connect)
+            target = cluster.tunnel_target(exchange)
+            count_tunnel(exchange, cluster, target, resources)
+            parked = await cluster.park(exchange, target, backend.chain.connect)
     except GatewayError as error:
         backend.series.attempt(error.reason.value)
         if target is not None and target.watch is not None:
-            target.watch.failed(target, error, x, None)
+            target.watch.failed(target, error, exchange, None)
         raise
     backend.series.answered(monotonic() - began)
     if target.watch is not None:
-        target.watch.answered(target, x.upstream, 0)
+        target.watch.answered(target, exchange.upstream, 0)
     return parked
 
 
-def count_tunnel(x: Exchange, connector: Connector, target: DialTarget, resources: HeldResources) -> None:
+def count_tunnel(exchange: Exchange, cluster: Cluster, target: DialTarget, resources: ExchangeResources) -> None:
     """Count a tunnel where a circuit breaker asks for it. Raises LimitExceeded (503)."""
-    counting = connector.counting_target(x, target)
-    if counting is not None and connector.watched is not None:
-        resources.when_complete(connector.watched.count_tunnel(counting, client_of(x)))
+    counting = cluster.counting_target(exchange, target)
+    if counting is not None and cluster.watched is not None:
+        resources.when_complete(cluster.watched.count_tunnel(counting, client_of(exchange)))
 
 
-async def switch_protocols(accounting: Accounting, x: Exchange, client: Client) -> None:
+async def switch_protocols(accounting: Accounting, exchange: Exchange, client: Client) -> None:
     """After a 101 the connection is the upgraded protocol's (RFC 9110 section 7.8)."""
     resources = client.resources
     assert resources.route is not None
@@ -236,13 +245,13 @@ async def switch_protocols(accounting: Accounting, x: Exchange, client: Client) 
         raise UpstreamFault(Reason.UPSTREAM_CLOSED, "the upstream closed its connection")
     if not is_tunnel(client):
         listener = client.listener
-        if listener.is_stream and x.authority is not None:
-            listener = client.state.port.opened_stream(x.authority.host)
-        elif not listener.is_forward and x.authority is not None:
-            listener = client.state.port.listener_for(x.authority.host, client.server_name)
-        take_tunnel_slot(x, client.state, resources, listener)
-    client.send_interim(x.response, accounting.pseudonym)
-    x.status, x.first_byte_at = 101, monotonic()
+        if listener.is_stream and exchange.authority is not None:
+            listener = client.state.port.opened_stream(exchange.authority.host)
+        elif not listener.is_forward and exchange.authority is not None:
+            listener = client.state.port.listener_for(exchange.authority.host, client.server_name)
+        take_tunnel_slot(exchange, client.state, resources, listener)
+    client.send_interim(exchange.response, accounting.pseudonym)
+    exchange.status, exchange.first_byte_at = 101, monotonic()
     upstream = resources.give_away()
     upstream_rest = upstream.detach()
     parked = PendingProtocol()
@@ -250,7 +259,7 @@ async def switch_protocols(accounting: Accounting, x: Exchange, client: Client) 
     parked.transport = upstream.transport
     try:
         relaying = relay(
-            accounting, x, client, parked, client.detach(), upstream_rest, None, resources.route.tunnel_idle_s
+            accounting, exchange, client, parked, client.detach(), upstream_rest, None, resources.route.tunnel_idle_s
         )
         del upstream_rest
         await relaying

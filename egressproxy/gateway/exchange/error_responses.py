@@ -195,21 +195,21 @@ def answer_for(
 
 
 def error_event(
-    error: GatewayError, x: Exchange, call: McpCall | ProviderCall | None, chain: BodyChain, sent: bytes
+    error: GatewayError, exchange: Exchange, call: McpCall | ProviderCall | None, chain: BodyChain, sent: bytes
 ) -> bytes:
     """The event that tells of an error in a stream that has begun, in the shape of its API and in the content coding of
     the stream; b"" where it cannot. `chain` has the filters of the body, and `sent` is the end of what was sent of it:
     behind half an event nothing can be told.
     """
-    head = x.response
+    head = exchange.response
     if call is None or head.body != CHUNKED:
         return b""
-    tail = chain.tail(x, sent)
+    tail = chain.tail(exchange, sent)
     kind = media_type(head.fields)
     # A filter of Amazon's events sends them whole; their last byte does not show it.
     if tail is None or (kind == EVENT_STREAM and tail and not tail.endswith(_EVENT_ENDS)):
         return b""
-    event = call.error_in_stream(kind, error, _about(error, x.request_id), denied=is_denial(error))
+    event = call.error_in_stream(kind, error, _about(error, exchange.request_id), denied=is_denial(error))
     return chain.ended(event) if event else b""
 
 

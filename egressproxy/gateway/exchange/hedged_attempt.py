@@ -14,9 +14,8 @@ from time import monotonic
 from typing import Final
 
 from egressproxy.errors import ClientGone, GatewayError, GatewayFault, Reason, RetrySafety, UpstreamFault
-from egressproxy.gateway.backends.dial_targets import Target
-from egressproxy.gateway.backends.endpoints import Endpoints
-from egressproxy.gateway.backends.own_leg import unfiltered_body
+from egressproxy.gateway.backends.backend_body_filters import unfiltered_body
+from egressproxy.gateway.backends.endpoints import HostSet
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.upstream_call import (
@@ -26,6 +25,7 @@ from egressproxy.gateway.backends.upstream_call import (
     call_upstream,
     filtered_answer,
 )
+from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.clock import ANSWER_S
 from egressproxy.model.exchange import Exchange
@@ -43,7 +43,7 @@ CANCELLED: Final = "cancelled"
 
 
 class HedgedAttempt(UpstreamCaller):
-    """`x` is its own: what comes of it reaches the client's exchange where it decides. `counted`: whose
+    """`exchange` is its own: what comes of it reaches the client's exchange where it decides. `counted`: whose
     `maxParallelRetries` it counts in. `first_byte_s`: an answer has to begin its body within this time; 0.0: its head
     will do. `ends_at`: when the time of the backend for an attempt is over (monotonic seconds).
     """
@@ -59,6 +59,7 @@ class HedgedAttempt(UpstreamCaller):
         "driver",
         "ends_at",
         "error",
+        "exchange",
         "first_byte_s",
         "found",
         "is_cancelled",
@@ -66,20 +67,19 @@ class HedgedAttempt(UpstreamCaller):
         "is_over",
         "resources",
         "target",
-        "x",
     )
 
     def __init__(
         self,
         client: Client,
-        x: Exchange,
+        exchange: Exchange,
         backend: RouteBackend,
-        target: Target,
+        target: UpstreamHost,
         body: bytes | ReplayableBody | None,
         *,
         is_first: bool,
     ) -> None:
-        """`x` is copied; its request is as the client sent it. `body`: None where it has none."""
+        """`exchange` is copied; its request is as the client sent it. `body`: None where it has none."""
         self._client = client
         self._body = body
         self._handle: asyncio.TimerHandle | None = None
@@ -87,7 +87,7 @@ class HedgedAttempt(UpstreamCaller):
         self.backend = backend
         self.target = target
         self.is_first = is_first
-        self.counted: Endpoints | None = None
+        self.counted: HostSet | None = None
         self.first_byte_s = 0.0
         self.resources = HeldConnection()
         self.driver = Driver()
@@ -97,11 +97,11 @@ class HedgedAttempt(UpstreamCaller):
         self.error: GatewayError | None = None
         self.is_over = False
         self.is_cancelled = False
-        self.x = own = x.copy()
-        own.request = x.request.copy()
+        self.exchange = own = exchange.copy()
+        own.request = exchange.request.copy()
         if body is not None:
             own.request.body = body.length if isinstance(body, ReplayableBody) else len(body)
-        own.notes = dict(x.notes) if x.notes is not None else None
+        own.fork_state()
         own.attempts = 0
         own.backend = backend.name
         own.series = backend.series
@@ -131,13 +131,13 @@ class HedgedAttempt(UpstreamCaller):
         self.resources.release(reusable=is_reusable)
 
     async def _live(self, repeat: Repeat) -> None:
-        connector = self.backend.connector
-        assert connector is not None
+        cluster = self.backend.cluster
+        assert cluster is not None
         try:
             found = await call_upstream(
-                self, self.resources, self.x, connector, self.target, self.backend.chain, self._body, repeat
+                self, self.resources, self.exchange, cluster, self.target, self.backend.chain, self._body, repeat
             )
-            found = await filtered_answer(self.resources, self.x, self.backend.chain, found)
+            found = await filtered_answer(self.resources, self.exchange, self.backend.chain, found)
             if self.first_byte_s and not isinstance(found, LocalResponse):
                 await found.first_byte()
             self.found = found
@@ -147,7 +147,7 @@ class HedgedAttempt(UpstreamCaller):
         except GeneratorExit:
             raise  # the process ends
         except BaseException as error:  # also what a filter may raise to end more than itself
-            log.error("internal error in exchange %s", self.x.request_id, exc_info=error)
+            log.error("internal error in exchange %s", self.exchange.request_id, exc_info=error)
             self.error = GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__)
         self.is_over = True
         if self._handle is not None:
@@ -155,7 +155,7 @@ class HedgedAttempt(UpstreamCaller):
         if self.counted is not None:
             self.counted.end_retry()
         if self.error is not None:
-            self.resources.fail(self.x, self.error)  # of an answer without a first byte
+            self.resources.fail(self.exchange, self.error)  # of an answer without a first byte
         on_over, self._on_over = self._on_over, None
         if on_over is not None:
             on_over(self)
@@ -177,11 +177,11 @@ class HedgedAttempt(UpstreamCaller):
     def count_attempt(self, result: str) -> None:
         self.backend.series.attempt(CANCELLED if self.is_cancelled else result)
 
-    def count_answer(self, x: Exchange, seconds: float) -> None:
-        x.series.answered(seconds)
+    def count_answer(self, exchange: Exchange, seconds: float) -> None:
+        exchange.series.answered(seconds)
 
     def send_request(
-        self, x: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
+        self, exchange: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
     ) -> None:
         """See UpstreamCaller. Mirrors get their copies beside the attempt that is sent first."""
         trailers = b""
@@ -191,25 +191,25 @@ class HedgedAttempt(UpstreamCaller):
                 trailers = body.given_trailers
             body = body.given
         if body is not None:
-            x.request.body = CHUNKED if trailers else len(body)
-        upstream.begin(self.driver, x.request)
-        upstream.send_head(x.request, x.upstream_host, pseudonym)
+            exchange.request.body = CHUNKED if trailers else len(body)
+        upstream.begin(self.driver, exchange.request)
+        upstream.send_head(exchange.request, exchange.upstream_host, pseudonym)
         sink: BodySink = upstream
         resources = self._client.resources
-        if resources.copies is not None:
-            sink, resources.copies = resources.copies, None
-            unfiltered = unfiltered_body(x, self.backend.chain)
+        if resources.mirror_requests is not None:
+            sink, resources.mirror_requests = resources.mirror_requests, None
+            unfiltered = unfiltered_body(exchange, self.backend.chain)
             if unfiltered is not None:
                 sink.begin_whole(*unfiltered)
                 sink = upstream
             else:
-                sink.begin(x.request, upstream)
+                sink.begin(exchange.request, upstream)
         if body is not None:
             sink.send_body(body)
             sink.end_body(trailers)
 
-    def pass_interim(self, head: ResponseHead, x: Exchange) -> None:
+    def pass_interim(self, head: ResponseHead, exchange: Exchange) -> None:
         """See UpstreamCaller. They are passed on (RFC 9110 section 15.2), whoever wins."""
         resources = self._client.resources
-        resources.backend, resources.connector = self.backend, self.resources.connector
-        self._client.pass_interim(head, x)
+        resources.backend, resources.cluster = self.backend, self.resources.cluster
+        self._client.pass_interim(head, exchange)

@@ -18,14 +18,14 @@ from typing import Final
 
 from egressproxy.errors import GatewayError, LimitExceeded, RetrySafety, UpstreamFault
 from egressproxy.filters.chain import finish
-from egressproxy.gateway.backends.dial_targets import Target
-from egressproxy.gateway.backends.endpoints import Endpoints
-from egressproxy.gateway.backends.failover import Course, FailoverGroup, status_of_answer
+from egressproxy.gateway.backends.endpoints import HostSet
+from egressproxy.gateway.backends.failover import FailoverGroup, FailoverState, status_of_answer
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.retries import RetryPolicy, untried
 from egressproxy.gateway.backends.retry_hints import asked_pause_s
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.upstream_call import Repeat
+from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.hedged_attempt import CANCELLED, HedgedAttempt
 from egressproxy.gateway.route import Route
@@ -52,14 +52,14 @@ class HedgedCall:
     _policy: RetryPolicy
     _spec: HedgingIR
     _client: Client
-    _x: Exchange
+    _exchange: Exchange
     _route: Route
-    _course: Course | None
+    _failover_state: FailoverState | None
     _failover: FailoverGroup | None
     _body: bytes | ReplayableBody | None
     _repeat: Repeat
-    _tried: set[Target]
-    _down: set[Target]
+    _tried: set[UpstreamHost]
+    _down: set[UpstreamHost]
     _backend: RouteBackend | None = None  # of the first attempt
     _attempts: list[HedgedAttempt] = field(default_factory=list)  # that have not lost
     _may_begin: bool = True
@@ -75,7 +75,7 @@ class HedgedCall:
         client.leave_clock_to_attempts()
         try:
             self._backend = backend
-            self._begin(backend, untried(backend, self._x, self._tried, self._down))
+            self._begin(backend, untried(backend, self._exchange, self._tried, self._down))
             while self.decisive is None:
                 await PAUSE
         finally:
@@ -100,9 +100,9 @@ class HedgedCall:
         return decisive.found
 
     # --- another one -----------------------------------------------------------------------------------------------
-    def _begin(self, backend: RouteBackend, target: Target, counted: Endpoints | None = None) -> None:
+    def _begin(self, backend: RouteBackend, target: UpstreamHost, counted: HostSet | None = None) -> None:
         is_first = self.begun == 0
-        attempt = HedgedAttempt(self._client, self._x, backend, target, self._body, is_first=is_first)
+        attempt = HedgedAttempt(self._client, self._exchange, backend, target, self._body, is_first=is_first)
         attempt.counted = counted
         if self._failover is not None:
             attempt.first_byte_s = self._failover.spec.first_byte_s
@@ -125,8 +125,8 @@ class HedgedCall:
         if found is None:
             return
         backend, target = found
-        connector = backend.connector
-        endpoints = connector.watched if connector is not None else None
+        cluster = backend.cluster
+        endpoints = cluster.watched if cluster is not None else None
         if endpoints is not None and not endpoints.take_retry():
             self._backend.series.hedge("circuit_open")
             return
@@ -135,25 +135,25 @@ class HedgedCall:
             if endpoints is not None:
                 endpoints.end_retry()
             return
-        if self._course is not None and backend is not self._backend:
-            self._course.begin(backend, self._client.wheel.now)
+        if self._failover_state is not None and backend is not self._backend:
+            self._failover_state.begin(backend, self._client.wheel.now)
         self._begin(backend, target, counted=endpoints)
 
-    def _elsewhere(self, first: RouteBackend) -> tuple[RouteBackend, Target] | None:
+    def _elsewhere(self, first: RouteBackend) -> tuple[RouteBackend, UpstreamHost] | None:
         """Where to: the same endpoint only of a name, maybe of many servers, where no other backend of a Failover
         serves.
         """
-        course, x, tried = self._course, self._x, self._tried
-        backend = first if course is not None else self._route.choose()
-        if backend.connector is None or backend.has_parent:
+        failover_state, exchange, tried = self._failover_state, self._exchange, self._tried
+        backend = first if failover_state is not None else self._route.choose()
+        if backend.cluster is None or backend.has_parent:
             return None
-        target = untried(backend, x, tried, self._down)
-        if target in tried and course is not None:
-            following = course.beside(self._client.wheel.now)
+        target = untried(backend, exchange, tried, self._down)
+        if target in tried and failover_state is not None:
+            following = failover_state.beside(self._client.wheel.now)
             if following is not None and not following.has_parent:
-                backend, target = following, untried(following, x, tried, self._down)
-        assert backend.connector is not None
-        is_name = backend.connector.spec.backend.destination in (Destination.FQDN, Destination.DYNAMIC)
+                backend, target = following, untried(following, exchange, tried, self._down)
+        assert backend.cluster is not None
+        is_name = backend.cluster.spec.backend.destination in (Destination.FQDN, Destination.DYNAMIC)
         return (backend, target) if is_name or target not in tried else None
 
     # --- what comes of them ----------------------------------------------------------------------------------------
@@ -178,70 +178,68 @@ class HedgedCall:
             return attempt.is_first and not isinstance(error, UpstreamFault | LimitExceeded)  # as without hedging
         if isinstance(attempt.found, LocalResponse):
             return attempt.is_first
-        response = attempt.x.response
+        response = attempt.exchange.response
         if asked_pause_s(response.fields, time()):
             self._may_begin = False
         return response.status not in self._spec.codes
 
     def _forget(self, attempt: HedgedAttempt) -> None:
         """It has lost: its filters are told, and whoever counts."""
-        x, own = self._x, attempt.x
-        if own.notes is not None:
-            before = x.notes or {}
+        exchange, own = self._exchange, attempt.exchange
+        if own.state:
+            before = exchange.state
             finish([each for each in attempt.backend.chain.complete if each.mark not in before], own)
-            own.forget_notes(before)
-        x.attempts += own.attempts
-        x.note_denials(*(x.would_deny or ()), *(own.would_deny or ()))
+            own.forget_state(before)
+        exchange.attempts += own.attempts
+        exchange.note_denials(*(exchange.would_deny or ()), *(own.would_deny or ()))
         if not attempt.is_first:
             attempt.backend.series.hedge(CANCELLED if attempt.is_cancelled else "failed")
         if self.decisive is not None or not attempt.is_cancelled:
             outcome = self._outcome(attempt)
-            AttemptTrail.kept_by(x).add(attempt.backend.name, outcome, monotonic() - attempt.began)
+            AttemptTrail.kept_by(exchange).add(attempt.backend.name, outcome, monotonic() - attempt.began)
 
     def _outcome(self, attempt: HedgedAttempt) -> str:
         """What the trail says of an attempt that has lost, and what its Failover hears of it."""
-        error, course, now = attempt.error, self._course, self._client.wheel.now
+        error, failover_state, now = attempt.error, self._failover_state, self._client.wheel.now
         if attempt.is_cancelled:
             return HEDGED if attempt.is_first else CANCELLED
         if error is not None:
             if error.retry is RetrySafety.SAFE:
                 self._down.add(attempt.target)
-            if course is not None and isinstance(error, UpstreamFault | LimitExceeded):
-                course.failed(attempt.backend, error, now)
+            if failover_state is not None and isinstance(error, UpstreamFault | LimitExceeded):
+                failover_state.failed(attempt.backend, error, now)
             return error.reason.value
         if isinstance(attempt.found, LocalResponse):
             return str(attempt.found.status)
-        response = attempt.x.response
+        response = attempt.exchange.response
         status = status_of_answer(response)
-        if course is not None and self._failover is not None and status in self._failover.codes:
-            course.answered(attempt.backend, response, status, now)
+        if failover_state is not None and self._failover is not None and status in self._failover.codes:
+            failover_state.answered(attempt.backend, response, status, now)
         return str(response.status)
 
     def _adopt(self, attempt: HedgedAttempt) -> None:
         """The client's exchange is the one of this attempt from here on."""
-        x, own, resources = self._x, attempt.x, self._client.resources
-        head, sent = x.request, own.request
+        exchange, own, resources = self._exchange, attempt.exchange, self._client.resources
+        head, sent = exchange.request, own.request
         head.fields.block, head.path, head.body = sent.fields.block, sent.path, sent.body
-        x.upstream_host = own.upstream_host
-        x.take_response(own)
-        x.upstream, x.addresses = own.upstream, own.addresses
-        x.backend, x.backend_is_secure, x.series = own.backend, own.backend_is_secure, own.series
-        x.attempts += own.attempts
-        x.note_denials(*(x.would_deny or ()), *(own.would_deny or ()))
-        if own.notes is not None:
-            x.notes = {**(x.notes or {}), **own.notes}
-            own.notes = None
+        exchange.upstream_host = own.upstream_host
+        exchange.take_response(own)
+        exchange.upstream, exchange.addresses = own.upstream, own.addresses
+        exchange.backend, exchange.backend_is_secure, exchange.series = own.backend, own.backend_is_secure, own.series
+        exchange.attempts += own.attempts
+        exchange.note_denials(*(exchange.would_deny or ()), *(own.would_deny or ()))
+        exchange.adopt_state(own)
         held = attempt.resources
         resources.backend = attempt.backend
         if held.upstream is not None:
-            assert held.connector is not None
+            assert held.cluster is not None
             assert held.target is not None
-            resources.hold(held.connector, held.target, held.give_away())
+            resources.hold(held.cluster, held.target, held.give_away())
         if not attempt.is_first:
             attempt.backend.series.hedge("won" if attempt.error is None else "failed")
 
 
-def finish_attempts(x: Exchange, route: Route, earlier: Sequence[RouteBackend]) -> None:
+def finish_attempts(exchange: Exchange, route: Route, earlier: Sequence[RouteBackend]) -> None:
     """Run `complete` of those filters that ran for each of these attempts: each gives back what is its own."""
     if not earlier:
         return
@@ -249,4 +247,4 @@ def finish_attempts(x: Exchange, route: Route, earlier: Sequence[RouteBackend]) 
     steps = (*(chain.request_headers or ()), *(chain.request_body.steps if chain.request_body is not None else ()))
     of_request = {step.own_mark for step in steps}
     for backend in earlier:
-        finish([each for each in backend.chain.complete if each.mark not in of_request], x)
+        finish([each for each in backend.chain.complete if each.mark not in of_request], exchange)

@@ -16,20 +16,20 @@ from typing import Final
 
 from egressproxy.errors import BadRequest, ClientGone, Denied, GatewayError, GatewayFault, Reason
 from egressproxy.gateway.exchange.accounting import Accounting
-from egressproxy.gateway.exchange.admission import default_route, judge, of_client, take_tunnel_slot
+from egressproxy.gateway.exchange.admission import check_destination_policy, default_route, of_client, take_tunnel_slot
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.client_connection import ClientConnection, is_connection
 from egressproxy.gateway.exchange.client_stream import ClientHttp2, OpenedHttp2
-from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel
 from egressproxy.gateway.exchange.served_tls import ServedTls
 from egressproxy.gateway.identity.authenticator import copy_identity
-from egressproxy.gateway.leaf_certificates.leaf_cache import LeafCache
+from egressproxy.gateway.leaf_certificates.certificate_cache import CertificateCache
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.shares import client_of
+from egressproxy.model.per_client_quota import client_of
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.net.tls import TlsStream
 from egressproxy.net.tls_contexts import has_said_hello, server_name
@@ -53,45 +53,45 @@ _DISTRUST: Final = frozenset(
 
 async def intercept(
     accounting: Accounting,
-    x: Exchange,
+    exchange: Exchange,
     client: Client,
     authority: Authority,
     listener: ActiveListener,
-    leaves: LeafCache,
+    certificate_cache: CertificateCache,
 ) -> None:
     """Verify the server, answer 200 unless that was said already, and end the client's TLS. This exchange is over with
     the handshake, and requests inside are exchanges of their own. The tunnel counts with `listener`, that of the
     client, until its connection ends. Raises GatewayError before that.
     """
-    take_tunnel_slot(x, client.state, client.resources, listener)
-    x.scheme = b"https"  # of what is asked inside: that is what the server is verified for
-    context = leaves.known(authority.host)
+    take_tunnel_slot(exchange, client.state, client.resources, listener)
+    exchange.scheme = b"https"  # of what is asked inside: that is what the server is verified for
+    context = certificate_cache.known(authority.host)
     if context is None:
-        minting = leaves.begin(authority.host, client_of(x))  # while the server is verified
+        signing = certificate_cache.begin(authority.host, client_of(exchange))  # while the server is verified
         try:
-            fault = await verified(x, client, authority)
-            context = await minting
+            fault = await verified(exchange, client, authority)
+            context = await signing
         finally:
-            minting.cancel()
+            signing.cancel()
     else:
-        fault = await verified(x, client, authority)
+        fault = await verified(exchange, client, authority)
     client.state.check_open()
-    if not x.status:
+    if not exchange.status:
         client.accept_tunnel()
-        x.status, x.first_byte_at = 200, monotonic()
+        exchange.status, exchange.first_byte_at = 200, monotonic()
     tunnel = OpenedTunnel(authority, b"https", fault)
     results = accounting.metrics.interceptions.results
     try:
-        if await end_tls(context, accounting, x, client, tunnel):
+        if await end_tls(context, accounting, exchange, client, tunnel):
             results["ok"] += 1
         else:
             results["unused"] += 1
-            x.detail = "the client left without a word inside: it may not trust the CA, or pin a key"
+            exchange.detail = "the client left without a word inside: it may not trust the CA, or pin a key"
     except GatewayError as error:  # the client has its alert, and reads nothing else
         if isinstance(error, Denied):
-            error.rule = f"EgressPolicy {leaves.policy}"
+            error.rule = f"EgressPolicy {certificate_cache.policy}"
             results[error.reason.value] += 1
-        accounting.blame(x, client.resources, error)
+        accounting.record_error(exchange, client.resources, error)
     finally:
         client.continued()
 
@@ -101,33 +101,33 @@ def is_tunnel(client: Client) -> bool:
     return is_connection(client) and isinstance(client.transport, OpenedTls)
 
 
-async def verified(x: Exchange, client: Client, authority: Authority) -> GatewayError | None:
+async def verified(exchange: Exchange, client: Client, authority: Authority) -> GatewayError | None:
     """Connect to the server, and keep the connection for what the client asks. Returns why that cannot be.
 
     Where it depends on the request who serves it, where filters look at its head first, or where policy denies the
     destination, nothing is connected to, and each request says it; so does each one that may go again.
     """
-    held, may_go_again = HeldResources(), False
+    held, may_go_again = ExchangeResources(), False
     try:
-        route = route_of_all(of_client(x, client.listener), authority)
+        route = route_of_all(of_client(exchange, client.listener), authority)
         if route is None or len(route.choices) > 1 or route.chain.request_headers is not None:
             return None
         may_go_again = route.retries is not None
         backend = route.choose()
-        connector = backend.connector
-        assert connector is not None  # `choose` gives none without
-        target = connector.target(x)
+        cluster = backend.cluster
+        assert cluster is not None  # `choose` gives none without
+        target = cluster.target(exchange)
         if not target.is_secure:
             return None
-        via, way = connector.way(x, target)
-        if via.network.wheel.now < way.name.fresh_until or via.refresh_name(x, way):
-            held.upstream = way.pool.take()
+        via, next_hop = cluster.next_hop(exchange, target)
+        if via.network.wheel.now < next_hop.name.fresh_until or via.refresh_name(exchange, next_hop):
+            held.upstream = next_hop.pool.take()
         if held.upstream is not None:
-            held.hold(via, way, held.upstream)
-        elif connector.ways is None:
-            held.hold(via, way, await via.acquire(x, way, backend.chain.connect))
+            held.hold(via, next_hop, held.upstream)
+        elif cluster.parents is None:
+            held.hold(via, next_hop, await via.acquire(exchange, next_hop, backend.chain.connect))
         else:
-            held.hold(*await connector.acquire_by_any_way(x, target, backend.chain.connect))
+            held.hold(*await cluster.acquire_by_any_way(exchange, target, backend.chain.connect))
         assert held.upstream is not None
         held.release(reusable=not held.upstream.is_last)
     except ClientGone:
@@ -144,7 +144,7 @@ def route_of_all(listener: ActiveListener, authority: Authority) -> Route | None
     """What serves every request in the tunnel; None where that depends on the request. Raises Denied."""
     route = listener.http.sole(authority.host)
     if route is not None:
-        judge(route, authority)
+        check_destination_policy(route, authority)
         return route if route.serves(authority.host, authority.port) else None
     if next(listener.http.rules_of(authority.host), None) is not None:
         return None
@@ -159,7 +159,7 @@ def as_fault(error: GatewayError) -> GatewayError:
 
 
 async def end_tls(
-    context: ssl.SSLContext, accounting: Accounting, x: Exchange, client: Client, tunnel: OpenedTunnel
+    context: ssl.SSLContext, accounting: Accounting, exchange: Exchange, client: Client, tunnel: OpenedTunnel
 ) -> bool:
     """The handshake with the client. Returns when it has said something inside; False where it leaves before, as
     libraries do that verify behind the handshake. Raises Denied, ClientGone, BadRequest (CLIENT_TIMEOUT).
@@ -167,7 +167,7 @@ async def end_tls(
     loop = asyncio.get_running_loop()
     done: asyncio.Future[bool] = loop.create_future()
     rest = client.detach()
-    tls = OpenedTls(context, accounting, x, client, tunnel, done)
+    tls = OpenedTls(context, accounting, exchange, client, tunnel, done)
     timer = loop.call_later(client.listener.timeouts.tls_handshake_s or 60.0, tls.abort_handshake)
     parked = PendingProtocol()
     parked.transport = client.transport
@@ -193,20 +193,20 @@ class OpenedTls(ServedTls):
         self,
         context: ssl.SSLContext,
         accounting: Accounting,
-        x: Exchange,
+        exchange: Exchange,
         outer: Client,
         tunnel: OpenedTunnel,
         begun: asyncio.Future[bool],
     ) -> None:
         self._outer: Client | None = outer
         self._begun: asyncio.Future[bool] | None = begun
-        self._series = x.series
+        self._series = exchange.series
         self._give_slot_back: Callable[[], None] | None = None  # the place of the tunnel, from the handshake on
         self._tunnel = tunnel
         client = ClientConnection(outer.request_handler, outer.wheel, outer.state)
         client.tunnel = tunnel
         copy_identity(client, outer)
-        client.identity = x.identity
+        client.identity = exchange.identity
         super().__init__(context, client, accounting.metrics)
         self._read = self._read_first
 

@@ -14,7 +14,7 @@ from typing import Final
 from egressproxy.errors import Denied, GatewayFault, Reason
 from egressproxy.filters.base import ORIGINAL_HEAD
 from egressproxy.filters.body_plan import BodyPlan
-from egressproxy.filters.filter_step import Step, Steps
+from egressproxy.filters.filter_step import FilterStep, FilterSteps
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.exchange.admission import Noted, name_request, of_client, route_request, route_tunnel
 from egressproxy.gateway.exchange.client import Client
@@ -28,69 +28,69 @@ from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
 
 _SERVICE: Final[Destination] = Destination.SERVICE
-_NO_STEPS: Final[Steps] = ()
+_NO_STEPS: Final[FilterSteps] = ()
 
 
 async def admit_again(
-    x: Exchange, client: Client, route: Route, listener: ActiveListener
+    exchange: Exchange, client: Client, route: Route, listener: ActiveListener
 ) -> tuple[Route, ActiveListener]:
     """The rule in force for a request, or a CONNECT, that was approved, and its client's listener; it goes on with
     them. `route` and `listener` have let it in. Raises GatewayError, as admission does.
     """
     check_configured(client.state)
-    again, now = x, client.listener
-    is_connect = x.request.method == b"CONNECT"
+    again, now = exchange, client.listener
+    is_connect = exchange.request.method == b"CONNECT"
     if not is_connect:
-        again, now = name_again(x, client.state.port, client.server_name, client.tunnel)
-    check_gateway(x, listener, now)
+        again, now = name_again(exchange, client.state.port, client.server_name, client.tunnel)
+    check_gateway(exchange, listener, now)
     if now.authenticator is not None:
-        checking = now.authenticator.admit_again(x, client)
+        checking = now.authenticator.admit_again(exchange, client)
         if checking is not None:
             await checking
-    own = of_client(x, now)
+    own = of_client(exchange, now)
     if not is_connect:
-        return route_again(x, again, route, own), own
-    assert x.authority is not None
-    found, noted = route_tunnel(own, x.authority)
-    if own.leaves_for(x.authority.host) is not None:
+        return route_again(exchange, again, route, own), own
+    assert exchange.authority is not None
+    found, noted = route_tunnel(own, exchange.authority)
+    if own.leaves_for(exchange.authority.host) is not None:
         raise changed(found)
-    take_over(x, route, found, noted)
+    take_over(exchange, route, found, noted)
     return found, own
 
 
 def name_again(
-    x: Exchange, port: Port, server_name: str, inside: OpenedTunnel | Redirection | None
+    exchange: Exchange, port: Port, server_name: str, inside: OpenedTunnel | Redirection | None
 ) -> tuple[Exchange, ActiveListener]:
     """What a request names, as its client has sent it, in a copy of the exchange; and its listener. Raises as
     `name_request`.
     """
-    again = x.copy()
-    again.request = original_head(x)
+    again = exchange.copy()
+    again.request = original_head(exchange)
     return again, name_request(again, port, server_name, inside, again.request)
 
 
-def route_again(x: Exchange, again: Exchange, route: Route, own: ActiveListener) -> Route:
+def route_again(exchange: Exchange, again: Exchange, route: Route, own: ActiveListener) -> Route:
     """The rule in force for the request of `name_again`. Raises as `route_request` and `take_over`."""
     assert again.authority is not None
     found, prefix, noted = route_request(own, again.authority, again.request)
-    if prefix != x.path_prefix:
+    if prefix != exchange.path_prefix:
         raise changed(found)
-    take_over(x, route, found, noted)
+    take_over(exchange, route, found, noted)
     return found
 
 
-def take_over(x: Exchange, route: Route, found: Route, noted: Noted) -> None:
+def take_over(exchange: Exchange, route: Route, found: Route, noted: Noted) -> None:
     """`found` is the rule in force for what `route` has let in. Raises Denied where it would make another of it."""
     if found is not route and not sends_alike(route, found):
         raise changed(found)
-    x.note_denials(*noted)
-    x.route, x.series = found.name, found.series
+    exchange.note_denials(*noted)
+    exchange.route, exchange.series = found.name, found.series
 
 
-def original_head(x: Exchange) -> RequestHead:
+def original_head(exchange: Exchange) -> RequestHead:
     """The head of the request before any filter."""
-    head = x.request.copy()
-    kept = x.notes.get(ORIGINAL_HEAD) if x.notes is not None else None
+    head = exchange.request.copy()
+    kept = ORIGINAL_HEAD.get(exchange)
     if kept is not None:
         head.path, block = kept
         head.fields = Fields(block)
@@ -103,9 +103,9 @@ def check_configured(state: OpenConnections) -> None:
         raise GatewayFault(Reason.NO_ROUTE, "the listener is no longer configured", status=404)
 
 
-def check_gateway(x: Exchange, listener: ActiveListener, now: ActiveListener) -> None:
+def check_gateway(exchange: Exchange, listener: ActiveListener, now: ActiveListener) -> None:
     """What another gateway has signed holds as long as the keys stay that are believed. Raises Denied."""
-    if x.identity.source == "gateway" and listener is not now:
+    if exchange.identity.source == "gateway" and listener is not now:
         keys = listener.spec.policy.gateway_keys
         if any(key not in now.spec.policy.gateway_keys for key in keys):
             message = "which gateways are believed has changed while this request waited: send it again"
@@ -137,9 +137,9 @@ def sends_alike(route: Route, found: Route) -> bool:
 def _same_backend(one: RouteBackend, other: RouteBackend) -> bool:
     if (one.name, one.priority, _mirrors(one)) != (other.name, other.priority, _mirrors(other)):
         return False
-    if other.connector is None:
+    if other.cluster is None:
         return True  # who gets the request is told why
-    if one.connector is None or _sent_to(one.connector.spec.backend) != _sent_to(other.connector.spec.backend):
+    if one.cluster is None or _sent_to(one.cluster.spec.backend) != _sent_to(other.cluster.spec.backend):
         return False
     chain, its = one.chain, other.chain
     return _same_filters(chain.backend_request, its.backend_request, of_backend=True) and _same_filters(
@@ -160,16 +160,16 @@ def _sent_to(backend: BackendIR) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def _steps(plan: BodyPlan | None) -> Steps:
+def _steps(plan: BodyPlan | None) -> FilterSteps:
     return plan.steps if plan is not None else _NO_STEPS
 
 
-def _same_filters(steps: Steps | None, others: Steps | None, *, of_backend: bool = False) -> bool:
+def _same_filters(steps: FilterSteps | None, others: FilterSteps | None, *, of_backend: bool = False) -> bool:
     steps, others = steps or _NO_STEPS, others or _NO_STEPS
     return len(steps) == len(others) and all(_is_same(*both, of_backend) for both in zip(steps, others, strict=True))
 
 
-def _is_same(step: Step, other: Step, of_backend: bool) -> bool:
+def _is_same(step: FilterStep, other: FilterStep, of_backend: bool) -> bool:
     """The gateway's own filters are made anew with each snapshot, under a scope that counts them."""
     if step.filter is other.filter:
         return True

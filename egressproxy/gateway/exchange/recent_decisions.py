@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from egressproxy.errors import Reason
-from egressproxy.gateway.client_variants import Matched
 from egressproxy.gateway.snapshot import Snapshot
+from egressproxy.gateway.subject_overrides import Matched
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import CallerIdentity
 

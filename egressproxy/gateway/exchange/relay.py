@@ -13,7 +13,7 @@ from typing import Protocol
 
 from egressproxy.errors import Reason
 from egressproxy.gateway.exchange.accounting import Accounting
-from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
 from egressproxy.gateway.open_connections import Connection, OpenConnections
 from egressproxy.model.exchange import CallerIdentity, Exchange
 from egressproxy.net.driver import Driver
@@ -31,8 +31,8 @@ class TunnelClient(Protocol):
 
     driver: Driver
     transport: asyncio.Transport
-    octets_in: int
-    octets_out: int
+    bytes_in: int
+    bytes_out: int
     request_headers_s: float
     has_ended: bool
 
@@ -43,12 +43,12 @@ class TunnelClient(Protocol):
 class PlainClient(TunnelClient, Connection, Protocol):
     """A client's connection that counts with its listener, and may be replaced there by a tunnel."""
 
-    resources: HeldResources
+    resources: ExchangeResources
     state: OpenConnections
 
 
 def hand_over(
-    accounting: Accounting, x: Exchange, client: PlainClient, upstream: PendingProtocol, rest: bytes,
+    accounting: Accounting, exchange: Exchange, client: PlainClient, upstream: PendingProtocol, rest: bytes,
     guard: SniGuard | None, idle_s: float, *, through_parent: bool = False,
 ) -> bool:  # fmt: skip
     """Let a SocketTunnel have both sockets, where both are plain, and the exchange with them: nothing of the client's
@@ -59,20 +59,20 @@ def hand_over(
         return False
     if one.is_closing() or other.is_closing():
         return False
-    x.bytes_in, x.bytes_out = client.octets_in - len(rest), client.octets_out
-    x.series.tunnel_opened()
+    exchange.bytes_in, exchange.bytes_out = client.bytes_in - len(rest), client.bytes_out
+    exchange.series.tunnel_opened()
     tunnel = ServedTunnel(
-        accounting, x, client, idle_s, guard, holds_upstream=holds_upstream(guard, through_parent=through_parent)
+        accounting, exchange, client, idle_s, guard, holds_upstream=holds_upstream(guard, through_parent=through_parent)
     )
     client.resources.is_handed_over = True
     client.state.replace(client, tunnel)
-    x.forget_heads()
-    if x.notes is None:
-        x.drop_request()  # no filter asks for it any more
+    exchange.forget_heads()
+    if not exchange.state:
+        exchange.drop_request()  # no filter asks for it any more
     try:
         tunnel.start(one, rest, upstream, client_has_ended=client.has_ended)
     except Exception as error:
-        log.error("internal error in tunnel %s", x.request_id, exc_info=error)
+        log.error("internal error in tunnel %s", exchange.request_id, exc_info=error)
         tunnel.cut(Reason.INTERNAL)
     return True
 
@@ -88,12 +88,12 @@ class ServedTunnel(SocketTunnel):
     __slots__ = ("accounting", "exchange", "resources", "state", "tls_guard")
 
     def __init__(
-        self, accounting: Accounting, x: Exchange, client: PlainClient, idle_s: float, guard: SniGuard | None, *,
+        self, accounting: Accounting, exchange: Exchange, client: PlainClient, idle_s: float, guard: SniGuard | None, *,
         holds_upstream: bool,
     ) -> None:  # fmt: skip
         super().__init__(accounting.wheel, idle_s, guard, client.request_headers_s, holds_upstream=holds_upstream)
         self.accounting = accounting
-        self.exchange = x
+        self.exchange = exchange
         self.resources = client.resources
         self.state = client.state
         self.tls_guard = guard if guard is not None and guard.only_reports else None  # asked in the end
@@ -105,38 +105,38 @@ class ServedTunnel(SocketTunnel):
     def identity(self) -> CallerIdentity:
         return self.exchange.identity
 
-    def serving(self) -> tuple[HeldResources, ...]:
+    def serving(self) -> tuple[ExchangeResources, ...]:
         return (self.resources,)
 
     def over(self) -> None:
-        x, error, guard = self.exchange, self.error, self.tls_guard
+        exchange, error, guard = self.exchange, self.error, self.tls_guard
         self.state.leave(self)
-        x.series.tunnel_ended()
-        x.bytes_in += self.octets_in
-        x.bytes_out += self.octets_out
-        x.reason = self.reason
+        exchange.series.tunnel_ended()
+        exchange.bytes_in += self.bytes_in
+        exchange.bytes_out += self.bytes_out
+        exchange.reason = self.reason
         if error is not None:
-            self.accounting.blame(x, self.resources, error)
+            self.accounting.record_error(exchange, self.resources, error)
         if guard is not None and guard.would_deny is not None:
-            x.note_denials(guard.would_deny)
+            exchange.note_denials(guard.would_deny)
             if guard.ech_outer_name is not None:
-                self.accounting.note_ech(x, guard.ech_outer_name)
-        self.accounting.account(x, self.resources)
+                self.accounting.note_ech(exchange, guard.ech_outer_name)
+        self.accounting.account(exchange, self.resources)
 
 
 async def relay(
-    accounting: Accounting, x: Exchange, client: TunnelClient, upstream: PendingProtocol, client_rest: bytes,
+    accounting: Accounting, exchange: Exchange, client: TunnelClient, upstream: PendingProtocol, client_rest: bytes,
     upstream_rest: bytes, guard: SniGuard | None, idle_s: float, *, through_parent: bool = False,
 ) -> None:  # fmt: skip
     """Bytes both ways until both ends are gone. Raises Denied where the guard refuses."""
-    series = x.series
+    series = exchange.series
     tunnel = TransportTunnel(
         client.driver, accounting.wheel, idle_s, guard, client.request_headers_s,
         holds_upstream=holds_upstream(guard, through_parent=through_parent),
     )  # fmt: skip
-    head_in, head_out = client.octets_in - len(client_rest), client.octets_out
+    head_in, head_out = client.bytes_in - len(client_rest), client.bytes_out
     series.tunnel_opened()
-    x.forget_heads()
+    exchange.forget_heads()
     try:
         try:
             tunnel.start(client.transport, client_rest, upstream, upstream_rest, client_has_ended=client.has_ended)
@@ -145,15 +145,15 @@ async def relay(
             raise
         client_rest = upstream_rest = b""  # a tunnel may last for days
         await tunnel.ended()
-        x.reason = tunnel.reason
+        exchange.reason = tunnel.reason
     finally:
         if guard is not None and guard.would_deny is not None:
-            x.note_denials(guard.would_deny)
+            exchange.note_denials(guard.would_deny)
             if guard.ech_outer_name is not None:
-                accounting.note_ech(x, guard.ech_outer_name)
+                accounting.note_ech(exchange, guard.ech_outer_name)
         series.tunnel_ended()
         client.tunnel_ended()
-        x.bytes_in = head_in + tunnel.octets_in
-        x.bytes_out = head_out + tunnel.octets_out
-        if not x.bytes_in:  # a client that has said nothing is counted by what its connection says
-            client.octets_out = x.bytes_out
+        exchange.bytes_in = head_in + tunnel.bytes_in
+        exchange.bytes_out = head_out + tunnel.bytes_out
+        if not exchange.bytes_in:  # a client that has said nothing is counted by what its connection says
+            client.bytes_out = exchange.bytes_out

@@ -26,7 +26,7 @@ class Decision:
     """
 
     question: HypotheticalRequest
-    x: Exchange
+    exchange: Exchange
     port: Port
     listener: ActiveListener
     pseudonym: bytes = b""
@@ -42,7 +42,7 @@ class Decision:
         """Whether TLS to a backend would be ours; TLS in a tunnel is the client's."""
         is_plain = self.port.first.spec.protocol is ListenerProtocol.TCP
         is_opened = self.listener.is_stream and self.opened_by != ""
-        return not self.x.is_tunnel or self.listener.terminate is not None or is_plain or is_opened
+        return not self.exchange.is_tunnel or self.listener.terminate is not None or is_plain or is_opened
 
 
 def decide(snapshot: Snapshot, question: HypotheticalRequest, pseudonym: bytes = b"") -> Decision:
@@ -51,9 +51,9 @@ def decide(snapshot: Snapshot, question: HypotheticalRequest, pseudonym: bytes =
     """
     question.check()
     port = question.port(snapshot)
-    x = Exchange("-", port.first.gateway, port.first.name, 0.0)
-    x.identity = question.identity
-    made = Decision(question, x, port, port.first, pseudonym)
+    exchange = Exchange("-", port.first.gateway, port.first.name, 0.0)
+    exchange.identity = question.identity
+    made = Decision(question, exchange, port, port.first, pseudonym)
     try:
         if port.is_stream or (port.is_mixed and port.leads_to_stream(question.host)):
             _decide_stream(made)
@@ -71,70 +71,76 @@ def _find_variant(made: Decision) -> None:
     variants = made.listener.variants
     if variants is not None:
         made.has_subjects, made.has_conditions = True, variants.depends_on_more
-        made.listener = variants.of(made.x.identity)
+        made.listener = variants.of(made.exchange.identity)
 
 
 def _decide_request(made: Decision) -> None:
-    """As `Conductor.serve` begins."""
-    x, port, question = made.x, made.port, made.question
-    head = x.request = question.head(port)
-    x.method = head.method
+    """As `HttpConnectionManager.serve` begins."""
+    exchange, port, question = made.exchange, made.port, made.question
+    head = exchange.request = question.head(port)
+    exchange.method = head.method
     server_name = ""
     if port.first.spec.protocol is ListenerProtocol.HTTPS and question.authority:
         server_name = admission.read_authority(question.authority.encode(), port.number).host
-    made.listener = admission.name_request(x, port, server_name, None, head)
+    made.listener = admission.name_request(exchange, port, server_name, None, head)
     admission.refuse_loops(head, made.pseudonym)
-    assert x.authority is not None
+    assert exchange.authority is not None
     _find_variant(made)
-    made.route, x.path_prefix, noted = admission.route_request(made.listener, x.authority, head)
-    x.route, x.series = made.route.name, made.route.series
-    x.note_denials(*noted)
+    made.route, exchange.path_prefix, noted = admission.route_request(made.listener, exchange.authority, head)
+    exchange.route, exchange.series = made.route.name, made.route.series
+    exchange.note_denials(*noted)
 
 
 def _decide_tunnel(made: Decision) -> None:
     """As `serve_connect` begins."""
-    x = made.x
-    head = x.request = made.question.head(made.port)
-    x.method = head.method
-    x.is_tunnel = True
+    exchange = made.exchange
+    head = exchange.request = made.question.head(made.port)
+    exchange.method = head.method
+    exchange.is_tunnel = True
     if not made.listener.is_forward:
         raise admission.connect_not_served()
-    x.authority = admission.read_authority(head.target, None)
+    exchange.authority = admission.read_authority(head.target, None)
     admission.refuse_loops(head, made.pseudonym)
     _find_variant(made)
-    leaves = made.listener.leaves_for(x.authority.host)
-    if leaves is not None:
-        made.opened_by = leaves.policy
-        if x.authority.port != admission.HTTP_PORT:
+    certificate_cache = made.listener.leaves_for(exchange.authority.host)
+    if certificate_cache is not None:
+        made.opened_by = certificate_cache.policy
+        if exchange.authority.port != admission.HTTP_PORT:
             return
-    if x.authority.port == admission.HTTP_PORT:
-        made.tls_route, reads_http = admission.ways_to_http_port(made.listener, x.authority)
+    if exchange.authority.port == admission.HTTP_PORT:
+        made.tls_route, reads_http = admission.ways_to_http_port(made.listener, exchange.authority)
         if reads_http:
-            x.note_denials(*admission.admit_http(made.listener, x.authority))  # mode Report notes what it would refuse
+            exchange.note_denials(
+                *admission.admit_http(made.listener, exchange.authority)
+            )  # mode Report notes what it would refuse
             return
-    made.route, noted = admission.route_tunnel(made.listener, x.authority)
-    x.note_denials(*noted)
-    x.route, x.series = made.route.name, made.route.series
+    made.route, noted = admission.route_tunnel(made.listener, exchange.authority)
+    exchange.note_denials(*noted)
+    exchange.route, exchange.series = made.route.name, made.route.series
 
 
 def _decide_stream(made: Decision) -> None:
     """As `tunnel_stream` begins, with a ClientHello that names the host."""
-    x, port = made.x, made.port
-    x.method, x.is_tunnel = b"CONNECT", True
+    exchange, port = made.exchange, made.port
+    exchange.method, exchange.is_tunnel = b"CONNECT", True
     host = admission.read_authority(made.question.authority.encode(), 443).host
     hello = None
     if port.first.spec.protocol is not ListenerProtocol.TCP:
         hello = ClientHello(host, (), (), has_ech=False)
-    made.listener = admission.name_stream(x, port, hello)
+    made.listener = admission.name_stream(exchange, port, hello)
     _find_variant(made)
-    leaves = admission.opened_stream(port, made.listener, x.authority)
-    if leaves is None:
-        made.route, noted = admission.route_of_stream(made.listener, x.authority)
+    certificate_cache = admission.opened_stream(port, made.listener, exchange.authority)
+    if certificate_cache is None:
+        made.route, noted = admission.route_of_stream(made.listener, exchange.authority)
     else:
-        made.opened_by = leaves.policy
-        assert x.authority is not None
-        x.is_tunnel, x.scheme, x.request = False, b"https", made.question.head(port)  # as of each request inside
-        admission.refuse_loops(x.request, made.pseudonym)
-        made.route, noted = admission.default_route(made.listener, x.authority)
-    x.route = made.route.name
-    x.note_denials(*noted)
+        made.opened_by = certificate_cache.policy
+        assert exchange.authority is not None
+        exchange.is_tunnel, exchange.scheme, exchange.request = (
+            False,
+            b"https",
+            made.question.head(port),
+        )  # as of each request inside
+        admission.refuse_loops(exchange.request, made.pseudonym)
+        made.route, noted = admission.default_route(made.listener, exchange.authority)
+    exchange.route = made.route.name
+    exchange.note_denials(*noted)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from egressproxy.errors import Denied, GatewayError, Reason
-from egressproxy.gateway.backends.connector import Connector
+from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.opener import OPERATOR, named_address
 from egressproxy.gateway.exchange.error_responses import DENIALS
 from egressproxy.gateway.exchange.recent_decisions import RecentDecision
@@ -179,30 +179,30 @@ def outcome(snapshot: Snapshot, decision: RecentDecision) -> Outcome:
     backends = decided.route.backends
     if not backends:
         return Outcome(True, "-", is_sure)
-    if all(backend.denied is not None and backend.connector is None for backend in backends):
+    if all(backend.denied is not None and backend.cluster is None for backend in backends):
         return Outcome(False, Reason.DESTINATION_DENIED.value, is_sure)
-    judged = [_judge(decided.x, backend.connector) for backend in backends if backend.connector is not None]
+    judged = [_judge(decided.exchange, backend.cluster) for backend in backends if backend.cluster is not None]
     if judged and all(each is False for each in judged):
         return Outcome(False, Reason.ADDRESS_DENIED.value, is_sure)
     return Outcome(True, "-", is_sure, None not in judged)
 
 
-def _judge(x: Exchange, connector: Connector) -> bool | None:
+def _judge(exchange: Exchange, cluster: Cluster) -> bool | None:
     """Whether any address may be dialled; None where none is known."""
-    if connector.spec.backend.destination in OPERATOR:
-        return bool(connector.endpoints) or not connector.spec.backend.endpoints
+    if cluster.spec.backend.destination in OPERATOR:
+        return bool(cluster.endpoints) or not cluster.spec.backend.endpoints
     try:
-        target = connector.tunnel_target(x)
-        if connector.ways is not None:
-            connector = connector.ways.first(target.host, target.port)
-        if connector.parent is not None:
-            connector.opener.judge_for_parent(target)
+        target = cluster.tunnel_target(exchange)
+        if cluster.parents is not None:
+            cluster = cluster.parents.first(target.host, target.port)
+        if cluster.parent is not None:
+            cluster.opener.judge_for_parent(target)
             return True
-        literal = named_address(x, target)
-        known = (literal,) if literal is not None else connector.opener.resolver.known(target.host)
+        literal = named_address(exchange, target)
+        known = (literal,) if literal is not None else cluster.opener.resolver.known(target.host)
         if known is None:
             return None
-        connector.opener.address_policy().check(target.host, known, target.port)
+        cluster.opener.address_policy().check(target.host, known, target.port)
     except Denied:
         return False
     except GatewayError:
@@ -211,14 +211,14 @@ def _judge(x: Exchange, connector: Connector) -> bool | None:
 
 
 def _depends_on_fields(decided: Decision) -> bool:
-    authority = decided.x.authority
+    authority = decided.exchange.authority
     return authority is not None and decided.listener.http.depends_on_fields(authority.host)
 
 
 def _elsewhere(snapshot: Snapshot, decision: RecentDecision) -> Outcome:
     """Where its listener is gone: whether any other would allow it. A listener by another name may be the same port."""
     for place, port in snapshot.ports.items():  # the name that is asked for chooses among the listeners of a port
-        alone = Snapshot(snapshot.generation, {place: port}, snapshot.connectors, snapshot.filters)
+        alone = Snapshot(snapshot.generation, {place: port}, snapshot.clusters, snapshot.filters)
         found = outcome(alone, decision._replace(gateway=port.first.gateway, listener=port.first.name))
         if found.is_allowed:
             return replace(found, is_sure=False)
@@ -230,7 +230,7 @@ def _judges(snapshot: Snapshot, decision: RecentDecision) -> frozenset[tuple[obj
     decided = _decided(snapshot, decision)
     if decided is None or decided.route is None:
         return frozenset()
-    route, authority = decided.route, decided.x.authority
+    route, authority = decided.route, decided.exchange.authority
     chains = (route.chain, *(backend.chain for backend in route.backends))
     specs = (step.spec for chain in chains for phase in FILTER_PHASES for step in steps_of(chain, phase))
     found: set[tuple[object, ...]] = {(each.name, each.type, each.phase, each.config, each.fail_open) for each in specs}
@@ -245,7 +245,7 @@ def _address_rules(snapshot: Snapshot, decision: RecentDecision) -> object:
     decided = _decided(snapshot, decision)
     if decided is None or decided.route is None:
         return None
-    specs = (backend.connector.spec for backend in decided.route.backends if backend.connector is not None)
+    specs = (backend.cluster.spec for backend in decided.route.backends if backend.cluster is not None)
     return [(spec.addresses, spec.dns, spec.backend.destination, spec.backend.hostname) for spec in specs]
 
 

@@ -13,14 +13,14 @@ from typing import Any
 
 from egressproxy.errors import Denied, GatewayError, GatewayFault, Reason
 from egressproxy.filters.chain import approvals
-from egressproxy.filters.filter_step import Steps
+from egressproxy.filters.filter_step import FilterSteps
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.filters.request_redirect import REQUEST_REDIRECT
-from egressproxy.gateway.backends.connector import DEFAULT_TLS, Connector
-from egressproxy.gateway.backends.dial_targets import DialTarget, backend_origin
+from egressproxy.gateway.backends.cluster import DEFAULT_TLS, Cluster
 from egressproxy.gateway.backends.opener import OPERATOR, named_address
 from egressproxy.gateway.backends.parent_connect import is_socks
 from egressproxy.gateway.backends.route_backend import RouteBackend
+from egressproxy.gateway.backends.upstream_hosts import DialTarget, backend_origin
 from egressproxy.gateway.exchange.error_responses import is_denial
 from egressproxy.gateway.explain import render
 from egressproxy.gateway.explain.decision import Decision, decide
@@ -53,19 +53,19 @@ async def explain(snapshot: Snapshot, question: HypotheticalRequest, pseudonym: 
     limits.
     """
     decided = decide(snapshot, question, pseudonym)
-    x, route = decided.x, decided.route
+    exchange, route = decided.exchange, decided.route
     made: dict[str, Any] = {
         "verdict": "allowed",
         "request": {
             "method": question.method, "url": question.url, "namespace": question.namespace,
             "serviceAccount": question.service_account,
-            "authority": str(x.authority) if x.authority is not None else "-",
+            "authority": str(exchange.authority) if exchange.authority is not None else "-",
         },
         "listener": render.listener_values(decided.listener, decided.port),
         "route": None, "runnerUp": None, "policy": _policy(decided), "error": None, "filters": [], "approvals": [],
         "backends": [],
         "limits": render.limit_values(decided.listener),
-        "timeouts": render.timeout_values(decided.listener, route, None, is_tunnel=x.is_tunnel),
+        "timeouts": render.timeout_values(decided.listener, route, None, is_tunnel=exchange.is_tunnel),
         "notes": notes(decided),
     }  # fmt: skip
     made["route"], made["runnerUp"] = _routes(decided)
@@ -74,15 +74,15 @@ async def explain(snapshot: Snapshot, question: HypotheticalRequest, pseudonym: 
         error = _remedied(decided, render.error_values(decided.error))
     elif route is not None and route.kind != SELF_SERVICE:
         made["filters"] = render.filter_values(
-            route.chain, render.TUNNEL_PHASES[:1] if x.is_tunnel else render.REQUEST_PHASES, x
+            route.chain, render.TUNNEL_PHASES[:1] if exchange.is_tunnel else render.REQUEST_PHASES, exchange
         )
         backends = route.backends[:MAX_BACKENDS]
         found = [_backend(decided, route, backend, snapshot.filters) for backend in backends]
         made["backends"] = await asyncio.gather(*found)
         error = _outcome(route, made) if not may_answer(route, REQUEST_REDIRECT) else None
-        error = _forecast(route.chain.request_headers, x) or error
+        error = _forecast(route.chain.request_headers, exchange) or error
         made["approvals"] = [
-            {"filter": spec.name, "from": spec.source, "says": says} for spec, says in approvals(route.chain, x)
+            {"filter": spec.name, "from": spec.source, "says": says} for spec, says in approvals(route.chain, exchange)
         ]
         if route.auth is not None and not route.auth.is_usable:
             error = render.error_values(route.auth.unusable())
@@ -100,15 +100,15 @@ async def explain(snapshot: Snapshot, question: HypotheticalRequest, pseudonym: 
 # --- the decision ----------------------------------------------------------------------------------------------------
 def _routes(decided: Decision) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
     """The rule that serves this, with why; and the one that would, were it not there."""
-    x, listener, route = decided.x, decided.listener, decided.route
-    if x.is_tunnel:
+    exchange, listener, route = decided.exchange, decided.listener, decided.route
+    if exchange.is_tunnel:
         return _tunnel_route(decided), None
     if route is not None and route.kind == SELF_SERVICE:
         return {"name": "-", "why": "the gateway answers this itself: what this client may reach"}, None
     matches = _matches(decided)
     if not matches:
         return (None if route is None else {"name": "-", "why": "no route matches: policy decides"}), None
-    winner, authority = matches[0], x.authority
+    winner, authority = matches[0], exchange.authority
     if listener.is_forward and authority is not None and not winner.payload.serves(authority.host, authority.port):
         why = f"{winner.origin.kind} {winner.origin.route} is for another port of {authority.host}: policy decides"
         return {"name": "-", "why": why}, None
@@ -121,19 +121,21 @@ def _routes(decided: Decision) -> tuple[dict[str, Any] | None, dict[str, Any] | 
 def _is_call(decided: Decision, error: dict[str, Any]) -> bool:
     """Whether this is, or may well be, a call of gRPC: by its content, or by the routes of its host."""
     route = decided.route
-    if not decided.x.has_request or decided.x.request.method != b"POST":
+    if not decided.exchange.has_request or decided.exchange.request.method != b"POST":
         return False
-    request = decided.x.request
+    request = decided.exchange.request
     kinds = {each["kind"] for each in error.get("near", ())} | {route.kind if route is not None else ""}
     return "GRPCRoute" in kinds or is_grpc(request.fields.get(b"content-type"))
 
 
 def _matches(decided: Decision) -> list[Match[Route]]:
-    x = decided.x
-    if x.authority is None or not x.has_request:
+    exchange = decided.exchange
+    if exchange.authority is None or not exchange.has_request:
         return []
     try:
-        found = decided.listener.http.matches(x.authority.host, x.request.method, x.request.path, x.request.fields)
+        found = decided.listener.http.matches(
+            exchange.authority.host, exchange.request.method, exchange.request.path, exchange.request.fields
+        )
         return list(islice(found, 2))
     except GatewayError:  # the request is refused for what its path or a value looks like
         return []
@@ -150,27 +152,29 @@ def _tunnel_route(decided: Decision) -> dict[str, Any] | None:
 
 
 def _policy(decided: Decision) -> dict[str, Any]:
-    listener, route, x = decided.listener, decided.route, decided.x
+    listener, route, exchange = decided.listener, decided.route, decided.exchange
     is_default = route is None or route.is_default
     mode = listener.mode if is_default or route is None else route.mode
     made: dict[str, Any] = {"mode": mode.value, "decision": "allowed", "entries": []}
-    if decided.error is not None and x.authority is None:
+    if decided.error is not None and exchange.authority is None:
         made["decision"] = "not asked: the request is refused before"
     elif decided.error is not None:
         made["decision"] = "denied" if is_denial(decided.error) else "not asked: nothing serves this"
-    elif x.would_deny:
+    elif exchange.would_deny:
         made["decision"] = "allowed, because mode is Report: it would be denied"
-        refused = _refusal(decided, x.authority) if x.authority is not None else None
-        made["wouldDeny"] = render.error_values(refused) if refused is not None else {"reason": x.would_deny[0].value}
+        refused = _refusal(decided, exchange.authority) if exchange.authority is not None else None
+        made["wouldDeny"] = (
+            render.error_values(refused) if refused is not None else {"reason": exchange.would_deny[0].value}
+        )
     elif route is not None and not is_default:
         made["decision"] = _of_backends(route)
-        if route.permission is not None and x.authority is not None and made["decision"] == _PERMITTED:
-            made["decision"] = _of_permission(route.permission, x.authority)
-            made["entries"] = [render.entry_values(rule) for rule in route.permission.grounds(x.authority)]
+        if route.permission is not None and exchange.authority is not None and made["decision"] == _PERMITTED:
+            made["decision"] = _of_permission(route.permission, exchange.authority)
+            made["entries"] = [render.entry_values(rule) for rule in route.permission.grounds(exchange.authority)]
     elif mode is Mode.OPEN:
         made["decision"] = "allowed: mode is Open, and it is denied nowhere"
-    if is_default and x.authority is not None and decided.error is None and mode is not Mode.OPEN:
-        made["entries"] = [render.entry_values(rule) for rule in listener.destinations.grounds(x.authority)]
+    if is_default and exchange.authority is not None and decided.error is None and mode is not Mode.OPEN:
+        made["entries"] = [render.entry_values(rule) for rule in listener.destinations.grounds(exchange.authority)]
     if route is not None and is_default and decided.error is None:
         policy, entry = decided_by(route.series)
         made["counted"] = {"policy": policy, "entry": entry}
@@ -206,57 +210,63 @@ def _of_backends(route: Route) -> str:
     if not denied:
         return _PERMITTED
     which = "its backend is" if len(denied) == len(route.backends) else "some of its backends are"
-    if all(backend.connector is not None for backend in denied):
+    if all(backend.cluster is not None for backend in denied):
         return f"allowed, because mode is Report: {which} denied"
     return f"allowed by the route, but {which} denied"
 
 
 def _remedied(decided: Decision, error: dict[str, Any]) -> dict[str, Any]:
     """With what to add, where no policy has said it."""
-    x, listener = decided.x, decided.listener
-    if error["reason"] != Reason.NO_ROUTE.value or x.authority is None:
+    exchange, listener = decided.exchange, decided.listener
+    if error["reason"] != Reason.NO_ROUTE.value or exchange.authority is None:
         return error
     place = f"listener {listener.name} of Gateway {listener.gateway}"
-    near = list(islice(listener.http.rules_of(x.authority.host), MAX_NEAR))
+    near = list(islice(listener.http.rules_of(exchange.authority.host), MAX_NEAR))
     if near:
         error["near"] = [render.match_values(each) for each in near]
-        remedy = f"none of the rules for {x.authority.host} matches: add a match to one of them"
+        remedy = f"none of the rules for {exchange.authority.host} matches: add a match to one of them"
     else:
-        kind = "a TLSRoute" if x.is_tunnel else "an HTTPRoute"
-        remedy = f"attach {kind} with hostname {x.authority.host} to {place}"
+        kind = "a TLSRoute" if exchange.is_tunnel else "an HTTPRoute"
+        remedy = f"attach {kind} with hostname {exchange.authority.host} to {place}"
     return {**error, "remedy": remedy}
 
 
 # --- backends --------------------------------------------------------------------------------------------------------
 async def _backend(decided: Decision, route: Route, backend: RouteBackend, filters: FilterInstances) -> dict[str, Any]:
-    x = decided.x
+    exchange = decided.exchange
     made = render.backend_values(backend, route)
-    if backend.ai is not None and not x.is_tunnel:
-        asked = api_of(x.request.path) if x.method == b"POST" else None
+    if backend.ai is not None and not exchange.is_tunnel:
+        asked = api_of(exchange.request.path) if exchange.method == b"POST" else None
         made["ai"]["becomes"] = backend.ai.sentence(asked)
-    x.backend = backend.name
+    exchange.backend = backend.name
     made["filters"] = render.filter_values(
-        backend.chain, render.TUNNEL_PHASES[1:] if x.is_tunnel else render.BACKEND_PHASES, x
+        backend.chain, render.TUNNEL_PHASES[1:] if exchange.is_tunnel else render.BACKEND_PHASES, exchange
     )
-    made["timeouts"] = render.timeout_values(decided.listener, route, backend, is_tunnel=x.is_tunnel)
-    if backend.connector is not None and not x.is_tunnel and (kept := render.kept_values(backend.connector.spec.kept)):
+    made["timeouts"] = render.timeout_values(decided.listener, route, backend, is_tunnel=exchange.is_tunnel)
+    if (
+        backend.cluster is not None
+        and not exchange.is_tunnel
+        and (kept := render.kept_values(backend.cluster.spec.kept))
+    ):
         made["connections"] = kept
-    made["credentials"] = render.secret_values(backend.chain, filters) if not x.is_tunnel else []
+    made["credentials"] = render.secret_values(backend.chain, filters) if not exchange.is_tunnel else []
     if backend.denied is not None:
         place = backend.denied.authority
         made["host"], made["port"] = place.host, place.port
-    if backend.connector is None:
+    if backend.cluster is None:
         return {**made, "error": render.error_values(backend.fault(route.name, route.rule))}
     if backend.denied is not None:
         made["wouldDeny"] = render.error_values(backend.denied.error())
     try:
-        await _describe_way(made, decided, backend.connector)
-        if not x.is_tunnel:
-            x.backend, x.backend_is_secure = backend.name, made["tls"] is not None
-            target = backend.connector.tunnel_target(x)
-            tls = backend.connector.spec.backend.tls or DEFAULT_TLS
-            x.backend_origin = backend_origin(target.host, target.port, tls if x.backend_is_secure else None)
-        refused = _forecast(backend.chain.connect if x.is_tunnel else backend.chain.backend_request, x)
+        await _describe_way(made, decided, backend.cluster)
+        if not exchange.is_tunnel:
+            exchange.backend, exchange.backend_is_secure = backend.name, made["tls"] is not None
+            target = backend.cluster.tunnel_target(exchange)
+            tls = backend.cluster.spec.backend.tls or DEFAULT_TLS
+            exchange.backend_origin = backend_origin(
+                target.host, target.port, tls if exchange.backend_is_secure else None
+            )
+        refused = _forecast(backend.chain.connect if exchange.is_tunnel else backend.chain.backend_request, exchange)
         if refused is not None:
             made["error"] = refused
     except GatewayError as error:
@@ -264,67 +274,67 @@ async def _backend(decided: Decision, route: Route, backend: RouteBackend, filte
     return made
 
 
-async def _describe_way(made: dict[str, Any], decided: Decision, connector: Connector) -> None:
+async def _describe_way(made: dict[str, Any], decided: Decision, cluster: Cluster) -> None:
     """Fill in names, addresses and TLS, in the order of a dial. Raises what a dial would raise before it dials."""
-    x = decided.x
-    backend = connector.spec.backend
+    exchange = decided.exchange
+    backend = cluster.spec.backend
     if backend.destination in OPERATOR:
-        made["tls"] = _tls(decided, connector, "")
+        made["tls"] = _tls(decided, cluster, "")
         made["addresses"] = []
-        policy = connector.opener.address_policy()
+        policy = cluster.opener.address_policy()
         for endpoint in backend.endpoints:
             verdict, why = "dial", "written by the operator"
-            if endpoint in connector.endpoints:
+            if endpoint in cluster.endpoints:
                 policy.check_operator(endpoint.address, endpoint.port)
             else:
                 verdict, why = "refuse", policy.verdict(str(endpoint.address), endpoint.address, endpoint.port)[1]
             made["addresses"].append(render.address_values(endpoint.address, endpoint.port, verdict, why))
-        _describe_endpoints(made, connector)
-        if not connector.endpoints:
-            connector.tunnel_target(x)  # says what is missing
+        _describe_endpoints(made, cluster)
+        if not cluster.endpoints:
+            cluster.tunnel_target(exchange)  # says what is missing
     else:
-        target = connector.tunnel_target(x)
+        target = cluster.tunnel_target(exchange)
         made["host"], made["port"] = target.host, target.port
-        made["tls"] = _tls(decided, connector, target.host)
-        _describe_endpoints(made, connector)
-        if connector.ways is not None:
-            if aside := {name: round(left_s, 1) for name, left_s in connector.ways.put_aside() if left_s > 0}:
+        made["tls"] = _tls(decided, cluster, target.host)
+        _describe_endpoints(made, cluster)
+        if cluster.parents is not None:
+            if aside := {name: round(left_s, 1) for name, left_s in cluster.parents.put_aside() if left_s > 0}:
                 made["parentsAside"] = aside
-            connector = connector.ways.first(target.host, target.port)
-            if connector.parent is None:
+            cluster = cluster.parents.first(target.host, target.port)
+            if cluster.parent is None:
                 made["noProxy"], made["via"] = True, []
                 made.pop("fallbacks", None)
                 made.pop("parentsAside", None)
-        if connector.parent is None:
-            await _describe_addresses(made, decided, connector, target)
+        if cluster.parent is None:
+            await _describe_addresses(made, decided, cluster, target)
         else:
-            connector.opener.judge_for_parent(target)
-            made["dns"] = f"resolved by the parent {connector.parent.name}"
-    if connector.parent is not None:
-        await _describe_parent(made, decided, connector, connector.parent)
+            cluster.opener.judge_for_parent(target)
+            made["dns"] = f"resolved by the parent {cluster.parent.name}"
+    if cluster.parent is not None:
+        await _describe_parent(made, decided, cluster, cluster.parent)
 
 
-def _describe_endpoints(made: dict[str, Any], connector: Connector) -> None:
+def _describe_endpoints(made: dict[str, Any], cluster: Cluster) -> None:
     """What is known of endpoints, where a policy has them watched: their health, and the limits that are reached."""
-    if connector.watched is not None:
-        now = connector.network.wheel.now
-        made["loadBalancer"] = connector.spec.resilience.load_balancer.type.value
+    if cluster.watched is not None:
+        now = cluster.network.wheel.now
+        made["loadBalancer"] = cluster.spec.resilience.load_balancer.type.value
         made["endpoints"] = [
             {"address": health.address, "health": health.state.value}
             | ({"outForSeconds": round(health.ejected_until - now, 1)} if health.ejected_until > now else {})
-            for health in connector.watched.healths()
+            for health in cluster.watched.healths()
         ]
-        if limits := sorted(set(connector.watched.open_circuits())):
+        if limits := sorted(set(cluster.watched.open_circuits())):
             made["openCircuits"] = limits
 
 
-async def _describe_parent(made: dict[str, Any], decided: Decision, connector: Connector, parent: Connector) -> None:
+async def _describe_parent(made: dict[str, Any], decided: Decision, cluster: Cluster, parent: Cluster) -> None:
     """The upstream gateway on the way, and what it is shown: a Secret by its name."""
-    shown = connector.spec.backend.parent_credentials
+    shown = cluster.spec.backend.parent_credentials
     values = made["parent"] = {"name": parent.name, "credentials": shown.source if shown is not None else None}
     if is_socks(parent.spec.backend):
         values["protocol"] = parent.spec.backend.protocol.value
-    if connector.spec.backend.parent_identity_key is not None:
+    if cluster.spec.backend.parent_identity_key is not None:
         values["identity"] = "signed"
     await _describe_way(values, decided, parent)
     tls = parent.spec.backend.tls
@@ -332,48 +342,46 @@ async def _describe_parent(made: dict[str, Any], decided: Decision, connector: C
         values["tls"] = _tls_values(tls, parent, values.get("host", ""))
 
 
-async def _describe_addresses(
-    made: dict[str, Any], decided: Decision, connector: Connector, target: DialTarget
-) -> None:
+async def _describe_addresses(made: dict[str, Any], decided: Decision, cluster: Cluster, target: DialTarget) -> None:
     """As `ConnectionOpener._endpoints`: each address with its verdict. Raises UpstreamFault, Denied."""
-    literal = named_address(decided.x, target)
+    literal = named_address(decided.exchange, target)
     if literal is not None:
         made["dns"] = "not asked: the client named an address"
-        policy = connector.opener.address_policy()
+        policy = cluster.opener.address_policy()
         may_be_dialled, why = policy.verdict(target.host, literal, target.port)
         made["addresses"] = [render.address_values(literal, target.port, "dial" if may_be_dialled else "refuse", why)]
         policy.check(target.host, (literal,), target.port)
     elif not decided.question.asks_dns:
         made["dns"] = "not asked"
     else:
-        await render.describe_resolved(made, connector.opener, target.host, target.port)
+        await render.describe_resolved(made, cluster.opener, target.host, target.port)
 
 
-def _tls(decided: Decision, connector: Connector, host: str) -> dict[str, Any] | None:
-    backend = connector.spec.backend
+def _tls(decided: Decision, cluster: Cluster, host: str) -> dict[str, Any] | None:
+    backend = cluster.spec.backend
     tls = backend.tls
-    if backend.destination is Destination.DYNAMIC and not decided.x.is_tunnel:
-        tls = (tls or DEFAULT_TLS) if decided.x.scheme == b"https" else None
+    if backend.destination is Destination.DYNAMIC and not decided.exchange.is_tunnel:
+        tls = (tls or DEFAULT_TLS) if decided.exchange.scheme == b"https" else None
     if tls is None or not decided.originates_tls:
         return None
-    return _tls_values(tls, connector, host)
+    return _tls_values(tls, cluster, host)
 
 
-def _tls_values(tls: BackendTlsIR, connector: Connector, host: str) -> dict[str, Any]:
+def _tls_values(tls: BackendTlsIR, cluster: Cluster, host: str) -> dict[str, Any]:
     """How the server is verified, and why the latest handshake with it failed, where it did."""
-    values = render.tls_values(tls, host, connector.spec.backend.destination)
-    failure = connector.tls_failure(host)
+    values = render.tls_values(tls, host, cluster.spec.backend.destination)
+    failure = cluster.tls_failure(host)
     if failure is not None:
         told = failure._asdict()
-        values["latestFailure"] = {"secondsAgo": round(connector.network.wheel.now - told.pop("at"), 1), **told}
+        values["latestFailure"] = {"secondsAgo": round(cluster.network.wheel.now - told.pop("at"), 1), **told}
     return values
 
 
-def _forecast(steps: Steps | None, x: Exchange) -> dict[str, Any] | None:
+def _forecast(steps: FilterSteps | None, exchange: Exchange) -> dict[str, Any] | None:
     """What one of these filters refuses every such request with; None where none does."""
     try:
         for step in steps or ():
-            step.filter.forecast(x)
+            step.filter.forecast(exchange)
     except GatewayError as error:
         return render.error_values(error)
     return None

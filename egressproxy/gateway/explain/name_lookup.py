@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from egressproxy.errors import Denied, GatewayError
-from egressproxy.gateway.backends.connector import Connector
+from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.exchange.admission import default_route
 from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest, HypotheticalRequestError
 from egressproxy.gateway.explain.render import describe_resolved, error_values
@@ -72,7 +72,7 @@ class NameQuestion:
 
 @dataclass(slots=True)
 class _Place:
-    connector: Connector
+    cluster: Cluster
     labels: list[str]
     denied: GatewayError | None
 
@@ -84,10 +84,10 @@ async def look_up(snapshot: Snapshot, question: NameQuestion) -> dict[str, Any]:
         candidates = list(_candidates(snapshot, question))
     except Denied as error:  # more policies hold for this client than are served at once
         raise HypotheticalRequestError(error.message) from None
-    for label, connector, denied in candidates:
-        spec = connector.spec
+    for label, cluster, denied in candidates:
+        spec = cluster.spec
         parent = spec.backend.parent
-        known = places.setdefault((spec.dns, spec.addresses, parent, denied is None), _Place(connector, [], denied))
+        known = places.setdefault((spec.dns, spec.addresses, parent, denied is None), _Place(cluster, [], denied))
         if label not in known.labels:
             known.labels.append(label)
     if not places:
@@ -96,7 +96,7 @@ async def look_up(snapshot: Snapshot, question: NameQuestion) -> dict[str, Any]:
     return {"name": question.authority.host, "port": question.authority.port, "places": found}
 
 
-def _candidates(snapshot: Snapshot, question: NameQuestion) -> Iterator[tuple[str, Connector, GatewayError | None]]:
+def _candidates(snapshot: Snapshot, question: NameQuestion) -> Iterator[tuple[str, Cluster, GatewayError | None]]:
     """Label, connector, and why the name may not be asked for there, or None."""
     authority = question.authority
     if not question.backend:
@@ -106,19 +106,19 @@ def _candidates(snapshot: Snapshot, question: NameQuestion) -> Iterator[tuple[st
             if is_meant and (not question.policy or question.policy in listener.spec.policy.sources):
                 assert listener.defaults is not None
                 for backend in listener.defaults.route.backends:
-                    if backend.connector is not None:
+                    if backend.cluster is not None:
                         label = f"listener {listener.gateway}/{listener.name}"
-                        yield label, backend.connector, _denied(listener, authority)
+                        yield label, backend.cluster, _denied(listener, authority)
     if question.gateway:
         return
-    for spec, connector in snapshot.connectors.items():
+    for spec, cluster in snapshot.clusters.items():
         is_of_name = spec.backend.destination is Destination.FQDN and spec.backend.hostname == authority.host
-        if question.backend in ("", connector.name) and (not question.policy or question.policy in _policies(spec)):
+        if question.backend in ("", cluster.name) and (not question.policy or question.policy in _policies(spec)):
             if is_of_name:
-                yield f"backend {connector.name}", connector, None
+                yield f"backend {cluster.name}", cluster, None
             elif question.backend and spec.backend.destination is Destination.FQDN:
                 raise HypotheticalRequestError(
-                    f"backend {connector.name} stands for {spec.backend.hostname}: ask for that name"
+                    f"backend {cluster.name} stands for {spec.backend.hostname}: ask for that name"
                 )
 
 
@@ -145,7 +145,7 @@ def _denied(listener: ActiveListener, authority: Authority) -> GatewayError | No
 
 
 def _nowhere(snapshot: Snapshot, question: NameQuestion) -> str:
-    known = sorted({connector.name for connector in snapshot.connectors.values() if connector.name != "-"})
+    known = sorted({cluster.name for cluster in snapshot.clusters.values() if cluster.name != "-"})
     if question.backend:
         return f"no backend {question.backend} with a hostname is in service; there are {', '.join(known) or 'none'}"
     gateways = sorted({listener.gateway for listener in _listeners(snapshot)})
@@ -157,20 +157,20 @@ def _nowhere(snapshot: Snapshot, question: NameQuestion) -> str:
 
 
 async def _described(place: _Place, authority: Authority) -> dict[str, Any]:
-    connector, host = place.connector, authority.host
+    cluster, host = place.cluster, authority.host
     made: dict[str, Any] = {"for": place.labels, "verdict": "refuse", "dns": "not asked"}
     if place.denied is not None:
         made["error"] = error_values(place.denied)
         return made
-    if connector.parent is not None:
-        made |= {"verdict": "parent", "dns": f"resolved by the parent {connector.parent.name}"}
+    if cluster.parent is not None:
+        made |= {"verdict": "parent", "dns": f"resolved by the parent {cluster.parent.name}"}
         return made
-    opener = connector.opener
+    opener = cluster.opener
     made["cache"] = _cached(opener.resolver, host)
     made["answers"] = []
     if not opener.resolver.why_not_asked(host):
         made["answers"] = [_answer_values(each) for each in await opener.resolver.ask_each_server(host)]
-    backend = connector.spec.backend
+    backend = cluster.spec.backend
     port = backend.port if backend.destination is Destination.FQDN else authority.port
     try:
         await describe_resolved(made, opener, host, port)

@@ -17,7 +17,7 @@ from egressproxy.model.exchange import ANONYMOUS
 
 def notes(decided: Decision) -> list[str]:
     """Sentences about this decision; each stands by itself."""
-    x, listener, question, made = decided.x, decided.listener, decided.question, list[str]()
+    exchange, listener, question, made = decided.exchange, decided.listener, decided.question, list[str]()
     if not question.authority and not any(name.lower() == "host" for name, _ in question.fields):
         made.append("a path alone has no Host: add -H 'Host: NAME', or ask by the whole URL")
     route = decided.route
@@ -27,9 +27,9 @@ def notes(decided: Decision) -> list[str]:
     if route is not None and route.auth is not None and route.auth.is_usable:
         made.append(f"{route.auth.server} is asked first (ExternalAuth): what it says is not known here")
     if route is not None and decided.error is None:
-        if not x.is_tunnel and is_preflight(x) and may_answer(route, CORS):
+        if not exchange.is_tunnel and is_preflight(exchange) and may_answer(route, CORS):
             made.append("this is a preflight request: CORS answers it with 200, and no backend is asked")
-        elif not x.is_tunnel and may_answer(route, REQUEST_REDIRECT):
+        elif not exchange.is_tunnel and may_answer(route, REQUEST_REDIRECT):
             made.append("RequestRedirect answers every request of this rule, and no backend is asked")
         if route.priority is not Priority.NORMAL:
             when = "first" if route.priority is Priority.LOW else "last"
@@ -42,33 +42,41 @@ def notes(decided: Decision) -> list[str]:
             f"policy {decided.opened_by} has TLS opened here (intercept): this is decided of each request inside, and"
             " told there"
         )
-    elif decided.opened_by and x.authority is not None:
-        url = f"https://{x.authority.host_field(443).decode()}/"
+    elif decided.opened_by and exchange.authority is not None:
+        url = f"https://{exchange.authority.host_field(443).decode()}/"
         made.append(
             f"policy {decided.opened_by} has TLS in this tunnel opened (intercept): explain {url} for its requests"
         )
-    if decided.opened_by and not listener.is_stream and x.authority is not None and x.authority.port != HTTP_PORT:
+    if (
+        decided.opened_by
+        and not listener.is_stream
+        and exchange.authority is not None
+        and exchange.authority.port != HTTP_PORT
+    ):
         made.append(
             "what is wrong is told inside, where clients see it: an answer in HTTP, behind a 200 to the CONNECT"
         )
-    elif x.is_tunnel and decided.error is None and route is None:
-        made.append(f"HTTP is read inside a tunnel to port 80: explain http://{x.authority}/ for its requests")
+    elif exchange.is_tunnel and decided.error is None and route is None:
+        made.append(f"HTTP is read inside a tunnel to port 80: explain http://{exchange.authority}/ for its requests")
         tls = decided.tls_route
         goes = "is refused there" if tls is None else f"there goes by {'policy' if tls.name == '-' else tls.name}"
         made.append(f"what begins with a ClientHello {goes}")
-    elif x.is_tunnel and decided.error is None and listener.is_forward and x.authority is not None:
+    elif exchange.is_tunnel and decided.error is None and listener.is_forward and exchange.authority is not None:
         if route is not None and route.is_tls_only:
-            made.append(f"what the tunnel carries has to be TLS for {x.authority.host}")
-        elif listener.destinations.sni_check(x.authority) is SniCheck.MATCH:
-            made.append(f"TLS inside the tunnel is the client's own, and has to name {x.authority.host}")
-    elif x.is_tunnel and listener.is_forward and x.authority is not None and x.authority.port != 80:
-        made += _of_others(decided, x.authority)
+            made.append(f"what the tunnel carries has to be TLS for {exchange.authority.host}")
+        elif listener.destinations.sni_check(exchange.authority) is SniCheck.MATCH:
+            made.append(f"TLS inside the tunnel is the client's own, and has to name {exchange.authority.host}")
+    elif (
+        exchange.is_tunnel and listener.is_forward and exchange.authority is not None and exchange.authority.port != 80
+    ):
+        made += _of_others(decided, exchange.authority)
     elif listener.is_forward and question.scheme == "https":
         made.append(
-            f"this is an https:// URL in the request line; clients that open a tunnel: explain CONNECT {x.authority}"
+            "this is an https:// URL in the request line; clients that open a tunnel: explain CONNECT "
+            f"{exchange.authority}"
         )
-    if not x.is_tunnel and listener.is_forward and x.authority is not None:
-        made += _of_others(decided, x.authority)
+    if not exchange.is_tunnel and listener.is_forward and exchange.authority is not None:
+        made += _of_others(decided, exchange.authority)
     return made
 
 
@@ -79,9 +87,9 @@ def _of_others(decided: Decision, authority: Authority) -> list[str]:
     routes = decided.listener.http
     named = next(each.origin for each in routes.rules_of(authority.host) if each.hostname)
     serves = f"{named.kind} {named.route} serves requests for {authority.host}"
-    if decided.x.is_tunnel:
+    if decided.exchange.is_tunnel:
         return [f"{serves}, and no tunnel: a tunnel needs a TLSRoute or destinations.allow"]
-    head = decided.x.request
+    head = decided.exchange.request
     if routes.match(authority.host, head.method, head.path, head.fields) is not None:
         return []
     return [f"{serves}, and no rule of it fits this one"]

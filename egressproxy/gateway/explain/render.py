@@ -7,7 +7,7 @@ from typing import Any
 
 from egressproxy.errors import GatewayError
 from egressproxy.filters.chain import Chain
-from egressproxy.filters.filter_step import Step
+from egressproxy.filters.filter_step import FilterStep
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.gateway.backends.failover import aside_s
 from egressproxy.gateway.backends.mirror import Mirror
@@ -104,13 +104,13 @@ def backend_values(backend: RouteBackend, route: Route) -> dict[str, Any]:
     """One backend of a rule, as plain values. The share of an endpoint of a Failover is that of the Failover."""
     total, failover = route.total, route.failover_of(backend)
     weight = backend.weight if failover is None else failover.spec.weight
-    spec = backend.connector.spec if backend.connector is not None else None
+    spec = backend.cluster.spec if backend.cluster is not None else None
     made: dict[str, Any] = {
         "name": backend.name, "weight": backend.weight, "share": round(weight / total, 4) if total else 0.0,
     }  # fmt: skip
     if failover is not None:
         made["failover"] = {"name": failover.spec.name, "priority": backend.priority}
-        if backend.connector is not None and (seconds := aside_s(backend, backend.connector.network.wheel.now)):
+        if backend.cluster is not None and (seconds := aside_s(backend, backend.cluster.network.wheel.now)):
             made["failover"]["asideFor"] = f"{seconds:.1f}s"
     if spec is not None:
         made["name"] = spec.backend.name
@@ -155,7 +155,7 @@ def tls_values(tls: BackendTlsIR, host: str, destination: Destination) -> dict[s
     return made
 
 
-def filter_values(chain: Chain, phases: Iterable[str], x: Exchange) -> list[dict[str, Any]]:
+def filter_values(chain: Chain, phases: Iterable[str], exchange: Exchange) -> list[dict[str, Any]]:
     """Filters of unknown types, which requests skip; then those of these phases, with what their limits have left."""
     why = "the type is not known, and failOpen is set"
     skipped = [_filter_values(spec, spec.phase) | {"skipped": why} for spec in chain.skipped]
@@ -165,7 +165,7 @@ def filter_values(chain: Chain, phases: Iterable[str], x: Exchange) -> list[dict
             values = _filter_values(step.spec, step.stats.phase)
             if step.budget is not None and (left_s := step.budget.left_s()):  # it has failed too often
                 values["outOfService"] = {"forSeconds": round(left_s, 1)}
-            if values["phase"] == step.spec.phase and (limits := step.filter.explain(x)):
+            if values["phase"] == step.spec.phase and (limits := step.filter.explain(exchange)):
                 values["limits"] = [each.told() for each in limits]
             made.append(values)
     return skipped + made
@@ -208,8 +208,8 @@ def timeout_values(
     made = {"requestHeaders": listener.timeouts.request_headers_s}
     if route is not None:
         made["request"] = route.request_s
-    if backend is not None and backend.connector is not None:
-        spec = backend.connector.spec
+    if backend is not None and backend.cluster is not None:
+        spec = backend.cluster.spec
         made |= {"connect": spec.connect_s}
         if not is_tunnel:
             made |= {"tlsHandshake": spec.tls_handshake_s, "backendRequest": backend.backend_request_s}
@@ -225,7 +225,7 @@ def kept_values(kept: ConnectionsIR) -> dict[str, float | bool]:
     return said | ({"shareTenants": False} if kept.is_per_tenant else {})
 
 
-def steps_of(chain: Chain, phase: str) -> Iterator[Step]:
+def steps_of(chain: Chain, phase: str) -> Iterator[FilterStep]:
     """The steps of this phase (`request_headers`, …), in their order."""
     found = getattr(chain, phase)
     if found is not None:

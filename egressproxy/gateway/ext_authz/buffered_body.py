@@ -10,12 +10,10 @@ import asyncio
 from typing import Final, Protocol
 
 from egressproxy.errors import LimitExceeded, Reason
+from egressproxy.model.exchange import StateSlot
 from egressproxy.model.message import RequestHead
+from egressproxy.net.byte_queue import ByteQueue
 from egressproxy.net.flow_control import BodySink, Reads
-from egressproxy.net.pieces import Pieces
-
-#: The note of the exchange under which the conductor leaves it, for rules with external authorization.
-HELD: Final = "held request"
 
 
 class InvitedClient(Protocol):
@@ -42,7 +40,7 @@ class BufferedRequest:
     def __init__(self, client: InvitedClient, head: RequestHead) -> None:
         self._client = client
         self._head = head
-        self._parts = Pieces()
+        self._parts = ByteQueue()
         self._size = 0
         self._wanted = -1  # so many bytes are enough; -1: all of them
         self._is_whole = head.body == 0
@@ -76,7 +74,7 @@ class BufferedRequest:
         if 0 <= client.body_limit < self._size:
             message = f"the request body is longer than {client.body_limit} bytes"
             raise LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, close=True)
-        parts, self._parts = self._parts, Pieces()
+        parts, self._parts = self._parts, ByteQueue()
         client.hold_bytes(-self._size)  # the sink has them
         for piece in parts:
             sink.send_body(piece)
@@ -110,6 +108,12 @@ class BufferedRequest:
     def _wake(self) -> None:
         if self._read is not None and not self._read.done():
             self._read.set_result(None)
+
+
+#: Where the connection manager leaves it, for rules with external authorization.
+HELD: Final[StateSlot[BufferedRequest]] = StateSlot("held request")
+#: The body that a filter has given to a request without one.
+MADE_BODY: Final[StateSlot[bytes]] = StateSlot("made body")
 
 
 def invite_body(client: InvitedClient, head: RequestHead) -> None:

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
 from time import monotonic
-from typing import Protocol
+from typing import Final, Protocol
 
 from egressproxy.errors import BadRequest, GatewayError, GatewayFault, Reason
 from egressproxy.filters.base import Filter
@@ -19,13 +19,13 @@ from egressproxy.gateway.enforcement import enforce
 from egressproxy.gateway.ext_authz.buffered_body import HELD, BufferedRequest
 from egressproxy.ir.policy import Mode
 from egressproxy.ir.route import ExternalAuthIR
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.field_change import FieldChange, apply
 from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.routing.destinations import Denial
+from egressproxy.telemetry.event_aggregator import Refusal
 from egressproxy.telemetry.metrics import Metrics
-from egressproxy.telemetry.notices import Refusal
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +59,16 @@ def denial(status: int, fields: Iterable[tuple[bytes, bytes]], body: bytes, phra
 
 #: How long a server may think where no policy says it (`backendRequest`).
 AUTH_TIMEOUT_S = 5.0
-#: The note with what the server wants to be added to the answer.
-_ADDED = "external auth"
+#: What the server wants to be added to the answer.
+_ADDED: Final[StateSlot[tuple[FieldChange, ...]]] = StateSlot("external auth")
 
 
 class AuthzClient(Protocol):
     """Puts the question in one protocol."""
 
-    async def check(self, x: Exchange, held: BufferedRequest, body: bytes, timeout_s: float) -> CheckResult:
-        """Ask about `x`, showing this part of its body, in a task that is cancelled after `timeout_s` seconds. Raises
-        GatewayError if there is no response, ValueError if it is invalid.
+    async def check(self, exchange: Exchange, held: BufferedRequest, body: bytes, timeout_s: float) -> CheckResult:
+        """Ask about `exchange`, showing this part of its body, in a task that is cancelled after `timeout_s` seconds.
+        Raises GatewayError if there is no response, ValueError if it is invalid.
         """
 
 
@@ -98,24 +98,24 @@ class ExternalAuth(Filter):
         self._metrics = metrics
         self._timeout_s = spec.backend.policy.timeouts.backend_request_s or AUTH_TIMEOUT_S
 
-    async def request_headers(self, x: Exchange) -> LocalResponse | None:
+    async def request_headers(self, exchange: Exchange) -> LocalResponse | None:
         """Ask the server. Returns its denial. Raises GatewayError without a server or a valid response in time."""
         if self._client is None:
             raise self.unusable()
         if self._closed_by is not None:
-            enforce(x, Mode.REPORT, self._closed_by.error())
-        assert x.notes is not None
-        held: BufferedRequest = x.notes[HELD]
+            enforce(exchange, Mode.REPORT, self._closed_by.error())
+        held = exchange.state.get(HELD)
+        assert held is not None
         body = b""
         most = self.spec.max_body
-        if most and x.request.body != 0:
-            body = await held.take_body(most if x.max_body_bytes < 0 else min(most, x.max_body_bytes))
+        if most and exchange.request.body != 0:
+            body = await held.take_body(most if exchange.max_body_bytes < 0 else min(most, exchange.max_body_bytes))
         started = monotonic()
         result = "error"
         try:
             async with asyncio.timeout(self._timeout_s):
-                verdict = await self._client.check(x, held, body, self._timeout_s)
-            apply(verdict.request, x.request.fields)
+                verdict = await self._client.check(exchange, held, body, self._timeout_s)
+            apply(verdict.request, exchange.request.fields)
             result = "allowed" if verdict.answer is None else "denied"
         except TimeoutError:
             result = "timeout"
@@ -134,19 +134,19 @@ class ExternalAuth(Filter):
         finally:
             self._metrics.external_auth.count(self._route, self.server, result, monotonic() - started)
         if verdict.response:
-            x.keep(_ADDED, verdict.response)
+            exchange.keep(_ADDED, verdict.response)
         if verdict.answer is None:
             return None
-        x.reason = Reason.EXT_AUTH_DENIED
-        x.rule = self._source
-        x.denied = True
-        self._metrics.notices.refused(x.series, self._denied, self._source.partition(" ")[0])
+        exchange.reason = Reason.EXT_AUTH_DENIED
+        exchange.rule = self._source
+        exchange.denied = True
+        self._metrics.notices.refused(exchange.series, self._denied, self._source.partition(" ")[0])
         return verdict.answer
 
-    def response_headers(self, x: Exchange) -> None:
-        changes = x.notes.get(_ADDED) if x.notes is not None else None
+    def response_headers(self, exchange: Exchange) -> None:
+        changes = exchange.state.get(_ADDED)
         if changes:
-            apply(changes, x.response.fields)
+            apply(changes, exchange.response.fields)
 
     @property
     def is_usable(self) -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from egressproxy.filters.chain import Chain, finish
 from egressproxy.gateway.backends.calls import asked_host, converse, passed_body, question
-from egressproxy.gateway.backends.connector import Connector
+from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.ext_authz.buffered_body import BufferedRequest
 from egressproxy.gateway.ext_authz.filter import CheckResult, denial, is_for_clients, is_ours
 from egressproxy.ir.route import ExternalAuthIR
@@ -25,31 +25,33 @@ from egressproxy.protocols.grpc.framing import call_fields, framed, reply
 class GrpcAuthzClient:
     """Implements AuthzClient. `chain` has the filters of the server as a backend; they may add metadata to the call."""
 
-    def __init__(self, spec: ExternalAuthIR, connector: Connector, chain: Chain) -> None:
-        self._connector = connector
+    def __init__(self, spec: ExternalAuthIR, cluster: Cluster, chain: Chain) -> None:
+        self._connector = cluster
         self._chain = chain
         self._wanted = frozenset(name.encode() for name in spec.allowed_headers)
 
-    async def check(self, x: Exchange, held: BufferedRequest, body: bytes, timeout_s: float) -> CheckResult:
-        message = framed(check_request(self._attributes(x, body), _address(x.client), held.local_address()))
+    async def check(self, exchange: Exchange, held: BufferedRequest, body: bytes, timeout_s: float) -> CheckResult:
+        message = framed(
+            check_request(self._attributes(exchange, body), _address(exchange.client), held.local_address())
+        )
         head = RequestHead(b"POST", CHECK, Fields.of(call_fields(timeout_s)))
         head.te_trailers = True
         head.body = len(message)
-        inner = question(x, head, self._connector.name)
+        inner = question(exchange, head, self._connector.name)
         inner.backend_is_secure = self._connector.spec.backend.tls is not None
-        connector, chain = self._connector, self._chain
+        cluster, chain = self._connector, self._chain
         try:
-            answer = await driven(lambda driver: converse(driver, inner, connector, chain, message))
+            answer = await driven(lambda driver: converse(driver, inner, cluster, chain, message))
             said = reply(answer.head.status, answer.head.fields, answer.body, Fields(answer.trailers))
             said = await passed_body(chain.response_body, inner, said)
         finally:
             finish(chain.complete, inner)
         return _verdict(check_answer(said))
 
-    def _attributes(self, x: Exchange, body: bytes) -> HttpAttributes:
-        request = x.request
-        host = asked_host(x)
-        headers = {b":authority": host, b":method": request.method, b":path": request.path, b":scheme": x.scheme}
+    def _attributes(self, exchange: Exchange, body: bytes) -> HttpAttributes:
+        request = exchange.request
+        host = asked_host(exchange)
+        headers = {b":authority": host, b":method": request.method, b":path": request.path, b":scheme": exchange.scheme}
         for name, value in request.fields:
             known = headers.get(name)
             separator = b"; " if name == b"cookie" else b","
@@ -59,8 +61,8 @@ class GrpcAuthzClient:
             if b"host" in self._wanted:
                 headers[b"host"] = host
         return HttpAttributes(
-            x.request_id, request.method, headers, request.path, host, x.scheme,
-            b"HTTP/1.0" if request.http_1_0 else b"HTTP/1.1", x.started_wall, body,
+            exchange.request_id, request.method, headers, request.path, host, exchange.scheme,
+            b"HTTP/1.0" if request.http_1_0 else b"HTTP/1.1", exchange.started_wall, body,
         )  # fmt: skip
 
 

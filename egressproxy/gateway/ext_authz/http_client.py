@@ -8,7 +8,7 @@ from __future__ import annotations
 from egressproxy.errors import BadRequest, Reason
 from egressproxy.filters.chain import Chain, finish
 from egressproxy.gateway.backends.calls import asked_host, converse, passed_body, question
-from egressproxy.gateway.backends.connector import Connector
+from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.ext_authz.buffered_body import BufferedRequest
 from egressproxy.gateway.ext_authz.filter import CheckResult, denial, is_ours
 from egressproxy.ir.route import ExternalAuthIR
@@ -28,8 +28,8 @@ OF_THE_ANSWER = frozenset(
 class HttpAuthzClient:
     """Implements AuthzClient. `chain` are the filters of the server as a backend: its credential, its limits."""
 
-    def __init__(self, spec: ExternalAuthIR, connector: Connector, chain: Chain) -> None:
-        self._connector = connector
+    def __init__(self, spec: ExternalAuthIR, cluster: Cluster, chain: Chain) -> None:
+        self._connector = cluster
         self._chain = chain
         self._prefix = spec.path.encode().rstrip(b"/")
         self._wanted = tuple(dict.fromkeys((b"authorization", *(name.encode() for name in spec.allowed_headers))))
@@ -37,17 +37,17 @@ class HttpAuthzClient:
         self._copied = tuple(name for name in copied if not is_ours(name))
         self._copies_all = not spec.allowed_response_headers
 
-    async def check(self, x: Exchange, held: BufferedRequest, body: bytes, timeout_s: float) -> CheckResult:
-        asked = x.request.fields
+    async def check(self, exchange: Exchange, held: BufferedRequest, body: bytes, timeout_s: float) -> CheckResult:
+        asked = exchange.request.fields
         shown = Fields.of((name, value) for name in self._wanted for value in asked.get_all(name))
-        head = RequestHead(x.request.method, x.request.target, shown)
-        head.path = self._path(x.request.path)
+        head = RequestHead(exchange.request.method, exchange.request.target, shown)
+        head.path = self._path(exchange.request.path)
         head.body = len(body)
-        inner = question(x, head, self._connector.name)
-        inner.upstream_host = asked_host(x)
-        connector, chain = self._connector, self._chain
+        inner = question(exchange, head, self._connector.name)
+        inner.upstream_host = asked_host(exchange)
+        cluster, chain = self._connector, self._chain
         try:
-            answer = await driven(lambda driver: converse(driver, inner, connector, chain, body))
+            answer = await driven(lambda driver: converse(driver, inner, cluster, chain, body))
             said = await passed_body(chain.response_body, inner, answer.body)
         finally:
             finish(chain.complete, inner)

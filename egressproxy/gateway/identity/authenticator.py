@@ -89,8 +89,11 @@ class Authenticator:
         self._authorization = _Field("authorization") if usual and not is_forward else None
         self._token_field = _Field(spec.token_field) if takes_tokens and spec.token_field else None
 
-    def admit(self, x: Exchange, client: AuthenticatedClient, head: RequestHead) -> Coroutine[Any, Any, None] | None:
-        """Write into `x` who its client is. Await what is returned, if anything: then a credential is being checked.
+    def admit(
+        self, exchange: Exchange, client: AuthenticatedClient, head: RequestHead
+    ) -> Coroutine[Any, Any, None] | None:
+        """Write into `exchange` who its client is. Await what is returned, if anything: then a credential is being
+        checked.
 
         Raises Unauthenticated (407 or 401), Denied (403) for a certificate that has expired since it was shown,
         LimitExceeded (503, and 429 for who guesses passwords).
@@ -110,21 +113,21 @@ class Authenticator:
         if client.tunnel is not None and client.tunnel.has_client:
             self._admit_inside(client, verdict)
         elif verdict is not None and self._holds(verdict) and verdict.raw == raw and time() < verdict.fresh_until:
-            self._tell(x, verdict.identity)
+            self._tell(exchange, verdict.identity)
             if not raw:
-                self._demand(x)
+                self._demand(exchange)
         elif raw:
-            return self._admit_credential(x, client, raw)
+            return self._admit_credential(exchange, client, raw)
         else:
-            self._admit_connection(x, client)
+            self._admit_connection(exchange, client)
         return None
 
-    def admit_stream(self, x: Exchange, identity: CallerIdentity, until: float) -> None:
+    def admit_stream(self, exchange: Exchange, identity: CallerIdentity, until: float) -> None:
         """As `admit`, of no HTTP: by its certificate (until when), or its address. Raises Unauthenticated, Denied."""
-        x.identity = self._of_connection(x.client, identity, until)
-        self._demand(x)
+        exchange.identity = self._of_connection(exchange.client, identity, until)
+        self._demand(exchange)
 
-    def admit_again(self, x: Exchange, client: AuthenticatedClient) -> Coroutine[Any, Any, None] | None:
+    def admit_again(self, exchange: Exchange, client: AuthenticatedClient) -> Coroutine[Any, Any, None] | None:
         """Of an exchange that was admitted and has waited for a person since: whether its client is still who it was,
         by the rules and keys of now. Returns and raises as `admit`, and Denied where it would be somebody else.
         """
@@ -132,15 +135,15 @@ class Authenticator:
         if client.tunnel is not None and client.tunnel.has_client:
             self._admit_inside(client, verdict)
         elif verdict is None:  # nothing was asked of clients when it came
-            self._demand(x)
+            self._demand(exchange)
         elif self._holds(verdict) and time() < verdict.fresh_until:
             pass
         elif verdict.raw:
-            return self._check_again(x, client, verdict)
+            return self._check_again(exchange, client, verdict)
         else:
-            identity = self._of_connection(x.client, client.identity, client.identity_until)
+            identity = self._of_connection(exchange.client, client.identity, client.identity_until)
             self._demand_same(verdict, identity)
-            self._demand(x)
+            self._demand(exchange)
         return None
 
     def _admit_inside(self, client: AuthenticatedClient, verdict: Verdict | None) -> None:
@@ -158,10 +161,10 @@ class Authenticator:
         rules = verdict.epoch.rules
         return rules is self._credentials.rules or rules is self._epoch.rules
 
-    def _admit_connection(self, x: Exchange, client: AuthenticatedClient) -> None:
-        identity = self._of_connection(x.client, client.identity, client.identity_until)
-        self._tell(x, identity)
-        self._demand(x)
+    def _admit_connection(self, exchange: Exchange, client: AuthenticatedClient) -> None:
+        identity = self._of_connection(exchange.client, client.identity, client.identity_until)
+        self._tell(exchange, identity)
+        self._demand(exchange)
         epoch = self._epoch if client.identity.source == "-" else self._credentials.epoch
         client.remember(Verdict(epoch, b"", identity, client.identity_until))
 
@@ -174,19 +177,19 @@ class Authenticator:
         return identity
 
     def _admit_credential(
-        self, x: Exchange, client: AuthenticatedClient, raw: bytes
+        self, exchange: Exchange, client: AuthenticatedClient, raw: bytes
     ) -> Coroutine[Any, Any, None] | None:
         """A credential is shown that this connection has not shown just now."""
         credentials, now = self._credentials, time()
         digest = credentials.digest(raw)
         known = credentials.known(digest, now)
         if known is not None:
-            self._accept(x, client, raw, known)
+            self._accept(exchange, client, raw, known)
             return None
         wrong = credentials.wrong(digest, now)
         if wrong is not None:
             raise self._challenges.refused(*wrong, is_token=False)  # wrong passwords alone are remembered
-        return self._check(x, client, raw, self._read(raw), digest)
+        return self._check(exchange, client, raw, self._read(raw), digest)
 
     def _read(self, raw: bytes) -> Credential:
         """Raises Unauthenticated."""
@@ -200,29 +203,29 @@ class Authenticator:
             raise self._challenges.refused(refused.message, refused.detail, is_token=is_token) from None
 
     async def _check(
-        self, x: Exchange, client: AuthenticatedClient, raw: bytes, credential: Credential, digest: bytes
+        self, exchange: Exchange, client: AuthenticatedClient, raw: bytes, credential: Credential, digest: bytes
     ) -> None:
-        self._accept(x, client, raw, await self._checked(x, credential, digest))
+        self._accept(exchange, client, raw, await self._checked(exchange, credential, digest))
 
     async def _checked(
-        self, x: Exchange, credential: Credential, digest: bytes, *, waits_for_keys: bool = False
+        self, exchange: Exchange, credential: Credential, digest: bytes, *, waits_for_keys: bool = False
     ) -> Verdict:
         """Raises Unauthenticated, LimitExceeded."""
-        found = await self._credentials.check(x, credential, digest, waits_for_keys=waits_for_keys)
+        found = await self._credentials.check(exchange, credential, digest, waits_for_keys=waits_for_keys)
         if isinstance(found, CredentialRefused):
             raise self._challenges.refused(found.message, found.detail, is_token=credential.user is None)
         return found
 
-    async def _check_again(self, x: Exchange, client: AuthenticatedClient, verdict: Verdict) -> None:
+    async def _check_again(self, exchange: Exchange, client: AuthenticatedClient, verdict: Verdict) -> None:
         raw = verdict.raw
         if not self._reads(raw):
             raise _somebody_else()
         digest = self._credentials.digest(raw)
         found = self._credentials.known(digest, time())
         if found is None:
-            found = await self._checked(x, self._read(raw), digest, waits_for_keys=True)
+            found = await self._checked(exchange, self._read(raw), digest, waits_for_keys=True)
         self._demand_same(verdict, found.identity)
-        self._accept(x, client, raw, found)
+        self._accept(exchange, client, raw, found)
 
     def _reads(self, raw: bytes) -> bool:
         """Whether a credential counts in the field that it was shown in."""
@@ -235,10 +238,10 @@ class Authenticator:
         if identity != verdict.identity:  # what has let its request in was said of that one
             raise _somebody_else()
 
-    def _accept(self, x: Exchange, client: AuthenticatedClient, raw: bytes, verdict: Verdict) -> None:
+    def _accept(self, exchange: Exchange, client: AuthenticatedClient, raw: bytes, verdict: Verdict) -> None:
         if client.identity.source != "-" and time() >= client.identity_until:
             raise _expired()
-        self._tell(x, verdict.identity)
+        self._tell(exchange, verdict.identity)
         until = min(verdict.until, client.identity_until)
         client.remember(Verdict(verdict.epoch, raw, verdict.identity, until, verdict.fresh_until))
 
@@ -252,17 +255,19 @@ class Authenticator:
             raise self._challenges.refused(f"the field {field.name} stands more than once", "", is_token=False)
         return bytes(values[0])
 
-    def _tell(self, x: Exchange, identity: CallerIdentity) -> None:
+    def _tell(self, exchange: Exchange, identity: CallerIdentity) -> None:
         """The client of another gateway is who that has signed; one that it does not know is known as that gateway."""
-        signed = x.identity
+        signed = exchange.identity
         if signed.source != "gateway":
-            x.identity = identity
+            exchange.identity = identity
         elif not _is_known(signed) and _is_known(identity):
-            x.identity = identity.replace(origin_client=signed.origin_client, origin_gateway=signed.origin_gateway)
+            exchange.identity = identity.replace(
+                origin_client=signed.origin_client, origin_gateway=signed.origin_gateway
+            )
 
-    def _demand(self, x: Exchange) -> None:
+    def _demand(self, exchange: Exchange) -> None:
         """Raises Unauthenticated for a client that is not known, where it has to be."""
-        if self.spec.is_required and not _is_known(x.identity):
+        if self.spec.is_required and not _is_known(exchange.identity):
             raise self._challenges.missing()
 
 

@@ -21,7 +21,7 @@ from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.gateway.identity.key_source import REFRESH_S, KeySource
 from egressproxy.identity.credentials import Believed, Credential, CredentialRefused, UnknownKey
 from egressproxy.model.exchange import CallerIdentity, Exchange
-from egressproxy.model.shares import FairQueue, Tries, client_of
+from egressproxy.model.per_client_quota import AttemptLimiter, FairQueue, client_of
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ class Checks:
     __slots__ = ("_guesses", "_jobs", "_running", "_threads", "_waiting")
 
     def __init__(self) -> None:
-        self._guesses = Tries(MAX_GUESSES, GUESSES_S)
+        self._guesses = AttemptLimiter(MAX_GUESSES, GUESSES_S)
         self._threads: ThreadPoolExecutor | None = None
         self._running = 0
         self._jobs: dict[bytes, _Job] = {}
@@ -199,7 +199,7 @@ class CheckedCredentials:
         return (message, detail) if now < until else None
 
     async def check(
-        self, x: Exchange, credential: Credential, digest: bytes, *, waits_for_keys: bool = False
+        self, exchange: Exchange, credential: Credential, digest: bytes, *, waits_for_keys: bool = False
     ) -> Verdict | CredentialRefused:
         """Whose it is, or why it is refused. `waits_for_keys`: where keys are due to be fetched again, wait for them;
         the former ones count only if the issuer does not answer. Raises LimitExceeded: 503, and 429 for who guesses
@@ -207,14 +207,14 @@ class CheckedCredentials:
         """
         is_password = credential.user is not None
         if is_password:
-            self._checks.refuse_guesses(client_of(x))
+            self._checks.refuse_guesses(client_of(exchange))
         if waits_for_keys and not is_password:
             await asyncio.gather(*(source.refreshed() for source in self._sources.values()))
-        found, epochs = await self._verified(x, credential, digest)
+        found, epochs = await self._verified(exchange, credential, digest)
         if isinstance(found, CredentialRefused):
             if is_password:
                 if digest not in self._wrong:  # who shows the same again does not guess
-                    self._checks.note_wrong(client_of(x))
+                    self._checks.note_wrong(client_of(exchange))
                 _keep(self._wrong, digest, (found.message, found.detail, time() + WRONG_S), MAX_WRONG)
             return found
         fresh_s = PASSWORD_S if is_password else REFRESH_S if found.issuer in self._sources else inf
@@ -222,24 +222,30 @@ class CheckedCredentials:
         _keep(self._known, digest, verdict, MAX_KNOWN)
         return verdict
 
-    async def _verified(self, x: Exchange, credential: Credential, digest: bytes) -> tuple[Found, Mapping[str, Epoch]]:
+    async def _verified(
+        self, exchange: Exchange, credential: Credential, digest: bytes
+    ) -> tuple[Found, Mapping[str, Epoch]]:
         """Whose it is, and until when it may be believed, or why it is refused; and the epochs of that moment."""
         fetches = {}
         for issuer, source in self._sources.items():
             source.touch()
             fetches[issuer] = source.fetches
-        found, epochs = await self._run(x, credential, digest)  # behind `touch`, which may begin other epochs
+        found, epochs = await self._run(exchange, credential, digest)  # behind `touch`, which may begin other epochs
         if not isinstance(found, UnknownKey) or found.issuer not in fetches:
             return found, epochs
         if await self._sources[found.issuer].renewed(fetches[found.issuer]):
-            return await self._run(x, credential, digest)
+            return await self._run(exchange, credential, digest)
         return found, epochs
 
-    async def _run(self, x: Exchange, credential: Credential, digest: bytes) -> tuple[Found, Mapping[str, Epoch]]:
+    async def _run(
+        self, exchange: Exchange, credential: Credential, digest: bytes
+    ) -> tuple[Found, Mapping[str, Epoch]]:
         """As `_verified`, by the present keys. Nobody waits for a check that began before keys were withdrawn."""
         assert self._verify is not None
         epochs, key = self._epochs.copy(), b"%b %d" % (digest, self._withdrawn)
-        return await self._checks.run(client_of(x), key, partial(_outcome, self._verify, credential, time())), epochs
+        return await self._checks.run(
+            client_of(exchange), key, partial(_outcome, self._verify, credential, time())
+        ), epochs
 
     def _forget(self, issuer: str) -> None:
         """A key of this issuer holds no more, nor what was, or is just being, concluded from its keys."""

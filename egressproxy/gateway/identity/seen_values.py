@@ -8,7 +8,7 @@ from typing import Final
 
 from egressproxy.model.forwarded_identity import MAX_AGE_S, MAX_SKEW_S, NotVerified, SeenValues
 from egressproxy.net.keyed_counters import KEY_BYTES, KeyedCounters
-from egressproxy.upstream.name_budget import KeyedTables
+from egressproxy.upstream.new_hostname_rate_limit import KeyedTables
 
 #: Values that have room at one time: 36 s of 7,280 a second, in 16 MiB that are taken with the first value. What finds
 #: no room is remembered by the worker that has believed it.

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final
 
 from egressproxy.gateway.exchange.client_connection import ClientConnection
-from egressproxy.gateway.exchange.conductor import Conductor
+from egressproxy.gateway.exchange.connection_manager import HttpConnectionManager
 from egressproxy.gateway.listeners.counted_client import CountedClient
 from egressproxy.gateway.listeners.proxy_header import ProxyHeaderFront
 from egressproxy.gateway.listeners.sni_dispatch import SniDispatch
@@ -52,9 +52,11 @@ SILENCE_S: Final = 10.0
 class BoundPort:
     """Accepts connections for whatever the current snapshot has at this address and port."""
 
-    def __init__(self, sock: socket.socket, port: Port, conductor: Conductor, metrics: Metrics) -> None:
+    def __init__(
+        self, sock: socket.socket, port: Port, connection_manager: HttpConnectionManager, metrics: Metrics
+    ) -> None:
         self._sock = sock
-        self._conductor = conductor
+        self._connection_manager = connection_manager
         self._metrics = metrics
         self._watch: ListenerWatch | None = None  # while connections are accepted
         self._pause: asyncio.TimerHandle | None = None
@@ -66,7 +68,7 @@ class BoundPort:
         self._family = int(sock.family)
         self._at_once = 1  # how many connections are taken in one turn
         self._taken = 0  # since we joined the end of the queue of processes
-        self.state = OpenConnections(port, self._conductor.clients)
+        self.state = OpenConnections(port, self._connection_manager.clients)
         self._former: list[OpenConnections] = []  # of connections that came on other terms
 
     def start(self) -> None:
@@ -87,7 +89,7 @@ class BoundPort:
         before = self.state
         before.is_closed = True
         self._former = [state for state in (*self._former, before) if state.connections]
-        self.state = OpenConnections(port, self._conductor.clients, before.tunnels_of)
+        self.state = OpenConnections(port, self._connection_manager.clients, before.tunnels_of)
         before.close_idle()
 
     def begin_drain(self, *, takes_waiting: bool) -> None:
@@ -186,24 +188,30 @@ class BoundPort:
         state = self.state
         if state.port.senders is None:
             return self._accept_client()
-        return ProxyHeaderFront(state.port.senders, self._accept_client, self._conductor.wheel, self._metrics, state)
+        return ProxyHeaderFront(
+            state.port.senders, self._accept_client, self._connection_manager.wheel, self._metrics, state
+        )
 
     def _accept_client(self) -> asyncio.BaseProtocol:
         port = self.state.port
         if port.is_stream:
-            return StreamConnection(self._conductor, self._metrics, self.state)
+            return StreamConnection(self._connection_manager, self._metrics, self.state)
         if port.tls is None:
             kind = CountedClient if port.first_words is None else _WITH_FIRST_WORDS[port.first_words]
-            return kind(self._conductor, self._metrics, self.state)
+            return kind(self._connection_manager, self._metrics, self.state)
         if not port.is_mixed:
             return self._secured(self.state)
-        stream = partial(StreamConnection, self._conductor, self._metrics, self.state)
+        stream = partial(StreamConnection, self._connection_manager, self._metrics, self.state)
         secured = partial(self._secured, self.state)
-        return SniDispatch(secured, stream, self._conductor.wheel, self._metrics, self.state)
+        return SniDispatch(secured, stream, self._connection_manager.wheel, self._metrics, self.state)
 
     def _secured(self, state: OpenConnections) -> TlsFront:
         assert state.port.tls is not None
-        return TlsFront(state.port.tls, ClientConnection(self._conductor, self._conductor.wheel, state), self._metrics)
+        return TlsFront(
+            state.port.tls,
+            ClientConnection(self._connection_manager, self._connection_manager.wheel, state),
+            self._metrics,
+        )
 
     @property
     def open_connections(self) -> int:

@@ -8,7 +8,7 @@ from typing import Final
 from egressproxy.errors import GatewayError
 from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.exchange.client_stream import ClientHttp2
-from egressproxy.gateway.exchange.conductor import Conductor
+from egressproxy.gateway.exchange.connection_manager import HttpConnectionManager
 from egressproxy.gateway.listeners.refused_client import RefusedClient
 from egressproxy.gateway.open_connections import OF_PROCESS, TOO_MANY, OpenConnections
 from egressproxy.model.local_response import LocalResponse
@@ -23,8 +23,8 @@ class CountedClient(ClientConnection):
 
     __slots__ = ("metrics",)
 
-    def __init__(self, conductor: Conductor, metrics: Metrics, state: OpenConnections) -> None:
-        super().__init__(conductor, conductor.wheel, state)
+    def __init__(self, connection_manager: HttpConnectionManager, metrics: Metrics, state: OpenConnections) -> None:
+        super().__init__(connection_manager, connection_manager.wheel, state)
         self.metrics = metrics
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -18,8 +18,8 @@ from egressproxy.net.flow_control import peer_name
 from egressproxy.net.sockets import SocketTransport
 from egressproxy.net.timers import Deadline, TimerWheel
 from egressproxy.protocols.proxy_protocol import BadProxyHeader, ProxyHeaderReader
+from egressproxy.telemetry.event_aggregator import Refusal
 from egressproxy.telemetry.metrics import Metrics
-from egressproxy.telemetry.notices import Refusal
 
 log = logging.getLogger(__name__)
 

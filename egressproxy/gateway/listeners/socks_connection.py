@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Final
 
 from egressproxy.errors import BadRequest, Denied, GatewayError, Reason
-from egressproxy.gateway.exchange.conductor import Conductor
+from egressproxy.gateway.exchange.connection_manager import HttpConnectionManager
 from egressproxy.gateway.exchange.error_responses import is_denial
 from egressproxy.gateway.identity.challenges import Unauthenticated
 from egressproxy.gateway.listeners.counted_client import CountedClient
@@ -48,8 +48,8 @@ class SocksConnection(CountedClient):
 
     __slots__ = ("_code", "_is_http", "_last_word", "_negotiation")
 
-    def __init__(self, conductor: Conductor, metrics: Metrics, state: OpenConnections) -> None:
-        super().__init__(conductor, metrics, state)
+    def __init__(self, connection_manager: HttpConnectionManager, metrics: Metrics, state: OpenConnections) -> None:
+        super().__init__(connection_manager, metrics, state)
         rules = state.port.first.spec.policy.identity
         asks = rules is not None and bool(rules.users or (rules.issuers and not rules.token_field))
         self._negotiation: SocksServer | None = SocksServer(
@@ -64,7 +64,7 @@ class SocksConnection(CountedClient):
         if negotiation is None:
             super().data_received(data)
             return
-        self.octets_in += len(data)
+        self.bytes_in += len(data)
         try:
             answer = negotiation.feed(data)
         except SocksServerError as error:
@@ -93,7 +93,7 @@ class SocksConnection(CountedClient):
             self.refuse(BadRequest(Reason.NOT_SOCKS, f"this listener speaks SOCKS5: {error}{remedy}"))
 
     def _deadline_passed(self) -> None:
-        if self._negotiation is not None and self.octets_in:
+        if self._negotiation is not None and self.bytes_in:
             self._negotiation, self._last_word = None, b""
             self.refuse(BadRequest(Reason.CLIENT_TIMEOUT, "the SOCKS5 request took too long", status=408))
         else:
@@ -103,9 +103,9 @@ class SocksConnection(CountedClient):
         """Say that it is connected (RFC 1928 section 6)."""
         self.send(reply(None))
 
-    def error_answer(self, error: GatewayError, x: Exchange) -> LocalResponse:
+    def error_answer(self, error: GatewayError, exchange: Exchange) -> LocalResponse:
         self._code = reply_code(error)
-        return super().error_answer(error, x)
+        return super().error_answer(error, exchange)
 
     def send_answer(self, answer: LocalResponse, *, close: bool, with_body: bool = True) -> None:
         """In place of a response the reply that says why there is no tunnel; inside a tunnel a response."""

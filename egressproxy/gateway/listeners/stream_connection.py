@@ -23,13 +23,13 @@ from egressproxy.gateway.exchange.admission import (
     take_tunnel_slot,
 )
 from egressproxy.gateway.exchange.client_connection import ClientConnection
-from egressproxy.gateway.exchange.conductor import Conductor
 from egressproxy.gateway.exchange.connect import dial, refuse_answer
-from egressproxy.gateway.exchange.held_resources import HeldResources
+from egressproxy.gateway.exchange.connection_manager import HttpConnectionManager
+from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
 from egressproxy.gateway.exchange.interception import intercept
 from egressproxy.gateway.exchange.readmission import changed, check_configured, take_over
 from egressproxy.gateway.exchange.relay import hand_over, relay
-from egressproxy.gateway.leaf_certificates.leaf_cache import LeafCache
+from egressproxy.gateway.leaf_certificates.certificate_cache import CertificateCache
 from egressproxy.gateway.open_connections import Connection, OpenConnections
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener
@@ -37,10 +37,10 @@ from egressproxy.ir.gateway import ListenerProtocol
 from egressproxy.model.exchange import ANONYMOUS, WAITED, CallerIdentity, Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
+from egressproxy.net.byte_queue import ByteQueue
 from egressproxy.net.driver import PAUSE, Driver
 from egressproxy.net.flow_control import HIGH_WATER, FlowControl
 from egressproxy.net.pending_protocol import PendingProtocol
-from egressproxy.net.pieces import Pieces
 from egressproxy.net.timers import Deadline
 from egressproxy.net.tls import TlsStream
 from egressproxy.net.tls_contexts import is_about_certificate, server_name, verified_until
@@ -68,7 +68,7 @@ class _HoldingConnection(FlowControl):
         super().__init__()
         self.driver = driver
         self.request_headers_s = request_headers_s
-        self.held = Pieces()
+        self.held = ByteQueue()
         self.has_ended = False
         self.is_lost = False
 
@@ -77,7 +77,7 @@ class _HoldingConnection(FlowControl):
 
     def take_held(self) -> bytes:
         """What the client has said so far; nothing is held afterwards."""
-        held, self.held = self.held, Pieces()
+        held, self.held = self.held, ByteQueue()
         self.resume_reading()
         return held.joined()
 
@@ -99,14 +99,14 @@ class StreamConnection(_HoldingConnection):
         "state",
     )
 
-    def __init__(self, conductor: Conductor, metrics: Metrics, state: OpenConnections) -> None:
+    def __init__(self, connection_manager: HttpConnectionManager, metrics: Metrics, state: OpenConnections) -> None:
         first = state.port.first
         super().__init__(Driver(), first.timeouts.request_headers_s)
-        self.handler = conductor
-        accounting = self.accounting = conductor.accounting
+        self.handler = connection_manager
+        accounting = self.accounting = connection_manager.accounting
         self.metrics = metrics
         self.state = state
-        self.resources = HeldResources()
+        self.resources = ExchangeResources()
         self.deadline = Deadline(accounting.wheel, self._too_late)
         self.reader = None if first.spec.protocol is ListenerProtocol.TCP else ClientHelloReader()
         self.hello: ClientHello | None = None
@@ -124,7 +124,7 @@ class StreamConnection(_HoldingConnection):
         self.driver.start(serve_stream(self.accounting, self))
 
     def data_received(self, data: bytes) -> None:
-        self.octets_in += len(data)
+        self.bytes_in += len(data)
         self.held.append(data)
         if self.reader is not None and self.hello is None and self.error is None:
             try:
@@ -137,7 +137,7 @@ class StreamConnection(_HoldingConnection):
                 self.hello_size = self.reader.size
                 self.reader.forget()
                 self.driver.resume()
-        elif self.octets_in > HIGH_WATER:
+        elif self.bytes_in > HIGH_WATER:
             self.pause_reading()
 
     def eof_received(self) -> bool:
@@ -170,7 +170,7 @@ class StreamConnection(_HoldingConnection):
     def identity(self) -> CallerIdentity:
         return self.resources.identity
 
-    def serving(self) -> tuple[HeldResources, ...]:
+    def serving(self) -> tuple[ExchangeResources, ...]:
         return (self.resources,) if self.driver.is_busy else ()
 
     def refuse(self, error: GatewayError) -> None:
@@ -192,31 +192,31 @@ class StreamConnection(_HoldingConnection):
 async def serve_stream(accounting: Accounting, client: StreamConnection) -> None:
     """The life of one stream: name, route, dial, relay."""
     port = client.state.port
-    x = client.resources.exchange = accounting.new_exchange(client.client, port.first, ANONYMOUS)
-    x.is_tunnel = True
-    x.kind = "tunnel"
-    x.request = RequestHead(b"CONNECT", b"-", Fields())  # what filters see of a stream: no fields, no body
+    exchange = client.resources.exchange = accounting.new_exchange(client.client, port.first, ANONYMOUS)
+    exchange.is_tunnel = True
+    exchange.kind = "tunnel"
+    exchange.request = RequestHead(b"CONNECT", b"-", Fields())  # what filters see of a stream: no fields, no body
     try:
-        await tunnel_stream(accounting, x, client)
+        await tunnel_stream(accounting, exchange, client)
     except GatewayError as error:
-        accounting.blame(x, client.resources, error)
+        accounting.record_error(exchange, client.resources, error)
         client.resources.release(reusable=False)
         client.refuse(error)
-        x.bytes_out = x.bytes_out or client.octets_out
+        exchange.bytes_out = exchange.bytes_out or client.bytes_out
     except BaseException as error:  # GeneratorExit of a filter, too: whatever happens, the stream ends here
-        log.error("internal error in stream %s", x.request_id, exc_info=error)
+        log.error("internal error in stream %s", exchange.request_id, exc_info=error)
         fault = GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__)
-        accounting.blame(x, client.resources, fault)
+        accounting.record_error(exchange, client.resources, fault)
         client.transport.abort()
     finally:
         if not client.resources.is_handed_over:
-            x.bytes_in = x.bytes_in or client.octets_in
-            accounting.account(x, client.resources)
+            exchange.bytes_in = exchange.bytes_in or client.bytes_in
+            accounting.account(exchange, client.resources)
             client.resources.reset()
             client.gone()
 
 
-async def tunnel_stream(accounting: Accounting, x: Exchange, client: StreamConnection) -> None:
+async def tunnel_stream(accounting: Accounting, exchange: Exchange, client: StreamConnection) -> None:
     """Until the tunnel is over, or has the exchange and completes it (`client.resources.is_handed_over`)."""
     resources = client.resources
     while client.reader is not None and client.hello is None:
@@ -229,102 +229,102 @@ async def tunnel_stream(accounting: Accounting, x: Exchange, client: StreamConne
         await PAUSE
     client.deadline.clear()
     client.state.check_open()
-    listener = name_stream(x, client.state.port, client.hello)
+    listener = name_stream(exchange, client.state.port, client.hello)
     if client.hello is not None and client.hello.has_ech:
-        accounting.note_ech(x, client.hello.sni or "-")
+        accounting.note_ech(exchange, client.hello.sni or "-")
     inner = None
     if listener.terminate is not None:
         if listener.variants is None:  # the same for all clients: what is not served is told so before a handshake
-            resources.route = route_stream(x, listener)
+            resources.route = route_stream(exchange, listener)
         inner = await terminate(client, listener)
         peer = inner.transport.get_extra_info("ssl_object")
-        identify_stream(x, listener, client.state.port.identity_of(peer), verified_until(peer))
+        identify_stream(exchange, listener, client.state.port.identity_of(peer), verified_until(peer))
     else:
-        identify_stream(x, listener, ANONYMOUS, inf)
+        identify_stream(exchange, listener, ANONYMOUS, inf)
     if resources.route is None:
-        own = of_client(x, listener)
-        leaves = opened_stream(client.state.port, own, x.authority)
-        if leaves is not None:
-            await open_stream(accounting, x, client, listener, own, leaves)
+        own = of_client(exchange, listener)
+        certificate_cache = opened_stream(client.state.port, own, exchange.authority)
+        if certificate_cache is not None:
+            await open_stream(accounting, exchange, client, listener, own, certificate_cache)
             return
         listener = own
-        resources.route = route_stream(x, listener)
+        resources.route = route_stream(exchange, listener)
     route = resources.route
     if accounting.gate is not None:
-        resources.tenant = accounting.gate.admit(x, route.priority)
+        resources.tenant = accounting.gate.admit(exchange, route.priority)
     if route.chain.request_headers is not None:
-        await refuse_answer(route.chain.request_headers, x)
-        if x.notes is not None and x.notes.pop(WAITED, False):
-            route, listener = admit_stream_again(x, client, route, inner)
+        await refuse_answer(route.chain.request_headers, exchange)
+        if exchange.take(WAITED):
+            route, listener = admit_stream_again(exchange, client, route, inner)
             resources.route = route
     backend = resources.backend = route.choose()
-    backend.note_denied(x)
-    x.backend, x.series = backend.name, backend.series
-    take_tunnel_slot(x, client.state, resources, listener)
+    backend.note_denied(exchange)
+    exchange.backend, exchange.series = backend.name, backend.series
+    take_tunnel_slot(exchange, client.state, resources, listener)
     if inner is None:
         # TLS that a client has begun is its own to the end; bytes of a TCP listener are plain, as far as we know.
-        upstream = await dial(x, backend, resources, terminated=client.reader is None and backend.originates_tls)
-        x.status, x.first_byte_at = 200, monotonic()
+        upstream = await dial(exchange, backend, resources, terminated=client.reader is None and backend.originates_tls)
+        exchange.status, exchange.first_byte_at = 200, monotonic()
         held, guard = client.take_held(), None
-        if client.hello is not None and x.authority is not None:
+        if client.hello is not None and exchange.authority is not None:
             guard = SniGuard(
-                x.authority, must_be_tls=True, only_reports=route.only_reports,
-                is_opened=None if listener.leaves is None else listener.leaves_for,
+                exchange.authority, must_be_tls=True, only_reports=route.only_reports,
+                is_opened=None if listener.certificate_cache is None else listener.leaves_for,
             )  # fmt: skip
             guard.knows(client.hello, client.hello_size)
-        if hand_over(accounting, x, client, upstream, held, guard, route.tunnel_idle_s):
+        if hand_over(accounting, exchange, client, upstream, held, guard, route.tunnel_idle_s):
             client.deadline.close()
             return
-        relaying = relay(accounting, x, client, upstream, held, b"", guard, route.tunnel_idle_s)
+        relaying = relay(accounting, exchange, client, upstream, held, b"", guard, route.tunnel_idle_s)
         del held
         await relaying
         return
-    upstream = await dial(x, backend, resources, terminated=True)
-    x.status, x.first_byte_at = 200, monotonic()
-    await relay(accounting, x, inner, upstream, inner.take_held(), b"", None, route.tunnel_idle_s)
+    upstream = await dial(exchange, backend, resources, terminated=True)
+    exchange.status, exchange.first_byte_at = 200, monotonic()
+    await relay(accounting, exchange, inner, upstream, inner.take_held(), b"", None, route.tunnel_idle_s)
     client.tunnel_ended()
 
 
 def admit_stream_again(
-    x: Exchange, client: StreamConnection, route: Route, inner: _Inner | None
+    exchange: Exchange, client: StreamConnection, route: Route, inner: _Inner | None
 ) -> tuple[Route, ActiveListener]:
     """As `readmission.admit_again`, of a stream that was approved. `inner`: its plaintext, where its TLS ends here."""
     check_configured(client.state)
-    again, port = x.copy(), client.state.port
+    again, port = exchange.copy(), client.state.port
     listener = name_stream(again, port, client.hello)
     certified, until = ANONYMOUS, inf
     if inner is not None:
         peer = inner.transport.get_extra_info("ssl_object")
         certified, until = port.identity_of(peer), verified_until(peer)
     identify_stream(again, listener, certified, until)
-    if again.identity != x.identity:
+    if again.identity != exchange.identity:
         raise Denied(Reason.CREDENTIALS_REFUSED, "its client would be somebody else by now: connect again")
-    own = of_client(x, listener)
+    own = of_client(exchange, listener)
     found, noted = route_of_stream(own, again.authority)
     if (listener.terminate is None) is not (inner is None) or opened_stream(port, own, again.authority) is not None:
         raise changed(found)
-    take_over(x, route, found, noted)
+    take_over(exchange, route, found, noted)
     return found, own
 
 
 async def open_stream(
     accounting: Accounting,
-    x: Exchange,
+    exchange: Exchange,
     client: StreamConnection,
     listener: ActiveListener,
     own: ActiveListener,
-    leaves: LeafCache,
+    certificate_cache: CertificateCache,
 ) -> None:
     """End the client's TLS, and serve what it asks inside, as in a CONNECT (`exchange/interception`). `own`: the
     listener as it is for this client. Raises as `intercept` and `identify`.
     """
     outer = OpenedStream(client, listener)
     try:
-        await identify(accounting, x, outer, listener, x.request)  # for the requests inside
+        await identify(accounting, exchange, outer, listener, exchange.request)  # for the requests inside
         if accounting.gate is not None:
-            client.resources.tenant = accounting.gate.admit(x, own.spec.policy.priority)
-        assert x.authority is not None
-        await intercept(accounting, x, outer, x.authority, own, leaves)
+            client.resources.tenant = accounting.gate.admit(exchange, own.spec.policy.priority)
+        assert exchange.authority is not None
+        await intercept(accounting, exchange, outer, exchange.authority, own, certificate_cache)
     finally:
         outer.discard()
 
@@ -364,11 +364,13 @@ class OpenedStream(ClientConnection):
         self._stream.tunnel_ended()
 
 
-def route_stream(x: Exchange, listener: ActiveListener) -> Route:
-    """The route of a stream, as `route_of_stream` has it, written into `x`. Raises GatewayFault (404), Denied."""
-    route, noted = route_of_stream(listener, x.authority)
-    x.route, x.series = route.name, route.series
-    x.note_denials(*noted)
+def route_stream(exchange: Exchange, listener: ActiveListener) -> Route:
+    """The route of a stream, as `route_of_stream` has it, written into `exchange`. Raises GatewayFault (404),
+    Denied.
+    """
+    route, noted = route_of_stream(listener, exchange.authority)
+    exchange.route, exchange.series = route.name, route.series
+    exchange.note_denials(*noted)
     return route
 
 

@@ -14,7 +14,7 @@ from typing import Final
 
 from egressproxy.errors import BadRequest, Denied, GatewayError, Reason
 from egressproxy.gateway.exchange.admission import route_tunnel
-from egressproxy.gateway.exchange.conductor import Conductor
+from egressproxy.gateway.exchange.connection_manager import HttpConnectionManager
 from egressproxy.gateway.exchange.opened_tunnel import Redirection
 from egressproxy.gateway.listeners.counted_client import CountedClient
 from egressproxy.gateway.listeners.redirection import Spoken, destination_of, spoken
@@ -40,8 +40,8 @@ class TransparentConnection(CountedClient):
 
     __slots__ = ("_error", "_hello", "_is_decided", "_reader", "_said", "_waits_for_server", "destination")
 
-    def __init__(self, conductor: Conductor, metrics: Metrics, state: OpenConnections) -> None:
-        super().__init__(conductor, metrics, state)
+    def __init__(self, connection_manager: HttpConnectionManager, metrics: Metrics, state: OpenConnections) -> None:
+        super().__init__(connection_manager, metrics, state)
         self.destination: Authority | None = None  # that the client has dialled
         self._said = bytearray()
         self._is_decided = False
@@ -69,7 +69,7 @@ class TransparentConnection(CountedClient):
         if self._is_decided:
             super().data_received(data)
             return
-        self.octets_in += len(data)
+        self.bytes_in += len(data)
         self._said += data
         if self._reader is not None:
             self._read_hello(data)
@@ -111,7 +111,7 @@ class TransparentConnection(CountedClient):
         self.tunnel = Redirection(self.destination)
         self.deadline.after(self.request_headers_s)
         said = self._take_said()
-        self.octets_in -= len(said)
+        self.bytes_in -= len(said)
         super().data_received(said)
 
     def _open_tunnel(self, hello: ClientHello | None) -> None:
@@ -167,12 +167,12 @@ class TransparentConnection(CountedClient):
     def accept_tunnel(self) -> None:
         """It has never asked."""
 
-    def error_answer(self, error: GatewayError, x: Exchange) -> LocalResponse:
+    def error_answer(self, error: GatewayError, exchange: Exchange) -> LocalResponse:
         """The answer for a client of HTTP; one of TLS gets an alert. The log tells where others were going."""
         self._error = error
         if self.tunnel is None:
-            x.authority = x.authority or self.destination
-        return super().error_answer(error, x)
+            exchange.authority = exchange.authority or self.destination
+        return super().error_answer(error, exchange)
 
     def send_answer(self, answer: LocalResponse, *, close: bool, with_body: bool = True) -> None:
         """To a client of HTTP a response, to one of TLS an alert, to others nothing."""

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from egressproxy.errors import FaultSource, GatewayError, Reason
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.protocols.json_rpc import UNNAMED, RpcBody
 
-#: The note of an exchange with it.
-_CALL: Final = "mcp call"
+_CALL: Final[StateSlot[McpCall]] = StateSlot("mcp call")
 _EVENTS: Final = b"text/event-stream"
 #: JSON-RPC 2.0 section 5.1; -32022 is MCP's UnsupportedProtocolVersionError (revision 2026-07-28).
 SERVER_ERROR: Final = -32000
@@ -29,16 +28,15 @@ class McpCall:
     body: RpcBody | None = None
 
     @classmethod
-    def begin(cls, x: Exchange, supported: tuple[str, ...]) -> McpCall:
+    def begin(cls, exchange: Exchange, supported: tuple[str, ...]) -> McpCall:
         made = cls(supported)
-        x.keep(_CALL, made)
+        exchange.keep(_CALL, made)
         return made
 
     @classmethod
-    def of(cls, x: Exchange) -> McpCall | None:
+    def of(cls, exchange: Exchange) -> McpCall | None:
         """That of this exchange; None where its backend does not speak MCP."""
-        found = x.notes.get(_CALL) if x.notes is not None else None
-        return found if isinstance(found, cls) else None
+        return exchange.state.get(_CALL)
 
     def error(self, error: GatewayError, about: dict[str, object], *, denied: bool) -> bytes | None:
         """The error object for the client, with `about` as its data; None where the request was no JSON-RPC."""

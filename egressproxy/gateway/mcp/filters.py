@@ -13,12 +13,12 @@ from egressproxy.errors import BadRequest, Reason
 from egressproxy.filters.base import Filter, Phase
 from egressproxy.gateway.backends.mcp_sessions import McpSessions
 from egressproxy.gateway.backends.route_backend import RouteBackend
-from egressproxy.gateway.ext_authz.buffered_body import HELD, BufferedRequest
+from egressproxy.gateway.ext_authz.buffered_body import HELD
 from egressproxy.gateway.mcp.call import McpCall
 from egressproxy.ir.backend import Protocol
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.ir.route import HttpRuleIR, PathMatchType, WeightedBackend
-from egressproxy.model.exchange import Exchange
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.fields import media_type
 from egressproxy.model.mcp import PROTOCOL_VERSION
 from egressproxy.protocols.json_rpc import read_rpc
@@ -26,8 +26,8 @@ from egressproxy.telemetry.counters import McpCalls
 
 #: Bytes of a body that are looked at: most messages are shorter.
 LOOK: Final = 16 * 1024
-#: The note that asks for `complete`.
-MARK: Final = "mcp"
+#: Set where the filter ran, for its `complete`: that of every configuration.
+MARK: Final[StateSlot[bool]] = StateSlot("mcp ran")
 #: Before all others, so that what they refuse is told in JSON-RPC. It waits for the client, who has a clock of its own.
 REQUESTS: Final = ExtensionIR(
     "mcp", "egressproxy.io/Mcp:v1", Phase.REQUEST_HEADERS.value, -(10**9), pre_auth=True, timeout_s=0
@@ -60,26 +60,27 @@ class McpRequests(Filter):
         self._supported = () if speaks_others else tuple(dict.fromkeys(versions.values()))
         self._calls = calls
 
-    def request_headers(self, x: Exchange) -> Coroutine[Any, Any, None] | None:
+    def request_headers(self, exchange: Exchange) -> Coroutine[Any, Any, None] | None:
         """Raises BadRequest: 400 for another revision or more than one session id, 404 for an unknown session."""
-        if x.is_tunnel:
+        if exchange.is_tunnel:
             return None
-        call = McpCall.begin(x, self._supported)
-        if x.method == b"POST" and x.request.body != 0 and is_json(x):
-            return self._look(x, call)
-        self._check(x, call)
+        call = McpCall.begin(exchange, self._supported)
+        if exchange.method == b"POST" and exchange.request.body != 0 and is_json(exchange):
+            return self._look(exchange, call)
+        self._check(exchange, call)
         return None
 
-    async def _look(self, x: Exchange, call: McpCall) -> None:
-        held: BufferedRequest = x.notes[HELD]  # type: ignore[index]  # the conductor has left it
+    async def _look(self, exchange: Exchange, call: McpCall) -> None:
+        held = exchange.state.get(HELD)
+        assert held is not None  # the connection manager has left it
         call.body = read_rpc(await held.peek(LOOK))
-        self._check(x, call)
+        self._check(exchange, call)
 
-    def _check(self, x: Exchange, call: McpCall) -> None:
-        backend = self._sessions.admit(x)
+    def _check(self, exchange: Exchange, call: McpCall) -> None:
+        backend = self._sessions.admit(exchange)
         if backend is not None:
             call.supported = (self._versions[backend],) if backend in self._versions else ()
-        shown = x.request.fields.get_all(PROTOCOL_VERSION)
+        shown = exchange.request.fields.get_all(PROTOCOL_VERSION)
         if not shown or not call.supported:  # without the field it is an older client, or one that initializes
             return
         for version in shown:
@@ -88,14 +89,14 @@ class McpRequests(Filter):
                 message = f"the MCP server does not speak the revision of MCP-Protocol-Version: it speaks {spoken}"
                 raise BadRequest(Reason.MCP_VERSION, message, close=False)
 
-    def complete(self, x: Exchange) -> None:
-        call = McpCall.of(x)
+    def complete(self, exchange: Exchange) -> None:
+        call = McpCall.of(exchange)
         if call is None or call.body is None:
             return
-        result = "denied" if x.denied else "ok" if 200 <= x.status < 400 else "error"
+        result = "denied" if exchange.denied else "ok" if 200 <= exchange.status < 400 else "error"
         for message in call.body.messages:
-            self._calls.count(self._route, x.backend, message.method, message.tool, result)
-        x.add_log_fields(call.log_fields())
+            self._calls.count(self._route, exchange.backend, message.method, message.tool, result)
+        exchange.add_log_fields(call.log_fields())
 
 
 class McpPath(Filter):
@@ -107,15 +108,15 @@ class McpPath(Filter):
         self._path = path.encode()
         self._endpoints = endpoints
 
-    def backend_request(self, x: Exchange) -> None:
-        path, mark, query = x.request.path.partition(b"?")
+    def backend_request(self, exchange: Exchange) -> None:
+        path, mark, query = exchange.request.path.partition(b"?")
         if path in self._endpoints:
-            x.request.path = self._path + mark + query
+            exchange.request.path = self._path + mark + query
 
 
-def is_json(x: Exchange) -> bool:
+def is_json(exchange: Exchange) -> bool:
     """Whether the body is JSON text that can be read as it is."""
-    fields = x.request.fields
+    fields = exchange.request.fields
     return media_type(fields) == b"application/json" and b"content-encoding" not in fields
 
 
@@ -127,7 +128,7 @@ def requests_filter(
     route: str, sessions: McpSessions, backends: Sequence[RouteBackend], calls: McpCalls
 ) -> McpRequests:
     """The filter that looks at the requests of a rule with these backends."""
-    usable = [(each, each.connector.spec.backend) for each in backends if each.connector is not None]
+    usable = [(each, each.cluster.spec.backend) for each in backends if each.cluster is not None]
     versions = {each: ir.mcp.version for each, ir in usable if ir.mcp is not None and ir.mcp.version}
     return McpRequests(route, sessions, versions, calls, speaks_others=len(versions) < len(usable))
 

@@ -24,7 +24,7 @@ from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.ir.policy import Priority
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.kill_switch import KilledIdentities
-from egressproxy.model.shares import origin_of
+from egressproxy.model.per_client_quota import origin_of
 
 #: A request is admitted while what is free, times FREE, is more than what its tenant has, times the last of these, and
 #: what each it is a part of has, times its own, from the listener down.
@@ -83,15 +83,15 @@ class RequestGate:
         self.is_pressed = is_pressed
         self._ceilings = {priority: max(1, -(-limit * part // OF)) for priority, part in CEILINGS.items()}
 
-    def admit(self, x: Exchange, priority: Priority) -> Tenant:
+    def admit(self, exchange: Exchange, priority: Priority) -> Tenant:
         """Count a request; the result is told its end. Raises LimitExceeded (OVERLOADED), Denied (IDENTITY_KILLED)."""
         if self.killed:
-            self.killed.refuse(x.identity)
+            self.killed.refuse(exchange.identity)
         if self.is_closed:
             raise self._refusal("memory", priority, "the gateway has no memory left for it")
         if self.is_pressed and priority is Priority.LOW:
             raise self._refusal("priority", priority, "the gateway is short of memory, and it has low priority")
-        path = path_of(x.gateway, x.listener, x.identity.namespace, origin_of(x.client))
+        path = path_of(exchange.gateway, exchange.listener, exchange.identity.namespace, origin_of(exchange.client))
         if self.limit:
             prices = [self._price(key, weight) for key, weight in zip(path, _weights(path), strict=True)]
             if FREE * (self._ceilings[priority] - self.active) <= sum(prices):

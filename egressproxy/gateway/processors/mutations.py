@@ -48,12 +48,12 @@ class MutationChecker:
         self._allowed = re.compile(rules.allow_expression.encode()) if rules.allow_expression else None
         self._disallowed = re.compile(rules.disallow_expression.encode()) if rules.disallow_expression else None
 
-    def change_request(self, changes: Sequence[FieldChange], x: Exchange, *, replaces: bool = False) -> None:
+    def change_request(self, changes: Sequence[FieldChange], exchange: Exchange, *, replaces: bool = False) -> None:
         """Change the head of the request. `replaces`: the whole message is replaced, and its method may be, too. Raises
         HeaderNotAllowed and InvalidMutation; the head is as it was then.
         """
-        request = x.request
-        before = request.fields.block, request.path, request.method, x.upstream_host
+        request = exchange.request
+        before = request.fields.block, request.path, request.method, exchange.upstream_host
         try:
             for name, value in self._apply(changes, request.fields, is_response=False, replaces=replaces):
                 if name == b":path":
@@ -69,14 +69,14 @@ class MutationChecker:
                 elif name in (b":authority", b"host"):
                     if not value or len(value) > 259 or not re.fullmatch(rb"[A-Za-z0-9.\-_:\[\]]+", value):
                         raise InvalidMutation(":authority is not a host")
-                    x.upstream_host = value
+                    exchange.upstream_host = value
         except Exception:  # the exchange may go on without the processor
-            request.fields.block, request.path, request.method, x.upstream_host = before
+            request.fields.block, request.path, request.method, exchange.upstream_host = before
             raise
 
-    def change_response(self, changes: Sequence[FieldChange], x: Exchange) -> None:
+    def change_response(self, changes: Sequence[FieldChange], exchange: Exchange) -> None:
         """Change the head of the response. Raises as `change_request`."""
-        response = x.response
+        response = exchange.response
         before = response.fields.block, response.status, response.phrase
         try:
             for name, value in self._apply(changes, response.fields, is_response=True):

@@ -124,12 +124,12 @@ def trailer_message(
 
 
 def trailers_behind(
-    session: ProcessorSession, x: Exchange, part: MessagePart, shown: re.Pattern[bytes] | None
+    session: ProcessorSession, exchange: Exchange, part: MessagePart, shown: re.Pattern[bytes] | None
 ) -> ProcessingRequest | None:
     """The message with the trailers behind this body; None where there are none, or the processor gets none."""
     of_request = part is MessagePart.REQUEST_BODY
     mode = session.mode.request_trailer_mode if of_request else session.mode.response_trailer_mode
-    block = x.notes.get(REQUEST_TRAILERS if of_request else RESPONSE_TRAILERS) if x.notes is not None else None
+    block = exchange.state.get(REQUEST_TRAILERS if of_request else RESPONSE_TRAILERS)
     if mode is not HeaderSendMode.SEND or block is None:
         return None
     behind = MessagePart.REQUEST_TRAILERS if of_request else MessagePart.RESPONSE_TRAILERS
@@ -173,7 +173,7 @@ class ProcessedBodies:
     _observes: bool  # the processor is told, and not waited for
 
     async def changed(
-        self, session: ProcessorSession, x: Exchange, part: MessagePart, data: bytes, *, last: bool
+        self, session: ProcessorSession, exchange: Exchange, part: MessagePart, data: bytes, *, last: bool
     ) -> bytes:
         """What the processor makes of a body, or a piece. Raises as `ProcessorSession.ask` and ProcessorAnswers."""
         of_request = part is MessagePart.REQUEST_BODY
@@ -188,7 +188,7 @@ class ProcessedBodies:
         mode = session.mode.request_body_mode if of_request else session.mode.response_body_mode
         if session.is_over or session.is_off:
             return b"".join([*(piece.body for piece in session.take_streamed(part)), data])
-        trailers = trailers_behind(session, x, part, self._shown) if last else None
+        trailers = trailers_behind(session, exchange, part, self._shown) if last else None
         is_end = last and trailers is None  # of the stream
         if self._observes:
             tell_body(session, part, data, last=is_end)
@@ -198,16 +198,21 @@ class ProcessedBodies:
         if mode is _PARTIAL:
             return await partial(session, part, data, self._limit, last=last, is_end=is_end)
         if mode is _DUPLEX:
-            if of_request or not is_event_stream(x):
-                return await self._duplex_whole(session, x, part, data, trailers)
+            if of_request or not is_event_stream(exchange):
+                return await self._duplex_whole(session, exchange, part, data, trailers)
             if trailers is None:
                 return await duplex_piece(session, part, data, last=last)
             return await last_duplex_piece(session, part, data, trailers)
         response = await session.ask(ProcessingRequest(part, body=data, end_of_stream=is_end))
-        return self._answers.take_whole_body(session, x, part, data, response)
+        return self._answers.take_whole_body(session, exchange, part, data, response)
 
     async def _duplex_whole(
-        self, session: ProcessorSession, x: Exchange, part: MessagePart, data: bytes, trailers: ProcessingRequest | None
+        self,
+        session: ProcessorSession,
+        exchange: Exchange,
+        part: MessagePart,
+        data: bytes,
+        trailers: ProcessingRequest | None,
     ) -> bytes:
         """FULL_DUPLEX_STREAMED, of a body that is here: the head waits until its answer has come, too."""
         session.collected.add(part)
@@ -225,10 +230,10 @@ class ProcessedBodies:
             if response is None and (session.immediate is not None or session.is_over):
                 return unanswered(session, data)
             if of_request:
-                self._answers.take_request_head(session, x, response, has_body=True)
+                self._answers.take_request_head(session, exchange, response, has_body=True)
                 new, session.new_request = session.new_request, None
             else:
-                self._answers.take_response_head(session, x, response, has_body=True)
+                self._answers.take_response_head(session, exchange, response, has_body=True)
                 new, session.new_response = session.new_response, None
             if new is not None:
                 return new

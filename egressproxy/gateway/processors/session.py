@@ -91,7 +91,7 @@ class ProcessorSession:
 
     _settings: SessionSettings
     call: InitVar[FilterCall]
-    x: InitVar[Exchange]
+    exchange: InitVar[Exchange]
     attempt: int = field(init=False)  # in which it was begun
     mode: ProcessingMode = field(init=False)  # what the processor is sent of this exchange
     is_over: bool = False  # nothing more is asked
@@ -118,12 +118,12 @@ class ProcessorSession:
     _streamed_total: dict[MessagePart, int] = field(default_factory=dict)  # of bodies taken whole, taken or not
     _stream: MessageStream | None = None
 
-    def __post_init__(self, call: FilterCall, x: Exchange) -> None:
+    def __post_init__(self, call: FilterCall, exchange: Exchange) -> None:
         settings = self._settings
-        self.attempt = x.attempts
+        self.attempt = exchange.attempts
         self.mode = settings.mode
         self._stream = call.open_stream(
-            PROCESS, self, settings.metadata, max_message_bytes=settings.max_message_bytes, x=x
+            PROCESS, self, settings.metadata, max_message_bytes=settings.max_message_bytes, x=exchange
         )
 
     # --- what is sent ------------------------------------------------------------------------------------------------

@@ -124,52 +124,52 @@ class Webhook(Filter):
         heads |= {Phase.RESPONSE_HEADERS: response, Phase.RESPONSE_BODY: response}
         self.runs_in = frozenset(map(heads.__getitem__, sent)) | (sent & {Phase.REQUEST_BODY, Phase.RESPONSE_BODY})
 
-    async def request_headers(self, x: Exchange) -> None:
+    async def request_headers(self, exchange: Exchange) -> None:
         if Phase.REQUEST_HEADERS in self._sends:
-            await self._changed(x, Phase.REQUEST_HEADERS)
-        elif not _has_body(x):
-            await self._changed(x, Phase.REQUEST_BODY)
+            await self._changed(exchange, Phase.REQUEST_HEADERS)
+        elif not _has_body(exchange):
+            await self._changed(exchange, Phase.REQUEST_BODY)
 
     backend_request = request_headers
 
-    async def request_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
-        return await self._changed(x, Phase.REQUEST_BODY, data)
+    async def request_body(self, exchange: Exchange, data: bytes, last: bool) -> bytes:
+        return await self._changed(exchange, Phase.REQUEST_BODY, data)
 
-    async def response_headers(self, x: Exchange) -> None:
+    async def response_headers(self, exchange: Exchange) -> None:
         if Phase.RESPONSE_HEADERS in self._sends:
-            await self._changed(x, Phase.RESPONSE_HEADERS)
-        elif x.response.body == 0 or x.request.method == b"HEAD" or x.response.status == 101:
-            await self._changed(x, Phase.RESPONSE_BODY)
+            await self._changed(exchange, Phase.RESPONSE_HEADERS)
+        elif exchange.response.body == 0 or exchange.request.method == b"HEAD" or exchange.response.status == 101:
+            await self._changed(exchange, Phase.RESPONSE_BODY)
 
     backend_response = response_headers
 
-    async def response_body(self, x: Exchange, data: bytes, last: bool) -> bytes:
-        return await self._changed(x, Phase.RESPONSE_BODY, data)
+    async def response_body(self, exchange: Exchange, data: bytes, last: bool) -> bytes:
+        return await self._changed(exchange, Phase.RESPONSE_BODY, data)
 
-    async def _changed(self, x: Exchange, phase: Phase, data: bytes | None = None) -> bytes:
+    async def _changed(self, exchange: Exchange, phase: Phase, data: bytes | None = None) -> bytes:
         """Ask, and change the head as the answer says; returns the body as that says."""
-        answer = await self._ask(x, phase, data)
+        answer = await self._ask(exchange, phase, data)
         is_response = phase in (Phase.RESPONSE_HEADERS, Phase.RESPONSE_BODY)
         change = self._checker.change_response if is_response else self._checker.change_request
-        change(answer.headers, x)
+        change(answer.headers, exchange)
         return (data or b"") if answer.body is None else answer.body
 
-    def body_mode_for(self, x: Exchange, phase: Phase) -> BodyMode | None:
+    def body_mode_for(self, exchange: Exchange, phase: Phase) -> BodyMode | None:
         return BodyMode.BUFFER
 
-    async def _ask(self, x: Exchange, phase: Phase, body: bytes | None) -> WebhookAnswer:
+    async def _ask(self, exchange: Exchange, phase: Phase, body: bytes | None) -> WebhookAnswer:
         call = next(self._calls, None)
         if call is None:
             raise StatusOfWebhook
         is_response = phase in (Phase.RESPONSE_HEADERS, Phase.RESPONSE_BODY)
-        response = shown(x.response.fields, self._shown) if is_response else None
-        message = webhook_message(phase.value, x, shown(x.request.fields, self._shown), response, body)
+        response = shown(exchange.response.fields, self._shown) if is_response else None
+        message = webhook_message(phase.value, exchange, shown(exchange.request.fields, self._shown), response, body)
         fields = self._fields
         if self._is_signed:
             if not self._key:
                 raise SecretMissing
             fields = (*fields, *signature_fields(self._key, f"msg_{secrets.token_hex(12)}", int(time.time()), message))
-        said = await call.request(b"POST", self._path, fields, message, timeout_s=self._timeout_s, x=x)
+        said = await call.request(b"POST", self._path, fields, message, timeout_s=self._timeout_s, x=exchange)
         answer = read_answer(said.status, said.body)
         if answer.body is not None and body is None:
             raise InvalidAnswer("a body where none was sent")
@@ -203,8 +203,8 @@ def _key(secret: bytes, ref: SecretRef | None) -> bytes:
     return key
 
 
-def _has_body(x: Exchange) -> bool:
-    return x.request.body != 0 and not x.is_tunnel
+def _has_body(exchange: Exchange) -> bool:
+    return exchange.request.body != 0 and not exchange.is_tunnel
 
 
 WEBHOOK: Final = FilterType(

@@ -36,7 +36,9 @@ class WebhookAnswer:
     body: bytes | None = field(default=None, repr=False)
 
 
-def webhook_message(phase: str, x: Exchange, request: Lines, response: Lines | None, body: bytes | None) -> bytes:
+def webhook_message(
+    phase: str, exchange: Exchange, request: Lines, response: Lines | None, body: bytes | None
+) -> bytes:
     """The JSON for one phase: the lines of heads that may be seen, and the `body` of its message (None: it is not
     sent).
     """
@@ -44,28 +46,28 @@ def webhook_message(phase: str, x: Exchange, request: Lines, response: Lines | N
     message: dict[str, Any] = {
         "version": 1,
         "phase": phase,
-        "id": x.request_id,
+        "id": exchange.request_id,
         "client": {
-            "address": x.client,
-            "namespace": x.identity.namespace,
-            "serviceAccount": x.identity.service_account,
-            "identity": x.identity.name,
+            "address": exchange.client,
+            "namespace": exchange.identity.namespace,
+            "serviceAccount": exchange.identity.service_account,
+            "identity": exchange.identity.name,
         },
-        "gateway": x.gateway,
-        "listener": x.listener,
-        "route": x.route,
-        "backend": x.backend,
+        "gateway": exchange.gateway,
+        "listener": exchange.listener,
+        "route": exchange.route,
+        "backend": exchange.backend,
         "request": {
-            "method": _text(x.request.method),
-            "scheme": _text(x.scheme),
-            "host": _text(x.upstream_host or x.request.host) or str(x.authority or ""),
-            "path": _text(x.request.path) if not x.is_tunnel else "",
+            "method": _text(exchange.request.method),
+            "scheme": _text(exchange.scheme),
+            "host": _text(exchange.upstream_host or exchange.request.host) or str(exchange.authority or ""),
+            "path": _text(exchange.request.path) if not exchange.is_tunnel else "",
             "headers": [{"name": name, "value": value} for name, value in shown],
         },
     }
     if response is not None:
         lines = [{"name": _text(name), "value": _text(value)} for name, value in response]
-        message["response"] = {"status": x.response.status, "headers": lines}
+        message["response"] = {"status": exchange.response.status, "headers": lines}
     if body is not None:
         message["body"] = _body(body)
     return dumps(message)

@@ -1,7 +1,7 @@
 """What one caller may reach on its listener, and what is left of its limits, as plain values.
 
-Everything is read from the listener as it is for this caller (`ClientVariants`): what policies say of other clients is
-not there, and names of routes, policies and backends are left out, since they tell who else uses the gateway.
+Everything is read from the listener as it is for this caller (`SubjectOverrides`): what policies say of other clients
+is not there, and names of routes, policies and backends are left out, since they tell who else uses the gateway.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ Rules = Iterable[tuple[str, Route]]
 
 
 def access_of(
-    x: Exchange, listener: ActiveListener, waiting: Sequence[Mapping[str, Any]] | None = ()
+    exchange: Exchange, listener: ActiveListener, waiting: Sequence[Mapping[str, Any]] | None = ()
 ) -> dict[str, Any]:
-    """For JSON. `listener`: as it is for the caller of `x`; `waiting`: its requests that wait for approval, as
+    """For JSON. `listener`: as it is for the caller of `exchange`; `waiting`: its requests that wait for approval, as
     `filters.approval_hold.holds` gives them, None where not all of them are known. Nothing is counted or changed.
     """
-    who, policy = x.identity, listener.spec.policy
+    who, policy = exchange.identity, listener.spec.policy
     rules, is_whole = _rules(listener)
     hostnames = sorted({hostname or "*": None for hostname, _ in rules})
     destinations = policy.destinations
@@ -68,7 +68,7 @@ def access_of(
         "allow": [_entries(group) for group in groups],
         "deny": _entries(deny),
         "hostnames": hostnames[:MAX_ENTRIES],
-        "limits": _limits(x, listener, rules),
+        "limits": _limits(exchange, listener, rules),
         "waiting": [_waiting(hold) for hold in islice(waiting or (), MAX_WAITING)],
         "isComplete": is_whole
         and waiting is not None
@@ -135,11 +135,11 @@ def _may_ask(route: Route, hostname: str) -> bool:
     return denied is None
 
 
-def _limits(x: Exchange, listener: ActiveListener, rules: Rules) -> list[dict[str, Any]]:
+def _limits(exchange: Exchange, listener: ActiveListener, rules: Rules) -> list[dict[str, Any]]:
     """Of each limit that may hold for the caller what it allows and has left; what reads the same stands there once."""
     found: dict[tuple[object, ...], list[LimitState]] = {}
     for name, hostname, chain, backend in islice(_chains(listener, rules), MAX_RULES):
-        asked = _asked(x, hostname)
+        asked = _asked(exchange, hostname)
         asked.route, asked.backend = name, backend
         for step in (*(chain.request_headers or ()), *(chain.backend_request or ())):
             for each in step.filter.explain(asked):
@@ -162,9 +162,9 @@ def _chains(listener: ActiveListener, rules: Rules) -> Iterator[tuple[str, str, 
             yield route.name, hostname, backend.chain, backend.name
 
 
-def _asked(x: Exchange, hostname: str) -> Exchange:
+def _asked(exchange: Exchange, hostname: str) -> Exchange:
     """A request of the same caller, which nobody sends."""
-    made = Exchange(x.client, x.gateway, x.listener, x.started_at, x.identity)
+    made = Exchange(exchange.client, exchange.gateway, exchange.listener, exchange.started_at, exchange.identity)
     made.request = RequestHead(b"GET", b"/", Fields())
     made.method, made.path = b"GET", b"/"
     made.authority = Authority(hostname, 80)

@@ -26,7 +26,7 @@ from egressproxy.model.fields import TOKEN, Fields
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead
 from egressproxy.model.own_names import OWN_HOST
-from egressproxy.model.shares import Tries, client_of, identity_of
+from egressproxy.model.per_client_quota import AttemptLimiter, client_of, identity_of
 
 #: The route of a request or tunnel comes first. Raises GatewayError where the caller's listener does not let it pass.
 Decide = Callable[[ActiveListener, Authority, RequestHead], tuple[Route, *tuple[object, ...]]]
@@ -53,9 +53,9 @@ async def nothing_waits(_identity: str) -> list[dict[str, Any]]:
     return []
 
 
-def refuse_flood(x: Exchange, asked: Tries) -> None:
+def refuse_flood(exchange: Exchange, asked: AttemptLimiter) -> None:
     """Count a request for egress.internal. Raises LimitExceeded (429) for a client that has asked too often."""
-    client, now = client_of(x), monotonic()
+    client, now = client_of(exchange), monotonic()
     wait_s = asked.wait_s(client, now)
     if wait_s:
         raise LimitExceeded(Reason.REQUEST_RATE, f"this client asks {OWN_HOST} too often", retry_after_s=ceil(wait_s))
@@ -63,46 +63,51 @@ def refuse_flood(x: Exchange, asked: Tries) -> None:
 
 
 async def answer_caller(
-    x: Exchange, listener: ActiveListener, head: RequestHead, held: BufferedRequest, decide: Decide, waiting: Waiting
+    exchange: Exchange,
+    listener: ActiveListener,
+    head: RequestHead,
+    held: BufferedRequest,
+    decide: Decide,
+    waiting: Waiting,
 ) -> LocalResponse:
     """The response to a request for egress.internal. `listener`: as it is for the caller; `held`: the request's body.
 
     Raises GatewayFault (404) on a reverse listener for a client that is not known, which gets what it would get there
     without this; LimitExceeded (413) for a message that is too long.
     """
-    if not listener.is_forward and x.identity is ANONYMOUS:
+    if not listener.is_forward and exchange.identity is ANONYMOUS:
         raise GatewayFault(Reason.NO_ROUTE, "no route for this request to egress.internal on this listener", status=404)
     path, _, query = head.path.partition(b"?")
     if path == b"/mcp":
-        return await _of_mcp(x, listener, head, held, decide, waiting)
+        return await _of_mcp(exchange, listener, head, held, decide, waiting)
     if head.method not in (b"GET", b"HEAD"):
         return _refusal(405, "only GET and HEAD are served here", ((b"Allow", b"GET, HEAD"),))
     if path not in (b"/", b"/access", b"/check"):
         return _refusal(404, "there are /, /access, /check?url= and /mcp here")
     if path == b"/check":
         try:
-            return _json(check(x, listener, *_asked(query), decide))
+            return _json(check(exchange, listener, *_asked(query), decide))
         except ValueError as error:
             return _refusal(400, str(error))
-    access = access_of(x, listener, await _waiting_of(x, waiting))
+    access = access_of(exchange, listener, await _waiting_of(exchange, waiting))
     if path == b"/access" or b"text/html" not in (head.fields.get(b"accept") or b""):
         return _json(access)
     checked = None
     try:
         if query:
-            checked = check(x, listener, *_asked(query), decide)
+            checked = check(exchange, listener, *_asked(query), decide)
     except ValueError as error:
         checked = {"url": "", "allowed": False, "reason": "not understood", "message": str(error)}
     fields = ((b"Content-Type", b"text/html; charset=utf-8"), (b"Content-Security-Policy", POLICY), *_USUAL)
     return LocalResponse(200, fields, page(access, checked))
 
 
-async def _waiting_of(x: Exchange, waiting: Waiting) -> list[dict[str, Any]] | None:
+async def _waiting_of(exchange: Exchange, waiting: Waiting) -> list[dict[str, Any]] | None:
     """Of a client that is not known nothing: another one may have its address."""
-    return await waiting(identity_of(x)) if x.identity.name != ANONYMOUS.name else []
+    return await waiting(identity_of(exchange)) if exchange.identity.name != ANONYMOUS.name else []
 
 
-def check(x: Exchange, listener: ActiveListener, url: str, method: str, decide: Decide) -> dict[str, Any]:
+def check(exchange: Exchange, listener: ActiveListener, url: str, method: str, decide: Decide) -> dict[str, Any]:
     """Whether policy lets the caller of this listener ask for this URL: by names alone, as admission decides; nothing
     is resolved or sent. `waits` where a person has to approve it. Raises ValueError for what is no URL of http or
     https, and for what is no method. Of a tunnel that is passed on unread the host alone is decided on.
@@ -128,7 +133,7 @@ def check(x: Exchange, listener: ActiveListener, url: str, method: str, decide: 
         return {
             "url": url, "allowed": False, "reason": error.reason.value, "message": error.message, "remedy": remedy,
         }  # fmt: skip
-    asked = Exchange(x.client, x.gateway, x.listener, x.started_at, x.identity)
+    asked = Exchange(exchange.client, exchange.gateway, exchange.listener, exchange.started_at, exchange.identity)
     asked.request, asked.method, asked.authority = head, head.method, authority
     asked.path, asked.is_tunnel = parts.path.encode() or b"/", is_tunnel
     waits = [says for _, says in approvals(route.chain, asked)]
@@ -136,7 +141,12 @@ def check(x: Exchange, listener: ActiveListener, url: str, method: str, decide: 
 
 
 async def _of_mcp(
-    x: Exchange, listener: ActiveListener, head: RequestHead, held: BufferedRequest, decide: Decide, waiting: Waiting
+    exchange: Exchange,
+    listener: ActiveListener,
+    head: RequestHead,
+    held: BufferedRequest,
+    decide: Decide,
+    waiting: Waiting,
 ) -> LocalResponse:
     """Streamable HTTP: a message by POST, its answer as JSON. There is no stream to open, and no session to end."""
     origin = head.fields.get(b"origin")
@@ -148,9 +158,9 @@ async def _of_mcp(
         message = f"the message is longer than {MAX_MESSAGE} bytes"
         raise LimitExceeded(Reason.BODY_TOO_LARGE, message, status=413, close=True)
     body = await held.take_body(MAX_MESSAGE)
-    waits = await _waiting_of(x, waiting) if ACCESS.encode() in body else []
+    waits = await _waiting_of(exchange, waiting) if ACCESS.encode() in body else []
     said = answer_message(
-        body, lambda: access_of(x, listener, waits), lambda url, of: check(x, listener, url, of, decide)
+        body, lambda: access_of(exchange, listener, waits), lambda url, of: check(exchange, listener, url, of, decide)
     )
     return _json(said) if said is not None else LocalResponse(202, _USUAL)
 

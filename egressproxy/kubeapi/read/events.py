@@ -21,8 +21,8 @@ from egressproxy.kubeapi.read.objects import ObjectSource
 from egressproxy.kubeapi.read.representations import uid_of
 from egressproxy.model.kinds import OURS
 from egressproxy.model.published_object import PublishedObject
+from egressproxy.telemetry.event_aggregator import InvolvedObject, Notice
 from egressproxy.telemetry.events import Events
-from egressproxy.telemetry.notices import InvolvedObject, Notice
 
 #: reportingController: that of the GatewayClasses that are ours.
 CONTROLLER: Final = "egressproxy.io/gateway-controller"

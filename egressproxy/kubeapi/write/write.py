@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from egressproxy.model.pickling import classes, dumps, loads
 from egressproxy.model.published_object import Key
 from egressproxy.processes.loader.request import LoadRequest, read_request
-from egressproxy.processes.loader.result import LOADED, Loaded, read_values
+from egressproxy.processes.loader.result import LOADED, CompiledConfig, read_values
 
 
 class Verb(Enum):
@@ -110,7 +110,7 @@ class Outcomes(NamedTuple):
     """`results` are those of the writes, in their order. `loaded` None: nothing changes."""
 
     results: Sequence[Result]
-    loaded: Loaded | None
+    loaded: CompiledConfig | None
 
 
 #: Of one write; None where it has to be worked out again, after the others.

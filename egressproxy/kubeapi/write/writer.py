@@ -15,14 +15,14 @@ from egressproxy.model.secret import ConfigSource
 from egressproxy.processes.loader.loader import Loader
 from egressproxy.processes.loader.process import LoadingFailed
 from egressproxy.processes.loader.request import LoadRequest, write_request
-from egressproxy.processes.loader.result import Loaded
+from egressproxy.processes.loader.result import CompiledConfig
 
 log = logging.getLogger(__name__)
 
 #: The function of the process that loads which works writes out.
 ANSWER: Final = "egressproxy.kubeapi.write.answer:answer"
 #: Puts a configuration into service. Raises WriteRefused, and has changed nothing then.
-Serve = Callable[[Loaded], Awaitable[None]]
+Serve = Callable[[CompiledConfig], Awaitable[None]]
 
 
 class Writer:

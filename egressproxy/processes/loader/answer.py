@@ -18,11 +18,11 @@ from egressproxy.net.listening import why_unusable
 from egressproxy.net.system_roots import mark
 from egressproxy.processes.loader.compilation import Machine, loaded
 from egressproxy.processes.loader.request import read_request
-from egressproxy.processes.loader.result import Loaded, pack_shown, places, write_answer
+from egressproxy.processes.loader.result import CompiledConfig, pack_shown, places, write_answer
 
 
 def answer(request: bytes) -> bytes:
-    """Load and compile what a `LoadRequest` names: a `Loaded`, or a ConfigError with every problem."""
+    """Load and compile what a `LoadRequest` names: a `CompiledConfig`, or a ConfigError with every problem."""
     asked = read_request(request)
     previous = previous_of(asked.memory)
     unbound = {(address, port): why for address, port, why in asked.unbound}
@@ -34,7 +34,7 @@ def answer(request: bytes) -> bytes:
     return write_answer(handed_over(resources, compiled, previous))
 
 
-def handed_over(resources: ResourceSet, compiled: Compiled, previous: Compiled | None) -> Loaded:
+def handed_over(resources: ResourceSet, compiled: Compiled, previous: Compiled | None) -> CompiledConfig:
     """A compiled configuration for the processes that serve it, which neither read nor compile."""
     statuses, generations = compiled.statuses, compiled.generations
     spec, written, created, materials = compiled.spec, compiled.written, compiled.created, compiled.materials
@@ -50,7 +50,7 @@ def handed_over(resources: ResourceSet, compiled: Compiled, previous: Compiled |
         if key
         != ("", "ConfigMap", *CATALOG)  # as the gateway has written it into the cluster: it is shown as it is now
     )
-    return Loaded(
+    return CompiledConfig(
         spec=pack(spec),
         places=places(spec),
         objects=len(resources.objects),

@@ -14,7 +14,7 @@ from typing import Final, TypeVar
 
 from egressproxy.processes.loader.process import LoaderEnded, LoaderProcess, LoadingFailed
 from egressproxy.processes.loader.request import LoadRequest, write_request
-from egressproxy.processes.loader.result import Loaded, read_answer
+from egressproxy.processes.loader.result import CompiledConfig, read_answer
 
 log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Loader:
         """The process that waits or serves a request; None where there is none."""
         return self._process.pid if self._process is not None else None
 
-    async def load(self, request: LoadRequest) -> Loaded:
+    async def load(self, request: LoadRequest) -> CompiledConfig:
         """Load and compile. To cancel this ends the process.
 
         Raises ConfigError with every problem, LoadingFailed, or OSError if no process can be started.

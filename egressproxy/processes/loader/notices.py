@@ -8,7 +8,7 @@ from typing import Final
 
 from egressproxy.config.reading.problems import ConfigError, Problem, Severity
 from egressproxy.processes.loader.result import ListenerAddress
-from egressproxy.telemetry.notices import EventType, InvolvedObject, Notice, new_notice
+from egressproxy.telemetry.event_aggregator import EventType, InvolvedObject, Notice, new_notice
 
 log = logging.getLogger("egressproxy")
 

@@ -36,7 +36,7 @@ class ListenerAddress(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class CompiledConfig:
     """A configuration that was read and compiled, for processes that did neither.
 
     `spec` is for `ir.packing`, `shown` for `shown` below, `memory` for the next loading, and `declared`, the JSON of
@@ -58,15 +58,15 @@ class Loaded:
     wanted: frozenset[Key] = frozenset()
 
 
-#: Every class that a `Loaded` is made of.
-LOADED: Final = (CertificateUse, ListenerAddress, Loaded, Problem, Severity, Validity)
+#: Every class that a `CompiledConfig` is made of.
+LOADED: Final = (CertificateUse, ListenerAddress, CompiledConfig, Problem, Severity, Validity)
 
 
-def builtin(port: int) -> Loaded:
+def builtin(port: int) -> CompiledConfig:
     """The gateway that is served where there is no configuration, on this port."""
     told = Problem("", 0, 0, "", "", open_proxy_warning(port), "", Severity.WARNING, "OpenProxy")
     config = open_proxy(port)
-    return Loaded(pack(config), places(config), findings=(told,))
+    return CompiledConfig(pack(config), places(config), findings=(told,))
 
 
 def places(config: ConfigIR) -> tuple[ListenerAddress, ...]:
@@ -102,15 +102,15 @@ def shown(packed: bytes) -> Iterator[PublishedObject]:
             yield PublishedObject(group, kind, namespace, name, manifest, generation, status, created)
 
 
-def write_answer(outcome: Loaded | ConfigError) -> bytes:
+def write_answer(outcome: CompiledConfig | ConfigError) -> bytes:
     """What the process that loads says in the end, for `read_answer`."""
     return dumps(outcome.problems if isinstance(outcome, ConfigError) else outcome)
 
 
-def read_answer(data: bytes) -> Loaded:
+def read_answer(data: bytes) -> CompiledConfig:
     """What `write_answer` wrote. Raises ConfigError where that is a refusal, ValueError if it is no whole answer."""
     match read_values(data, LOADED):
-        case Loaded() as loaded:
+        case CompiledConfig() as loaded:
             return loaded
         case (Problem(), *_) as problems:
             raise ConfigError(problems)

@@ -20,7 +20,7 @@ from egressproxy.net.listening import UNIX_REMEDIES
 from egressproxy.net.listening_sockets import ListeningSockets, Place
 from egressproxy.net.wanted_lock import WantedLock
 from egressproxy.processes.takeover.messages import VERSIONS, Conversation, close_all, kill_of
-from egressproxy.processes.workers.fleet import ConfigRefused
+from egressproxy.processes.workers.data_plane import ConfigRefused
 from egressproxy.processes.workers.kill_switch import KillSwitch
 
 log = logging.getLogger("egressproxy")

@@ -12,7 +12,7 @@ from egressproxy.ext_proc_server.gateways import unservable
 from egressproxy.ext_proc_server.server import FilterServer
 from egressproxy.ext_proc_server.tls_files import TlsFiles
 from egressproxy.gateway.snapshot import Snapshot
-from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, bind_filters, process_limits
+from egressproxy.processes.workers.data_plane import ConfigRefused, Configuration, bind_filters, process_limits
 from egressproxy.processes.workers.worker import InProcess, Worker
 from egressproxy.run_options import FilterListener, RunOptions
 from egressproxy.telemetry.metrics import Metrics

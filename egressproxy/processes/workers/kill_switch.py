@@ -17,7 +17,7 @@ from egressproxy.errors import NotAnswered
 from egressproxy.model.kill_switch import KillChange, KilledIdentities
 from egressproxy.model.work import Work
 from egressproxy.net.cooperative import in_turns
-from egressproxy.processes.workers.fleet import ConfigRefused, Fleet
+from egressproxy.processes.workers.data_plane import ConfigRefused, DataPlane
 from egressproxy.processes.workers.killed_file import NAME, read_killed, write_killed
 from egressproxy.telemetry.metrics import Metrics
 
@@ -28,10 +28,10 @@ _NAMED: Final = 5
 
 
 class KillSwitch:
-    """One for a run; `fleet` carries it out. `folder`: where it is kept, which is ours alone; None: nowhere."""
+    """One for a run; `data_plane` carries it out. `folder`: where it is kept, which is ours alone; None: nowhere."""
 
-    def __init__(self, fleet: Fleet, metrics: Metrics, folder: Path | None = None) -> None:
-        self._fleet = fleet
+    def __init__(self, data_plane: DataPlane, metrics: Metrics, folder: Path | None = None) -> None:
+        self._data_plane = data_plane
         self._file = folder / NAME if folder is not None else None
         self._killed = KilledIdentities()
         self.turn = asyncio.Lock()  # held while something changes
@@ -66,7 +66,7 @@ class KillSwitch:
         if not self._killed:
             return
         try:
-            await self._fleet.kill(self._killed)
+            await self._data_plane.kill(self._killed)
         except NotAnswered as error:
             raise ConfigRefused(str(error)) from None
         names = ", ".join(repr(each.name) for each in self._killed.every[:_NAMED])
@@ -87,7 +87,7 @@ class KillSwitch:
         async with self.turn:
             with suppress(LookupError, ValueError, NotAnswered):  # NotKilled: it was never killed here
                 self._killed = self._killed.changed(change, time.time())
-                await self._fleet.kill(self._killed, change)
+                await self._data_plane.kill(self._killed, change)
             with suppress(OSError):  # which was logged
                 await self._keep(self._killed, "it is so until the process ends, and was not written")
             for tell in self.told:
@@ -119,13 +119,13 @@ class KillSwitch:
             if change.kills:
                 self._killed = after
                 try:
-                    cut = await self._fleet.kill(after, change)
+                    cut = await self._data_plane.kill(after, change)
                 finally:
                     await self._keep(after, "it is out of service until the process ends, and was not written")
             else:
                 await self._keep(after, "it stays out of service, since that cannot be written")
                 self._killed = after
-                await self._fleet.kill(after, change)
+                await self._data_plane.kill(after, change)
             if change.kills:
                 log.warning("kill switch: the identity %r is out of service; exchanges cut: %d", change.name, cut)
             else:

@@ -17,10 +17,10 @@ from egressproxy.model.admin_requests import CachePurge, HoldDecision, HoldPage
 from egressproxy.model.kill_switch import KillChange
 from egressproxy.model.pickling import ADDRESSES, classes, dumps, loads
 from egressproxy.model.process_limits import NO_LIMITS, ProcessLimits
-from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Guarded, RouteChanges
+from egressproxy.processes.workers.data_plane import ConfigRefused, Configuration, Guarded, RouteChanges
 from egressproxy.run_options import FilterListener
 from egressproxy.telemetry.counts import Counts, MetricFamily, MetricKind
-from egressproxy.telemetry.notices import InvolvedObject, Notice
+from egressproxy.telemetry.event_aggregator import InvolvedObject, Notice
 from egressproxy.telemetry.series import Series
 
 # --- requests
@@ -55,7 +55,7 @@ class Build:
     configuration: Configuration
 
 
-class Order(Enum):
+class Command(Enum):
     """What a worker does without another word. The first two are requests, the others have no reply."""
 
     SWAP = "swap"  # put into service what was built last
@@ -67,7 +67,7 @@ class Order(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class Query:
     """What `worker.Worker.answer` is asked. Arguments are plain values or classes of `_FIND`."""
 
     name: str
@@ -83,11 +83,11 @@ class Drain:
     idle_s: float = 0.0
 
 
-Request = Begin | Build | Order | Question | Drain
+Request = Begin | Build | Command | Query | Drain
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class NumberedRequest:
     """A request, and the number of its reply. What a worker asks is a Question to all workers."""
 
     number: int
@@ -109,7 +109,7 @@ class Listen:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class Reply:
     """`value`: what is asked for (to a worker: by all workers), None: it is done, or why it is refused."""
 
     number: int
@@ -117,7 +117,7 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class CountsReply:
     """A part of the answer to COLLECT; its series are those of no other part."""
 
     number: int
@@ -126,13 +126,13 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True)
-class Noticed:
+class EventReport:
     """What is to be told in Events, since this was said last; nobody has asked."""
 
     notices: tuple[Notice, ...]
 
 
-Message = Asked | Order | Listen | Answered | Counted | Noticed
+Message = NumberedRequest | Command | Listen | Reply | CountsReply | EventReport
 
 _FIND: Final = classes(
     (

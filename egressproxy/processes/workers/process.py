@@ -28,13 +28,13 @@ from egressproxy.net.loop import new_loop
 from egressproxy.net.process import close_memory, collect_seldom
 from egressproxy.processes.workers import messages
 from egressproxy.processes.workers.channel import FrameChannel
-from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, settle_heap
+from egressproxy.processes.workers.data_plane import ConfigRefused, Configuration, settle_heap
 from egressproxy.processes.workers.worker import Worker, begin_key_log
 from egressproxy.telemetry.counts import Counts
 from egressproxy.telemetry.diagnostics import Diagnostics
+from egressproxy.telemetry.event_aggregator import NOTICES_S
 from egressproxy.telemetry.json_lines import take_over
 from egressproxy.telemetry.metrics import Metrics
-from egressproxy.telemetry.notices import NOTICES_S
 
 log = logging.getLogger("egressproxy")
 
@@ -108,23 +108,25 @@ class WorkerProcess:
 
     def _on_frame(self, frame: bytes, descriptors: list[int]) -> None:
         match messages.decode(frame):
-            case messages.Asked(number, messages.Begin() as asked):  # at once: what comes behind it needs the worker
-                self._send(messages.Answered(number, self._begin(asked, *descriptors)))
-            case messages.Asked(number, messages.Order.COLLECT):
+            case messages.NumberedRequest(
+                number, messages.Begin() as asked
+            ):  # at once: what comes behind it needs the worker
+                self._send(messages.Reply(number, self._begin(asked, *descriptors)))
+            case messages.NumberedRequest(number, messages.Command.COLLECT):
                 self._start(self._report(number))
-            case messages.Asked(number, request):
+            case messages.NumberedRequest(number, request):
                 self._start(self._answer(number, request))
-            case messages.Order.FORGET:
+            case messages.Command.FORGET:
                 self._built = None
             case messages.Listen(address, port):
                 self._sockets[address, port] = socket.socket(fileno=descriptors[0])
-            case messages.Order.REOPEN_ACCESS_LOG:
+            case messages.Command.REOPEN_ACCESS_LOG:
                 self.worker.access_log.reopen()
-            case messages.Order.END_CONNECTIONS:
+            case messages.Command.END_CONNECTIONS:
                 self.worker.gateway.end_connections()
-            case messages.Order.HURRY:
+            case messages.Command.HURRY:
                 self.worker.hurry()
-            case messages.Answered(number, values):
+            case messages.Reply(number, values):
                 if (question := self._asked.get(number)) is not None and not question.done():
                     question.set_result(values)
 
@@ -175,8 +177,8 @@ class WorkerProcess:
         """What waits in all workers, of this client. Raises NotAnswered where one of them has not answered in time."""
         number = next(self._numbers)
         question = self._asked[number] = asyncio.get_running_loop().create_future()
-        asked = messages.Question("holds", (None, HoldPage(MAX_PAGE, identity=identity)))
-        self._send(messages.Asked(number, asked))
+        asked = messages.Query("holds", (None, HoldPage(MAX_PAGE, identity=identity)))
+        self._send(messages.NumberedRequest(number, asked))
         values = None
         try:
             with suppress(TimeoutError):
@@ -194,9 +196,9 @@ class WorkerProcess:
                 case messages.Build(configuration):
                     self._built = None
                     self._built = configuration, await self.worker.prepare(configuration)
-                case messages.Order.SWAP:
+                case messages.Command.SWAP:
                     await self._swap()
-                case messages.Question(name, arguments):
+                case messages.Query(name, arguments):
                     value = await self.worker.answer(name, arguments)
                 case messages.Drain(timeout_s, elsewhere, idle_s):
                     value = await self.worker.drain(timeout_s, elsewhere, idle_s)
@@ -204,13 +206,13 @@ class WorkerProcess:
         except (ConfigRefused, NotAnswered) as error:
             value = error
         except Exception as error:
-            if request is messages.Order.SWAP or isinstance(request, messages.Drain):
+            if request is messages.Command.SWAP or isinstance(request, messages.Drain):
                 raise
             # Neither a configuration nor a question must end the process.
             is_reload = isinstance(request, messages.Build)
             log.exception("internal error in %s", "a reload" if is_reload else "an answer")
             value = (ConfigRefused if is_reload else NotAnswered)(f"internal error ({type(error).__name__})")
-        self._send(messages.Answered(number, value))
+        self._send(messages.Reply(number, value))
         if isinstance(request, messages.Drain):
             self._end(0)
 
@@ -238,7 +240,7 @@ class WorkerProcess:
         counts.series = dict(islice(rest, SERIES_IN_PART))
         while True:
             following = dict(islice(rest, SERIES_IN_PART))
-            self._send(messages.Counted(number, counts, not following))
+            self._send(messages.CountsReply(number, counts, not following))
             if not following:
                 return
             counts = Counts(following)
@@ -249,4 +251,4 @@ class WorkerProcess:
 
     def _tell_notices(self) -> None:
         if notices := self._metrics.notices.take():
-            self._send(messages.Noticed(tuple(notices)))
+            self._send(messages.EventReport(tuple(notices)))

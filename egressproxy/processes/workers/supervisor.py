@@ -27,17 +27,17 @@ from egressproxy.model.secret import SecretBytes
 from egressproxy.net.file_lock import memory_file
 from egressproxy.net.listening import BindError, bind_error
 from egressproxy.net.listening_sockets import ListeningSockets
-from egressproxy.processes.workers.fleet import (
+from egressproxy.processes.workers.data_plane import (
     ConfigRefused,
     Configuration,
+    DataPlane,
     EndpointUpdates,
-    Fleet,
     RouteChanges,
     bind_filters,
     process_limits,
 )
-from egressproxy.processes.workers.handle import Handle, WorkerEnded, WorkerSilent
-from egressproxy.processes.workers.messages import Answered, Begin, Drain, Order, Question
+from egressproxy.processes.workers.messages import Begin, Command, Drain, Query, Reply
+from egressproxy.processes.workers.worker_handle import WorkerEnded, WorkerHandle, WorkerSilent
 from egressproxy.run_options import RunOptions
 from egressproxy.telemetry.counts import Counts, ProcessFigures
 from egressproxy.telemetry.metrics import Metrics
@@ -58,7 +58,7 @@ LONGEST_PAUSE_S: Final = 30.0
 LONGEST_PAUSE_ALONE_S: Final = 1.0
 
 
-class Supervisor(Fleet):
+class Supervisor(DataPlane):
     """See `fleet.Fleet`. `errors`: the descriptor of standard error's FileLock, if there is one; it is closed here.
     `sockets`: those of this process; None: all are bound here.
     """
@@ -75,8 +75,8 @@ class Supervisor(Fleet):
         self._session_key = options.session_key or SecretBytes(secrets.token_bytes(32))
         self._shared: list[int] = []  # descriptors
         self._tally: SharedCounters | None = None
-        self._handles: dict[int, Handle] = {}  # the one that lives, or is about to, at each place
-        self._members: set[Handle] = set()  # those that are asked to build
+        self._handles: dict[int, WorkerHandle] = {}  # the one that lives, or is about to, at each place
+        self._members: set[WorkerHandle] = set()  # those that are asked to build
         self._sockets: dict[tuple[str, int], socket.socket] = {}
         self._current: Configuration | None = None
         self._endpoints: EndpointUpdates = {}  # of Services, since that was put into service
@@ -119,11 +119,11 @@ class Supervisor(Fleet):
 
     def reopen_access_log(self) -> None:
         for handle in self._handles.values():
-            handle.tell(Order.REOPEN_ACCESS_LOG)
+            handle.tell(Command.REOPEN_ACCESS_LOG)
 
     def end_connections(self) -> None:
         for handle in self._serving():
-            handle.tell(Order.END_CONNECTIONS)
+            handle.tell(Command.END_CONNECTIONS)
 
     async def drain(self, timeout_s: float, elsewhere: Collection[tuple[str, int]] = (), idle_s: float = 0.0) -> int:
         asked = Drain(timeout_s, tuple(elsewhere), idle_s)
@@ -137,7 +137,7 @@ class Supervisor(Fleet):
 
     def hurry(self) -> None:
         for handle in self._serving():
-            handle.tell(Order.HURRY)
+            handle.tell(Command.HURRY)
 
     async def stop(self) -> None:
         self._cancel_tasks()
@@ -150,7 +150,7 @@ class Supervisor(Fleet):
             os.close(descriptor)
         self._shared.clear()
 
-    async def _drain(self, handle: Handle, asked: Drain) -> int:
+    async def _drain(self, handle: WorkerHandle, asked: Drain) -> int:
         try:
             return await handle.drain(asked)
         except WorkerEnded as error:
@@ -163,15 +163,15 @@ class Supervisor(Fleet):
         self._tasks.clear()
 
     # --- workers ---------------------------------------------------------------------------------------------------
-    def _serving(self) -> list[Handle]:
+    def _serving(self) -> list[WorkerHandle]:
         return [handle for handle in self._handles.values() if handle.is_serving]
 
-    def _spawn(self, number: int) -> Handle:
+    def _spawn(self, number: int) -> WorkerHandle:
         """Raises OSError."""
-        handle = self._handles[number] = Handle(number, self._metrics.notices.add, self._asked_by)
+        handle = self._handles[number] = WorkerHandle(number, self._metrics.notices.add, self._asked_by)
         return handle
 
-    async def _begin(self, handle: Handle) -> None:
+    async def _begin(self, handle: WorkerHandle) -> None:
         """Raises ConfigRefused, WorkerEnded."""
         options, key = self._options, self._session_key.reveal()
         asked = Begin(
@@ -185,7 +185,7 @@ class Supervisor(Fleet):
             except NotAnswered as error:
                 raise ConfigRefused(str(error)) from None
 
-    async def _keep(self, handle: Handle) -> None:
+    async def _keep(self, handle: WorkerHandle) -> None:
         """Restart the worker in this slot when it exits."""
         short_lives = 0
         while True:
@@ -199,7 +199,7 @@ class Supervisor(Fleet):
             log.error("%s %s; it is replaced %s", handle, handle.how_it_ended(), what)
             handle = await self._replaced(handle, pause_s)
 
-    async def _replaced(self, handle: Handle, pause_s: float) -> Handle:
+    async def _replaced(self, handle: WorkerHandle, pause_s: float) -> WorkerHandle:
         """The next one at its place; it may have ended, too."""
         while True:
             if pause_s:
@@ -225,7 +225,7 @@ class Supervisor(Fleet):
                 fresh.end()
             return fresh
 
-    async def _bring_up(self, handle: Handle) -> None:
+    async def _bring_up(self, handle: WorkerHandle) -> None:
         """Give a fresh worker what is in service when it has built it. Raises ConfigRefused, WorkerEnded."""
         routes = None  # those that it has
         while handle.built is not self._current or routes is not self._routes:
@@ -246,7 +246,7 @@ class Supervisor(Fleet):
         except NotAnswered as error:
             raise ConfigRefused(str(error)) from None
 
-    def _bury(self, handle: Handle) -> None:
+    def _bury(self, handle: WorkerHandle) -> None:
         self._members.discard(handle)
         if self._tally is not None:
             self._tally.forget(handle.number)
@@ -268,7 +268,7 @@ class Supervisor(Fleet):
             new = self._bind_new(configuration)
         except (ConfigRefused, BindError):
             for handle in self._members:
-                handle.tell(Order.FORGET)
+                handle.tell(Command.FORGET)
                 handle.built = handle.configuration
             raise
         self._current = configuration
@@ -289,14 +289,14 @@ class Supervisor(Fleet):
             self._routes = before
         return is_done
 
-    async def _have_all_done(self, question: Question) -> bool:
+    async def _have_all_done(self, question: Query) -> bool:
         """Whether every worker answers with 1; what one would have done that ends meanwhile, its successor does."""
         serving = self._serving()
         answers = await asyncio.gather(*(each.answer(question) for each in serving), return_exceptions=True)
         return all(answer == 1 or each.is_gone for each, answer in zip(serving, answers, strict=True))
 
     async def _swap(
-        self, handle: Handle, configuration: Configuration, new: dict[tuple[str, int], socket.socket]
+        self, handle: WorkerHandle, configuration: Configuration, new: dict[tuple[str, int], socket.socket]
     ) -> None:
         try:
             await handle.swap(configuration, new)
@@ -341,12 +341,12 @@ class Supervisor(Fleet):
     # --- questions -------------------------------------------------------------------------------------------------
     async def ask_one(self, name: str, *arguments: object) -> bytes:
         for handle in self._serving():
-            found: bytes = await handle.answer(Question(name, arguments))
+            found: bytes = await handle.answer(Query(name, arguments))
             return found
         raise NotAnswered("no worker serves")
 
     async def ask_all(self, name: str, *arguments: object) -> list[bytes]:
-        serving, question = self._serving(), Question(name, arguments)
+        serving, question = self._serving(), Query(name, arguments)
         answers = await asyncio.gather(*(each.answer(question) for each in serving), return_exceptions=True)
         found = [answer for answer in _answered(serving, answers) if isinstance(answer, bytes)]
         if not found:
@@ -354,16 +354,16 @@ class Supervisor(Fleet):
         return found
 
     async def decisions(self) -> list[bytes]:
-        asked = (handle.answer(Question("decisions")) for handle in self._serving())
+        asked = (handle.answer(Query("decisions")) for handle in self._serving())
         answers = await asyncio.gather(*asked, return_exceptions=True)
         return [answer for answer in answers if isinstance(answer, bytes)]
 
-    def _asked_by(self, handle: Handle, number: int, question: Question) -> None:
+    def _asked_by(self, handle: WorkerHandle, number: int, question: Query) -> None:
         """A worker may ask what waits in all workers of one client, and nothing else. It reads the bytes of strangers:
         by what it sends, nothing may be approved, restored or purged elsewhere.
         """
         match question:
-            case Question("holds", (None, HoldPage(identity=str(identity)))):
+            case Query("holds", (None, HoldPage(identity=str(identity)))):
                 allowed = HoldPage(MAX_PAGE, identity=identity)
             case _:
                 log.error("worker %d asks for what workers may not ask for; it gets no answer", handle.number)
@@ -372,12 +372,12 @@ class Supervisor(Fleet):
         self._answers.add(task)
         task.add_done_callback(self._answers.discard)
 
-    async def _answer_worker(self, handle: Handle, number: int, page: HoldPage) -> None:
+    async def _answer_worker(self, handle: WorkerHandle, number: int, page: HoldPage) -> None:
         try:
             value: tuple[bytes, ...] | NotAnswered = tuple(await self.ask_all("holds", None, page))
         except NotAnswered as error:
             value = error
-        handle.tell(Answered(number, value))
+        handle.tell(Reply(number, value))
 
     async def kill(self, killed: KilledIdentities, change: KillChange | None = None) -> int:
         # Workers that have begun are told; those that have not are when they have.
@@ -418,7 +418,7 @@ class Supervisor(Fleet):
                     handle.kill()
 
 
-async def _have_routes(handle: Handle, changes: RouteChanges) -> None:
+async def _have_routes(handle: WorkerHandle, changes: RouteChanges) -> None:
     """Raises ConfigRefused where a worker does not take routes that are in service elsewhere."""
     try:
         is_done = await handle.answer(_routes(changes)) == 1
@@ -428,30 +428,30 @@ async def _have_routes(handle: Handle, changes: RouteChanges) -> None:
         raise ConfigRefused("it has not taken the routes that have changed")
 
 
-async def _kill(handle: Handle, killed: KilledIdentities, change: KillChange | None) -> int:
+async def _kill(handle: WorkerHandle, killed: KilledIdentities, change: KillChange | None) -> int:
     """How many exchanges it has cut. It is told all names only where it has missed a change. Raises NotAnswered."""
     cut: int | None = None
     if change is not None:
-        cut = await handle.answer(Question("kill", (change, killed.revision)))
+        cut = await handle.answer(Query("kill", (change, killed.revision)))
     if cut is None:
         cut = await handle.answer(_all_killed(killed))
     assert cut is not None
     return cut
 
 
-def _endpoints(updates: EndpointUpdates) -> Question:
-    return Question("replace_endpoints", (dict(updates),))
+def _endpoints(updates: EndpointUpdates) -> Query:
+    return Query("replace_endpoints", (dict(updates),))
 
 
-def _routes(changes: RouteChanges) -> Question:
-    return Question("update_routes", (changes,))
+def _routes(changes: RouteChanges) -> Query:
+    return Query("update_routes", (changes,))
 
 
-def _all_killed(killed: KilledIdentities) -> Question:
-    return Question("set_killed", (tuple(each.name for each in killed.every), killed.revision))
+def _all_killed(killed: KilledIdentities) -> Query:
+    return Query("set_killed", (tuple(each.name for each in killed.every), killed.revision))
 
 
-def _answered(asked: Iterable[Handle], answers: Iterable[object]) -> Iterator[object]:
+def _answered(asked: Iterable[WorkerHandle], answers: Iterable[object]) -> Iterator[object]:
     """The answers of these workers, but for those that end. Raises what another one has raised."""
     for handle, answer in zip(asked, answers, strict=True):
         if not isinstance(answer, BaseException):

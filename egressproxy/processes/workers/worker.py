@@ -20,7 +20,7 @@ from typing import Any, Final
 from egressproxy.errors import NotAnswered
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.shared_counters import SharedCounters
-from egressproxy.gateway.backends.connector import UPSTREAM_LIMITS
+from egressproxy.gateway.backends.cluster import UPSTREAM_LIMITS
 from egressproxy.gateway.exchange.recent_decisions import decisions, subjects_of
 from egressproxy.gateway.gateway import GatewayServer
 from egressproxy.gateway.snapshot import Snapshot
@@ -34,18 +34,18 @@ from egressproxy.net.listening import bind as bind_socket
 from egressproxy.net.listening_sockets import ListeningSockets
 from egressproxy.net.timers import TICK_S
 from egressproxy.net.tls_key_log import start_key_log
-from egressproxy.processes.workers.fleet import (
+from egressproxy.processes.workers.data_plane import (
     ConfigRefused,
     Configuration,
+    DataPlane,
     EndpointUpdates,
-    Fleet,
     Guarded,
     RouteChanges,
     collect_garbage,
     process_limits,
 )
+from egressproxy.protocols.http1.codec_check import Misread, check_codec
 from egressproxy.protocols.http1.framing import HeadLimits
-from egressproxy.protocols.http1.self_test import Misread, check_codec
 from egressproxy.run_options import RunOptions
 from egressproxy.telemetry.access_log import AccessLog
 from egressproxy.telemetry.counters import LoopLag
@@ -99,7 +99,7 @@ class Worker:
         self.gateway = GatewayServer(
             Catalog(counters=tally), self.metrics, self.access_log, pseudonym, bind, session_key, zone, limits
         )
-        self.gateway.conductor.waiting = self.waiting
+        self.gateway.connection_manager.waiting = self.waiting
         #: What waits for approval of a client: here, and where there are other workers, there.
         self.holds_of_all: Callable[[str], Awaitable[tuple[bytes, ...]]] = self._own_holds
         self._asking: dict[str, asyncio.Future[tuple[bytes, ...]]] = {}
@@ -126,7 +126,7 @@ class Worker:
 
     async def prepare(self, asked: Configuration) -> Snapshot:
         """Build it beside what is in service. Raises ConfigRefused; Guarded where it would allow what was denied."""
-        collect_garbage(self.gateway.conductor.clients.total)
+        collect_garbage(self.gateway.connection_manager.clients.total)
         gc.disable()  # a collection over the many new objects would stop the loop
         try:
             spec = replace(await in_turns(unpacking(asked.packed)), generation=asked.generation)
@@ -159,7 +159,7 @@ class Worker:
         await _imported("decision_diff")
         from egressproxy.gateway.explain.decision_diff import DENIED, flips
 
-        recent = decisions(self.gateway.conductor.accounting.recent, subjects_of(fresh))
+        recent = decisions(self.gateway.connection_manager.accounting.recent, subjects_of(fresh))
         denied = (each for each in recent if each.reason in DENIED)
         found = await in_turns(flips(before, fresh, denied))
         opened = [str(flip) for flip in found if flip.opens]
@@ -178,7 +178,7 @@ class Worker:
         from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest, HypotheticalRequestError
 
         try:
-            question, pseudonym = HypotheticalRequest.of(pairs), self.gateway.conductor.pseudonym
+            question, pseudonym = HypotheticalRequest.of(pairs), self.gateway.connection_manager.pseudonym
             return json.dumps(await explain(self._in_service(), question, pseudonym)).encode()
         except HypotheticalRequestError as error:
             raise NotAnswered(str(error)) from None
@@ -199,7 +199,7 @@ class Worker:
         return self.gateway.snapshot
 
     async def _decisions(self) -> bytes:
-        found, subjects = tuple(self.gateway.conductor.accounting.recent), subjects_of(self.gateway.snapshot)
+        found, subjects = tuple(self.gateway.connection_manager.accounting.recent), subjects_of(self.gateway.snapshot)
         return await asyncio.to_thread(
             lambda: json.dumps([each._asdict() for each in decisions(found, subjects)]).encode()
         )
@@ -290,7 +290,7 @@ def _written(found: dict[str, Any]) -> Work[bytes]:
     return f'{{"holds": [{", ".join(written)}], {json.dumps(found)[1:]}'.encode()
 
 
-class InProcess(Fleet):
+class InProcess(DataPlane):
     """The fleet of one: a worker in this process."""
 
     def __init__(self, options: RunOptions, metrics: Metrics, sockets: ListeningSockets | None = None) -> None:

@@ -1,8 +1,8 @@
 """DownstreamConnection: a client's HTTP/1 connection. Reads requests one at a time and in order; knows no policy.
 
-The handler (the conductor) is told of each request head and runs the exchange; the connection feeds the request's body
-to the sink that it is given, and the driver is woken or ended when something happens that the exchange may wait for.
-Pipelined requests stay unread until the exchange before them has ended (RFC 9112 section 9.3.2).
+The handler (the connection manager) is told of each request head and runs the exchange; the connection feeds the
+request's body to the sink that it is given, and the driver is woken or ended when something happens that the exchange
+may wait for. Pipelined requests stay unread until the exchange before them has ended (RFC 9112 section 9.3.2).
 
 Its states are those of `downstream_states`. What stands beside the state may be so in each of them: the client has
 ended its side (`has_ended`), which it may do before, amid or behind a request; reading is paused and writing is blocked
@@ -122,10 +122,10 @@ class DownstreamConnection(FlowControl):
 
     def data_received(self, data: bytes) -> None:
         """What the client says: used at once, or kept until it can be; dropped while lingering."""
-        self.octets_in += len(data)
+        self.bytes_in += len(data)
         self.heard_at = self.wheel.now
         if self._state is _LINGERING:
-            if self.octets_in > LINGER_SIZE:
+            if self.bytes_in > LINGER_SIZE:
                 self.transport.abort()
             return
         self.reader.feed(data)
@@ -203,7 +203,7 @@ class DownstreamConnection(FlowControl):
         return self.reader.first_byte
 
     @property
-    def unsent_octets(self) -> int:
+    def unsent_bytes(self) -> int:
         return self.transport.get_write_buffer_size()
 
     def serve_head(self, head: RequestHead, rest: bytes) -> None:
@@ -281,8 +281,8 @@ class DownstreamConnection(FlowControl):
             self.close()
             return
         self._state = _IDLE
-        self.octets_in = self.reader.buffered
-        self.octets_out = 0
+        self.bytes_in = self.reader.buffered
+        self.bytes_out = 0
         self.deadline.after(self.idle_s)
         if self.is_reading_paused:
             self.resume_reading()
@@ -300,7 +300,7 @@ class DownstreamConnection(FlowControl):
             self.transport.close()
             return
         self._state = _LINGERING
-        self.octets_in = 0
+        self.bytes_in = 0
         self.transport.write_eof()
         self.deadline.after(LINGER_S)
         self.resume_reading()
@@ -337,7 +337,7 @@ class DownstreamConnection(FlowControl):
         return trailers
 
     def _exchange_over(self) -> None:
-        if not self._is_pumping and self._state is _IDLE and (self.octets_in or self.has_ended):
+        if not self._is_pumping and self._state is _IDLE and (self.bytes_in or self.has_ended):
             self._pump()
 
     # --- reading -----------------------------------------------------------------------------------------------
@@ -365,7 +365,7 @@ class DownstreamConnection(FlowControl):
                 if event is None:
                     if self.has_ended:
                         self._input_is_over()
-                    elif state is _IDLE and self.octets_in and self.reader.has_partial_head:
+                    elif state is _IDLE and self.bytes_in and self.reader.has_partial_head:
                         self._head_has_begun()
                     elif self.reader.open_line != self._line:
                         self._line_has_begun()
@@ -393,7 +393,7 @@ class DownstreamConnection(FlowControl):
                 is_unfinished = True
             if is_unfinished:  # nobody else takes from the reader until we go on
                 asyncio.get_running_loop().call_soon(self._pump)
-            if self.octets_in > HIGH_WATER and self.reader.buffered > HIGH_WATER:
+            if self.bytes_in > HIGH_WATER and self.reader.buffered > HIGH_WATER:
                 self.pause_reading()
         except GatewayError as error:
             self.refuse(error)

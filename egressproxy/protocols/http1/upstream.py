@@ -72,7 +72,7 @@ class UpstreamConnection(FlowControl):
             self.close()  # nobody has asked
             return
         self.last_read = self.wheel.now
-        self.octets_in += len(data)
+        self.bytes_in += len(data)
         self.reader.feed(data)
         if self.sink is not None:
             self._pump()
@@ -148,8 +148,8 @@ class UpstreamConnection(FlowControl):
         else:
             self._has_body = False
             self.has_sent_all = True
-        self.octets_in = 0
-        self.octets_out = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
         self.served += 1
         self.last_read = self.wheel.now
         self.reader.expect(request.method)
@@ -327,7 +327,7 @@ class UpstreamConnection(FlowControl):
         """
         if isinstance(error, ssl.SSLError):
             return tls_fault(error, expected=self.transport.get_extra_info(TLS_EXPECTATION))
-        if self.octets_in:
+        if self.bytes_in:
             return None
         if self.served == 1 and isinstance(self.transport, TlsStream):
             message = "the upstream ended the TLS connection before its first word"

@@ -16,9 +16,9 @@ from h2.errors import ErrorCodes
 from egressproxy.errors import BadRequest, ClientGone, GatewayError, LimitExceeded, Reason, UpstreamFault
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead, ResponseHead
+from egressproxy.net.byte_queue import keep
 from egressproxy.net.driver import Driver
 from egressproxy.net.flow_control import BodySink
-from egressproxy.net.pieces import keep
 from egressproxy.net.timers import NEVER
 from egressproxy.protocols.http1.downstream import LINGER_S, LINGER_SIZE
 from egressproxy.protocols.http1.framing import Malformed
@@ -271,7 +271,7 @@ class DownstreamStream(Http2Stream):
         return self._pieces[0][:1] if self._pieces else b""
 
     @property
-    def unsent_octets(self) -> int:
+    def unsent_bytes(self) -> int:
         return self.unsent_size
 
     def listen(self) -> None:

@@ -151,7 +151,7 @@ class FrameWriter:
             self.write(frame_header(kind, flags, number, MAX_FRAME) + block[:MAX_FRAME])
             kind, flags, block = CONTINUATION, 0, block[MAX_FRAME:]
         self.write(frame_header(kind, flags | END_HEADERS, number, len(block)) + block)
-        stream.octets_out += self.size - before
+        stream.bytes_out += self.size - before
 
     # --- content -------------------------------------------------------------------------------------------------
     def room_for(self, stream: H2StreamState) -> int:

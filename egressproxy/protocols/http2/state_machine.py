@@ -216,7 +216,7 @@ class H2StateMachine(FrameWriter):
         are_trailers = stream.is_head_received
         if self._depends_on_itself or ((is_interim or not has_ended) if are_trailers else (is_interim and has_ended)):
             raise StreamError("fields where there can be none", number)
-        stream.octets_in += self.head_size
+        stream.bytes_in += self.head_size
         if has_ended:
             stream.stream_state = HALF_CLOSED_REMOTE if state == OPEN else CLOSED
         if are_trailers:
@@ -244,7 +244,7 @@ class H2StateMachine(FrameWriter):
         """The stream of the request whose head has just come."""
         self.open_stream(stream)
         stream.is_head_received = True
-        stream.octets_in = self.head_size
+        stream.bytes_in = self.head_size
         if self._head_flags & END_STREAM:
             stream.stream_state = HALF_CLOSED_REMOTE
 

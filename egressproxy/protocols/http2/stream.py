@@ -8,8 +8,8 @@ from abc import abstractmethod
 
 from h2.errors import ErrorCodes
 
+from egressproxy.net.byte_queue import keep
 from egressproxy.net.flow_control import HIGH_WATER, Reads
-from egressproxy.net.pieces import keep
 from egressproxy.protocols.http2.field_coding import block_code, encoded_block
 from egressproxy.protocols.http2.outbound_streams import OutboundStreams
 from egressproxy.protocols.http2.remembered_fields import FieldList
@@ -59,7 +59,7 @@ class Http2Stream(H2StreamState):
     def _send(self, data: bytes, *, is_last: bool) -> None:
         if self.is_over:
             return
-        self.octets_out += len(data)
+        self.bytes_out += len(data)
         if not self.unsent and self.connection.send_at_once(self, data, is_last=is_last):
             return
         keep(self.unsent, data)
@@ -119,7 +119,7 @@ class Http2Stream(H2StreamState):
             self.connection.give_back_alone(self, size)
 
     def receive_data(self, data: bytes, size: int) -> None:
-        self.octets_in += len(data)
+        self.bytes_in += len(data)
         if self.is_reading_paused:
             self.kept_size += size
         elif self.is_held_back:

@@ -39,8 +39,20 @@ class H2StreamState:
     """
 
     __slots__ = (
-        "has_sent_all", "is_ending", "is_head_received", "is_head_sent", "kept_size", "number", "octets_in",
-        "octets_out", "read_size", "receive_window", "send_window", "stream_state", "trailers", "unsent",
+        "bytes_in",
+        "bytes_out",
+        "has_sent_all",
+        "is_ending",
+        "is_head_received",
+        "is_head_sent",
+        "kept_size",
+        "number",
+        "read_size",
+        "receive_window",
+        "send_window",
+        "stream_state",
+        "trailers",
+        "unsent",
         "unsent_size",
     )  # fmt: skip
 
@@ -53,8 +65,8 @@ class H2StreamState:
         self.read_size = 0
         self.kept_size = 0  # bytes that were received, and are read when reading goes on
         self.send_window = 0
-        self.octets_in = 0
-        self.octets_out = 0
+        self.bytes_in = 0
+        self.bytes_out = 0
         self.unsent: list[bytes] = []
         self.unsent_size = 0  # bytes of body that wait for a window
         self.is_ending = False  # END_STREAM goes out behind what is unsent, or has gone

@@ -13,9 +13,9 @@ from h2.errors import ErrorCodes
 
 from egressproxy.errors import GatewayError, Reason, RetrySafety, UpstreamFault
 from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
+from egressproxy.net.byte_queue import keep
 from egressproxy.net.driver import PAUSE, Driver
 from egressproxy.net.flow_control import BodySink
-from egressproxy.net.pieces import keep
 from egressproxy.protocols.http1.codec import MAX_INTERIM
 from egressproxy.protocols.http1.framing import Malformed
 from egressproxy.protocols.http1.writer import PHRASES

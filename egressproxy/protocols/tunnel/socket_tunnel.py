@@ -80,15 +80,15 @@ class SocketTunnel(Tunnel["SocketEnd"]):
 
     @abstractmethod
     def over(self) -> None:
-        """The tunnel has ended; `octets_in`, `octets_out`, `reason` and `error` say how."""
+        """The tunnel has ended; `bytes_in`, `bytes_out`, `reason` and `error` say how."""
 
     @property
-    def octets_in(self) -> int:
-        return self.client.octets_in
+    def bytes_in(self) -> int:
+        return self.client.bytes_in
 
     @property
-    def octets_out(self) -> int:
-        return self.upstream.octets_in - len(self.early) - len(self.client.unsent or b"") + self.own_bytes
+    def bytes_out(self) -> int:
+        return self.upstream.bytes_in - len(self.early) - len(self.client.unsent or b"") + self.own_bytes
 
     def start(
         self,
@@ -193,7 +193,7 @@ class SocketTunnel(Tunnel["SocketEnd"]):
 class SocketEnd(WatchedSocket):
     """One side: its socket, and what it did not take yet. Its states are those of `EndState`."""
 
-    __slots__ = ("_state", "is_long", "octets_in", "other", "poller", "sock", "tunnel", "unsent", "watched")
+    __slots__ = ("_state", "bytes_in", "is_long", "other", "poller", "sock", "tunnel", "unsent", "watched")
     __deletable__ = ("other",)  # for mypyc
 
     other: SocketEnd
@@ -204,7 +204,7 @@ class SocketEnd(WatchedSocket):
         self.tunnel = tunnel
         self.poller = tunnel.poller
         self.sock, self.unsent, self.watched = transport.detach()
-        self.octets_in = 0
+        self.bytes_in = 0
         self._state = _OPEN
         self.is_long = False  # so much comes at once that it need not be copied
         if self.watched != NOT_WATCHED:
@@ -244,7 +244,7 @@ class SocketEnd(WatchedSocket):
                 self.received(bytes(_view[:size]))
                 return
             tunnel.last_activity = tunnel.wheel.now
-            self.octets_in += size
+            self.bytes_in += size
             try:
                 sent = other.sock.send(_view[:size])
             except (BlockingIOError, InterruptedError):
@@ -286,7 +286,7 @@ class SocketEnd(WatchedSocket):
             return False
         self.is_long = size >= LONG_SIZE
         tunnel.last_activity = tunnel.wheel.now
-        self.octets_in += size
+        self.bytes_in += size
         try:
             rest = pipe.give(other.sock.fileno(), size)
         except OSError as error:
@@ -308,7 +308,7 @@ class SocketEnd(WatchedSocket):
         """These bytes came from this side: past the guard, to the other."""
         tunnel = self.tunnel
         tunnel.last_activity = tunnel.wheel.now
-        self.octets_in += len(data)
+        self.bytes_in += len(data)
         data = tunnel.admit(self, data)
         if data and not tunnel.is_over:
             self.other.send(data)

@@ -19,7 +19,7 @@ _LOST: Final[EndState] = EndState.LOST
 
 
 class TransportTunnel(Tunnel["TransportEnd"]):
-    """Joins two transports; `ended` waits for the end. `octets_in` came from the client, `octets_out` went to it."""
+    """Joins two transports; `ended` waits for the end. `bytes_in` came from the client, `bytes_out` went to it."""
 
     __slots__ = ("driver",)
 
@@ -42,12 +42,12 @@ class TransportTunnel(Tunnel["TransportEnd"]):
         self.upstream.feed_from(self.client)
 
     @property
-    def octets_in(self) -> int:
-        return self.client.octets_in
+    def bytes_in(self) -> int:
+        return self.client.bytes_in
 
     @property
-    def octets_out(self) -> int:
-        return self.client.octets_out
+    def bytes_out(self) -> int:
+        return self.client.bytes_out
 
     def start(
         self,
@@ -140,7 +140,7 @@ class TransportEnd(FlowControl):
         """To the other side, past the guard while there is one."""
         tunnel = self.tunnel
         tunnel.last_activity = tunnel.wheel.now
-        self.octets_in += len(data)
+        self.bytes_in += len(data)
         if tunnel.guard is not None:
             data = tunnel.admit(self, data)
             if not data:
@@ -160,7 +160,7 @@ class TransportEnd(FlowControl):
     def send(self, data: bytes) -> None:
         """At once: what comes in one turn is one piece already."""
         if not self.is_lost:
-            self.octets_out += len(data)
+            self.bytes_out += len(data)
             self.transport.write(data)
 
     def hold(self) -> None:

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from egressproxy.net.file_lock import memory_file
-from egressproxy.processes.workers import handle as module
-from egressproxy.processes.workers.handle import MAX_CALLS, crash, watching
+from egressproxy.processes.workers import worker_handle as module
+from egressproxy.processes.workers.worker_handle import MAX_CALLS, crash, watching
 from tests.support.waiting import WAIT_S
 
 

@@ -23,7 +23,7 @@ from egressproxy.processes.loader.compilation import Machine, loaded
 from egressproxy.processes.loader.loader import LOAD, SCHEMA
 from egressproxy.processes.loader.process import LoaderProcess, LoadingFailed
 from egressproxy.processes.loader.request import LoadRequest, write_request
-from egressproxy.processes.loader.result import Loaded, read_answer
+from egressproxy.processes.loader.result import CompiledConfig, read_answer
 from tests.support import manifests as m
 from tests.support.other_processes import looks_into_others
 from tests.support.waiting import WAIT_S, wait_until
@@ -73,7 +73,7 @@ def instead(monkeypatch: pytest.MonkeyPatch) -> Iterator[Instead]:
         each.close()
 
 
-def load(process: LoaderProcess, *paths: Path, memory: bytes = b"") -> Loaded:
+def load(process: LoaderProcess, *paths: Path, memory: bytes = b"") -> CompiledConfig:
     return read_answer(process.ask(LOAD, write_request(LoadRequest(paths, BIND, memory))))
 
 

@@ -23,10 +23,10 @@ from egressproxy.ir.route import WeightedBackend
 from egressproxy.model.kill_switch import KillChange, KilledIdentities, KilledIdentity
 from egressproxy.net.listening import BindError
 from egressproxy.processes.workers import supervisor as module
-from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, RouteChanges
-from egressproxy.processes.workers.handle import Handle
-from egressproxy.processes.workers.messages import Question
+from egressproxy.processes.workers.data_plane import ConfigRefused, Configuration, RouteChanges
+from egressproxy.processes.workers.messages import Query
 from egressproxy.processes.workers.supervisor import Supervisor
+from egressproxy.processes.workers.worker_handle import WorkerHandle
 from egressproxy.run_options import RunOptions
 from egressproxy.telemetry.counts import Counts
 from egressproxy.telemetry.metrics import Metrics
@@ -95,7 +95,7 @@ async def test_a_configuration_that_ends_who_builds_it_is_refused_and_the_one_be
 async def test_who_has_not_built_in_time_is_replaced_by_one_that_serves_the_new_configuration(
     fleet: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("egressproxy.processes.workers.handle.BUILD_S", 3.0)
+    monkeypatch.setattr("egressproxy.processes.workers.worker_handle.BUILD_S", 3.0)
     port = free_port()
     await fleet.start()
     await fleet.apply(configuration(port))
@@ -196,7 +196,7 @@ async def test_who_is_ended_while_it_starts_is_told_once(
     killed: list[int] = []
     bring_up = fleet._bring_up
 
-    async def killed_at_first(handle: Handle) -> None:
+    async def killed_at_first(handle: WorkerHandle) -> None:
         if not killed:
             killed.append(handle.pid)
             os.kill(handle.pid, signal.SIGKILL)
@@ -300,7 +300,7 @@ async def test_a_worker_whose_python_misreads_http_fails_the_start(monkeypatch: 
         program = broken.format(path=sys.path, descriptor=descriptor)
         return subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.DEVNULL, pass_fds=(descriptor,))
 
-    monkeypatch.setattr("egressproxy.processes.workers.handle._start", start)
+    monkeypatch.setattr("egressproxy.processes.workers.worker_handle._start", start)
     fleet = Supervisor(RunOptions(workers=1, access_log="off", log_level="error"), Metrics("1"))
     with pytest.raises(ConfigRefused, match="this Python misreads HTTP"):
         await fleet.start()
@@ -345,13 +345,13 @@ async def test_a_change_of_who_is_killed_is_sent_alone_and_all_names_to_who_has_
     fleet: Supervisor, monkeypatch: pytest.MonkeyPatch
 ):
     sent: list[tuple[int, str]] = []
-    answer = Handle.answer
+    answer = WorkerHandle.answer
 
-    async def noted(self: Handle, asked: Question) -> object:
+    async def noted(self: WorkerHandle, asked: Query) -> object:
         sent.append((self.number, asked.name))
         return await answer(self, asked)
 
-    monkeypatch.setattr(Handle, "answer", noted)
+    monkeypatch.setattr(WorkerHandle, "answer", noted)
     killed = KilledIdentities(KilledIdentity(f"user-{number}") for number in range(3))
 
     async def change(name: str, *, kills: bool) -> list[tuple[int, str]]:
@@ -370,7 +370,7 @@ async def test_a_change_of_who_is_killed_is_sent_alone_and_all_names_to_who_has_
 
     lost = KillChange("bob", kills=True)
     killed = killed.changed(lost)
-    await answer(fleet._handles[1], Question("kill", (lost, killed.revision)))  # the other one never hears of it
+    await answer(fleet._handles[1], Query("kill", (lost, killed.revision)))  # the other one never hears of it
     assert await change("carol", kills=True) == [(1, "kill"), (2, "kill"), (2, "set_killed")]
     assert await change("carol", kills=False) == [(1, "kill"), (2, "kill")]
 

@@ -63,8 +63,8 @@ def test_a_whole_answer_is_counted_by_the_names_of_opentelemetry(api: Api):
     assert "gen_ai_server_time_to_first_token_seconds" not in metrics
     if api is not Api.BEDROCK_CONVERSE:
         assert metrics["egress_ai_cost"] == {(*labels, "USD"): pytest.approx((10 * 2 + 20 * 1 + 7 * 10) / 1e6)}
-    assert result.exchange.notes is not None
-    logged = result.exchange.notes[LOGGED]
+    logged = result.exchange.state.get(LOGGED)
+    assert logged is not None
     assert (logged["gen_ai.usage.input_tokens"], logged["gen_ai.usage.output_tokens"]) == (30, 7)
     assert logged["gen_ai.request.model"] == model
 

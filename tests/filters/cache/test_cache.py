@@ -11,7 +11,7 @@ from egressproxy.filters.filter_step import FilterAnswered
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.filters.testing import FilterHarness, exchange, response
 from egressproxy.ir.policy import ExtensionIR
-from egressproxy.model.exchange import CallerIdentity
+from egressproxy.model.exchange import LOGGED, CallerIdentity
 
 CHAT = "https://api.example.com/v1/chat/completions"
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()
@@ -311,7 +311,7 @@ def test_what_it_did_is_told_to_the_log():
     first, second = post(), post()
     ask(harness, first)
     ask(harness, second)
-    assert [x.notes["logged"]["cache"] for x in (first, second)] == ["miss", "hit"]
+    assert [x.state.get(LOGGED)["cache"] for x in (first, second)] == ["miss", "hit"]
 
 
 @pytest.mark.parametrize(("counts", "tokens"), [(False, 0), (True, 7)])

@@ -10,8 +10,8 @@ from egressproxy.filters.base import FilterContext, Phase
 from egressproxy.filters.cache.cache import CACHE, CacheConfig
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import compile_chain
+from egressproxy.filters.configured_filter import ConfiguredFilter
 from egressproxy.filters.instances import FilterInstances
-from egressproxy.filters.placed_filter import PlacedFilter
 from egressproxy.filters.validation import validated
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
 from tests.filters.cache.test_cache import BODY, REDACT, post, redact, serve, spec
@@ -45,7 +45,7 @@ def chain_with(tmp_path, embeddings, *others):
     meter = FilterMeter(FilterMetrics(), "cache", CACHE.name)
     made = CACHE.build(FilterContext(config, {}, "cache", "-", "-", calls=calls, meter=meter))
     instances = FilterInstances(Catalog())
-    placed = PlacedFilter(spec(tmp_path), made, CACHE.also)
+    placed = ConfiguredFilter(spec(tmp_path), made, CACHE.also)
     return compile_chain(
         [spec(tmp_path), *others], lambda each: placed if each.name == "cache" else instances.place(each)
     )

@@ -20,8 +20,8 @@ from egressproxy.model.exchange import BackendOrigin, Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
 from egressproxy.model.secret import SecretBytes
+from egressproxy.telemetry.event_aggregator import EventAggregator, FilterNotices
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
-from egressproxy.telemetry.notices import FilterNotices, Notices
 
 RSA_KEY = rsa.generate_private_key(65537, 2048)
 EC_KEY = ec.generate_private_key(ec.SECP256R1())
@@ -75,7 +75,7 @@ def injector(config, secrets=(), calls=(), folder="", metrics=None, notices=None
     settings = validated(CredentialInjectorConfig, json.dumps(config))
     values = {label: SecretBytes(value.encode()) for label, value in dict(secrets).items()}
     meter = FilterMeter(FilterMetrics() if metrics is None else metrics, "inject", CREDENTIAL_INJECTOR.name)
-    told = FilterNotices(Notices() if notices is None else notices, "inject", "Backend a/b")
+    told = FilterNotices(EventAggregator() if notices is None else notices, "inject", "Backend a/b")
     context = FilterContext(
         settings, values, "inject", "Backend a/b", "Backend a/b", folder, Phase.BACKEND_REQUEST, calls=dict(calls),
         meter=meter, notices=told,

@@ -34,7 +34,7 @@ def made(service="bedrock", key=REFS, values=VALUES, bind=None, **more):
 def request_of(filter_, *lines, method=b"POST", target=b"/model/x%3A0/invoke", body=b""):
     x = exchange(*lines, method=method, target=target)
     if filter_.needs_body:
-        x.note(SENT_BODY, body)
+        x.keep(SENT_BODY, body)
     assert filter_.backend_request(x) is None
     return x.request
 

@@ -9,8 +9,8 @@ from egressproxy.filters.calls import CallFailed
 from egressproxy.filters.credentials import refresher
 from egressproxy.filters.credentials.oauth2 import AssertionKey
 from egressproxy.model.secret import SecretBytes
+from egressproxy.telemetry.event_aggregator import EventAggregator
 from egressproxy.telemetry.filter_meter import FilterMetrics
-from egressproxy.telemetry.notices import Notices
 from tests.filters.credentials.kit import (
     EC_KEY,
     ENDPOINT,
@@ -265,7 +265,7 @@ def test_nothing_shows_the_key():
 async def test_fetches_are_in_metrics_and_failures_are_events(monkeypatch):
     monkeypatch.setattr(refresher, "MARGIN_S", 0.0)
     monkeypatch.setattr(refresher, "FIRST_RETRY_S", 0.01)
-    metrics, notices = FilterMetrics(), Notices()
+    metrics, notices = FilterMetrics(), EventAggregator()
     idp = Endpoint(granted(expires_in=60), (500, b"S3CR3T-TOKEN"), granted("tok-2"))
     made = injector({"oauth2": BASIC}, SECRETS, {LABEL: idp}, metrics=metrics, notices=notices)
     await sent(made)

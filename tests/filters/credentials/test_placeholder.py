@@ -12,7 +12,7 @@ from egressproxy.filters.credentials.placeholder_watch import (
 )
 from egressproxy.filters.settings import SecretRef
 from egressproxy.ir.policy import ExtensionIR
-from egressproxy.telemetry.notices import Notices
+from egressproxy.telemetry.event_aggregator import EventAggregator
 from tests.filters.credentials.kit import exchange, injector
 
 MINE, OTHER = "sk-egress-mine-0123456789", "sk-egress-other-987654321"
@@ -233,7 +233,7 @@ def spec(placeholder, source="Backend a/b", body=0):
 
 def test_each_backend_is_watched_for_the_placeholders_of_the_others():
     mine, other, plain = spec(MINE), spec(OTHER, "Backend a/c"), spec("")
-    watches = PlaceholderWatches([mine, other], Notices())
+    watches = PlaceholderWatches([mine, other], EventAggregator())
     assert watches.on((mine,)).filter._foreign.search(OTHER.encode())
     assert not watches.on((mine,)).filter._foreign.search(MINE.encode())
     for text in (MINE, OTHER):
@@ -241,7 +241,7 @@ def test_each_backend_is_watched_for_the_placeholders_of_the_others():
     assert watches.on(()) is watches.on((plain,))
     assert watches.on((mine, other)) is None  # both are its own, and bodies are not looked at
     assert watches.on_bodies() is None
-    looking = PlaceholderWatches([spec(MINE, body=10)], Notices())
+    looking = PlaceholderWatches([spec(MINE, body=10)], EventAggregator())
     assert looking.on((spec(MINE, body=10),)) is None
     assert looking.on_bodies() is looking.on_bodies() is not None
 

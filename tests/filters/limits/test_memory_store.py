@@ -3,7 +3,7 @@
 import threading
 
 from egressproxy.filters.limits.memory_store import MemoryStore
-from egressproxy.filters.limits.rules import QuotaRule, Take, key_text
+from egressproxy.filters.limits.rules import QuotaRule, Reservation, key_text
 from egressproxy.filters.limits.windows import window_of
 from egressproxy.filters.shared_counters import SharedCounters
 from egressproxy.net.file_lock import memory_file
@@ -23,7 +23,7 @@ def test_workers_that_decide_at_once_pass_exactly_the_limit():
         store = MemoryStore()
         for number in range(1000):
             key = b"%d" % (number % 2)
-            takes = [Take(each, key, each.window.period(1.0), 1.0) for each in rules]
+            takes = [Reservation(each, key, each.window.period(1.0), 1.0) for each in rules]
             if store.take(takes) is None:
                 passed.append(key)
 
@@ -38,6 +38,6 @@ def test_workers_that_decide_at_once_pass_exactly_the_limit():
 def test_a_settlement_for_a_window_that_has_passed_is_not_counted_in_the_next():
     counters, store = SharedCounters(memory_file("test"), 1, 1), MemoryStore()
     day = rule(counters, "day", 10, "Day")
-    late = Take(day, b"k", b"1999-12-31", 1.0)
+    late = Reservation(day, b"k", b"1999-12-31", 1.0)
     store.settle(late, 10.0)
-    assert store.take([Take(day, b"k", day.window.period(1.0), 10.0)]) is None
+    assert store.take([Reservation(day, b"k", day.window.period(1.0), 10.0)]) is None

@@ -1,7 +1,7 @@
 import pytest
 
 from egressproxy.filters.limits.rate_fields import provider_fields, rate_limit_fields
-from egressproxy.filters.limits.rules import QuotaRule, Take, key_text
+from egressproxy.filters.limits.rules import QuotaRule, Reservation, key_text
 from egressproxy.filters.limits.windows import window_of
 from egressproxy.net.keyed_counters import KeyedCounters
 
@@ -10,7 +10,7 @@ def take(kind, limit, unit, left, reset_s, count="Total", name=""):
     rule = QuotaRule(
         name or f"{kind}-{unit}".lower(), kind, count, window_of(limit, unit), key_text(()), KeyedCounters(1), b"", ""
     )
-    made = Take(rule, b"", b"", 1.0)
+    made = Reservation(rule, b"", b"", 1.0)
     made.left, made.reset_s = left, reset_s
     return made
 

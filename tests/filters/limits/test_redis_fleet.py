@@ -112,7 +112,7 @@ class FakeLink:
         self.is_connected = False
 
 
-class Fleet:
+class DataPlane:
     """Machines, and a fake of their Redis, on a clock that stands."""
 
     def __init__(self, monkeypatch, count, *entries):
@@ -154,7 +154,7 @@ async def each_asks(machines, times=1):
 @pytest.mark.parametrize("entry", [{**DAY, "limit": 120}, HOUR], ids=["Day", "Hour"])
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_a_fleet_passes_what_was_left_and_no_more(monkeypatch, entry, count):
-    fleet = Fleet(monkeypatch, count, entry)
+    fleet = DataPlane(monkeypatch, count, entry)
     machines = fleet.machines
 
     async def test():
@@ -176,7 +176,7 @@ def test_a_fleet_passes_what_was_left_and_no_more(monkeypatch, entry, count):
 
 
 def test_a_bucket_refills_for_all_together_while_the_redis_is_away(monkeypatch):
-    fleet = Fleet(monkeypatch, 2, HOUR)
+    fleet = DataPlane(monkeypatch, 2, HOUR)
 
     async def test():
         await each_asks(fleet.machines, 10)
@@ -190,7 +190,7 @@ def test_a_bucket_refills_for_all_together_while_the_redis_is_away(monkeypatch):
 
 def test_a_fleet_that_is_fresh_shares_from_its_first_exchange(monkeypatch):
     """No machine waits for its next sign of life to know the others."""
-    fleet = Fleet(monkeypatch, 2, DAY)
+    fleet = DataPlane(monkeypatch, 2, DAY)
 
     async def test():
         await each_asks(fleet.machines)
@@ -203,7 +203,7 @@ def test_a_fleet_that_is_fresh_shares_from_its_first_exchange(monkeypatch):
 
 def test_machines_that_nobody_has_asked_yet_share(monkeypatch):
     """They say that they are there when their configuration is in service, and soon again."""
-    fleet = Fleet(monkeypatch, 2, DAY)
+    fleet = DataPlane(monkeypatch, 2, DAY)
 
     async def test():
         for machine in fleet.machines:
@@ -221,7 +221,7 @@ def test_machines_that_nobody_has_asked_yet_share(monkeypatch):
 
 def test_an_answer_longer_than_was_reserved_counts_in_the_share_as_often_as_there_are_machines(monkeypatch):
     """Reserved before the Redis went away, or while it is, told in the end."""
-    fleet = Fleet(monkeypatch, 2, BYTES)
+    fleet = DataPlane(monkeypatch, 2, BYTES)
     first, second = fleet.machines
 
     async def test():
@@ -244,7 +244,7 @@ def test_an_answer_longer_than_was_reserved_counts_in_the_share_as_often_as_ther
 
 
 def test_what_one_exchange_took_of_the_shares_of_others_is_waited_for(monkeypatch):
-    fleet = Fleet(monkeypatch, 2, {**BYTES, "per": ("Identity",)})
+    fleet = DataPlane(monkeypatch, 2, {**BYTES, "per": ("Identity",)})
     machine = fleet.machines[0]
 
     async def test():
@@ -280,7 +280,7 @@ def test_a_worker_that_has_asked_nothing_yet_knows_the_share_of_its_machine():
 def test_a_worker_that_is_back_gives_no_new_share_to_one_that_is_not(monkeypatch):
     """They count in the same memory, and the Redis knows only what the first one took."""
     counters = OwnCounters()
-    fleet = Fleet(monkeypatch, 1, DAY)
+    fleet = DataPlane(monkeypatch, 1, DAY)
     fleet.machines += [Machine(fleet.redis, DAY, counters=counters) for _ in range(2)]
     _, first, second = fleet.machines
 
@@ -297,7 +297,7 @@ def test_a_worker_that_is_back_gives_no_new_share_to_one_that_is_not(monkeypatch
 
 
 def test_an_exchange_that_is_more_than_a_share_passes_where_all_is_left(monkeypatch):
-    fleet = Fleet(monkeypatch, 2, {**BYTES, "per": ("Identity",)})
+    fleet = DataPlane(monkeypatch, 2, {**BYTES, "per": ("Identity",)})
     machine, other = fleet.machines
 
     def passes(length, identity="b/b"):
@@ -322,7 +322,7 @@ def test_an_exchange_that_is_more_than_a_share_passes_where_all_is_left(monkeypa
 def test_whatever_happens_no_more_than_the_limit_is_taken_and_all_of_it_is_counted(monkeypatch, seed):
     """Reservations that become less, machines that come back at any time and in any order."""
     dice = random.Random(seed)
-    fleet = Fleet(monkeypatch, 3, BYTES)
+    fleet = DataPlane(monkeypatch, 3, BYTES)
     machines = fleet.machines
     held, took = [], 0
 
@@ -373,7 +373,7 @@ def test_whatever_happens_no_more_than_the_limit_is_taken_and_all_of_it_is_count
 @pytest.mark.parametrize("runs", [True, False])
 @pytest.mark.parametrize("difference", [500, -500])
 def test_what_was_being_settled_when_the_redis_went_is_never_counted_less(monkeypatch, runs, difference):
-    fleet = Fleet(monkeypatch, 1, BYTES)
+    fleet = DataPlane(monkeypatch, 1, BYTES)
     (machine,) = fleet.machines
 
     async def test():
@@ -391,7 +391,7 @@ def test_what_was_being_settled_when_the_redis_went_is_never_counted_less(monkey
 
 
 def test_a_payment_that_was_lost_is_paid_when_the_redis_is_back_again(monkeypatch):
-    fleet = Fleet(monkeypatch, 1, DAY)
+    fleet = DataPlane(monkeypatch, 1, DAY)
     (machine,) = fleet.machines
 
     async def test():
@@ -408,7 +408,7 @@ def test_a_payment_that_was_lost_is_paid_when_the_redis_is_back_again(monkeypatc
 
 
 def test_what_was_taken_without_a_redis_is_paid_behind_a_reload(monkeypatch):
-    fleet = Fleet(monkeypatch, 1, DAY)
+    fleet = DataPlane(monkeypatch, 1, DAY)
     (machine,) = fleet.machines
 
     async def test():

@@ -19,8 +19,8 @@ from egressproxy.filters.settings import CalledBackendRef, SecretRef
 from egressproxy.filters.testing import exchange
 from egressproxy.model.secret import SecretBytes
 from egressproxy.net.keyed_counters import OwnCounters
+from egressproxy.telemetry.event_aggregator import EventAggregator, FilterNotices
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
-from egressproxy.telemetry.notices import FilterNotices, Notices
 from tests.support.net import free_port
 from tests.support.redis_server import PASSWORD, redis_server
 from tests.support.waiting import until, wait_until
@@ -81,7 +81,7 @@ class Machine:
     def __init__(self, redis, *entries, password=PASSWORD, timeout=2.0, on_failure="Local", phase=None, counters=None):
         store = StoreConfig(REF, secret_ref=SECRET, timeout=timeout, on_failure=on_failure)
         config = QoSControllerConfig(limits=tuple(LimitEntry(**entry) for entry in entries), store=store)
-        self.notices = Notices()
+        self.notices = EventAggregator()
         self.dial = Dial(redis.port)
         context = FilterContext(
             config,
@@ -248,10 +248,10 @@ def test_what_was_not_taken_is_not_given_back(redis):
         machine.store._link.close()
         await machine.is_connected(False)
         y = sized(1)
-        y.notes = {machine.filter._note: Held(None)}
+        y.keep(machine.filter._held, Held(None))
         with pytest.raises(LimitExceeded, match="their store is away"):
             machine.filter.backend_request(y)
-        assert y.notes[machine.filter._note].takes == []
+        assert y.state.get(machine.filter._held).takes == []
 
     run([machine, other], test())
 

@@ -180,7 +180,7 @@ def test_an_idle_connection_that_the_server_closed_says_nothing_about_the_endpoi
 
 
 def healths(talk: Conversation) -> dict[str, HealthState]:
-    found = [each.watched for each in talk.snapshot.connectors.values() if each.watched is not None]
+    found = [each.watched for each in talk.snapshot.clusters.values() if each.watched is not None]
     return {health.address: health.state for endpoints in found for health in endpoints.healths()}
 
 
@@ -202,8 +202,8 @@ def test_a_session_leaves_an_endpoint_that_is_out_and_comes_back_to_none_in_part
 
 def eject(talk: Conversation, address: str) -> None:
     """Two failures at this endpoint."""
-    for connector in talk.snapshot.connectors.values():
-        for target in connector.targets.known.values():
+    for cluster in talk.snapshot.clusters.values():
+        for target in cluster.targets.known.values():
             if target.host == address and target.watch is not None:
                 for _ in range(2):
                     target.watch.answered(target, f"{address}:8080", 500)

@@ -9,7 +9,7 @@ import pytest
 
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
 from egressproxy.gateway.backends.network import MAX_CHECKS
-from egressproxy.model.shares import most_of
+from egressproxy.model.per_client_quota import most_of
 from egressproxy.upstream.endpoint_health import HealthState
 from tests.gateway.backends.test_endpoints import PODS, ask, healths, to_pods
 from tests.gateway.conftest import Start

@@ -9,7 +9,7 @@ import pytest
 from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.filters import Exchange, Filter, Rejected
 from egressproxy.gateway.backends.mirror import MAX_HELD, Mirror
-from egressproxy.gateway.backends.mirror_copy import MAX_ANSWER
+from egressproxy.gateway.backends.mirror_request import MAX_ANSWER
 from egressproxy.model.fields import Fields
 from tests.gateway.conftest import Start
 from tests.gateway.kit import OK, OK_PASSED, VIA, reverse
@@ -479,28 +479,28 @@ def test_copies_at_once_are_bounded(converse: Start):
 
 def test_copies_of_all_mirrors_together_are_bounded(converse: Start):
     talk = converse(mirrored())
-    network = live(talk).connector.network
-    most, network.copies.limit = network.copies.limit, 0
+    network = live(talk).cluster.network
+    most, network.mirror_requests.limit = network.mirror_requests.limit, 0
     talk.client >> GET
     talk.dialled("a.example", 80) >> OK
     talk.client << OK_PASSED
     talk.no_dial()
     assert results(talk) == {"dropped": 1}
-    network.copies.limit = most
+    network.mirror_requests.limit = most
     talk.client >> GET
     talk.origin.received.clear()
     b = talk.dialled("b.example", 80)
-    assert network.copies.total == 1
+    assert network.mirror_requests.total == 1
     b >> OK
-    talk.until(lambda: network.copies.total == 0)
+    talk.until(lambda: network.mirror_requests.total == 0)
     assert network.copied_bytes.total == 0
 
 
-@pytest.mark.parametrize("bound", ["in_progress", "copies"])
+@pytest.mark.parametrize("bound", ["in_progress", "mirror_requests"])
 def test_copies_for_one_client_leave_some_for_others(converse: Start, bound: str):
     talk = converse(mirrored())
     mirror_of_b = live(talk)
-    getattr(mirror_of_b if bound == "in_progress" else mirror_of_b.connector.network, bound).share = 1
+    getattr(mirror_of_b if bound == "in_progress" else mirror_of_b.cluster.network, bound).share = 1
     talk.client >> GET
     both(talk)
     again = talk.connect()
@@ -511,7 +511,7 @@ def test_copies_for_one_client_leave_some_for_others(converse: Start, bound: str
     other = talk.connect(address="10.0.0.77")
     other >> GET
     both(talk)
-    assert (mirror_of_b.in_progress.total, mirror_of_b.connector.network.copies.total) == (2, 2)
+    assert (mirror_of_b.in_progress.total, mirror_of_b.cluster.network.mirror_requests.total) == (2, 2)
 
 
 def test_octets_that_wait_for_one_client_leave_room_for_those_of_others(converse: Start):
@@ -539,7 +539,7 @@ def test_a_draining_gateway_does_not_wait_for_mirrors(converse: Start):
     talk = converse(mirrored())
     talk.client >> GET
     a, b = both(talk)
-    talk.conductor.is_draining = talk.conductor.ends_connections = True
+    talk.connection_manager.is_draining = talk.connection_manager.ends_connections = True
     a >> OK
     talk.client.take(rb"HTTP/1.1 200 OK.*Connection: close\r\n.*hi")
     talk.client.is_closed()

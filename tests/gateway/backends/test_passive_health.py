@@ -1,4 +1,4 @@
-"""What a connector remembers of the attempts at its backend."""
+"""What a cluster remembers of the attempts at its backend."""
 
 from __future__ import annotations
 

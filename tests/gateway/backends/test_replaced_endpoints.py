@@ -22,12 +22,12 @@ def reverse(*addresses: str, **policy: object) -> list[m.Manifest]:
 
 def lead_to(talk: Conversation, *addresses: str) -> bool:
     """Replace the endpoints of the only Service; returns whether that could be done."""
-    (spec,) = talk.snapshot.connectors
+    (spec,) = talk.snapshot.clusters
     port = spec.backend.endpoints[0].port if spec.backend.endpoints else 80
     found = tuple(EndpointAddress(ip_address(each), port) for each in addresses)
     answers: list[bool] = []
     updates = {(spec.backend.name, spec.backend.port): found}
-    talk.act(lambda: answers.append(replace_endpoints(talk.snapshot.connectors, updates)))
+    talk.act(lambda: answers.append(replace_endpoints(talk.snapshot.clusters, updates)))
     return answers[0]
 
 
@@ -85,8 +85,8 @@ def test_watched_endpoints_are_those_that_are_there(converse: Start):
     assert asked(talk, 4) == {ONE, TWO}
     assert lead_to(talk, TWO, THREE)
     assert asked(talk, 4) == {TWO, THREE}
-    (connector,) = talk.snapshot.connectors.values()
-    assert {health.address for health in connector.watched.healths()} == {f"{TWO}:8080", f"{THREE}:8080"}
+    (cluster,) = talk.snapshot.clusters.values()
+    assert {health.address for health in cluster.watched.healths()} == {f"{TWO}:8080", f"{THREE}:8080"}
 
 
 def test_an_address_that_a_deny_closes_asks_for_a_whole_configuration(converse: Start):

@@ -102,7 +102,7 @@ def test_attempts_0_is_no_retry(converse: Start):
     talk.client >> GET
     refuse(talk)
     assert talk.client.answer()[0] == 503
-    assert talk.conductor is not None
+    assert talk.connection_manager is not None
     talk.no_dial()
 
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import pytest
 
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
-from egressproxy.gateway.backends.connector import Connector
+from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.upstream_call import MAX_ATTEMPTS, Repeat, may_repeat
 from egressproxy.model.exchange import Exchange
 from tests.support.builds import of_sources
@@ -25,9 +25,9 @@ def repeats(
     was_reused: bool = True, endpoints: int = 2,
 ) -> bool:  # fmt: skip
     x = cast(Any, SimpleNamespace(attempts=attempts, request=SimpleNamespace(method=method, body=body)))
-    connector = SimpleNamespace(endpoints=range(endpoints))
+    cluster = SimpleNamespace(endpoints=range(endpoints))
     error = UpstreamFault(Reason.UPSTREAM_CLOSED, "gone", retry=retry)
-    return may_repeat(cast(Exchange, x), cast(Connector, connector), error, repeat, was_reused=was_reused)
+    return may_repeat(cast(Exchange, x), cast(Cluster, cluster), error, repeat, was_reused=was_reused)
 
 
 @pytest.mark.parametrize("method", [b"GET", b"HEAD", b"OPTIONS", b"PUT", b"DELETE"])

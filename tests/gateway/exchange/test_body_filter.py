@@ -727,7 +727,7 @@ def test_no_body_is_held_for_a_filter_where_no_memory_is_left(converse: Start):
     talk.client >> GET
     talk.dialled("a.example", 80)
     talk.origin << GET_SENT
-    talk.conductor.has_no_memory = True
+    talk.connection_manager.has_no_memory = True
     (
         talk.origin
         >> b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 200000\r\n\r\n" + b"a" * 100000
@@ -847,8 +847,8 @@ def test_what_a_filter_has_more_waits_for_a_sink_that_is_full() -> None:
     )
     x = an_exchange("GET", "http://a.example/")
     body_filter = BodyFilter(x, chain, sink, source, None)  # type: ignore[arg-type]
-    assert x.notes is not None
-    more = x.notes[MORE]
+    more = MORE.get(x)
+    assert more is not None
     body_filter.pause_reading()
     more("first")
     more("second")
@@ -860,7 +860,7 @@ def test_what_a_filter_has_more_waits_for_a_sink_that_is_full() -> None:
     body_filter.cancel()
     more("first")
     assert asked == ["first", "second"]
-    assert MORE not in x.notes
+    assert MORE.get(x) is None
 
 
 @pytest.mark.parametrize("mode", list(BodyMode))

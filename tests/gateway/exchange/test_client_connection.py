@@ -63,8 +63,8 @@ def test_a_connection_whose_answer_was_under_way_when_a_drain_began_is_idle_for_
     origin = talk.dialled("a.example", 80)
     origin.take(rb"GET .*")
     origin >> b"HTTP/1.1 200 OK\r\nContent-Length: 4\r\n\r\nab"
-    talk.conductor.is_draining = talk.conductor.ends_connections = True
-    talk.conductor.last_idle_s = 2.0
+    talk.connection_manager.is_draining = talk.connection_manager.ends_connections = True
+    talk.connection_manager.last_idle_s = 2.0
     origin >> b"cd"
     talk.client.take(rb"HTTP/1.1 200 .*abcd")
     talk.ports[0].close_idle()

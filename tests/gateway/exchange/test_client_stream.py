@@ -579,7 +579,7 @@ def test_the_rest_of_an_answer_is_taken_at_a_pace(start: Start, taken: int, rese
 def test_a_drain_announces_itself_and_finishes_what_runs(start: Start):
     talk = start()
     client, first = in_flight(talk)
-    talk.conductor.is_draining = talk.conductor.ends_connections = True
+    talk.connection_manager.is_draining = talk.connection_manager.ends_connections = True
 
     def drain() -> None:
         talk.ports[0].state.is_closed = True
@@ -605,7 +605,7 @@ def test_a_client_that_hears_nothing_behind_a_goaway_hears_all_before_it(start: 
     """To Python's h2, and so to httpx, a frame behind a GOAWAY is an error, and what came with it is lost."""
     talk = start()
     client, _ = in_flight(talk)
-    talk.conductor.is_draining = talk.conductor.ends_connections = True
+    talk.connection_manager.is_draining = talk.connection_manager.ends_connections = True
     talk.origin >> OK
     events = {type(event).__name__ for event in client.h2.receive_data(client._heard())}
     assert {"StreamEnded", "PingReceived", "ConnectionTerminated"} <= events

@@ -10,8 +10,8 @@ from h2.errors import ErrorCodes
 from tests.gateway.backends.test_mirror import mirrored
 from tests.gateway.backends.test_mirror import results as results_of_mirrors
 from tests.gateway.conftest import Start
-from tests.gateway.exchange.test_conductor import POST
 from tests.gateway.exchange.test_connect import SWITCHED
+from tests.gateway.exchange.test_connection_manager import POST
 from tests.gateway.exchange.test_hang_ups import ASKED, PART, UNAVAILABLE
 from tests.gateway.exchange.test_hedging import asked as asked_of_pod
 from tests.gateway.exchange.test_hedging import hedging

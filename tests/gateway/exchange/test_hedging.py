@@ -383,14 +383,14 @@ def test_hedges_count_in_the_parallel_retries_of_the_circuit_breaker(converse: S
     hedge >> OK
     talk.client << OK_PASSED
     assert first.is_gone
-    watched = [each.watched for each in talk.snapshot.connectors.values() if each.watched is not None]
+    watched = [each.watched for each in talk.snapshot.clusters.values() if each.watched is not None]
     assert [each.retries for each in watched] == [0]
 
 
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_gateway_that_is_short_of_memory_begins_no_further_attempt(converse: Start, version: int):
     talk = converse(hedging())
-    talk.conductor.ends_connections = True
+    talk.connection_manager.ends_connections = True
     if version == 2:
         client = speak_http2(talk)
         stream = client.ask(b"GET", b"/", b"x")
@@ -414,7 +414,7 @@ def test_the_loser_has_not_failed(converse: Start):
         peers = [asked(talk)[1], asked(talk)[1]]
         peers[1] >> b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: 2\r\n\r\nhi"
         talk.client.take(rb"HTTP/1.1 200 .*?hi")
-    watched = [each.watched for each in talk.snapshot.connectors.values() if each.watched is not None]
+    watched = [each.watched for each in talk.snapshot.clusters.values() if each.watched is not None]
     states = [health.state.value for each in watched for health in each.healths()]
     assert states == ["healthy", "healthy"]
 
@@ -428,7 +428,7 @@ def test_an_attempt_that_fails_by_itself_counts(converse: Start):
     first.leaves()
     hedge >> OK
     talk.client << OK_PASSED
-    watched = [each.watched for each in talk.snapshot.connectors.values() if each.watched is not None]
+    watched = [each.watched for each in talk.snapshot.clusters.values() if each.watched is not None]
     states = sorted(health.state.value for each in watched for health in each.healths())
     assert states == ["ejected", "healthy"]
 
@@ -562,7 +562,7 @@ def test_a_drain_in_between_lets_it_end(converse: Start):
     talk = converse(hedging())
     talk.client >> GET
     _, first = asked(talk)
-    talk.conductor.is_draining = talk.conductor.ends_connections = True
+    talk.connection_manager.is_draining = talk.connection_manager.ends_connections = True
     _, hedge = asked(talk)
     hedge >> OK
     talk.client.take(rb"HTTP/1.1 200 .*?Connection: close.*?hi")

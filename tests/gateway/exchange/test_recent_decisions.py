@@ -25,7 +25,7 @@ def denied(**condition: Any) -> m.Manifest:
 
 
 def latest(talk: Conversation) -> RecentDecision:
-    return next(decisions(talk.conductor.accounting.recent, subjects_of(talk.snapshot)))
+    return next(decisions(talk.connection_manager.accounting.recent, subjects_of(talk.snapshot)))
 
 
 def test_a_denial_by_group_is_told_with_the_group_and_without_the_rest_of_the_token(converse_on: Start):

@@ -107,7 +107,7 @@ def limited(phase: str = "request-body", **limits: int) -> Any:
 
 
 def held(talk: Conversation) -> int:
-    return talk.conductor.clients.held_bytes
+    return talk.connection_manager.clients.held_bytes
 
 
 def serve_one(talk: Conversation) -> None:
@@ -129,7 +129,7 @@ def test_streams_of_http_2_wait_for_room_and_none_fails(converse: Start):
     send_all(*uploads)
     assert body.sizes == [SIZE], "the oldest goes on"
     assert held(talk) < LIMIT + SIZE + 10 * WINDOW
-    assert talk.conductor.clients.bodies_waited >= 8
+    assert talk.connection_manager.clients.bodies_waited >= 8
     for _ in range(10):
         serve_one(talk)
         send_all(*uploads)
@@ -209,7 +209,7 @@ def test_what_is_held_is_released_whatever_the_end_is(converse: Start, how: str)
         talk.after(130)
     talk.settle()
     assert held(talk) == 0
-    assert not talk.conductor.clients.held, "an account without exchanges is no more"
+    assert not talk.connection_manager.clients.held, "an account without exchanges is no more"
 
 
 def test_a_body_for_which_no_room_comes_is_a_503_that_says_so(converse: Start):
@@ -266,7 +266,7 @@ def test_bodies_that_flow_are_counted_nowhere(converse: Start):
     talk.dialled("a.example", 80)
     send_all(upload)
     assert len(talk.origin.received) > SIZE
-    assert not talk.conductor.clients.held
+    assert not talk.connection_manager.clients.held
     serve_one(talk)
     assert client.answer(upload.stream).status == 200
 

@@ -186,7 +186,7 @@ def test_where_nobody_is_known_there_are_no_tenants(converse: Start):
     del objects[1]["spec"]["identity"]
     talk = converse(objects)
     serve(talk, get(""))
-    assert type(next(iter(talk.snapshot.connectors.values())).targets._new_pool("")) is Pool
+    assert type(next(iter(talk.snapshot.clusters.values())).targets._new_pool("")) is Pool
 
 
 @pytest.mark.parametrize("shares", [False, True])
@@ -395,8 +395,8 @@ def test_tunnels_are_opened_for_the_subjects_of_a_policy_alone(converse: Start):
     talk.origin << hello
     talk.client.resets()
     (variant,) = talk.ports[0].state.port.first.variants or ()
-    assert variant.leaves is not None
-    leaves = variant.leaves.match("a.example")
+    assert variant.certificate_cache is not None
+    leaves = variant.certificate_cache.match("a.example")
     assert leaves is not None
     talk.run(leaves.context("a.example"))  # minted already, so that nothing waits for a thread
     talk.client = talk.connect()

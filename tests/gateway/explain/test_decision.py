@@ -100,7 +100,7 @@ def sent(talk: Conversation, request: bytes) -> dict[str, Any]:
 def test_the_decision_is_that_of_traffic(converse: Start, method: str, url: str, fields: tuple[tuple[str, str], ...]):
     talk = converse(world())
     talk.counts_octets = False
-    pseudonym = talk.conductor.pseudonym
+    pseudonym = talk.connection_manager.pseudonym
     fields = tuple((name, value.replace("OURS", pseudonym.decode())) for name, value in fields)
     record = sent(talk, octets(method, url, fields))
     if url.startswith("/"):
@@ -110,10 +110,10 @@ def test_the_decision_is_that_of_traffic(converse: Start, method: str, url: str,
     decided = decide(talk.snapshot, HypotheticalRequest(method, url, fields), pseudonym)
     if decided.error is None:
         assert record["reason"] in LET_THROUGH
-        assert record["route"] == decided.x.route
+        assert record["route"] == decided.exchange.route
     else:
         assert (record["reason"], record.get("rule", "-")) == (decided.error.reason.value, decided.error.rule)
-    assert (record["gateway"], record["listener"]) == (decided.x.gateway, decided.x.listener)
+    assert (record["gateway"], record["listener"]) == (decided.exchange.gateway, decided.exchange.listener)
 
 
 def test_every_decision_that_is_remembered_can_be_made_again_with_the_same_outcome(converse: Start):
@@ -122,7 +122,7 @@ def test_every_decision_that_is_remembered_can_be_made_again_with_the_same_outco
     asked = [each for each in ASKED if not each[2]]
     for method, url, _ in asked:
         sent(talk, octets(method, url, ()))
-    found = list(decisions(talk.conductor.accounting.recent, {}))
+    found = list(decisions(talk.connection_manager.accounting.recent, {}))
     assert len(found) == len(asked)
     assert "hush" not in str(found)
     again = [each for each in found if question_of(each) is not None]
@@ -134,12 +134,12 @@ def test_every_decision_that_is_remembered_can_be_made_again_with_the_same_outco
 
 def test_what_is_remembered_is_bounded(converse: Start):
     talk = converse(forward())
-    assert talk.conductor.accounting.recent.maxlen == KEPT
+    assert talk.connection_manager.accounting.recent.maxlen == KEPT
     exchange(talk)
     talk.client >> GET.replace(b"example/ ", b"example/" + b"x" * 5000 + b" ")
     talk.origin.take(rb"GET /x+ HTTP/1.1\r\n(?:.+\r\n)+\r\n")
     talk.origin >> b"HTTP/1.1 204 No Content\r\n\r\n"
     talk.settle()
-    latest, first = decisions(talk.conductor.accounting.recent, {})
+    latest, first = decisions(talk.connection_manager.accounting.recent, {})
     assert (first.method, first.authority, first.path, first.is_cut) == ("GET", "a.example:80", "/", False)
     assert (len(latest.path), latest.is_cut) == (MAX_PATH, True)

@@ -214,11 +214,11 @@ def test_where_the_listener_is_gone_each_port_is_asked_once_for_all_of_its_liste
     for number, listener in enumerate(hosts):
         listener["name"] = f"web-{number}"
     asked = []
-    judge = module.outcome
+    check_destination_policy = module.outcome
 
     def counted(*args: Any) -> Any:
         asked.append(args)
-        return judge(*args)
+        return check_destination_policy(*args)
 
     monkeypatch.setattr(module, "outcome", counted)
     ask(None, [m.gateway(*hosts)], decision("GET", "h1.example", "destination_not_allowed"))

@@ -309,16 +309,16 @@ def test_the_latest_failure_of_tls_is_that_of_any_parent():
         return offline(compiled_spec(objects))
 
     snapshot = asyncio.run(built())
-    connector = next(each for each in snapshot.connectors.values() if each.ways is not None)
-    assert connector.ways is not None
-    assert connector.tls_failure("") is None
-    one, two = connector.ways.connectors
+    cluster = next(each for each in snapshot.clusters.values() if each.parents is not None)
+    assert cluster.parents is not None
+    assert cluster.tls_failure("") is None
+    one, two = cluster.parents.clusters
     one.opener.tls_failure = TlsFailure(1.0, "b.example", "has expired", "renew it", "presented: …")
     two.opener.tls_failure = later = TlsFailure(2.0, "b.example", "is not trusted", "", "presented: …")
-    assert connector.tls_failure("b.example") is later
-    assert connector.tls_failure("c.example") is None
+    assert cluster.tls_failure("b.example") is later
+    assert cluster.tls_failure("c.example") is None
     two.opener.tls_failure = None
-    found = connector.tls_failure("b.example")
+    found = cluster.tls_failure("b.example")
     assert found is not None
     assert found.message == "has expired"
 
@@ -668,10 +668,10 @@ def test_nothing_is_counted_and_no_turn_is_taken():
     async def twice() -> None:
         snapshot = offline(compiled_spec(objects))
         question = HypotheticalRequest("GET", "http://a.example/", asks_dns=False)
-        before = [connector.counts() for connector in snapshot.connectors.values()]
+        before = [cluster.counts() for cluster in snapshot.clusters.values()]
         assert await explain(snapshot, question) == await explain(snapshot, question)
-        assert [connector.counts() for connector in snapshot.connectors.values()] == before
-        assert all(not connector.targets.known for connector in snapshot.connectors.values())
+        assert [cluster.counts() for cluster in snapshot.clusters.values()] == before
+        assert all(not cluster.targets.known for cluster in snapshot.clusters.values())
 
     asyncio.run(twice())
 

@@ -125,7 +125,7 @@ def test_all_questions_go_over_one_connection(converse_on: Start):
 
 
 def _counts(talk: Conversation, name: str) -> list[tuple[str, int, int]]:
-    return [(c.name, *c.counts()) for c in talk.snapshot.connectors.values() if c.name == name]
+    return [(c.name, *c.counts()) for c in talk.snapshot.clusters.values() if c.name == name]
 
 
 def test_the_service_sees_the_allowed_fields_alone(converse: Start):

@@ -151,7 +151,7 @@ async def test_a_key_that_one_issuer_withdraws_ends_no_tunnel_of_another(monkeyp
     lab.clock.s += key_source.REFRESH_S + 1
     await lab.admits(lab.issuer.token(kid="two"))
     theirs.tunnel = ours.tunnel = Tunnel()
-    assert await lab.admits("", theirs) == "-", "who opened it is who asks, which the conductor knows"
+    assert await lab.admits("", theirs) == "-", "who opened it is who asks, which the connection manager knows"
     assert "changed" in await lab.admits("", ours)
 
 

@@ -12,8 +12,8 @@ from egressproxy.config.reading.problems import ConfigError
 from egressproxy.identity.peers import workload
 from egressproxy.model.exchange import CallerIdentity, Exchange, tenant_of
 from egressproxy.model.forwarded_identity import ForwardedIdentity, sign
+from egressproxy.model.per_client_quota import identity_of
 from egressproxy.model.secret import SecretBytes
-from egressproxy.model.shares import identity_of
 from tests.config.compile.kit import compiled
 from tests.gateway.conftest import Start
 from tests.gateway.identity.test_tokens import CLUSTER, bearer, is_refused, is_served

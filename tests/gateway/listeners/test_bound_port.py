@@ -158,7 +158,7 @@ def test_tunnels_from_before_a_reload_that_closes_other_connections_take_places_
 def test_without_limits_one_client_gets_no_more_than_a_part_of_the_descriptors(converse_on: Start):
     talk = converse_on(forward())
     talk.counts_octets = False
-    talk.conductor.clients.share = 2
+    talk.connection_manager.clients.share = 2
     talk.connect(address="127.0.0.66").is_open()
     talk.connect(address="127.0.0.66").is_open()
     (talk.connect(address="127.0.0.66") >> GET).take(rb"HTTP/1.1 503 .*too many connections of this client\n")

@@ -205,7 +205,7 @@ def test_what_is_asked_of_a_terminated_stream_is_asked_of_its_client(asks: Any):
         else:
             talk.dialled("a.example", 443)
             talk.client.resets()
-    gate = talk.conductor.accounting.gate = RequestGate()
+    gate = talk.connection_manager.accounting.gate = RequestGate()
     talk.client = talk.connect()
     TlsClient(talk.client, PKI, "a.example", Workload(ROBOT.replace("team", "third"))).shakes_hands()
     talk.dialled("a.example", 443)

@@ -86,7 +86,7 @@ def test_what_has_passed_here_is_a_loop_inside_and_in_explanations(
     else:
         tls = inside(talk, "b.example")
         asked = "GET", "https://b.example/"
-    pseudonym = talk.conductor.pseudonym
+    pseudonym = talk.connection_manager.pseudonym
     value = f"1.1 {via.replace('OURS', pseudonym.decode())}"
     tls >> INSIDE.replace(b"a.example\r\n", f"b.example\r\nVia: {value}\r\n".encode())
     assert tls.reads().startswith(b"HTTP/1.1 508 " if via == "OURS" else b"HTTP/1.1 403 ")

@@ -69,7 +69,7 @@ def test_so_many_are_waited_for_and_the_rest_is_told_at_once(converse: Start):
     for peer in waiting:
         peer.leaves()
     talk.after(2)
-    assert talk.conductor.clients.refused == 0
+    assert talk.connection_manager.clients.refused == 0
 
 
 def test_one_that_does_not_end_is_cut(converse: Start):
@@ -90,7 +90,7 @@ def test_it_takes_no_place(converse_on: Start):
 
 def test_a_flood_is_told_nothing(converse: Start):
     talk = full(converse)
-    talk.conductor.clients.max_refused = 3
+    talk.connection_manager.clients.max_refused = 3
     told = [talk.connect() for _ in range(3)]
     talk.connect().is_closed()
     told[0].leaves()
@@ -98,4 +98,4 @@ def test_a_flood_is_told_nothing(converse: Start):
     for peer in told:
         peer.leaves()
     talk.after(2)
-    assert talk.conductor.clients.refused == 0
+    assert talk.connection_manager.clients.refused == 0

@@ -17,8 +17,8 @@ from egressproxy.ir.policy import BACKEND_LEVEL, Callee, ExtensionIR
 from egressproxy.model.field_change import FieldAction, FieldChange
 from egressproxy.protocols.ext_proc.messages import MessagePart, ProcessingRequest, ProcessingResponse
 from egressproxy.protocols.ext_proc.wire import read_request, response_bytes
+from egressproxy.telemetry.event_aggregator import EventAggregator
 from egressproxy.telemetry.filter_meter import FilterMetrics
-from egressproxy.telemetry.notices import Notices
 
 TYPE = "egressproxy.io/ExternalProcessor:v1"
 REF = {"group": "egressproxy.io", "kind": "Backend", "name": "processor"}
@@ -126,7 +126,7 @@ class Processed(FilterHarness):
             scope="Gateway test/gateway", source="EgressPolicy test/policy",
             calls=(("Backend processor", Callee()),),
         )  # fmt: skip
-        self._notices = Notices()
+        self._notices = EventAggregator()
         self.metrics = FilterMetrics()
         instances = FilterInstances(
             Catalog(),

@@ -23,7 +23,7 @@ from egressproxy.ir.policy import BACKEND_LEVEL, Callee, ExtensionIR
 from egressproxy.model.exchange import CallerIdentity, Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.secret import SecretBytes
-from egressproxy.telemetry.notices import Notices
+from egressproxy.telemetry.event_aggregator import EventAggregator
 from tests.gateway.conftest import Start
 from tests.gateway.kit import reverse
 from tests.support import manifests as m
@@ -78,7 +78,7 @@ class Hooked(FilterHarness):
             level=BACKEND_LEVEL if phase == "backend-request" else 0,
             scope="Gateway test/gateway", source="EgressPolicy test/policy", calls=(("Backend hook", Callee()),),
         )  # fmt: skip
-        self._notices = Notices()
+        self._notices = EventAggregator()
         instances = FilterInstances(Catalog(), notices=self._notices, reach=lambda _name, _callee: self.hook)  # type: ignore[arg-type,return-value]
         self._chain = compile_chain([spec], instances.place)
 

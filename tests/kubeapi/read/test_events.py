@@ -8,9 +8,9 @@ from typing import Any
 
 from egressproxy.kubeapi.read.events import CONTROLLER, PublishedEvents
 from egressproxy.kubeapi.read.representations import uid_of
+from egressproxy.telemetry.event_aggregator import EventType, InvolvedObject, Notice
 from egressproxy.telemetry.events import Events
 from egressproxy.telemetry.metrics import Metrics
-from egressproxy.telemetry.notices import EventType, InvolvedObject, Notice
 from tests.admin.kit import Holder, entries
 
 AT = 1_700_000_000.25

@@ -22,7 +22,7 @@ from egressproxy.kubeapi.write.write import (
 from egressproxy.model.certificate import CertificateUse, Validity
 from egressproxy.model.pickling import dumps
 from egressproxy.processes.loader.request import LoadRequest, write_request
-from egressproxy.processes.loader.result import ListenerAddress, Loaded
+from egressproxy.processes.loader.result import CompiledConfig, ListenerAddress
 
 WRITE = Write(
     Verb.APPLY,
@@ -59,7 +59,9 @@ def test_what_became_of_writes_comes_back_as_it_was():
     written = Written("n", "uid", b"{}", is_new=True, file="/state/n.yaml", warnings=("beware",))
     validity = Validity(CertificateUse.CA, "ConfigMap", "ns", "ca", 0.0, 1.0, 2.0)
     problem = Problem("a.yaml", 3, 5, "Gateway default/gw", "spec", "so", severity=Severity.UNSERVED)
-    loaded = Loaded(b"spec", (ListenerAddress("::1", 80, "HTTP", "l"),), findings=(problem,), validities=(validity,))
+    loaded = CompiledConfig(
+        b"spec", (ListenerAddress("::1", 80, "HTTP", "l"),), findings=(problem,), validities=(validity,)
+    )
     results, back = read_outcomes(dumps(Outcomes([written, refused, None], loaded)))
     assert back == loaded
     assert results[0] == written

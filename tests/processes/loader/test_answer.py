@@ -17,17 +17,17 @@ from egressproxy.net.system_roots import mark
 from egressproxy.processes.loader.answer import answer, previous_of
 from egressproxy.processes.loader.compilation import Machine, loaded
 from egressproxy.processes.loader.request import LoadRequest, write_request
-from egressproxy.processes.loader.result import ListenerAddress, Loaded, read_answer, shown
+from egressproxy.processes.loader.result import CompiledConfig, ListenerAddress, read_answer, shown
 from tests.support import manifests as m
 
 BIND = ("127.0.0.1",)
 
 
-def answered(folder: Path, memory: bytes = b"") -> Loaded:
+def answered(folder: Path, memory: bytes = b"") -> CompiledConfig:
     return read_answer(answer(write_request(LoadRequest((folder,), BIND, memory))))
 
 
-def statuses(made: Loaded) -> dict[str, tuple[int, object]]:
+def statuses(made: CompiledConfig) -> dict[str, tuple[int, object]]:
     return {each.kind: (each.generation, each.status and json.loads(each.status)) for each in shown(made.shown)}
 
 

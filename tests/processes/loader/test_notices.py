@@ -6,7 +6,7 @@ from egressproxy.config.compile.interface import scope_of
 from egressproxy.config.reading.problems import ConfigError, Problem
 from egressproxy.processes.loader.notices import accepted, broken, rejected
 from egressproxy.processes.loader.result import ListenerAddress
-from egressproxy.telemetry.notices import EventType, InvolvedObject
+from egressproxy.telemetry.event_aggregator import EventType, InvolvedObject
 
 PLACES = (
     ListenerAddress("127.0.0.1", 3128, "HTTP", "agents/gw/forward"),

@@ -17,8 +17,8 @@ from egressproxy.ir.packing import unpacking
 from egressproxy.model.work import at_once
 from egressproxy.processes.loader.result import (
     OBJECTS,
+    CompiledConfig,
     ListenerAddress,
-    Loaded,
     builtin,
     pack_shown,
     read_answer,
@@ -30,7 +30,7 @@ PROBLEM = Problem(
     "a.yaml", 3, 5, "Gateway default/gw", "spec.listeners[0].port", "99999 is more than 65535", "write less"
 )
 FINDINGS = (PROBLEM, replace(PROBLEM, severity=Severity.UNSERVED, code="NotServed"))
-LOADED = Loaded(b"spec", (ListenerAddress("::1", 80, "HTTP", "ns/gw/l"),), 3, b"shown", FINDINGS, b"memory")
+LOADED = CompiledConfig(b"spec", (ListenerAddress("::1", 80, "HTTP", "ns/gw/l"),), 3, b"shown", FINDINGS, b"memory")
 
 
 def test_an_answer_comes_back_as_it_was():

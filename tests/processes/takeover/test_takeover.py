@@ -22,7 +22,7 @@ from egressproxy.processes.takeover import messages, predecessor, succession
 from egressproxy.processes.takeover.messages import Conversation
 from egressproxy.processes.takeover.predecessor import Predecessor
 from egressproxy.processes.takeover.succession import Succession
-from egressproxy.processes.workers.fleet import ConfigRefused, Fleet
+from egressproxy.processes.workers.data_plane import ConfigRefused, DataPlane
 from egressproxy.processes.workers.kill_switch import KillSwitch
 from egressproxy.telemetry.metrics import Metrics
 from tests.support.net import free_port
@@ -51,7 +51,7 @@ class Owner:
         self.lock = memory_file("lock")
         self.taking = WantedLock()
         self.fleet = Cutting()
-        self.kill_switch = KillSwitch(cast(Fleet, self.fleet), Metrics("0"))
+        self.kill_switch = KillSwitch(cast(DataPlane, self.fleet), Metrics("0"))
         self.successors: list[tuple[int, frozenset[Place]]] = []
 
     @property
@@ -202,7 +202,7 @@ async def test_the_kill_switch_does_not_wait_for_a_successor_which_follows(world
 
 async def test_a_kill_reaches_every_process_that_still_drains(world: World):
     """Of three in a row the last one is told, and says it to the one before, which says it to the first."""
-    first = KillSwitch(cast(Fleet, fleet := Cutting()), Metrics("0"))
+    first = KillSwitch(cast(DataPlane, fleet := Cutting()), Metrics("0"))
     passed: list[asyncio.Task[None]] = []
     world.owner.kill_switch.told.append(lambda change: passed.append(asyncio.create_task(first.follow(change))))
     before = await world.find()
@@ -350,9 +350,9 @@ async def test_who_is_out_of_service_has_to_be_known(world: World, monkeypatch: 
 
 async def test_those_out_of_service_are_kept_in_the_file_of_the_successor(tmp_path: Path):
     fleet = Cutting()
-    switch = KillSwitch(cast(Fleet, fleet), Metrics("0"), tmp_path)
+    switch = KillSwitch(cast(DataPlane, fleet), Metrics("0"), tmp_path)
     await switch.start(KILLED)
     assert fleet.killed.every == KILLED.every
-    again = KillSwitch(cast(Fleet, Cutting()), Metrics("0"), tmp_path)
+    again = KillSwitch(cast(DataPlane, Cutting()), Metrics("0"), tmp_path)
     await again.start(KILLED)
     assert again.killed.every == KILLED.every

@@ -11,49 +11,53 @@ from egressproxy.errors import NotAnswered
 from egressproxy.model.admin_requests import CachePurge, HoldDecision, HoldPage
 from egressproxy.model.kill_switch import KillChange
 from egressproxy.processes.workers import messages
-from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, Guarded
+from egressproxy.processes.workers.data_plane import ConfigRefused, Configuration, Guarded
 from egressproxy.processes.workers.messages import (
-    Answered,
-    Asked,
     Begin,
     Build,
-    Counted,
+    Command,
+    CountsReply,
     Drain,
+    EventReport,
     Listen,
-    Noticed,
-    Order,
-    Question,
+    NumberedRequest,
+    Query,
+    Reply,
     decode,
     encode,
 )
 from egressproxy.telemetry.counters import Durations
 from egressproxy.telemetry.counts import Counts, MetricFamily, MetricKind
+from egressproxy.telemetry.event_aggregator import InvolvedObject, Notice
 from egressproxy.telemetry.metrics import Metrics
-from egressproxy.telemetry.notices import InvolvedObject, Notice
 
 
 @pytest.mark.parametrize(
     "message",
     [
-        Asked(1, Begin(1, 2, None, "info", b"name", b"key")),
-        Asked(2, Build(Configuration(b"octets", {("127.0.0.1", 80): "a/b"}, 7, (("127.0.0.1", 15900),), True))),
-        Asked(3, Question("explain", ((("url", "http://a.example/"),),))),
-        Asked(5, Question("caches", (CachePurge("agents/r", "/v1", "agents/me"),))),
-        Asked(5, Question("holds", (HoldDecision("5e", approves=True, by="alice"), HoldPage(5, (7.25, "5e"), "me")))),
-        Asked(5, Question("kill", (KillChange("alice", kills=True, why="leaks keys"), 7))),
-        Asked(6, Question("set_killed", (("alice", "bob"), 7))),
-        Asked(4, Drain(0.5)),
-        Asked(4, Drain(0.5, (("127.0.0.1", 80),), 1.0)),
-        Order.END_CONNECTIONS,
+        NumberedRequest(1, Begin(1, 2, None, "info", b"name", b"key")),
+        NumberedRequest(
+            2, Build(Configuration(b"octets", {("127.0.0.1", 80): "a/b"}, 7, (("127.0.0.1", 15900),), True))
+        ),
+        NumberedRequest(3, Query("explain", ((("url", "http://a.example/"),),))),
+        NumberedRequest(5, Query("caches", (CachePurge("agents/r", "/v1", "agents/me"),))),
+        NumberedRequest(
+            5, Query("holds", (HoldDecision("5e", approves=True, by="alice"), HoldPage(5, (7.25, "5e"), "me")))
+        ),
+        NumberedRequest(5, Query("kill", (KillChange("alice", kills=True, why="leaks keys"), 7))),
+        NumberedRequest(6, Query("set_killed", (("alice", "bob"), 7))),
+        NumberedRequest(4, Drain(0.5)),
+        NumberedRequest(4, Drain(0.5, (("127.0.0.1", 80),), 1.0)),
+        Command.END_CONNECTIONS,
         Listen("::1", 80),
-        Noticed(
+        EventReport(
             (Notice("Warning", "NoPolicy", "Deny", InvolvedObject("Gateway", "a", "b"), None, "no", True, 2, 1.0, 2.0),)
         ),
-        Order.HURRY,
-        Asked(4, Order.COLLECT),
-        Answered(1),
-        Answered(2, b"{}"),
-        Answered(2, (b"{}", b"{}")),
+        Command.HURRY,
+        NumberedRequest(4, Command.COLLECT),
+        Reply(1),
+        Reply(2, b"{}"),
+        Reply(2, (b"{}", b"{}")),
     ],
 )
 def test_a_message_comes_back(message: object):
@@ -62,7 +66,7 @@ def test_a_message_comes_back(message: object):
 
 @pytest.mark.parametrize("error", [ConfigRefused("why"), Guarded("why\nand what"), NotAnswered("why")])
 def test_a_refusal_comes_back_as_it_was_raised(error: ConfigRefused | NotAnswered):
-    value = decode(encode(Answered(1, error))).value
+    value = decode(encode(Reply(1, error))).value
     assert (type(value), str(value)) == (type(error), str(error))
 
 
@@ -75,7 +79,7 @@ def test_counts_come_back():
     for seconds in (0.1, 0.1, 0.1, 0.5, 0.5, 2.0):
         lags.count(seconds)
     metrics.add_histogram("lags", "Lag.", lags)
-    found = decode(encode(Counted(3, metrics.gather(), True)))
+    found = decode(encode(CountsReply(3, metrics.gather(), True)))
     assert isinstance(found.part, Counts)
     assert found.part.series["g", "r", "b", "-", "-", "-", "-"].attempts == {"ok": 1}
     assert found.part.families["egress_dns_lookups"].values == {("hit",): 1}
@@ -88,7 +92,7 @@ def test_enums_come_back_whatever_this_python_writes_of_one(monkeypatch: pytest.
     monkeypatch.setattr(MetricKind, "__reduce_ex__", lambda kind, _protocol: (getattr, (MetricKind, kind.name)))
     metrics = Metrics("1")
     metrics.add_peak("lag", "Lag.", lambda: 0.25)
-    found = decode(encode(Counted(3, metrics.gather(), True)))
+    found = decode(encode(CountsReply(3, metrics.gather(), True)))
     assert found.part.families["lag"].kind is MetricKind.PEAK
 
 
@@ -109,8 +113,8 @@ def test_what_is_no_message_is_not_made(value: object):
 
 
 def test_the_headers_of_a_question_are_not_shown():
-    assert "hush" not in repr(Asked(1, Question("explain", ((("header", "Authorization: hush"),),))))
+    assert "hush" not in repr(NumberedRequest(1, Query("explain", ((("header", "Authorization: hush"),),))))
 
 
 def test_a_configuration_is_not_shown():
-    assert "hush" not in repr(Asked(1, Build(Configuration(b"hush", {}, 1))))
+    assert "hush" not in repr(NumberedRequest(1, Build(Configuration(b"hush", {}, 1))))

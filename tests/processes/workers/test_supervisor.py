@@ -9,8 +9,8 @@ import pytest
 
 from egressproxy.errors import NotAnswered
 from egressproxy.model.admin_requests import MAX_PAGE, HoldDecision, HoldPage
-from egressproxy.processes.workers.fleet import ConfigRefused, Configuration, RouteChanges
-from egressproxy.processes.workers.messages import Answered, Question
+from egressproxy.processes.workers.data_plane import ConfigRefused, Configuration, RouteChanges
+from egressproxy.processes.workers.messages import Query, Reply
 from egressproxy.processes.workers.supervisor import Supervisor
 from egressproxy.run_options import RunOptions
 from egressproxy.telemetry.metrics import Metrics
@@ -25,10 +25,10 @@ class Stub:
         self.reply = answer
         self.built: Configuration | None = None
         self.done: list[str] = []
-        self.asked: list[Question] = []
+        self.asked: list[Query] = []
         self.told: list[object] = []
 
-    async def answer(self, question: Question) -> Any:
+    async def answer(self, question: Query) -> Any:
         self.asked.append(question)
         self.done.append(question.name)
         if isinstance(self.reply, Exception):
@@ -46,7 +46,7 @@ class Stub:
         self.told.append(message)
 
 
-async def asked_by_a_worker(question: Question, monkeypatch: pytest.MonkeyPatch) -> Stub:
+async def asked_by_a_worker(question: Query, monkeypatch: pytest.MonkeyPatch) -> Stub:
     supervisor = Supervisor(RunOptions(workers=2, access_log="off"), Metrics("1"))
     stub = Stub()
     monkeypatch.setattr(supervisor, "_serving", lambda: [stub])
@@ -56,23 +56,23 @@ async def asked_by_a_worker(question: Question, monkeypatch: pytest.MonkeyPatch)
 
 
 async def test_a_worker_may_ask_what_waits_of_one_client(monkeypatch: pytest.MonkeyPatch):
-    stub = await asked_by_a_worker(Question("holds", (None, HoldPage(identity="agents/a"))), monkeypatch)
-    assert stub.asked == [Question("holds", (None, HoldPage(MAX_PAGE, identity="agents/a")))]
-    assert stub.told == [Answered(7, (b"[]",))]
+    stub = await asked_by_a_worker(Query("holds", (None, HoldPage(identity="agents/a"))), monkeypatch)
+    assert stub.asked == [Query("holds", (None, HoldPage(MAX_PAGE, identity="agents/a")))]
+    assert stub.told == [Reply(7, (b"[]",))]
 
 
 @pytest.mark.parametrize(
     "question",
     [
-        Question("set_killed", ((), 99)),
-        Question("kill", ((), 99)),
-        Question("holds", (HoldDecision("1-a", True), HoldPage())),
-        Question("caches", (None,)),
-        Question("decisions"),
-        Question("holds"),
+        Query("set_killed", ((), 99)),
+        Query("kill", ((), 99)),
+        Query("holds", (HoldDecision("1-a", True), HoldPage())),
+        Query("caches", (None,)),
+        Query("decisions"),
+        Query("holds"),
     ],
 )
-async def test_a_worker_may_ask_nothing_else(question: Question, monkeypatch: pytest.MonkeyPatch):
+async def test_a_worker_may_ask_nothing_else(question: Query, monkeypatch: pytest.MonkeyPatch):
     stub = await asked_by_a_worker(question, monkeypatch)
     assert (stub.asked, stub.told) == ([], [])
 
@@ -103,6 +103,6 @@ async def test_a_fresh_worker_has_changed_routes_before_it_serves():
     stub = Stub(1)
     await supervisor._bring_up(cast(Any, stub))
     assert stub.done == ["build", "update_routes", "swap"]
-    assert stub.asked == [Question("update_routes", (ROUTES,))]
+    assert stub.asked == [Query("update_routes", (ROUTES,))]
     with pytest.raises(ConfigRefused, match="has not taken the routes"):
         await supervisor._bring_up(cast(Any, Stub(0)))

@@ -35,7 +35,7 @@ class Joined(SocketTunnel):
     __slots__ = ("__weakref__", "result")
 
     def over(self) -> None:
-        self.result.append((self.octets_in, self.octets_out, self.reason))
+        self.result.append((self.bytes_in, self.bytes_out, self.reason))
 
 
 class Peer:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from egressproxy.config.compile.dns_section import dns_blockers, plain_servers
-from egressproxy.config.compile.policies.layers import Layer, PolicyCandidate, Winners, plain_value
+from egressproxy.config.compile.policies.layers import EffectivePolicy, Layer, PolicyCandidate, plain_value
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.resources.policy import Dns, EgressPolicy
 from egressproxy.ir.policy import DnsIR
@@ -21,19 +21,21 @@ class DnsMerger:
 
     __slots__ = ("_references", "_trusted", "_winners")
 
-    def __init__(self, references: References, winners: Winners) -> None:
+    def __init__(self, references: References, effective: EffectivePolicy) -> None:
         self._references = references
-        self._winners = winners
+        self._winners = effective
         #: Of DNS servers, by who says it: PEM, where it is from, and why it cannot be had.
         self._trusted: dict[tuple[Key, Any], tuple[str, str, str]] = {}
 
-    def merge(self, ordered: Sequence[Layer], blockers: dict[str, None]) -> DnsIR:
-        """What the `dns` sections of these layers say, most specific first; `blockers` gets what is not enforced."""
+    def merge(self, ordered: Sequence[Layer], unenforceable: dict[str, None]) -> DnsIR:
+        """What the `dns` sections of these layers say, most specific first; `unenforceable` gets what is not
+        enforced.
+        """
         sections: list[tuple[Layer, EgressPolicy | None, Dns]] = []
         for layer in ordered:
             if layer.resolver is not None:
                 sections.append((layer, None, layer.resolver))
-                blockers.update(dict.fromkeys(dns_blockers(layer.resolver, layer.place)))
+                unenforceable.update(dict.fromkeys(dns_blockers(layer.resolver, layer.place)))
             sections += [(layer, policy, policy.spec.dns) for policy in layer.policies if policy.spec.dns is not None]
 
         def winner(name: str, attribute: str, default: Any) -> Any:
@@ -54,7 +56,7 @@ class DnsMerger:
         ]
         transport, servers, ca_pem, ca_source, problem = self._winners.choose("dns.servers", candidates) or _NO_SERVERS
         if problem:
-            blockers[problem] = None
+            unenforceable[problem] = None
         standard = DnsIR()
         min_ttl_s = winner("minTTL", "min_ttl", standard.min_ttl_s)
         max_ttl_s = winner("maxTTL", "max_ttl", max(min_ttl_s, standard.max_ttl_s))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from egressproxy.config.compile.policies.without_effect import written
+from egressproxy.config.compile.policies.ineffective_fields import written
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.resources.policy import (

@@ -27,9 +27,11 @@ MAX_USERS = 10_000
 
 
 def read_identity(
-    chosen: Mapping[str, EgressPolicy], required: bool | None, references: References, blockers: dict[str, None]
+    chosen: Mapping[str, EgressPolicy], required: bool | None, references: References, unenforceable: dict[str, None]
 ) -> IdentityIR | None:
-    """What the policies `chosen` for SECTIONS say; None for nothing. `blockers` gets why something cannot be read."""
+    """What the policies `chosen` for SECTIONS say; None for nothing. `unenforceable` gets why something cannot be
+    read.
+    """
     if not chosen and not required:
         return None
     issuers: list[TokenIssuerIR] = []
@@ -60,7 +62,7 @@ def read_identity(
         except UnresolvedRef as unresolved:
             unread[f"spec.identity.address.pods of {chosen['address']}: {unresolved.with_hint}"] = None
     if unread:
-        blockers |= unread
+        unenforceable |= unread
         return IdentityIR(is_required=True)
     return IdentityIR(
         is_required=bool(issuers or users) if required is None else required,

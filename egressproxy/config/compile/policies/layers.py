@@ -98,7 +98,7 @@ class Lost(NamedTuple):
         return f"{self.setting} is that of {self.winner} for {self.place}"
 
 
-class Winners:
+class EffectivePolicy:
     """Chooses, and remembers what each policy lost against others."""
 
     __slots__ = ("lost",)

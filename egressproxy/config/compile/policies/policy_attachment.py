@@ -23,17 +23,17 @@ from egressproxy.config.compile.extensions.extension_faults import ExtensionFaul
 from egressproxy.config.compile.interface import Status, age_of
 from egressproxy.config.compile.policies.foreign_policy import ForeignPolicies, state_foreign
 from egressproxy.config.compile.policies.identity import unusable_keys
+from egressproxy.config.compile.policies.ineffective_fields import (
+    Idle,
+    idle_on_kind,
+    ineffective_fields,
+    notes,
+    nothing_here,
+    written,
+)
 from egressproxy.config.compile.policies.layers import Layer, Layers, Level, Lost
 from egressproxy.config.compile.policies.policy_merge import Merged, Merger
 from egressproxy.config.compile.policies.subjects import MAX_COMBINED, NOBODY, has_conditions
-from egressproxy.config.compile.policies.without_effect import (
-    Idle,
-    idle_on_kind,
-    notes,
-    nothing_here,
-    without_effect,
-    written,
-)
 from egressproxy.config.compile.references import References, UnresolvedRef
 from egressproxy.config.compile.status.conditions import Conditions, ReferenceConditions
 from egressproxy.config.reading.load import ResourceSet
@@ -250,7 +250,7 @@ class PolicyAttachments:
         """State what becomes of a policy at a target where it holds; `faults` are those of its extensions."""
         conditions.set("Accepted", True, "Accepted", "the policy is in force")
         level = Level.LISTENER if target[1] in ("Gateway", "ListenerSet") else Level.ROUTE
-        closed = self._merger.blockers(policy, level)
+        closed = self._merger.unenforceable(policy, level)
         if closed:
             own = "; ".join(each.replace(f" of {policy}: ", ": ") for each in closed)
             conditions.set("Accepted", False, "NotEnforceable", f"requests here are refused: {own}.")
@@ -260,7 +260,7 @@ class PolicyAttachments:
         unread = unusable_keys(policy, self._references)
         for note in chain(idle, notes(policy, target[1]), self._notes_here(policy, target), unread):
             conditions.add_note("Accepted", note)
-        every = self._merger.winners.lost.get((policy.key, target, section), ())
+        every = self._merger.effective.lost.get((policy.key, target, section), ())
         lost = [each for each in every if self._takes_effect(each, policy, target)]
         for kind, is_conflict in (("Conflicted", True), ("Overridden", False)):
             if sentences := [each.sentence for each in lost if each.is_conflict is is_conflict]:
@@ -287,7 +287,7 @@ class PolicyAttachments:
         """What of the policy does nothing at this target."""
         found = self._idle_at.get((policy.key, target))
         if found is None:
-            useless = without_effect(policy, target, self._resources, self._references)
+            useless = ineffective_fields(policy, target, self._resources, self._references)
             found = *idle_on_kind(policy, target[1]), *self._idle_here(policy, target), *useless
             self._idle_at[policy.key, target] = found
         return found

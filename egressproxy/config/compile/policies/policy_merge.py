@@ -30,10 +30,10 @@ from egressproxy.config.compile.dns_section import dns_blockers
 from egressproxy.config.compile.policies.dns_merge import DnsMerger
 from egressproxy.config.compile.policies.identity import SECTIONS, read_identity, said_required, said_section
 from egressproxy.config.compile.policies.layers import (
+    EffectivePolicy,
     Layer,
     Level,
     PolicyCandidate,
-    Winners,
     field_path,
     field_value,
     plain_value,
@@ -75,14 +75,14 @@ class ChosenParent:
 
 @dataclass(frozen=True, slots=True)
 class Merged:
-    """What holds at a place. `blockers` say why nothing may be served there; empty if all is enforced.
+    """What holds at a place. `unenforceable` say why nothing may be served there; empty if all is enforced.
 
     `parent` is the upstream gateway that the policies set. `regions` None: every region. `pins` None, `ca_pem`,
     `crl_pem` and `min_version` "" ask for nothing.
     """
 
     policy: PolicyIR
-    blockers: tuple[str, ...] = ()
+    unenforceable: tuple[str, ...] = ()
     parent: ChosenParent | None = None
     regions: frozenset[str] | None = None
     min_version: str = ""
@@ -98,12 +98,12 @@ class Merged:
 class Merger:
     """Merges layers, and remembers what each policy lost against others."""
 
-    __slots__ = ("_dns", "_identities", "_references", "_signing", "winners")
+    __slots__ = ("_dns", "_identities", "_references", "_signing", "effective")
 
     def __init__(self, references: References) -> None:
         self._references = references
-        self.winners = Winners()
-        self._dns = DnsMerger(references, self.winners)
+        self.effective = EffectivePolicy()
+        self._dns = DnsMerger(references, self.effective)
         self._signing: dict[Key, CertificateIR | UnresolvedRef] = {}
         #: By the policies that say it.
         self._identities: dict[object, tuple[IdentityIR | None, dict[str, None]]] = {}
@@ -112,25 +112,25 @@ class Merger:
         """What the layers say together. `is_routed`: without the allow lists of Gateway and listener."""
         ordered = sorted(layers, key=lambda each: (each.level, each.section != "", each.is_foreign), reverse=True)
         policies = list(dict.fromkeys(policy for layer in reversed(ordered) for policy in layer.policies))
-        blockers = {blocker: None for policy in policies for blocker in _blockers(policy)}
+        unenforceable = {blocker: None for policy in policies for blocker in _blockers(policy)}
         for layer in ordered:
-            blockers.update(dict.fromkeys(b for policy in layer.policies for b in _misplaced(policy, layer.level)))
-        mode = self.winners.choose("mode", _modes(ordered)) or Mode.ENFORCE
+            unenforceable.update(dict.fromkeys(b for policy in layer.policies for b in _misplaced(policy, layer.level)))
+        mode = self.effective.choose("mode", _modes(ordered)) or Mode.ENFORCE
         modes = _modes_of_levels(ordered)
         reported = {level for level, own in modes.items() if mode is own is Mode.REPORT}
         if modes[Level.LISTENER] is not Mode.REPORT:
             reported.discard(Level.GATEWAY)  # what holds on a listener is lifted by no route there
         bound = {level for level, own in modes.items() if mode is not own is Mode.ENFORCE}
         opened = self._intercepts(ordered)
-        identity = self._identity(ordered, blockers)
-        gateway_keys, gateway_trust_domain = self._gateways(ordered, blockers)
+        identity = self._identity(ordered, unenforceable)
+        gateway_keys, gateway_trust_domain = self._gateways(ordered, unenforceable)
         destinations = merge_destinations(ordered, is_routed, mode, reported, bound, opened)
         is_public_alone = destinations.is_delegated and mode is Mode.ENFORCE
         spec = PolicyIR(
             mode=mode,
             destinations=destinations,
             addresses=merge_addresses(ordered, reported, is_public_alone=is_public_alone),
-            dns=self._dns.merge(ordered, blockers),
+            dns=self._dns.merge(ordered, unenforceable),
             timeouts=self._timeouts(ordered),
             kept=self._connections(ordered),
             extended_connect=bool(self._traffic_winner(ordered, "http2.extended_connect")),
@@ -153,13 +153,13 @@ class Merger:
             parent=self._parent(ordered),
             regions=intersect(policies, allowed_regions),
             min_version=max((p.spec.tls.min_version or "" for p in policies if p.spec.tls is not None), default=""),
-            ca_pem=self._ca(policies, blockers),
-            crl_pem=self._references.crls(crl_refs, "tls.crlRefs", blockers),
+            ca_pem=self._ca(policies, unenforceable),
+            crl_pem=self._references.crls(crl_refs, "tls.crlRefs", unenforceable),
             pins=intersect(policies, lambda spec: spec.tls.pins if spec.tls is not None and spec.tls.pins else None),
-            blockers=tuple(blockers),
+            unenforceable=tuple(unenforceable),
         )
 
-    def blockers(self, policy: EgressPolicy, level: Level) -> list[str]:
+    def unenforceable(self, policy: EgressPolicy, level: Level) -> list[str]:
         """Why a place at this level cannot be served under this policy; empty if all of it is enforced."""
         own = {section: policy for section in SECTIONS if said_section(section, policy) is not None}
         unread = list(self._read_identity(own, None)[1]) if own else []
@@ -185,15 +185,17 @@ class Merger:
     def _parent(self, ordered: Sequence[Layer]) -> ChosenParent | None:
         """Reference and credentials together: one policy decides both."""
         candidates = _said(ordered, lambda policy: policy.spec.parent and ChosenParent(_in_full(policy), policy))
-        chosen: ChosenParent | None = self.winners.choose("parent", candidates)
+        chosen: ChosenParent | None = self.effective.choose("parent", candidates)
         return chosen
 
-    def _gateways(self, ordered: Sequence[Layer], blockers: dict[str, None]) -> tuple[tuple[SecretBytes, ...], str]:
+    def _gateways(
+        self, ordered: Sequence[Layer], unenforceable: dict[str, None]
+    ) -> tuple[tuple[SecretBytes, ...], str]:
         """Keys and trust domain of one policy: the most specific that says `identity.gateways`."""
         candidates = _said(
             ordered, lambda policy: policy if policy.spec.identity and policy.spec.identity.gateways else None
         )
-        policy: EgressPolicy | None = self.winners.choose("identity.gateways", candidates)
+        policy: EgressPolicy | None = self.effective.choose("identity.gateways", candidates)
         if policy is None or policy.spec.identity is None or policy.spec.identity.gateways is None:
             return (), ""
         keys: list[SecretBytes] = []
@@ -202,7 +204,7 @@ class Merger:
                 name = self._references.names(policy, (ref,))
                 keys.append(checked_key(self._references.data(policy, ref, "key"), name))
             except UnresolvedRef as unresolved:
-                blockers[f"spec.identity.gateways.keyRefs of {policy}: {unresolved.message}"] = None
+                unenforceable[f"spec.identity.gateways.keyRefs of {policy}: {unresolved.message}"] = None
         return tuple(keys), policy.spec.identity.gateways.trust_domain or ""
 
     def _intercepts(self, ordered: Sequence[Layer]) -> dict[tuple[Layer, EgressPolicy], InterceptIR]:
@@ -218,17 +220,17 @@ class Merger:
                     found[layer, policy] = InterceptIR(section.hostnames, ca.chain_pem, ca.key_pem, policy.full_name)
         return found
 
-    def _identity(self, ordered: Sequence[Layer], blockers: dict[str, None]) -> IdentityIR | None:
+    def _identity(self, ordered: Sequence[Layer], unenforceable: dict[str, None]) -> IdentityIR | None:
         """Each part as the most specific policy writes it that has it."""
         chosen: dict[str, EgressPolicy] = {}
         for section in SECTIONS:
             candidates = _said(ordered, partial(said_section, section))
-            found: EgressPolicy | None = self.winners.choose(f"identity.{to_camel(section)}", candidates)
+            found: EgressPolicy | None = self.effective.choose(f"identity.{to_camel(section)}", candidates)
             if found is not None:
                 chosen[section] = found
-        required: bool | None = self.winners.choose("identity.required", _said(ordered, said_required))
+        required: bool | None = self.effective.choose("identity.required", _said(ordered, said_required))
         made, problems = self._read_identity(chosen, required)
-        blockers.update(problems)
+        unenforceable.update(problems)
         return made
 
     def _read_identity(
@@ -272,11 +274,11 @@ class Merger:
         """The setting at this path of attributes below `traffic`, a duration in seconds; None where none sets it."""
         path = f"traffic.{path}"
         candidates = _said(ordered, lambda policy: plain_value(field_value(policy.spec, path)))
-        return self.winners.choose(field_path(path), candidates)
+        return self.effective.choose(field_path(path), candidates)
 
     # --- restrictions: they add up -----------------------------------------------------------------------------------
 
-    def _ca(self, policies: Iterable[EgressPolicy], blockers: dict[str, None]) -> str:
+    def _ca(self, policies: Iterable[EgressPolicy], unenforceable: dict[str, None]) -> str:
         """The CA certificates that every policy with `tls.caBundleRefs` accepts."""
         common = ""
         for policy in policies:
@@ -285,11 +287,11 @@ class Merger:
             try:
                 bundle = "".join(self._references.ca_bundle(policy, ref) for ref in policy.spec.tls.ca_bundle_refs)
             except UnresolvedRef as unresolved:
-                blockers[f"tls.caBundleRefs of {policy}: {unresolved.message}"] = None
+                unenforceable[f"tls.caBundleRefs of {policy}: {unresolved.message}"] = None
                 continue
             shared = common_ca(common, bundle)
             if not shared:
-                blockers[f"tls.caBundleRefs of {policy} has no CA in common with the other policies"] = None
+                unenforceable[f"tls.caBundleRefs of {policy} has no CA in common with the other policies"] = None
                 continue
             common = shared
         return common

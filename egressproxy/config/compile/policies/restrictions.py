@@ -22,7 +22,7 @@ from egressproxy.ir.policy import (
     Mode,
     NameDenial,
 )
-from egressproxy.model.shares import most_of
+from egressproxy.model.per_client_quota import most_of
 
 #: The fields of `limits` that are for connections, and so for Gateways and listeners alone.
 CONNECTION_LIMITS: Final = (

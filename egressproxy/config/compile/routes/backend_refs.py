@@ -341,8 +341,8 @@ class BackendRefCompiler:
         unsupported = [section for layer in layers for section in self._not_on_parents(layer)]
         if unsupported:
             raise BackendUnusable(f"not supported on {parent.spec.name}, which is a parent: {', '.join(unsupported)}")
-        if said.blockers:
-            raise BackendUnusable("; ".join(said.blockers))
+        if said.unenforceable:
+            raise BackendUnusable("; ".join(said.unenforceable))
         _check_region(parent, said.regions)
         if parent.region:
             _check_region(parent, merged.regions)
@@ -368,7 +368,7 @@ class BackendRefCompiler:
     ) -> WeightedBackend:
         unknown = self.policy_filters.unknown_extension(layers, resolved.extensions)
         error = error or (unknown and f"the {unknown} is not supported")
-        error = error or resolved.error or "; ".join(merged.blockers)
+        error = error or resolved.error or "; ".join(merged.unenforceable)
         named_in = resolved.target[2]
         if resolved.parent_by and merged.parent is not None:
             named_in = merged.parent.policy.namespace

@@ -18,7 +18,7 @@ from egressproxy.ir.resilience import (
 )
 from egressproxy.ir.route import HttpRuleIR
 from tests.config.compile.kit import FORWARD, PLAIN, ROUTE, compiled, listener, of_policy, of_route, policy, rule
-from tests.config.compile.policies.test_without_effect import SERVICE, TO_SERVICE
+from tests.config.compile.policies.test_ineffective_fields import SERVICE, TO_SERVICE
 
 
 def traffic(*sections: str):

@@ -132,11 +132,16 @@ def test_what_is_held_of_bodies_has_bounds_which_a_policy_narrows_or_lifts():
     mib = 1024 * 1024
     assert default.max_buffered_bytes == 32 * mib
     assert (default.buffered_bytes_per_client, default.buffered_bytes_per_connection) == (64 * mib, 64 * mib)
-    lifted = policy("limits: {maxBufferedBytes: 0, bufferedBytesPerClient: 0}", policy_name="a")
-    limits = on_gateway(lifted, policy("limits: {bufferedBytesPerConnection: 7}", policy_name="b")).limits
+    report_only_denial = policy("limits: {maxBufferedBytes: 0, bufferedBytesPerClient: 0}", policy_name="a")
+    limits = on_gateway(report_only_denial, policy("limits: {bufferedBytesPerConnection: 7}", policy_name="b")).limits
     assert (limits.max_buffered_bytes, limits.buffered_bytes_per_client) == (0, 0)
     assert limits.buffered_bytes_per_connection == 7
-    assert on_gateway(lifted, policy("limits: {maxBufferedBytes: 8}", policy_name="b")).limits.max_buffered_bytes == 8
+    assert (
+        on_gateway(
+            report_only_denial, policy("limits: {maxBufferedBytes: 8}", policy_name="b")
+        ).limits.max_buffered_bytes
+        == 8
+    )
 
 
 def test_a_region_lock_refuses_backends_of_other_regions():

@@ -1,0 +1,113 @@
+"""Placed filters: each with its IR and its counters, in the order of their chain.
+
+`check` needs no more of a chain. It runs none, so nothing here imports an event loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Protocol
+from weakref import WeakSet
+
+from egressproxy.filters.base import Filter, Phase, overrides
+from egressproxy.filters.error_budget import ErrorBudget
+from egressproxy.filters.filter_trace import MeasuredStep, Sampled
+from egressproxy.ir.policy import BACKEND_LEVEL, ExtensionIR
+from egressproxy.model.exchange import StateSlot
+from egressproxy.telemetry.event_aggregator import EventAggregator, FilterStats
+from egressproxy.telemetry.filter_meter import FilterMeter
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ConfiguredFilter:
+    """A filter and its IR. `stats`: by phase. `mark`: set where it ran, for its `complete`; None without one."""
+
+    spec: ExtensionIR
+    filter: Filter
+    also: frozenset[Phase] = frozenset()
+    stats: dict[Phase, FilterStats] = field(default_factory=dict)
+    mark: StateSlot[bool] | None = None
+    notices: EventAggregator | None = None
+    meter: FilterMeter | None = None
+    budget: ErrorBudget | None = None
+    steps: WeakSet[MeasuredStep] = field(default_factory=WeakSet)
+
+    def phases(self) -> frozenset[Phase]:
+        """The phases in which it runs: the declared one and its type's `also`, where the filter has a method."""
+        phases = {Phase(self.spec.phase)} | self.also
+        if self.filter.runs_in is not None:
+            phases &= self.filter.runs_in
+        return frozenset(phase for phase in phases if overrides(type(self.filter), phase))
+
+    def close(self) -> None:
+        try:
+            self.filter.close()
+        except BaseException as error:
+            self.stats_in(Phase(self.spec.phase)).fail(type(error).__name__, is_open=True)
+        if self.meter is not None:
+            self.meter.close()
+
+    def sample(self) -> None:
+        """Measure the next few calls in those steps that run."""
+        for step in self.steps:
+            if step.call is step.own and step.stats.runs != step.stats.sampled:
+                step.stats.sampled = step.stats.runs
+                step.call = Sampled(step)
+
+    def stats_in(self, phase: Phase) -> FilterStats:
+        """Its counters in this phase."""
+        if phase not in self.stats:
+            spec = self.spec
+            self.stats[phase] = FilterStats(spec.name, spec.type, phase.value, spec.scope, spec.source, self.notices)
+        return self.stats[phase]
+
+
+class MisplacedFilter(ValueError):
+    """A filter cannot stand where it is in its chain. The message names the declaring object, the filter and why."""
+
+    def __init__(self, spec: ExtensionIR, why: str) -> None:
+        super().__init__(f"{spec.source}: filter {spec.name} ({spec.type}): {why}")
+        self.spec = spec
+
+
+class BackendWatches(Protocol):
+    """A filter of the gateway's own before those of a backend. `specs` are the filters whose placeholders it knows."""
+
+    specs: frozenset[ExtensionIR]
+
+    def on(self, extensions: Iterable[ExtensionIR], /) -> ConfiguredFilter | None:
+        """The filter for a backend with these ones; None: it needs none."""
+
+    def on_bodies(self) -> ConfiguredFilter | None:
+        """The filter for the bodies of all requests; None: there is none."""
+
+
+def in_order(specs: Iterable[ExtensionIR]) -> list[ExtensionIR]:
+    """These specs in the order in which a chain runs them (see `chain`)."""
+    return sorted(specs, key=lambda spec: (spec.turn, not spec.pre_auth, spec.priority, spec.level))
+
+
+def placed_filters(
+    ordered: Iterable[ExtensionIR], make: Callable[[ExtensionIR], ConfiguredFilter]
+) -> tuple[list[ConfiguredFilter], bool]:
+    """The filters of these specs, each after `at_place`; and whether one of them is of this place alone by that.
+    Raises what `make` raises, and MisplacedFilter.
+    """
+    filters = [make(spec) for spec in ordered]
+    is_of_one_place = False
+    for index, placed in enumerate(filters):
+        if type(placed.filter).at_place is not Filter.at_place:
+            # The leg of a Backend is behind the rule for a request, and before it for a response.
+            behind = [each for each in filters[index + 1 :] if each.spec.level < BACKEND_LEVEL]
+            filters[index] = _at_place(placed, behind)
+            is_of_one_place = True
+    return filters, is_of_one_place
+
+
+def _at_place(placed: ConfiguredFilter, behind: Sequence[ConfiguredFilter]) -> ConfiguredFilter:
+    try:
+        made = placed.filter.at_place([(each.spec.name, each.phases()) for each in behind])
+    except ValueError as error:
+        raise MisplacedFilter(placed.spec, str(error)) from None
+    return replace(placed, filter=made)

@@ -1,0 +1,129 @@
+"""The usual limit of tokens, or of requests: a token bucket in the memory of this machine, alone, taken in one step.
+
+It is what Quota, MemoryStore and TokenBucket do together, for one rule; `tests/filters/limits/test_limit_fast_path.py`
+compares them. What does not fit is left to them, and so is everything that is said to clients.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Final, NamedTuple
+
+from egressproxy.filters.base import HeaderResult
+from egressproxy.filters.limits.rules import OF_CLIENT, Per, QuotaRule, Reservation
+from egressproxy.filters.limits.token_use import TokenUse
+from egressproxy.filters.limits.windows import TokenBucket
+from egressproxy.model.exchange import Exchange
+
+_NUMBERS: Final = itertools.count(1)
+
+
+class TokenLimitFastPath(NamedTuple):
+    """Both steps of a rule. `take`: what was taken; None: it does not fit. `settle` counts what it was in the end."""
+
+    take: Callable[[Exchange, TokenUse], Reservation | None]
+    settle: Callable[[Exchange, Reservation, TokenUse], None]
+
+
+def one_bucket(rule: QuotaRule, least: float) -> TokenLimitFastPath | None:
+    """Both steps of this rule; None where it is no bucket of tokens. `least`: no exchange takes less."""
+    window, table = rule.window, rule.table
+    if rule.type != "Tokens" or not isinstance(window, TokenBucket):
+        return None
+    take_of, add_to, most, no_period = window.take, window.add_to, window.most, window.period(0.0)
+    find_text, cells, lock, text_of = table.find_text, table.cells, table.lock, rule.text
+    counts_input, counts_output = rule.counts_input, rule.counts_output
+    count_allowed, count_reserved, count_settled = rule.count_allowed, rule.count_reserved, rule.count_settled
+
+    def take(exchange: Exchange, use: TokenUse) -> Reservation | None:
+        needed: float = use.input_tokens if counts_input else 0
+        amount = needed + use.output_tokens if counts_output else needed
+        if amount > most:
+            amount = needed if needed > most else most
+        if amount < least:
+            amount = least
+        taken = Reservation(rule, text_of(exchange, use.model), no_period, amount)
+        now = monotonic()
+        with lock:
+            if take_of(cells, find_text(taken.text, now), amount, now) > 0.0:
+                return None
+        count_allowed.count += 1
+        count_reserved.count += amount
+        return taken
+
+    def settle(exchange: Exchange, taken: Reservation, use: TokenUse) -> None:
+        usage = use.taken(exchange)
+        if usage is None:
+            return
+        took: float = usage[0] if counts_input else 0
+        if counts_output:
+            took += usage[1]
+        count_settled.count += took
+        if took != taken.amount:
+            now = monotonic()
+            with lock:
+                add_to(cells, find_text(taken.text, now), took - taken.amount, now)
+
+    return TokenLimitFastPath(take, settle)
+
+
+class RequestLimitFastPath:
+    """The step of one rule that counts requests. `otherwise` is that of the filter, which refuses what does not fit.
+
+    Thousands of clients may be counted by turns, or thousands of tenants have one of these each, so that a request
+    finds little of it in the processor's cache: all that it needs is in one object, in one entry of the table, and in
+    the client's identity, which remembers the entry.
+    """
+
+    __slots__ = (
+        "_ahead", "_cells", "_count", "_find_text", "_interval", "_lock", "_number", "_numbers", "_otherwise",
+        "_remembers", "_slack", "_table", "_text_of",
+    )  # fmt: skip
+
+    def __init__(self, rule: QuotaRule, per: Sequence[Per], otherwise: Callable[[Exchange], HeaderResult]) -> None:
+        table, window = rule.table, rule.window
+        assert isinstance(window, TokenBucket)
+        self._interval, self._ahead, self._slack = window.terms
+        self._cells, self._numbers, self._lock = table.cells, table.numbers, table.lock
+        self._table, self._find_text, self._text_of = table, table.find_text, rule.text
+        self._count = rule.count_allowed
+        self._otherwise = otherwise
+        self._remembers = set(per) <= OF_CLIENT
+        self._number = next(_NUMBERS)  # no other has it, of no earlier configuration either
+
+    @classmethod
+    def of(
+        cls, rules: Sequence[QuotaRule], per: Sequence[Per], otherwise: Callable[[Exchange], HeaderResult]
+    ) -> RequestLimitFastPath | None:
+        """The step for these rules; None where there is more to do than to take one request of a bucket."""
+        if len(rules) != 1 or rules[0].type != "Requests" or not isinstance(rules[0].window, TokenBucket):
+            return None
+        return cls(rules[0], per, otherwise)
+
+    def take(self, exchange: Exchange) -> HeaderResult:
+        """Take one request. Raises LimitExceeded."""
+        now = monotonic()
+        client, cells = exchange.identity, self._cells
+        at = client.limit_at
+        with self._lock:
+            # Half of the key is enough: 64 bits of a keyed hash say whose entry it is.
+            if client.limit_number != self._number or self._numbers[at - 2] != client.limit_key:
+                at = self._find(exchange, now)
+            until = cells[at]
+            if until < now:
+                until = now
+            if until - now + self._interval - self._ahead <= self._slack:
+                cells[at] = until + self._interval
+                self._count.count += 1
+                return None
+        return self._otherwise(exchange)
+
+    def _find(self, exchange: Exchange, now: float) -> int:
+        """Where the numbers of this client are; its identity remembers it from now on."""
+        client = exchange.identity
+        at = self._find_text(self._text_of(exchange, "") + b"\0", now)
+        if self._remembers and client.name != "-" and not self._table.is_shared_entry(at):
+            client.limit_number, client.limit_at, client.limit_key = self._number, at, self._numbers[at - 2]
+        return at

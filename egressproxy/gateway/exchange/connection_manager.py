@@ -1,0 +1,488 @@
+"""HttpConnectionManager: the life of an exchange, written as the list of its phases. It only calls; the hard things are
+elsewhere.
+
+Runs on the client connection's Driver (ARCHITECTURE.md, "The loop, the poller and the driver"): an await here is a
+pause of this exchange alone, and costs nothing where nothing has to be waited for. Every way out of `serve` passes
+`finish`, and an error passes `handle_error` before, which turns it into a response.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from time import monotonic
+from typing import Final
+
+from egressproxy.errors import ClientGone, GatewayError, GatewayFault, Reason, UpstreamFault
+from egressproxy.filters.body import BodyChain
+from egressproxy.filters.body_plan import PARTS, BodyPlan
+from egressproxy.filters.chain import run
+from egressproxy.filters.filter_step import FilterAnswered
+from egressproxy.gateway.ai.answers import Answer, TranslatedAnswer
+from egressproxy.gateway.ai.call import AiCall
+from egressproxy.gateway.ai.provider_errors import provider_call
+from egressproxy.gateway.backends.cluster import Cluster
+from egressproxy.gateway.backends.mirror_request import mirror_requests_of
+from egressproxy.gateway.backends.parent_connect import refused_credentials
+from egressproxy.gateway.backends.replayable_body import ReplayableBody
+from egressproxy.gateway.backends.upstream_call import AttemptCounter, Repeat, call_upstream
+from egressproxy.gateway.exchange.accounting import Accounting
+from egressproxy.gateway.exchange.admission import decide_names, identify, name_request, route_request
+from egressproxy.gateway.exchange.attempts import reach_with_retries
+from egressproxy.gateway.exchange.body_filter import SHORT_BODY, BodyFilter, Collector, Room, ShortBody, finished
+from egressproxy.gateway.exchange.client import Client
+from egressproxy.gateway.exchange.connect import serve_connect, switch_protocols
+from egressproxy.gateway.exchange.error_responses import ALLOW, error_event
+from egressproxy.gateway.exchange.phases import answer_of, answer_to_browser, run_response_filters
+from egressproxy.gateway.exchange.readmission import admit_again
+from egressproxy.gateway.ext_authz.buffered_body import HELD, MADE_BODY, BufferedRequest, invite_body
+from egressproxy.gateway.identity.challenges import Unauthenticated
+from egressproxy.gateway.mcp.call import McpCall
+from egressproxy.gateway.open_connections import clients_of_process
+from egressproxy.gateway.route import SELF_SERVICE, Route, filtered_route
+from egressproxy.gateway.self_service.answers import (
+    ASKED_S,
+    MAX_ASKED,
+    Waiting,
+    answer_caller,
+    nothing_waits,
+    refuse_flood,
+)
+from egressproxy.model.exchange import ATTEMPTS_FIELD, WAITED, AttemptTrail, Exchange
+from egressproxy.model.local_response import LocalResponse
+from egressproxy.model.message import CHUNKED, RequestHead
+from egressproxy.model.per_client_quota import AttemptLimiter
+from egressproxy.net.driver import PAUSE
+
+log = logging.getLogger(__name__)
+
+#: The answer of the last hop that Max-Forwards allows (RFC 9110 section 7.6.2).
+LAST_HOP: Final = LocalResponse(200, ((b"Allow", ALLOW),))
+_IF_STALE: Final = Repeat.IF_STALE  # a member looked up on its class costs 60 ns more
+
+
+class HttpConnectionManager:
+    """Serves every exchange of this process. Implements RequestHandler for its client connections."""
+
+    def __init__(self, accounting: Accounting, connections: int | None = None) -> None:
+        """`connections`: see ProcessLimits."""
+        self.accounting = accounting
+        self.wheel = accounting.wheel
+        self.pseudonym = accounting.pseudonym
+        self.clients = clients_of_process(connections)
+        self.waiting: Waiting = nothing_waits
+        self.asked = AttemptLimiter(MAX_ASKED, ASKED_S)  # what egress.internal was asked
+        self.is_draining = False
+        self.ends_connections = False  # each with the response under way: draining, or short of memory
+        self.last_idle_s = 0.0  # since a drain has begun: how long a client may take to ask once more
+        self.has_no_memory = False  # every request is refused, and no body that is held grows
+
+    # --- called by client connections ----------------------------------------------------------------------------
+    def on_request(self, client: Client, head: RequestHead) -> None:
+        client.driver.start(self.serve(client, head))
+
+    def on_bad_request(self, client: Client, error: GatewayError) -> None:
+        """What came is no request: it is answered, counted and logged like one."""
+        exchange = self.accounting.new_exchange(client.client, client.listener, client.identity)
+        client.resources.close = True
+        self.handle_error(exchange, client, error)
+        self.finish(exchange, client, None)
+
+    def on_deadline(self, client: Client) -> None:
+        """RequestHandler: the deadline of the client's connection has passed. End the exchange if its time is over."""
+        fault = client.look_at_clock()
+        if fault is not None:
+            client.driver.throw(fault)
+
+    def on_lost(self, client: Client) -> None:
+        client.state.leave(client)
+
+    # --- the life of an exchange ---------------------------------------------------------------------------------
+    async def serve(self, client: Client, head: RequestHead) -> None:
+        """Name, decide, filter, choose, exchange, answer."""
+        listener = client.state.port.first
+        resources = client.resources
+        exchange = resources.exchange = self.accounting.new_exchange(client.client, listener, client.identity)
+        exchange.request = head
+        exchange.method = head.method
+        try:
+            if head.method == b"CONNECT":
+                answer = await serve_connect(self.accounting, exchange, client, head)
+                if answer is not None:
+                    self.answer(exchange, client, answer)
+                return
+            listener = name_request(exchange, client.state.port, client.server_name, client.tunnel, head)
+            if head.via or listener.authenticator is not None or head.method == b"TRACE":
+                await identify(self.accounting, exchange, client, listener, head)
+            if listener.variants is not None:
+                listener = listener.variants.of(exchange.identity)
+            route, exchange.path_prefix, noted = route_request(listener, exchange.authority, head)  # type: ignore[arg-type]
+            resources.route = route
+            exchange.route = route.name
+            exchange.series = route.series
+            if noted:
+                exchange.note_denials(*noted)
+            gate = self.accounting.gate
+            if gate is not None:
+                resources.tenant = gate.admit(exchange, route.priority)
+            client.start_clock(route.clock_s, route.idle_s)
+            if head.max_forwards >= 0:
+                if head.max_forwards == 0:
+                    self.answer(exchange, client, LAST_HOP)
+                    return
+                head.max_forwards -= 1
+            steps = route.chain.request_headers
+            if steps is not None:
+                if route.reads_early:
+                    if route.kind == SELF_SERVICE:
+                        refuse_flood(exchange, self.asked)
+                        held = BufferedRequest(client, head)
+                        self.answer(
+                            exchange,
+                            client,
+                            await answer_caller(exchange, listener, head, held, decide_names, self.waiting),
+                        )
+                        return
+                    exchange.keep(HELD, BufferedRequest(client, head))
+                outcome = run(steps, exchange)
+                if outcome is not None:
+                    answer = await answer_of(outcome, steps, exchange, resources)
+                    if answer is not None:
+                        self.answer(exchange, client, answer)
+                        return
+                if exchange.state:
+                    if exchange.take(WAITED):
+                        route, _ = await admit_again(exchange, client, route, listener)
+                        resources.route = route
+                    route = self._noted(exchange, client, route)
+            client.body_limit = exchange.max_body_bytes
+            body = None
+            if route.filters_request and head.body != 0:
+                body = await self.begin_request_body(exchange, client, head, route)
+                if exchange.state:
+                    if exchange.take(WAITED):
+                        route, _ = await admit_again(exchange, client, route, listener)
+                        resources.route = route
+                    route = self._noted(exchange, client, route)
+            if route.retries is None:
+                backend = resources.backend = route.choose()
+                exchange.backend = backend.name
+                exchange.series = backend.series
+                if backend.mirrors is not None:  # before filters of this backend add its credential
+                    resources.mirror_requests = mirror_requests_of(backend.mirrors, exchange)
+                chain = backend.chain
+                cluster: Cluster = backend.cluster  # type: ignore[assignment]  # `choose` gives none without
+                found: Answer | LocalResponse = await call_upstream(
+                    client, resources, exchange, cluster, cluster.target(exchange), chain, body, _IF_STALE
+                )
+            else:
+                found = await reach_with_retries(route.retries, exchange, client, route, body)
+                chain = resources.backend.chain.after_attempts  # type: ignore[union-attr]  # that of the last attempt
+            if resources.held_bytes is not None:
+                body = None
+                resources.held_bytes.release_request()
+            if isinstance(found, LocalResponse):
+                self.answer(exchange, client, await run_response_filters(found, exchange, resources))
+                return
+            if exchange.response.status == 407:
+                raise wanted_credentials(resources.cluster)
+            for steps in chain.response_phases:
+                outcome = run(steps, exchange)
+                if outcome is not None:
+                    answer = await answer_of(outcome, steps, exchange, resources)
+                    if answer is not None:
+                        self.answer(exchange, client, answer)
+                        return
+            if exchange.response.status == 101:
+                await switch_protocols(self.accounting, exchange, client)
+            elif chain.response_body is not None:
+                await self.filter_response(exchange, client, chain.response_body, found)
+            elif not self.begin_response(exchange, client, None, found):
+                await self.relay_response(exchange, client, None, found)
+            if resources.held_bytes is not None and client.is_write_blocked:
+                exchange.first_byte_at = exchange.first_byte_at or monotonic()
+                await answer_taken(client)
+        except FilterAnswered as answered:
+            await self.answer_instead(exchange, client, answered)
+        except Unauthenticated as error:
+            answer = answer_to_browser(exchange, client, listener, head, error)
+            if answer is not None:
+                self.answer(exchange, client, answer)
+            else:
+                self.handle_error(exchange, client, error)
+        except GatewayError as error:
+            self.handle_error(exchange, client, error)
+        except BaseException as error:  # also what a filter may raise to end more than itself
+            log.error("internal error in exchange %s", exchange.request_id, exc_info=error)
+            self.handle_error(
+                exchange, client, GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__)
+            )
+        finally:
+            if not resources.is_handed_over:
+                self.finish(exchange, client, head)
+
+    def _noted(self, exchange: Exchange, client: Client, route: Route) -> Route:
+        if exchange.backend_choice is not None:
+            route = client.resources.route = filtered_route(route, exchange)
+        return route
+
+    def begin_response(
+        self, exchange: Exchange, client: Client, chain: BodyChain | None, upstream: Answer, body: bytes | None = None
+    ) -> bool:
+        """Send the head, and `body` if filters have made it of what was here. True if that is the whole response."""
+        request = exchange.request
+        resources = client.resources
+        if chain is not None and not chain.keeps_length:
+            exchange.response.body = CHUNKED
+        close = resources.close = (
+            resources.close
+            or request.connection_close
+            or self.ends_connections
+            or client.state.is_closed
+            or (client.has_ended and client.is_last)
+        )
+        if body is None:
+            if upstream.has_ended:
+                body = b""
+            elif chain is None:
+                body = upstream.whole_body()
+        client.send_response(exchange.response, request, self.pseudonym, body, close=close)
+        exchange.status = exchange.response.status  # not before: what cannot be written is answered 500
+        if body is None:
+            exchange.first_byte_at = monotonic()
+            return False
+        resources.release(reusable=upstream.is_reusable)
+        return True
+
+    async def relay_response(
+        self, exchange: Exchange, client: Client, chain: BodyChain | None, upstream: Answer
+    ) -> None:
+        """The body. With no body filter the two connections are joined, and this coroutine waits for the end."""
+        resources = client.resources
+        if chain is None:
+            upstream.send_response_body_to(client)
+            client.feed_from(upstream)
+            await upstream.response_end()
+        else:
+            body_filter = resources.response_filter = BodyFilter(exchange, chain, client, upstream, client)
+            upstream.send_response_body_to(body_filter)
+            client.feed_from(body_filter)
+            await upstream.response_end()
+            while not body_filter.is_over or body_filter.has_failed:
+                await PAUSE
+        resources.release(reusable=upstream.is_reusable)
+
+    async def filter_response(self, exchange: Exchange, client: Client, plan: BodyPlan, upstream: Answer) -> None:
+        """Send it through those body filters that do not let it pass unread. If one gets it whole, the head waits."""
+        chosen = None
+        response = exchange.response
+        if response.body == CHUNKED:
+            response.body = upstream.settle_length() or CHUNKED  # what is here whole is filtered like any other
+        if response.body != 0:
+            chosen = plan.choose(exchange)
+            if response.status in PARTS:
+                chosen = plan.without_part(exchange, chosen)
+        elif exchange.method == b"HEAD" or response.status == 304:
+            plan.describe(exchange)
+        if chosen is None or not chosen.holds:
+            chain = None if chosen is None else plan.chain(exchange, chosen)
+            if not self.begin_response(exchange, client, chain, upstream):
+                await self.relay_response(exchange, client, chain, upstream)
+            return
+        trailers, whole = b"", None
+        try:
+            if chosen.takes_whole(response.fields) and not upstream.has_ended:
+                whole = upstream.whole_body()
+            if whole is not None:
+                if len(whole) > SHORT_BODY:
+                    client.hold_bytes(len(whole), upstream, waits=False)
+                outcome = chosen.pass_whole(exchange, whole)
+                body = outcome if isinstance(outcome, bytes) else await finished(outcome)
+            else:
+                chain = plan.chain(exchange, chosen)
+                collector = await self.collect_response(exchange, client, chain, upstream)
+                body, trailers = collector.body, collector.trailers
+        except GatewayError as error:
+            if not isinstance(error, UpstreamFault) and upstream.is_reusable:
+                client.resources.release(reusable=True)  # a filter has refused what the backend has said to its end
+            raise
+        if response.status in (204, 304):  # a filter has made it one, which has no body (RFC 9110 section 6.4.1)
+            body = trailers = b""
+        response.body = CHUNKED if trailers else len(body)
+        if not trailers:
+            self.begin_response(exchange, client, None, upstream, body)
+            return
+        self.begin_response(exchange, client, chain, TranslatedAnswer(upstream, body))
+        if body:
+            client.send_body(body)
+        client.end_body(trailers)
+        client.resources.release(reusable=upstream.is_reusable)
+
+    async def collect_response(
+        self, exchange: Exchange, client: Client, chain: BodyChain, upstream: Answer
+    ) -> Collector:
+        """The body behind filters of which one gets it whole."""
+        collector = Collector(client, source=upstream)
+        body_filter = client.resources.response_filter = BodyFilter(exchange, chain, collector, upstream, client)
+        upstream.send_response_body_to(body_filter)
+        await upstream.response_end()
+        while not collector.is_whole:
+            await PAUSE
+        return collector
+
+    # --- bodies ----------------------------------------------------------------------------------------------------
+    async def begin_request_body(
+        self, exchange: Exchange, client: Client, head: RequestHead, route: Route
+    ) -> bytes | ReplayableBody | None:
+        """Let the body filters decide how they get the body. Returns it, filtered, where one of them gets it whole or a
+        filter of the head has collected it; None where it is still to come.
+        """
+        resources, plan = client.resources, route.chain.request_body
+        chosen = plan.choose(exchange) if plan is not None else None
+        if route.filters_alone and chosen is not None and chosen.takes_whole(head.fields):
+            whole = None if head.expect_continue else client.take_request_body()
+            if whole is None and head.body <= SHORT_BODY and chosen.collects(head.body):
+                short = ShortBody(client.driver)
+                invite_body(client, head)
+                client.send_request_body_to(short)
+                while not short.is_whole:
+                    await PAUSE
+                whole = short.body
+            if whole is not None:
+                if len(whole) > SHORT_BODY:
+                    client.hold_bytes(len(whole), waits=False)
+                outcome = chosen.pass_whole(exchange, whole)
+                return outcome if isinstance(outcome, bytes) else await finished(outcome)
+        chain = resources.request_chain = (
+            plan.chain(exchange, chosen) if plan is not None and chosen is not None else None
+        )
+        limit = route.needs_body if not route.backend_body_plans else route.body_limit(exchange)
+        if not route.buffers_request and limit < 0 and (chain is None or not chain.holds):
+            return None
+        held, made = exchange.take(HELD), exchange.take(MADE_BODY)
+        early = held.body if held is not None else made
+        if chain is None and (limit < 0 or (early is not None and len(early) <= limit)):
+            return early
+        resources.request_chain = None
+        collector = Collector(client, limit)
+        sink: BodyFilter | Collector = collector
+        if chain is not None:
+            sink = resources.request_filter = BodyFilter(exchange, chain, collector, client, client)
+        if early is None:
+            invite_body(client, head)
+            (held or client).send_request_body_to(sink)
+        else:
+            client.hold_bytes(-len(early))  # the sink holds it now
+            sink.send_body(early)
+            sink.end_body(b"")
+        while not collector.is_whole:
+            await PAUSE
+        if collector.trailers:
+            return ReplayableBody.whole(collector.body, collector.trailers)
+        return collector.body
+
+    # --- the end -------------------------------------------------------------------------------------------------
+    def answer(self, exchange: Exchange, client: Client, answer: LocalResponse) -> None:
+        answer = client.own_answer(answer, exchange)
+        is_last = exchange.says_close or self.ends_connections or client.state.is_closed or client.is_last
+        close = client.resources.close or is_last or not client.is_request_read  # RFC 9112 section 9.6
+        client.resources.close = close or has_stray_bytes(exchange, client)
+        exchange.status = answer.status
+        client.send_answer(answer, close=client.resources.close, with_body=exchange.method != b"HEAD")
+
+    async def answer_instead(self, exchange: Exchange, client: Client, answered: FilterAnswered) -> None:
+        """Send the response that a body filter has made. Where another one has begun, that breaks off."""
+        answered.__traceback__ = answered.__context__ = None  # their frames hold what may hold it: no cycle
+        resources = client.resources
+        try:
+            if exchange.status or client.is_lost:
+                raise answered
+            if resources.upstream is not None:
+                resources.release(reusable=resources.upstream.is_reusable)
+            self.answer(exchange, client, await run_response_filters(answered.answer, exchange, resources))
+        except GatewayError as error:
+            self.handle_error(exchange, client, error)
+        except BaseException as error:  # also what a filter may raise to end more than itself
+            log.error("internal error in exchange %s", exchange.request_id, exc_info=error)
+            self.handle_error(
+                exchange, client, GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__)
+            )
+
+    def handle_error(self, exchange: Exchange, client: Client, error: GatewayError) -> None:
+        """An error ends the exchange: an answer where none has begun, else a connection that breaks off visibly."""
+        error.__traceback__ = error.__context__ = None  # their frames hold what may hold the error: no cycle
+        resources = client.resources
+        self.accounting.record_error(exchange, resources, error)
+        response_filter = resources.response_filter
+        resources.fail(exchange, error)
+        if client.is_lost or isinstance(error, ClientGone) or exchange.status:
+            resources.close = True
+            last = b""
+            if (
+                response_filter is not None
+                and exchange.status
+                and not client.is_lost
+                and not isinstance(error, ClientGone)
+            ):
+                call = (
+                    McpCall.of(exchange)
+                    or AiCall.provider_of_client(exchange)
+                    or provider_call(exchange, client.backends)
+                )
+                last = error_event(error, exchange, call, response_filter.chain, response_filter.tail)
+            if last:
+                client.send_body(last)
+                client.end_body(b"")
+            else:
+                client.break_off(error)
+            return
+        resources.close = resources.close or error.close or not client.is_request_read
+        answer = client.error_answer(error, exchange)
+        trail = AttemptTrail.of(exchange)
+        if trail is not None and trail.is_shown:
+            answer = replace(answer, fields=(*answer.fields, (ATTEMPTS_FIELD, trail.field)))
+        self.answer(exchange, client, answer)
+
+    def finish(self, exchange: Exchange, client: Client, head: RequestHead | None) -> None:
+        """Always, once: filters, slots, metrics, log; then the connection goes on or closes. No head: it was none."""
+        resources = client.resources
+        try:
+            if not exchange.bytes_in:  # a tunnel has counted for itself
+                # What is buffered belongs to the next request; behind a malformed one there is none.
+                exchange.bytes_in = client.bytes_in - (client.unread if head is not None else 0)
+                exchange.bytes_out = client.bytes_out
+            self.accounting.account(exchange, resources)
+        finally:
+            # A client whose answer began before a drain has not heard of it: it may ask once more, and hears it then.
+            close = resources.close or (self.ends_connections and not self.is_draining) or client.state.is_closed
+            if self.last_idle_s:
+                client.idle_s = self.last_idle_s
+            resources.reset()  # what waits for its next request holds nothing of the last
+            if client.is_lost:
+                client.state.leave(client)
+            else:
+                if head is None or head.upgrade or exchange.is_tunnel:
+                    close = close or (client.tunnel is None and has_stray_bytes(exchange, client))
+                client.finish(close=close)
+
+
+async def answer_taken(client: Client) -> None:
+    """Wait until the client has taken what was held of the answer, or most of it: until then it is held."""
+    client.end_attempt()
+    client.feed_from(Room(client.driver))
+    while client.is_write_blocked:
+        await PAUSE
+
+
+def wanted_credentials(via: Cluster | AttemptCounter | None) -> UpstreamFault:
+    """Why a 407 does not reach the client, which would send what is meant for us. `via` has given the connection: a
+    parent answers plain http itself; whatever else asks for proxy credentials is no proxy of ours.
+    """
+    if via is not None and via.behind is not None:
+        return refused_credentials(via.behind)
+    return UpstreamFault(Reason.BAD_RESPONSE, "the upstream asked for proxy credentials (407)")
+
+
+def has_stray_bytes(exchange: Exchange, client: Client) -> bool:
+    """Bytes behind a CONNECT or an upgrade; where that does not come about, they were never meant as a request."""
+    return exchange.asks_to_switch and client.unread > 0

@@ -1,0 +1,185 @@
+"""CertificateCache: what clients are shown in tunnels that are opened: a certificate for each name, minted at its first
+use.
+
+The certificate of a name is valid for a day, kept, and replaced some hours before it ends. Its TLS context, which takes
+as long to make as a certificate and twenty times its memory, is kept for names that are in use. A snapshot has the
+`CertificateCaches` of its CAs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections import Counter
+from collections.abc import Callable
+from time import time
+from typing import Final, NamedTuple
+
+from egressproxy.errors import GatewayFault, Reason
+from egressproxy.gateway.leaf_certificates.certificate_signer import CannotSign, CertificateSigner, SigningProcess
+from egressproxy.ir.gateway import CertificateIR
+from egressproxy.model.certificate import Leaf
+from egressproxy.model.secret import SecretBytes
+from egressproxy.net.tls_contexts import leaf_context
+from egressproxy.telemetry.counters import Interceptions
+
+#: What tells CAs apart: chain, key, and the policy that is named where something is wrong with them.
+LeafKey = tuple[str, SecretBytes, str]
+
+#: Names whose leaves are kept: 2 MB. The one that was not asked for the longest goes first.
+MAX_LEAVES: Final = 1024
+#: Of these the names whose contexts are kept: 2.5 MB.
+MAX_CONTEXTS: Final = 128
+#: OpenSSL keeps a session (1 KB) of each client of TLS 1.2 that uses no tickets, 20,480 for each context, and Python's
+#: ssl cannot tell it not to. A context with more than this is replaced: 16 MB for all of them.
+MAX_SESSIONS: Final = 128
+#: What is minted at one time, for all clients together; who comes later is told to come again.
+MAX_MINTING: Final = 1024
+#: Of these for names that one client has asked for first.
+MAX_MINTING_OF_CLIENT: Final = 32
+#: A leaf that ends sooner is replaced: a client that has connected with it goes on as long as its connection.
+RENEWED_S: Final = 6 * 3600.0
+
+
+class _Kept(NamedTuple):
+    """A leaf, and when it is renewed, in seconds since the epoch."""
+
+    leaf: Leaf
+    renewed_at: float
+
+
+class CertificateCache:
+    """The leaves of one CA. It lives as long as that CA is in the configuration."""
+
+    __slots__ = (
+        "_certificates",
+        "_chain_pem",
+        "_clock",
+        "_contexts",
+        "_counted",
+        "_key_pem",
+        "_of_client",
+        "_signer",
+        "_waiting",
+        "policy",
+    )  # fmt: skip
+
+    def __init__(
+        self, key: LeafKey, counted: Interceptions, signer: CertificateSigner, clock: Callable[[], float] = time
+    ) -> None:
+        """`clock`: seconds since the epoch."""
+        self._chain_pem, self._key_pem, self.policy = key
+        self._counted = counted
+        self._signer = signer
+        self._clock = clock
+        self._certificates: dict[str, _Kept] = {}  # oldest use first
+        self._contexts: dict[str, ssl.SSLContext] = {}  # of some of them; oldest use first
+        self._of_client: Counter[str] = Counter()
+        self._waiting: dict[str, list[asyncio.Future[ssl.SSLContext]]] = {}
+
+    def known(self, host: str) -> ssl.SSLContext | None:
+        """The context for this name (lower case), if there is one whose leaf still lives for a while."""
+        context = self._contexts.pop(host, None)
+        if context is None or self._leaf(host) is None or context.session_stats()["number"] > MAX_SESSIONS:
+            return None
+        self._contexts[host] = context
+        return context
+
+    def _leaf(self, host: str) -> _Kept | None:
+        kept = self._certificates.pop(host, None)
+        if kept is None or kept.renewed_at <= self._clock():
+            return None
+        self._certificates[host] = kept
+        return kept
+
+    async def context(self, host: str, client: str = "") -> ssl.SSLContext:
+        """As `known`, made where there is none. `client`: its address. Raises as `begin`."""
+        return self.known(host) or await self.begin(host, client)
+
+    def begin(self, host: str, client: str) -> asyncio.Future[ssl.SSLContext]:
+        """Have the context made. All who wait for one name wait for one leaf. Raises GatewayFault: 503 where too much
+        is being minted; the future does: 500 where the CA cannot sign (it has expired).
+        """
+        future: asyncio.Future[ssl.SSLContext] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(seen)
+        waiting = self._waiting.get(host)
+        if waiting is not None:
+            waiting.append(future)
+            return future
+        if len(self._waiting) >= MAX_MINTING or self._of_client[client] >= MAX_MINTING_OF_CLIENT:
+            raise GatewayFault(Reason.OVERLOADED, "too many certificates are being minted", status=503, retry_after_s=1)
+        self._waiting[host] = [future]
+        kept = self._leaf(host)
+        made = asyncio.wrap_future(self._signer.do(lambda process: self._make(process, host, kept)))
+        self._of_client[client] += 1
+        made.add_done_callback(lambda done: self._settle(host, client, done))
+        return future
+
+    def _make(self, process: SigningProcess, host: str, kept: _Kept | None) -> tuple[_Kept, ssl.SSLContext]:
+        """In the thread."""
+        if kept is None:
+            now = self._clock()
+            leaf = process.mint(self._chain_pem, self._key_pem, host, now)
+            kept = _Kept(leaf, max(leaf.expires_at - RENEWED_S, now + (leaf.expires_at - now) / 2))
+            self._counted.minted += 1
+        certificate = CertificateIR(host, kept.leaf.chain_pem, kept.leaf.key_pem, (host,))
+        return kept, leaf_context(certificate, host)
+
+    def _settle(self, host: str, client: str, made: asyncio.Future[tuple[_Kept, ssl.SSLContext]]) -> None:
+        """Back on the loop."""
+        waiting = self._waiting.pop(host)
+        self._of_client[client] -= 1
+        if not self._of_client[client]:
+            del self._of_client[client]
+        error = made.exception()
+        if error is None:
+            kept, context = made.result()
+            self._certificates.pop(host, None)
+            self._certificates[host] = kept
+            self._contexts[host] = context
+            if len(self._certificates) > MAX_LEAVES:
+                del self._certificates[next(iter(self._certificates))]
+            if len(self._contexts) > MAX_CONTEXTS:
+                del self._contexts[next(iter(self._contexts))]
+        for future in waiting:
+            if future.done():  # whoever has waited has left
+                continue
+            if error is None:
+                future.set_result(context)
+            else:
+                future.set_exception(unusable(self.policy, error))
+
+
+def seen(made: asyncio.Future[ssl.SSLContext]) -> None:
+    """Whoever has begun this may have left: an error that nobody waits for is none."""
+    if not made.cancelled():
+        made.exception()
+
+
+def unusable(policy: str, error: BaseException) -> GatewayFault:
+    """What a client is told where its name has no leaf."""
+    message = f"the CA of intercept in policy {policy} cannot sign a certificate"
+    remedy = "renew the Secret in intercept.caCertificateRef"
+    detail = str(error) if isinstance(error, CannotSign) else f"{type(error).__name__}: {error}"
+    rule = f"EgressPolicy {policy}"
+    return GatewayFault(Reason.INTERCEPTION_FAILED, message, rule=rule, remedy=remedy, detail=detail)
+
+
+class CertificateCaches:
+    """Those of one snapshot, by CA. The next one keeps those of its CAs, and the minter. `known`: in service."""
+
+    __slots__ = ("_known", "_made", "_signer")
+
+    def __init__(self, known: CertificateCaches | None = None) -> None:
+        self._known = known._made if known is not None else {}
+        self._made: dict[LeafKey, CertificateCache] = {}
+        self._signer: CertificateSigner = known._signer if known is not None else CertificateSigner()
+
+    def of(self, key: LeafKey, counted: Interceptions) -> CertificateCache:
+        """The one for this CA."""
+        found = self._made.get(key) or self._known.get(key) or CertificateCache(key, counted, self._signer)
+        self._made[key] = found
+        return found
+
+    def forget_known(self) -> None:
+        self._known = {}

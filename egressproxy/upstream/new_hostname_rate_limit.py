@@ -1,0 +1,93 @@
+"""NewHostnameRateLimit: how many names that nobody has asked for lately each client may have looked up below one
+domain.
+
+A name carries data to whoever serves its domain, before any connection is made: a wildcard that is allowed would be a
+way out for it. Names that are known cost nothing. All workers share the numbers (`keyed_counters`): each client has one
+count, and a name that one worker has looked up is new to no other. Source: EgressPolicy `dns.newNames`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from hashlib import blake2b
+from typing import Final
+
+from egressproxy.errors import LimitExceeded, Reason
+from egressproxy.net.keyed_counters import KEY_BYTES, KeyedCounters
+
+#: Gives the table of what is counted under a key (16 bytes), for so many keys of its own; the same in all workers.
+KeyedTables = Callable[[bytes, int], KeyedCounters]
+
+#: Counts, each of one client below one domain. Who finds no room shares one count with all that find none.
+MAX_COUNTS: Final = 16_384
+#: Names that are remembered for all workers, and for how long at least (a longer window counts). What finds no room is
+#: counted again in each worker.
+MAX_NAMES: Final = 16_384
+NAMES_S: Final = 3600.0
+#: Rounding in sums of intervals.
+_ROUNDING: Final = 1e-6
+
+
+def domain_of(host: str) -> str:
+    """The last two labels of a name: below a public suffix of two labels (co.uk) all names count as one domain's."""
+    return ".".join(host.rsplit(".", 2)[-2:])
+
+
+class NewHostnameRateLimit:
+    """`limit` names in each `window_s` seconds, which refill steadily. `scope`: equal ones count together."""
+
+    __slots__ = ("_counts", "_interval_s", "_limit", "_names", "_window_s")
+
+    def __init__(self, limit: int, window_s: float, tables: KeyedTables, scope: object = "") -> None:
+        self._limit = limit
+        self._window_s = window_s
+        self._interval_s = window_s / limit
+        said = repr(("dns.newNames", limit, window_s, scope))
+        self._counts = tables(_digest(f"counts {said}"), MAX_COUNTS)
+        self._names = tables(_digest(f"names {said}"), MAX_NAMES)
+
+    def take(self, client: str, host: str, now: float) -> LimitExceeded | None:
+        """Count this name for this client; the error (429) where it has had too many. `now`: monotonic seconds."""
+        domain, names = domain_of(host), self._names
+        name = names.key(host.encode())
+        with names.lock:
+            if names.peek(name, now)[0] > now:
+                return None
+        wait_s = self._wait_s(f"{domain} {client}".encode("utf-8", "surrogatepass"), now)
+        if wait_s > 0.0:
+            return LimitExceeded(
+                Reason.NEW_NAMES,
+                f"this client has asked for too many new names below {domain}",
+                remedy="raise dns.newNames.limit where the client needs so many names; "
+                "else find out what it sends in them",
+                detail=f"{host}: more than {self._limit} new names below {domain} in {self._window_s:g} s",
+                retry_after_s=max(1, round(wait_s)),
+            )
+        self._remember(name, now)
+        return None
+
+    def know(self, host: str, now: float) -> None:
+        """This name is looked up for the gateway or its operator: it is new to no client."""
+        self._remember(self._names.key(host.encode()), now)
+
+    def _remember(self, name: bytes, now: float) -> None:
+        names = self._names
+        with names.lock:
+            found = names.find(name, now)
+            if not names.is_shared_entry(found):
+                names.cells[found] = now + max(self._window_s, NAMES_S)
+
+    def _wait_s(self, client: bytes, now: float) -> float:
+        """Take one name of this client's; else the seconds until it may have one. `until` is when the count is full."""
+        counts = self._counts
+        with counts.lock:
+            at = counts.find_text(client, now)
+            until = max(counts.cells[at], now)
+            wait_s = until - now - self._interval_s * (self._limit - 1 + _ROUNDING)
+            if wait_s <= 0.0:
+                counts.cells[at] = until + self._interval_s
+            return wait_s
+
+
+def _digest(text: str) -> bytes:
+    return blake2b(text.encode(), digest_size=KEY_BYTES).digest()
