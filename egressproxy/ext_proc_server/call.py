@@ -10,7 +10,7 @@ from egressproxy.net.driver import PAUSE
 from egressproxy.protocols.grpc.framing import GrpcMessageReader, MessageTooLong, framed
 from egressproxy.protocols.grpc.statuses import encoded_message
 from egressproxy.protocols.http2.downstream_stream import DownstreamStream
-from egressproxy.protocols.http2.field_coding import FieldList
+from egressproxy.protocols.http2.remembered_fields import FieldList
 
 #: The longest message that is read, in bytes: a whole body that Envoy has buffered.
 MAX_MESSAGE = 16 * 1024 * 1024

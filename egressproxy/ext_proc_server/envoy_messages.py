@@ -21,8 +21,8 @@ from egressproxy.protocols.ext_proc.messages import (
     ProtocolConfiguration,
 )
 from egressproxy.protocols.http1.framing import HeadLimits, Malformed
-from egressproxy.protocols.http2.field_coding import FieldList
 from egressproxy.protocols.http2.heads import RequestFieldsReader, read_response_fields, read_trailers
+from egressproxy.protocols.http2.remembered_fields import FieldList
 
 #: The namespace of dynamic metadata in which Envoy may say who the client is: `namespace` and `serviceAccount`.
 METADATA = "egressproxy.io"

@@ -13,7 +13,7 @@ from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.protocols.ext_proc.messages import ImmediateResponse
 from egressproxy.protocols.grpc.statuses import parsed_status
-from egressproxy.protocols.http2.field_coding import FieldList
+from egressproxy.protocols.http2.remembered_fields import FieldList
 
 #: Fields of the hop and of the framing: the codec takes them out of a head, and Envoy writes its own.
 _OF_THE_HOP = frozenset(

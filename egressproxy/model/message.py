@@ -160,6 +160,7 @@ class ResponseHead:
         return self.status < 200 and self.status != 101
 
     def forget(self) -> None:
+        """The same of a response."""
         self.fields.forget()
         self.phrase = self.upgrade = self.via = b""
 

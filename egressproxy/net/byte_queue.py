@@ -6,12 +6,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from typing import Final
 
 #: A piece below this is joined with its neighbours, up to so many bytes.
-SMALL_SIZE = 512
-JOINED_SIZE = 16 * 1024
+SMALL_SIZE: Final = 512
+JOINED_SIZE: Final = 16 * 1024
 #: Neighbours that are not longer together become one in a list.
-KEPT_SIZE = 4096
+KEPT_SIZE: Final = 4096
 
 
 def keep(pieces: list[bytes], data: bytes) -> None:

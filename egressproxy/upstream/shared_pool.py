@@ -9,14 +9,14 @@ turns, and no client has more than `share` places.
 from __future__ import annotations
 
 import asyncio
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from egressproxy.errors import GatewayError, LimitExceeded, Reason
 from egressproxy.model.per_client_quota import FairQueue, PerClientQuota
 from egressproxy.upstream.pool import MAX_OPEN, SHARE, Pooled, PoolTicket
 
 #: Places that a connection has, until one has said how many.
-MOST = 100
+MOST: Final = 100
 
 S = TypeVar("S", bound=Pooled)
 S_co = TypeVar("S_co", covariant=True)

@@ -243,7 +243,7 @@ def test_websockets_is_told_of_a_refusal(sockets: WebSocketWorld):
 
 
 @pytest.mark.parametrize(("way", "server"), HALF_OPEN)
-def test_a_client_that_has_said_all_hears_the_rest(sockets: WebSocketWorld, way: str, server: str):
+def test_a_client_that_has_sent_all_hears_the_rest(sockets: WebSocketWorld, way: str, server: str):
     """Half of the connection is closed while an answer of 10 MB is on its way."""
     one = sockets.open(way, server)
     one.send(BytesMessage(BIG))

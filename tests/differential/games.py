@@ -195,6 +195,46 @@ def _of_fields(chance: random.Random) -> Game:
     return {"block": "".join(f"\r\n{line}" for line in section.split("\r\n") if ":" in line), "does": does}
 
 
+# --- HTTP/2 --------------------------------------------------------------------------------------------------------
+def _frame(kind: int, flags: int, number: int, payload: str) -> str:
+    return "".join(map(chr, (*len(payload).to_bytes(3, "big"), kind, flags, *number.to_bytes(4, "big")))) + payload
+
+
+def _field_block(chance: random.Random) -> str:
+    """Indexed fields, literals with and without a place in the table, with Huffman's code, and changes of the table."""
+    block = chance.choice(("\x82\x84\x86\x41\x09a.example", "\x83\x87\x85\x01\x81\x1f", "\x20", "\x3f\xe1\x1f"))
+    for _ in range(chance.randrange(6)):
+        name, value = chance.choice(NAMES).lower(), chance.choice(VALUES)
+        start = chance.choice(("\x00", "\x10", "\x40"))
+        match chance.randrange(4):
+            case 0:
+                block += chr(0x80 | (chance.randrange(1, 62) if chance.random() < 0.95 else chance.randrange(128)))
+            case 1:
+                block += start + "\x85\xf2\xb2\x4a\x84\xff" + chr(len(value) % 127) + value[:126]
+            case _:
+                block += start + chr(len(name)) + name + chr(min(len(value), 126)) + value[:126]
+    return block
+
+
+def _of_frames(chance: random.Random) -> Game:
+    text = "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + _frame(4, 0, 0, chance.choice(("", "\0\4\0\0\0\x09")))
+    for number in range(1, 2 * chance.randrange(1, 8), 2):
+        payload, flags = _field_block(chance), chance.choice((4, 5, 5, 5, 0, 0x2D))
+        match chance.randrange(5):
+            case 0:
+                kind = chance.choice((0, 2, 3, 4, 6, 7, 8, 9, 99))
+                size = chance.choice((0, 4, 5, 6, 8))
+                payload = "".join(chr(chance.choice((0, 0, 1, 4, 255))) for _ in range(size))
+                text += _frame(kind, chance.randrange(2), chance.choice((0, number, 1)), payload)
+            case 1:
+                text += _frame(1, flags & 1, number, payload[:3]) + _frame(9, 4, number, payload[3:])
+            case 2:
+                text += _frame(1, 0x2D, number, "\2\0\0\0\0\x10" + payload + "\0\0")
+            case _:
+                text += _frame(1, flags, number, payload)
+    return _cut(chance, _harmed(chance, text) if chance.random() < 0.3 else text)
+
+
 # --- routing -------------------------------------------------------------------------------------------------------
 def _some(chance: random.Random, among: Sequence[str], most: int) -> list[str]:
     return [chance.choice(among) for _ in range(chance.randrange(most + 1))]
@@ -361,6 +401,7 @@ MAKERS: dict[str, Callable[[random.Random], Game]] = {
     "responses": _of_responses,
     "chunks": _of_chunks,
     "fields": _of_fields,
+    "frames": _of_frames,
     "routes": _of_routes,
     "hosts": _of_hosts,
     "addresses": _of_addresses,

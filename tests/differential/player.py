@@ -15,6 +15,8 @@ from ipaddress import ip_address, ip_network
 from itertools import pairwise
 from typing import Any
 
+from h2.errors import ErrorCodes
+
 from egressproxy import build
 from egressproxy.errors import GatewayError, Reason
 from egressproxy.ir.policy import (
@@ -36,6 +38,10 @@ from egressproxy.protocols.http1.chunked import ChunkedDecoder, EndOfMessage
 from egressproxy.protocols.http1.codec import RequestReader, ResponseReader
 from egressproxy.protocols.http1.framing import HeadLimits, Malformed
 from egressproxy.protocols.http1.writer import interim_bytes, request_bytes, response_bytes
+from egressproxy.protocols.http2.frames import CONTINUATION, DATA, HEADERS, FrameSplitter
+from egressproxy.protocols.http2.head_fields import request_code
+from egressproxy.protocols.http2.heads import RequestFieldsReader
+from egressproxy.protocols.http2.state_machine import H2StateMachine
 from egressproxy.protocols.tls.client_hello import ClientHelloReader, may_start_tls
 from egressproxy.routing.destinations import DestinationPolicy
 from egressproxy.routing.hosts import HostEntry, HostMap
@@ -92,6 +98,49 @@ def segments(asked: Played) -> list[bytes]:
     data = octets(asked["data"])
     places = [0, *sorted({cut for cut in asked["cuts"] if 0 < cut < len(data)}), len(data)]
     return [data[a:b] for a, b in pairwise(places)]
+
+
+# --- HTTP/2 --------------------------------------------------------------------------------------------------------
+def frames(asked: Played) -> Seen:
+    """What a client says on a connection of HTTP/2, cut at `cuts`, under `limits`: what comes of it, and what goes out.
+    Requests are read, and refused.
+    """
+    limits = HeadLimits(*asked["limits"])
+    machine, splitter = H2StateMachine(limits, client_side=False), FrameSplitter(has_preface=True)
+    reader, seen = RequestFieldsReader(limits, is_forward=asked["whole"]), []
+    machine.begin(1 << 20)
+    for segment in segments(asked):
+        before = len(seen)
+        for frame in tried(seen, lambda segment=segment: splitter.feed(segment)) or []:
+            tried(seen, lambda frame=frame: seen.append(_received(machine, reader, *frame)))
+            seen.append([machine.head_size, machine.is_head_open, machine.send_window, machine.receive_window])
+        seen.append([splitter.has_partial_head, said(machine.take_frames())])
+        if any(each[:1] == ["RemoteProtocolError"] for each in seen[before:]):
+            break
+    return seen
+
+
+def _received(
+    machine: H2StateMachine, reader: RequestFieldsReader, kind: int, flags: int, number: int, payload: bytes
+) -> Seen:
+    if kind == DATA:
+        machine.receive_data(flags, number, payload)
+        return ["data"]
+    if kind == HEADERS:
+        fields = machine.receive_headers(flags, number, payload)
+    elif kind == CONTINUATION:
+        fields = machine.receive_continuation(flags, number, payload)
+    else:
+        return [machine.receive_control_frame(kind, flags, number, payload)]
+    if fields is None:
+        return ["head"]
+    seen: Seen = [[[said(name), said(value)] for name, value in fields]]
+    head = tried(seen, lambda: reader.read(fields, has_ended=machine.has_head_ended))
+    if head is not None:
+        seen += [said(getattr(head, name)) for name in OF_REQUEST]
+        seen += [said(head.fields.block), said(request_code(head, b"a.example", b"gw", is_secure=True))]
+    machine.reset_stream(number, ErrorCodes.REFUSED_STREAM)
+    return seen
 
 
 # --- the codec -----------------------------------------------------------------------------------------------------
@@ -452,6 +501,7 @@ PLAYS: dict[str, Callable[[Played], Seen]] = {
     "responses": responses,
     "chunks": chunks,
     "fields": fields,
+    "frames": frames,
     "routes": routes,
     "hosts": hosts,
     "addresses": addresses,

@@ -19,7 +19,7 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.net.sockets import SocketTransport
 from egressproxy.net.tls import TlsStream
 from egressproxy.protocols.http1.upstream import UpstreamConnection
-from egressproxy.protocols.http2.states import ConnectionStates, _StreamState
+from egressproxy.protocols.http2.state_machine import H2StateMachine
 from egressproxy.protocols.http2.stream_transport import StreamTransport
 from egressproxy.protocols.tunnel.socket_tunnel import SocketEnd
 from egressproxy.protocols.tunnel.transport_tunnel import TransportEnd
@@ -38,8 +38,7 @@ left = leftovers_of(
     ClientHttp2,
     ClientStream,
     StreamTransport,
-    ConnectionStates,
-    _StreamState,
+    H2StateMachine,
     UpstreamConnection,
     Tunnel,
     TransportEnd,

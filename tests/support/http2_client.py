@@ -17,7 +17,7 @@ from h2.events import (
 from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame
 
-from egressproxy.protocols.http2.frames import GOAWAY, RST_STREAM, FrameSplitter, stream_of
+from egressproxy.protocols.http2.frames import GOAWAY, RST_STREAM, FrameSplitter, frame_header
 
 Fields = Iterable[tuple[bytes, bytes]]
 
@@ -82,16 +82,15 @@ class Http2Client:
         return self.request(head(b"GET", path, authority, scheme) + list(more))
 
     def take(self, data: bytes) -> None:
-        for kind, _, _, frame in self._frames.feed(data):
+        for kind, flags, number, payload in self._frames.feed(data):
             if kind == GOAWAY:  # h2 would hear nothing more
-                parsed, _ = GoAwayFrame.parse_frame_header(memoryview(frame[:9]))
-                parsed.parse_body(memoryview(frame[9:]))
-                assert isinstance(parsed, GoAwayFrame)
+                parsed = GoAwayFrame(number)
+                parsed.parse_body(memoryview(payload))
                 self.goaways.append((parsed.last_stream_id, parsed.error_code, parsed.additional_data))
                 continue
             if kind == RST_STREAM:  # h2 hides those behind END_STREAM
-                self.of(stream_of(frame)).reset = int.from_bytes(frame[9:13], "big")
-            for event in self.h2.receive_data(frame):
+                self.of(number).reset = int.from_bytes(payload, "big")
+            for event in self.h2.receive_data(frame_header(kind, flags, number, len(payload)) + payload):
                 if isinstance(event, ResponseReceived):
                     self.of(event.stream_id).fields = list(event.headers)
                 elif isinstance(event, InformationalResponseReceived):

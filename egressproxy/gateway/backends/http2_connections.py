@@ -63,7 +63,7 @@ class Http2Connections:
             found = await self._wait(ticket)
             if found is None:
                 break  # the right to open one, counted already
-            if found.connection.begins_nothing:  # it has left meanwhile
+            if found.upstream.begins_nothing:  # it has left meanwhile
                 found.finish()
                 found = pool.take(ticket)
         if found is not None:
@@ -100,9 +100,9 @@ class Http2Connections:
 
     async def _settled(self, exchange: Exchange, place: UpstreamStream) -> UpstreamStream:
         """Whether a server takes an upgrade stands in its settings (RFC 8441 section 3)."""
-        if exchange.request.upgrade and place.connection.is_new:
+        if exchange.request.upgrade and place.upstream.is_new:
             try:
-                await place.connection.settings()
+                await place.upstream.settings()
             except BaseException:
                 place.finish()
                 raise

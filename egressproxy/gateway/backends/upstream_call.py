@@ -75,6 +75,7 @@ class HeldConnection:
         self.reset()
 
     def reset(self) -> None:
+        """Hold nothing any more."""
         self.cluster = None
         self.target = None
         self.upstream = None

@@ -31,7 +31,7 @@ from egressproxy.protocols.http1.downstream import RequestHandler
 from egressproxy.protocols.http1.framing import HeadLimits, Malformed
 from egressproxy.protocols.http2.downstream import DownstreamHttp2
 from egressproxy.protocols.http2.downstream_stream import DownstreamStream
-from egressproxy.protocols.http2.field_coding import FieldList
+from egressproxy.protocols.http2.remembered_fields import FieldList
 from egressproxy.protocols.upstream import Upstream
 from egressproxy.telemetry.metrics import Metrics
 
@@ -64,7 +64,7 @@ class ClientStream(DownstreamStream, Client):
     )
 
     def __init__(self, connection: ClientHttp2, number: int) -> None:
-        super().__init__(connection, number)
+        super().__init__(connection, connection, number)
         self.state = connection.state
         self.server_name = connection.server_name
         self.identity = ANONYMOUS
@@ -104,7 +104,7 @@ class ClientStream(DownstreamStream, Client):
 
     @property
     def request_handler(self) -> RequestHandler:
-        return self.connection.handler
+        return self.downstream.handler
 
     def trailers_to_pass(self, trailers: bytes) -> bytes:
         return self.passable_of_request(trailers)
@@ -120,7 +120,7 @@ class ClientStream(DownstreamStream, Client):
 
     def enter_tunnel(self, tunnel: OpenedTunnel, limits: HeadLimits) -> None:
         """From now on requests of HTTP/1 are read here, which begins when this exchange is over."""
-        inner = ClientConnection(self.connection.handler, self.wheel, self.state)
+        inner = ClientConnection(self.downstream.handler, self.wheel, self.state)
         inner.server_name = self.server_name
         copy_identity(inner, self)
         inner.tunnel = tunnel

@@ -8,22 +8,21 @@ from collections.abc import Callable
 from typing import Final
 
 from h2.errors import ErrorCodes
-from h2.events import Event, RequestReceived
 
 from egressproxy.net.timers import NEVER, Deadline, TimerWheel
 from egressproxy.protocols.http1.downstream import RequestHandler
 from egressproxy.protocols.http1.framing import HeadLimits, Malformed
 from egressproxy.protocols.http2.connection import Http2Connection
 from egressproxy.protocols.http2.downstream_stream import DownstreamStream
-from egressproxy.protocols.http2.field_coding import FieldList
 from egressproxy.protocols.http2.frames import Flood
 from egressproxy.protocols.http2.heads import RequestFieldsReader
-from egressproxy.protocols.http2.states import MAX_STREAMS
-from egressproxy.protocols.http2.stream import Http2Stream
+from egressproxy.protocols.http2.remembered_fields import FieldList
+from egressproxy.protocols.http2.settings import MAX_STREAMS
+from egressproxy.protocols.http2.stream_state import H2StreamState
 
 log = logging.getLogger(__name__)
 
-#: How long streams that the client began before it heard of our GOAWAY are still served.
+#: How long streams that the client began before it read our GOAWAY are still served.
 GRACE_S: Final = 1.0
 LAST_STREAM: Final = 2**31 - 1
 #: Deadlines that wait for another stream.
@@ -115,18 +114,7 @@ class DownstreamHttp2(Http2Connection):
 
     def new_stream(self, number: int) -> DownstreamStream:
         """The kind of stream that the handler serves."""
-        return DownstreamStream(self, number)
-
-    def take_head(self, event: Event, stream: Http2Stream | None) -> None:
-        assert hasattr(event, "headers")
-        if stream is not None:
-            assert isinstance(stream, DownstreamStream)
-            stream.bytes_in += self.head_size
-            stream.take_trailers(event.headers)
-            return
-        if not isinstance(event, RequestReceived):
-            return  # trailers of a stream that was given up
-        self.take_request(event.stream_id, event.headers, has_ended=event.stream_ended is not None)
+        return DownstreamStream(self, self, number)
 
     def take_request(self, number: int, fields: FieldList, *, has_ended: bool) -> None:
         if number > self._last_served:
@@ -135,8 +123,8 @@ class DownstreamHttp2(Http2Connection):
         if len(self.streams) >= MAX_STREAMS:
             self.refuse(number, ErrorCodes.REFUSED_STREAM)
             return
-        made = self.streams[number] = self.new_stream(number)
-        made.bytes_in = self.head_size
+        made = self.new_stream(number)
+        self._machine.open_request(made)
         self.deadline.at = NEVER
         try:
             head = self.reader.read(fields, has_ended=has_ended)
@@ -145,7 +133,7 @@ class DownstreamHttp2(Http2Connection):
         else:
             made.begin(head, has_ended=has_ended)
 
-    def forget(self, stream: Http2Stream) -> bool:
+    def forget(self, stream: H2StreamState) -> bool:
         if not super().forget(stream):
             return False
         if not self.streams and not self.is_lost:
@@ -169,7 +157,7 @@ class DownstreamHttp2(Http2Connection):
     # --- the end ---------------------------------------------------------------------------------------------------
     def leave(self, *, gently: bool) -> None:
         """Take no more streams, and end behind those that run. `gently`: streams that the client began before it can
-        have heard of it are served, too (RFC 9113 section 6.8).
+        have read it are served, too (RFC 9113 section 6.8).
         """
         if self.is_lost or self._last_served != LAST_STREAM:
             return
@@ -182,7 +170,7 @@ class DownstreamHttp2(Http2Connection):
             self._leave_now()
 
     def ping_answered(self) -> None:
-        """The client has heard that we leave, by what came right behind: what it began before is here."""
+        """The client has read that we leave, by what came right behind: what it began before is here."""
         if self._final_goaway is not None:
             self._leave_now()
 

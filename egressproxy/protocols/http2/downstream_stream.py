@@ -22,9 +22,7 @@ from egressproxy.net.flow_control import BodySink
 from egressproxy.net.timers import NEVER
 from egressproxy.protocols.http1.downstream import LINGER_S, LINGER_SIZE
 from egressproxy.protocols.http1.framing import Malformed
-from egressproxy.protocols.http2.carriers import NO_DEADLINE, DownstreamCarrier
 from egressproxy.protocols.http2.downstream_states import StreamState
-from egressproxy.protocols.http2.field_coding import FieldList
 from egressproxy.protocols.http2.head_fields import (
     CONTINUE,
     TUNNEL_ESTABLISHED,
@@ -34,7 +32,10 @@ from egressproxy.protocols.http2.head_fields import (
     response_code,
 )
 from egressproxy.protocols.http2.heads import read_trailers
+from egressproxy.protocols.http2.outbound_streams import OutboundStreams
+from egressproxy.protocols.http2.remembered_fields import FieldList
 from egressproxy.protocols.http2.stream import Http2Stream
+from egressproxy.protocols.http2.stream_protocols import NO_DEADLINE, DownstreamStreamConnection
 from egressproxy.protocols.http2.stream_transport import StreamTransport
 
 #: In this time a client has to take so many bytes of the rest of a response whose exchange is over: a byte now and then
@@ -56,20 +57,20 @@ class DownstreamStream(Http2Stream):
 
     __slots__ = (
         "_handshake", "_left", "_pieces", "_reads_on_until", "_request_trailers", "_reset_code", "_state",
-        "_unsent_before", "body_limit", "body_size", "client", "deadline", "driver", "has_ended", "idle_s", "is_whole",
-        "request_headers_s", "sink", "transport", "wheel",
+        "_unsent_before", "body_limit", "body_size", "client", "deadline", "downstream", "driver", "has_ended",
+        "idle_s", "is_whole", "request_headers_s", "sink", "transport", "wheel",
     )  # fmt: skip
 
-    connection: DownstreamCarrier
-
-    def __init__(self, connection: DownstreamCarrier, number: int) -> None:
+    def __init__(self, connection: OutboundStreams, downstream: DownstreamStreamConnection, number: int) -> None:
+        """`downstream` is the connection again, in its role as a client's."""
         super().__init__(connection, number)
+        self.downstream = downstream
         self.wheel = connection.wheel
-        self.client = connection.client
-        self.request_headers_s = connection.request_headers_s  # also for the first bytes of a tunnel
-        self.idle_s = connection.idle_s
+        self.client = downstream.client
+        self.request_headers_s = downstream.request_headers_s  # also for the first bytes of a tunnel
+        self.idle_s = downstream.idle_s
         self.driver = Driver()
-        self.deadline = connection.new_deadline(self._deadline_passed)
+        self.deadline = downstream.new_deadline(self._deadline_passed)
         self.transport: asyncio.Transport = connection.transport
         self.sink: BodySink | None = None
         self.is_reading_paused = True  # until somebody asks for the body
@@ -98,7 +99,7 @@ class DownstreamStream(Http2Stream):
             self._left = head.body
             if head.body == 0:
                 self._state = _RESPONDING
-        self.connection.handler.on_request(self, head)
+        self.downstream.handler.on_request(self, head)
 
     def refuse(self, fault: Malformed, fields: FieldList, *, has_ended: bool) -> None:
         """What came is no request: it is answered like one, and the stream is reset (RFC 9113 section 8.1.1)."""
@@ -108,7 +109,7 @@ class DownstreamStream(Http2Stream):
         kind = LimitExceeded if fault.status in (413, 414, 431) else BadRequest
         if kind is BadRequest:
             self._reset_code = ErrorCodes.PROTOCOL_ERROR
-        self.connection.handler.on_bad_request(self, kind(fault.reason, fault.message, status=fault.status, close=True))
+        self.downstream.handler.on_bad_request(self, kind(fault.reason, fault.message, status=fault.status, close=True))
         self.connection.stream_failed()
 
     def take_data(self, data: bytes) -> None:
@@ -206,7 +207,7 @@ class DownstreamStream(Http2Stream):
         self._reset_code = ErrorCodes.PROTOCOL_ERROR
         self.driver.throw(BadRequest(Reason.BAD_FRAMING, message, close=True))
         self.connection.stream_failed()
-        self.connection.gave_up()  # as good as
+        self.downstream.gave_up()  # as good as
 
     def _deliver(self) -> None:
         """Hand on what is here, as far as it is taken, and the end behind it."""
@@ -296,8 +297,12 @@ class DownstreamStream(Http2Stream):
             )
             raise UpstreamFault(Reason.BAD_RESPONSE, message)
         has_body = status != 204 and status != 304 and request.method != b"HEAD"
-        if not self.is_over:
-            self.connection.send_block(self, response_code(head, pseudonym, has_body=has_body), body)
+        if self.is_over:
+            return
+        block = response_code(head, pseudonym, has_body=has_body)
+        self.connection.send_response_headers(self, block, is_last=body == b"")
+        if body:
+            self.send_last(body)
 
     def send_answer(self, answer: LocalResponse, *, close: bool, with_body: bool = True) -> None:
         body = answer.body if with_body and answer.status not in (204, 304) else b""
@@ -329,7 +334,7 @@ class DownstreamStream(Http2Stream):
         return trailers
 
     def detach(self) -> bytes:
-        """What is said from now on is a tunnel's, whose transport is `transport`. Returns what is here already."""
+        """What is sent from now on is a tunnel's, whose transport is `transport`. Returns what is here already."""
         self._state = _DETACHED
         self.deadline.close()
         self.feed_from(None)
@@ -345,16 +350,16 @@ class DownstreamStream(Http2Stream):
         self.transport = self.connection.transport  # they hold each other: let go
         if self.is_over:
             return
-        if self.has_said_all and self.is_whole:
+        if self.has_sent_all and self.is_whole:
             self.connection.forget(self)
         else:
-            self.reset(ErrorCodes.NO_ERROR)  # the client may say what it likes: nobody hears it
+            self.reset(ErrorCodes.NO_ERROR)  # the client may send what it likes: nobody reads it
 
     def tunnel_ended(self) -> None:
         self._state = _LOST
 
     def finish(self, *, close: bool) -> None:
-        """The exchange is over: what is unsent goes out as the windows allow, what is unheard is not wanted. A body
+        """The exchange is over: what is unsent goes out as the windows allow, what is unread is not wanted. A body
         that still comes is read for a moment, as in HTTP/1: curl before 8.0, for one, reads no answer behind a reset.
         """
         if self._state is _DETACHED or self._state is _LOST:
@@ -371,7 +376,7 @@ class DownstreamStream(Http2Stream):
         if not self.is_ending:
             self.end(None)  # a tunnel that came to nothing
         self.deadline.at = NEVER
-        if self.has_said_all:
+        if self.has_sent_all:
             self._look_whether_over()
         else:
             self._unsent_before = self.unsent_size
@@ -384,8 +389,8 @@ class DownstreamStream(Http2Stream):
             self.transport.all_sent()
 
     def _look_whether_over(self) -> None:
-        """All is said: the client need not say the rest of its request (RFC 9113 section 8.1)."""
-        if not self.has_said_all:
+        """All is sent: the client need not send the rest of its request (RFC 9113 section 8.1)."""
+        if not self.has_sent_all:
             return
         code = self._reset_code
         if code is None and not self.is_whole:
@@ -402,7 +407,7 @@ class DownstreamStream(Http2Stream):
         """Nothing follows on this stream, but a reset with this code."""
         self._state = _LOST
         deadline, self.deadline = self.deadline, NO_DEADLINE
-        self.connection.spare(deadline)
+        self.downstream.spare(deadline)
         if code is None:
             self.connection.forget(self)
         else:
@@ -425,7 +430,7 @@ class DownstreamStream(Http2Stream):
         is_cut = self.driver.is_busy and self._state is not _FINISHING
         self._lose()
         if is_cut:
-            self.connection.gave_up()
+            self.downstream.gave_up()
 
     def connection_is_lost(self) -> None:
         self._lose()
@@ -443,8 +448,8 @@ class DownstreamStream(Http2Stream):
 
     def _deadline_passed(self) -> None:
         if self._state is not _FINISHING:
-            self.connection.handler.on_deadline(self)
-        elif self.has_said_all:
+            self.downstream.handler.on_deadline(self)
+        elif self.has_sent_all:
             self._left = 0
             self._look_whether_over()
         elif self.unsent_size <= self._unsent_before - REST_SIZE:

@@ -1,5 +1,5 @@
-"""HPACK for h2 (RFC 7541, RFC 9113 section 4.3): a decoder that counts fields and remembers whole blocks, of which
-clients mostly send the same again; and an encoder that puts nothing into a table, so that no credential stays there.
+"""HPACK (RFC 7541, RFC 9113 section 4.3): a decoder that counts fields and remembers whole blocks, of which
+clients mostly send the same again; and an encoding that puts nothing into a table, so that no credential stays there.
 """
 
 from __future__ import annotations
@@ -8,15 +8,18 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 from itertools import chain
+from typing import Final
 
 from h2.errors import ErrorCodes
-from h2.exceptions import DenialOfServiceError, ProtocolError
 from hpack.exceptions import HPACKDecodingError, HPACKError
 from hpack.huffman_table import HUFFMAN_COMPLETE, HUFFMAN_EMIT_SYMBOL, HUFFMAN_FAIL, HUFFMAN_TABLE
 from hpack.table import HeaderTable
 
+from egressproxy.protocols.http2.frames import RemoteProtocolError
+from egressproxy.protocols.http2.remembered_fields import FieldList, RememberedFields
+
 #: Of 65,536 that there are; what people write needs some thousand.
-MAX_STEPS = 8192
+MAX_STEPS: Final = 8192
 
 #: The state that follows (times 256), the symbols that are whole, and whether the text may end here.
 Step = tuple[int, bytes, bool]
@@ -41,7 +44,7 @@ class _Steps(dict[int, Step]):
         return step
 
 
-_STEPS = _Steps()
+_STEPS: Final = _Steps()
 
 
 def huffman_decoded(text: bytes) -> bytes:
@@ -60,50 +63,36 @@ def huffman_decoded(text: bytes) -> bytes:
     return b"".join(symbols)
 
 
-FieldList = list[tuple[bytes, bytes]]
+#: Stands before the first block on a connection: our table is empty, and stays so (RFC 7541 section 6.3).
+NO_TABLE: Final = b"\x20"
 
 #: What the lists that a decoder remembers may be, together, as a table counts them.
-MEMO_SIZE = 6144
+MEMO_SIZE: Final = 6144
 #: What a field costs beside its bytes (RFC 9113 section 6.5.2).
-FIELD_OVERHEAD = 32
+FIELD_OVERHEAD: Final = 32
 #: Bytes of an integer behind its prefix: enough for 28 bits. Endless ones would cost their square.
-MAX_INTEGER_SIZE = 4
+MAX_INTEGER_SIZE: Final = 4
 #: Changes of the table's size that one block may begin with (RFC 7541 section 4.2). Each costs as much as a field.
-MAX_RESIZES = 2
+MAX_RESIZES: Final = 2
 #: Fields up to this size are encoded once.
-MAX_REMEMBERED = 256
+MAX_REMEMBERED: Final = 256
 #: Lines whose code is remembered, of all connections together.
-MAX_LINES = 4096
+MAX_LINES: Final = 4096
 #: Names up to this size are decoded once, so many of them, of all connections together.
-MAX_NAME, MAX_NAMES = 32, 2048
+MAX_NAME: Final = 32
+MAX_NAMES: Final = 2048
 #: Never to be put into a table, by any hop (RFC 7541 section 7.1.3).
-SENSITIVE = frozenset(
+SENSITIVE: Final = frozenset(
     b"authorization proxy-authorization cookie set-cookie x-api-key api-key x-goog-api-key x-amz-security-token".split()
 )
 #: So are fields with one of these words in their names, but for :authority: any field may carry a key.
-_SENSITIVE_WORD = re.compile(rb"(?<!\A:)(?:auth|cookie|credential|key|passw|secret|token)")
+_SENSITIVE_WORD: Final = re.compile(rb"(?<!\A:)(?:auth|cookie|credential|key|passw|secret|token)")
 #: Not remembered either: it is another one each time, and would take the place of one that comes again.
-_TIMEOUT = b"grpc-timeout"
+_TIMEOUT: Final = b"grpc-timeout"
 
-_STATIC = HeaderTable.STATIC_TABLE
-_STATIC_LENGTH = len(_STATIC)
-_INDEX = HeaderTable.STATIC_TABLE_MAPPING
-
-
-class RememberedFields(FieldList):
-    """Fields that a decoder remembers. `meaning`: what was read from them, for whoever reads them again."""
-
-    __slots__ = ("meaning",)
-
-    def __init__(self, fields: FieldList) -> None:
-        super().__init__(fields)
-        self.meaning: object = None
-
-
-class CompressionError(ProtocolError):
-    """A block that cannot be decoded: the two tables differ by now, and the connection is lost."""
-
-    error_code = ErrorCodes.COMPRESSION_ERROR
+_STATIC: Final = HeaderTable.STATIC_TABLE
+_STATIC_LENGTH: Final = len(_STATIC)
+_INDEX: Final = HeaderTable.STATIC_TABLE_MAPPING
 
 
 class FieldDecoder:
@@ -119,15 +108,17 @@ class FieldDecoder:
         self._memo: dict[bytes, FieldList] = {}
         self._memo_left = MEMO_SIZE
 
-    def decode(self, data: bytes, raw: bool = True) -> FieldList:
-        """A block's fields, in a list that must not be changed. Raises CompressionError, DenialOfServiceError."""
+    def decode(self, data: bytes) -> FieldList:
+        """A block's fields, in a list that must not be changed. Raises RemoteProtocolError: with COMPRESSION_ERROR the
+        two tables differ by now.
+        """
         known = self._memo.get(data)
         if known is not None:
             return known
         try:
             fields, size = self._decode(data)
         except (HPACKError, IndexError) as error:
-            raise CompressionError("a field block cannot be decoded") from error
+            raise RemoteProtocolError("a field block cannot be decoded", ErrorCodes.COMPRESSION_ERROR) from error
         if size < 0:
             self._memo.clear()
             self._memo_left = MEMO_SIZE
@@ -187,10 +178,10 @@ class FieldDecoder:
             fields.append(field)
             left -= 1
             if left < 0:
-                raise DenialOfServiceError("a field list has too many fields")
+                raise RemoteProtocolError("a field list has too many fields", ErrorCodes.ENHANCE_YOUR_CALM)
         size = sum(map(len, chain.from_iterable(fields))) + FIELD_OVERHEAD * len(fields)
         if size > self.max_header_list_size:
-            raise DenialOfServiceError("a field list is too long")
+            raise RemoteProtocolError("a field list is too long", ErrorCodes.ENHANCE_YOUR_CALM)
         if table.maxsize > self.max_allowed_table_size:
             raise HPACKError("the table was not made smaller")
         return fields, -1 if has_changed else size
@@ -238,29 +229,16 @@ def _name(data: bytes, at: int) -> tuple[bytes, int]:
 
 
 #: Names as they stood in a block, with their length.
-_NAMES: dict[bytes, bytes] = {}
+_NAMES: Final[dict[bytes, bytes]] = {}
 
 
-class FieldEncoder:
-    """In the place of hpack's Encoder: every field is a literal, or an entry of the static table."""
-
-    def __init__(self) -> None:
-        self.header_table_size = 0  # h2 tells what the peer would take
-        self.has_begun = False  # a block was sent: the peer knows about our table
-
-    def encode(self, headers: Iterable[tuple[bytes, bytes]], huffman: bool = True) -> bytes:
-        """The block of these fields. The first one says that our table is empty, and stays so."""
-        block = b"".join([
-            _remembered(name, value) if len(name) + len(value) <= MAX_REMEMBERED and not is_sensitive(name)
-            else encoded(name, value)
-            for name, value in headers
-        ])  # fmt: skip
-        return block if self.has_begun else self.begun(block)
-
-    def begun(self, block: bytes) -> bytes:
-        """The first block, with what is said of our table before it."""
-        self.has_begun = True
-        return b"\x20" + block
+def encoded_block(fields: Iterable[tuple[bytes, bytes]]) -> bytes:
+    """The block of these fields. Every field is a literal, or an entry of the static table."""
+    return b"".join([
+        _remembered(name, value) if len(name) + len(value) <= MAX_REMEMBERED and not is_sensitive(name)
+        else encoded(name, value)
+        for name, value in fields
+    ])  # fmt: skip
 
 
 class EncodedLines(dict[bytes, bytes]):
@@ -311,8 +289,8 @@ def _made_start(name: bytes) -> tuple[bytes, dict[bytes, int]]:
     return start, exact
 
 
-_start = lru_cache(maxsize=512)(_made_start)
-_remembered = lru_cache(maxsize=4096)(encoded)
+_start: Final = lru_cache(maxsize=512)(_made_start)
+_remembered: Final = lru_cache(maxsize=4096)(encoded)
 
 
 def encoded_once(name: bytes, value: bytes) -> bytes:
@@ -320,7 +298,7 @@ def encoded_once(name: bytes, value: bytes) -> bytes:
     return _remembered(name, value) if len(value) <= MAX_REMEMBERED else encoded(name, value)
 
 
-_trailer_code = EncodedLines(frozenset()).__getitem__
+_trailer_code: Final = EncodedLines(frozenset()).__getitem__
 
 
 def block_code(block: bytes) -> bytes:

@@ -14,17 +14,18 @@ from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
 from egressproxy.protocols.http1.writer import WITH_CONTENT, http_date, via_line
-from egressproxy.protocols.http2.field_coding import EncodedLines, FieldList, encoded, encoded_once
+from egressproxy.protocols.http2.field_coding import EncodedLines, encoded, encoded_once
+from egressproxy.protocols.http2.remembered_fields import FieldList
 
 #: What HTTP/2 says otherwise, or not at all; a filter may have written one of them.
-_NEVER_IN_REQUEST = frozenset(
+_NEVER_IN_REQUEST: Final = frozenset(
     b"connection proxy-connection keep-alive transfer-encoding upgrade host te content-length".split()
 )
-_request_line = EncodedLines(_NEVER_IN_REQUEST).__getitem__
+_request_line: Final = EncodedLines(_NEVER_IN_REQUEST).__getitem__
 #: An extended CONNECT needs no proof that it was understood (RFC 8441 section 5).
-_connect_line = EncodedLines(_NEVER_IN_REQUEST | {b"sec-websocket-key"}).__getitem__
+_connect_line: Final = EncodedLines(_NEVER_IN_REQUEST | {b"sec-websocket-key"}).__getitem__
 #: Methods whose code is kept.
-MAX_METHODS = 64
+MAX_METHODS: Final = 64
 
 
 def block_fields(block: bytes) -> FieldList:
@@ -75,21 +76,22 @@ class _Methods(dict[bytes, bytes]):
         return code
 
 
-_METHODS = _Methods()
-_CONNECT = encoded(b":method", b"CONNECT")
-_TE_TRAILERS = encoded(b"te", b"trailers")
-_HTTP, _HTTPS = encoded(b":scheme", b"http"), encoded(b":scheme", b"https")
+_METHODS: Final = _Methods()
+_CONNECT: Final = encoded(b":method", b"CONNECT")
+_TE_TRAILERS: Final = encoded(b"te", b"trailers")
+_HTTP: Final = encoded(b":scheme", b"http")
+_HTTPS: Final = encoded(b":scheme", b"https")
 
 
 CONTINUE: Final[FieldList] = [(b":status", b"100")]
 TUNNEL_ESTABLISHED: Final[FieldList] = [(b":status", b"200")]
 
 #: What HTTP/2 says otherwise, or not at all; a filter may have written one of them.
-_NEVER_IN_RESPONSE = frozenset(b"connection proxy-connection keep-alive transfer-encoding upgrade".split())
-_VIA = len(b"\r\nVia: ")
-_STATUSES = tuple((b":status", b"%d" % status) for status in range(1000))
-_STATUS_CODES = tuple(encoded(*field) for field in _STATUSES)
-_response_line = EncodedLines(_NEVER_IN_RESPONSE).__getitem__
+_NEVER_IN_RESPONSE: Final = frozenset(b"connection proxy-connection keep-alive transfer-encoding upgrade".split())
+_VIA: Final = len(b"\r\nVia: ")
+_STATUSES: Final = tuple((b":status", b"%d" % status) for status in range(1000))
+_STATUS_CODES: Final = tuple(encoded(*field) for field in _STATUSES)
+_response_line: Final = EncodedLines(_NEVER_IN_RESPONSE).__getitem__
 
 
 def response_code(head: ResponseHead, pseudonym: bytes, *, has_body: bool) -> bytes:
@@ -125,9 +127,9 @@ def answer_fields(answer: LocalResponse) -> FieldList:
     return fields
 
 
-_GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
-_KEY = b"sec-websocket-key"
-_ACCEPT = b"sec-websocket-accept"
+_GUID: Final = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
+_KEY: Final = b"sec-websocket-key"
+_ACCEPT: Final = b"sec-websocket-accept"
 
 
 class Handshake:

@@ -1,14 +1,14 @@
 """Field lists of HTTP/2 and the heads that everything else works with.
 
-h2's own checks are off: whatever it would refuse is refused here, and what it lets pass (a content length beside
-END_STREAM, methods and paths that would be two requests in HTTP/1). One message that breaks a rule is one stream's
-error. Sources: RFC 9113 sections 8.1 to 8.5, RFC 9110 section 7.6.
+The state machine checks frames; messages are checked here, also for what would be two requests in HTTP/1. One message
+that breaks a rule is one stream's error. Sources: RFC 9113 sections 8.1 to 8.5, RFC 9110 section 7.6.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Container
+from typing import Final
 
 from egressproxy.errors import Reason
 from egressproxy.model.fields import TOKEN, Fields
@@ -18,22 +18,22 @@ from egressproxy.protocols.http1.chunked import late_fields
 from egressproxy.protocols.http1.framing import MAX_NAME, HeadLimits, HopFields, Malformed
 from egressproxy.protocols.http1.head_grammar import MAX_REMEMBERED
 from egressproxy.protocols.http1.writer import PHRASES
-from egressproxy.protocols.http2.field_coding import FieldList, RememberedFields
+from egressproxy.protocols.http2.remembered_fields import FieldList, RememberedFields
 
 #: Fields that HTTP/2 says in frames, or not at all (RFC 9113 section 8.2.2).
-CONNECTION_SPECIFIC = frozenset(b"connection proxy-connection keep-alive transfer-encoding upgrade".split())
-_REQUEST_PSEUDO = frozenset((b":method", b":scheme", b":path", b":authority"))
-_EXTENDED_PSEUDO = _REQUEST_PSEUDO | {b":protocol"}
+CONNECTION_SPECIFIC: Final = frozenset(b"connection proxy-connection keep-alive transfer-encoding upgrade".split())
+_REQUEST_PSEUDO: Final = frozenset((b":method", b":scheme", b":path", b":authority"))
+_EXTENDED_PSEUDO: Final = _REQUEST_PSEUDO | {b":protocol"}
 
-_NAME_BYTES = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz\n"
-_VALUE_BYTES = bytes((9, 10, *range(0x20, 0x7F), *range(0x80, 0x100)))
-_ABSOLUTE = TargetForm.ABSOLUTE  # a member looked up on its class costs 60 ns more
+_NAME_BYTES: Final = b"!#$%&'*+-.^_`|~0123456789abcdefghijklmnopqrstuvwxyz\n"
+_VALUE_BYTES: Final = bytes((9, 10, *range(0x20, 0x7F), *range(0x80, 0x100)))
+_ABSOLUTE: Final = TargetForm.ABSOLUTE  # a member looked up on its class costs 60 ns more
 #: Methods whose heads say more than `_Meaning` keeps.
-_UNUSUAL = frozenset((b"CONNECT", b"OPTIONS", b"TRACE"))
+_UNUSUAL: Final = frozenset((b"CONNECT", b"OPTIONS", b"TRACE"))
 #: Methods to which a head may mean something else.
-_ANSWERED_OTHERWISE = frozenset((b"CONNECT", b"HEAD"))
-_line = b"\r\n%b: %b".__mod__
-_PATH = re.compile(TARGET)
+_ANSWERED_OTHERWISE: Final = frozenset((b"CONNECT", b"HEAD"))
+_line: Final = b"\r\n%b: %b".__mod__
+_PATH: Final = re.compile(TARGET)
 
 
 def checked_block(fields: FieldList, limits: HeadLimits) -> bytes:

@@ -42,7 +42,7 @@ class StreamTransport(asyncio.Transport):
 
     def all_sent(self) -> None:
         """END_STREAM of ours is on its way."""
-        if self._is_closing and self._stream.has_said_all:
+        if self._is_closing and self._stream.has_sent_all:
             self._end(None)
 
     def lost(self, error: Exception) -> None:
@@ -82,7 +82,7 @@ class StreamTransport(asyncio.Transport):
         self.all_sent()
 
     def abort(self) -> None:
-        """A reset: what was said is not all."""
+        """A reset: what was sent is not all."""
         self._is_closing = True
         self._stream.reset(ErrorCodes.CONNECT_ERROR)
         self._end(None)

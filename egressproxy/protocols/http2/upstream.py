@@ -11,8 +11,6 @@ from collections.abc import Callable
 from typing import ClassVar, Final
 
 from h2.errors import ErrorCodes
-from h2.events import Event, InformationalResponseReceived, RequestReceived, ResponseReceived, TrailersReceived
-from h2.exceptions import H2Error
 
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
 from egressproxy.net.timers import Deadline, TimerWheel
@@ -20,16 +18,16 @@ from egressproxy.net.tls import TlsStream
 from egressproxy.net.tls_failures import TLS_EXPECTATION, tls_fault
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http2.connection import Http2Connection
-from egressproxy.protocols.http2.frames import Frame, FrameError
-from egressproxy.protocols.http2.states import MAX_STREAMS, STREAM_WINDOW
-from egressproxy.protocols.http2.stream import Http2Stream
+from egressproxy.protocols.http2.frames import Frame, LocalProtocolError, RemoteProtocolError
+from egressproxy.protocols.http2.remembered_fields import FieldList
+from egressproxy.protocols.http2.settings import MAX_STREAMS, STREAM_WINDOW
 from egressproxy.protocols.http2.upstream_stream import CLOSED, WEBSOCKET, UpstreamStream, unseen
 
 #: While a stream waits and nothing has come for so long, the backend is asked whether it is there; and again after the
 #: second time. Servers of gRPC take more than two pings in five minutes without data for a flood.
 SILENCE_S: Final = 60.0
 PING_AGAIN_S: Final = 330.0
-#: A connection on which streams were given up after so long in all, and nothing was heard meanwhile, gets no other.
+#: A connection on which streams were given up after so long in all, and no frame came meanwhile, gets no other.
 DOUBT_S: Final = 1.0
 #: How long it may take to answer that.
 PING_ANSWER_S: Final = 20.0
@@ -41,9 +39,9 @@ class Http2Upstream(Http2Connection):
     """A connection to a backend. Its owner takes places on it (`reserve`), and is told when there may be more."""
 
     __slots__ = (
-        "_awake", "_has_settings", "_heard_before", "_in_vain_s", "_loss", "_max_requests", "_pinged_at", "_settled",
-        "_why", "active", "address", "age", "begins_nothing", "deadline", "heard_at", "idle_s", "is_leaving",
-        "is_secure", "on_free", "on_http_1", "on_lost", "on_room", "served",
+        "_awake", "_has_settings", "_in_vain_s", "_last_frame_before", "_loss", "_max_requests", "_pinged_at",
+        "_settled", "_why", "active", "address", "age", "begins_nothing", "deadline", "idle_s", "is_leaving",
+        "is_secure", "last_frame_at", "on_free", "on_http_1", "on_lost", "on_room", "served",
     )  # fmt: skip
 
     #: All that its streams may hold: whoever is slow to read keeps nobody else from reading.
@@ -61,7 +59,7 @@ class Http2Upstream(Http2Connection):
         self.served = 0  # that ever were
         self.is_leaving = False
         self.begins_nothing = False  # not even in places that are taken
-        self.heard_at = 0.0  # on the wheel's clock: the last whole frame; a frame may come byte by byte, without end
+        self.last_frame_at = 0.0  # on the wheel's clock: the last whole frame; one may come byte by byte, without end
         self.on_room: Callable[[], None] | None = None
         self.on_free: Callable[[UpstreamStream], None] | None = None  # a place was given back
         self.on_http_1: Callable[[], None] | None = None  # the upstream wants HTTP/1.1
@@ -70,7 +68,7 @@ class Http2Upstream(Http2Connection):
         self.age = Deadline(wheel, self.retire)
         self._max_requests = max_requests
         self._has_settings = False
-        self._heard_before = self._in_vain_s = 0.0
+        self._last_frame_before = self._in_vain_s = 0.0
         self._settled: asyncio.Future[None] | None = None
         self._pinged_at = 0.0  # 0: it was never asked
         self._awake: list[UpstreamStream] = []
@@ -80,7 +78,7 @@ class Http2Upstream(Http2Connection):
     # --- for the owner ---------------------------------------------------------------------------------------------
     @property
     def room(self) -> int:
-        """How many exchanges may begin now. One, until the upstream has said how many it takes."""
+        """How many exchanges may begin now. One, until the upstream has announced how many it takes."""
         if self.is_leaving:
             return 0
         return self.most - self.active
@@ -94,7 +92,7 @@ class Http2Upstream(Http2Connection):
         """Exchanges at a time: what the upstream takes, and not more than MAX_STREAMS."""
         if not self._has_settings:
             return 1
-        return min(MAX_STREAMS, self._h2.remote_settings.max_concurrent_streams)
+        return min(MAX_STREAMS, self._machine.peer.max_streams)
 
     def reserve(self) -> UpstreamStream:
         was_reused = self.served > 0
@@ -104,7 +102,7 @@ class Http2Upstream(Http2Connection):
             self.deadline.clear()
         if self.served == self._max_requests:
             self.is_leaving = True
-        return UpstreamStream(self, was_reused=was_reused)
+        return UpstreamStream(self, self, was_reused=was_reused)
 
     def take_place_back(self, stream: UpstreamStream) -> None:
         self.active -= 1
@@ -136,22 +134,17 @@ class Http2Upstream(Http2Connection):
         if self.is_lost:
             return unseen(CLOSED)
         try:
-            number = self._h2.get_next_available_stream_id()
-            self.streams[number] = stream
-            stream.number = number
-            self.send_request(stream, code, is_last=is_last)
-        except H2Error:  # it takes fewer by now, or the identifiers are used up
-            self.streams.pop(stream.number, None)
-            stream.number = 0
+            self.send_request_headers(stream, code, is_last=is_last)
+        except LocalProtocolError:  # it takes fewer by now, or the numbers are used up
             return unseen("the upstream takes no more streams")
-        if number >= LAST_STREAM:
+        if stream.number >= LAST_STREAM:
             self.is_leaving = True
         self.deadline.set(min(self.deadline.at, self.wheel.now + SILENCE_S))
         return None
 
     def upgrade_fault(self, protocol: bytes) -> UpstreamFault | None:
         """Why a stream of this connection cannot become a tunnel for this protocol (RFC 8441); None: it can."""
-        if protocol.lower() == WEBSOCKET and self._h2.remote_settings.enable_connect_protocol:
+        if protocol.lower() == WEBSOCKET and self._machine.peer.enables_connect_protocol:
             return None
         return UpstreamFault(Reason.BAD_RESPONSE, "the upstream speaks HTTP/2 alone, and does not take this upgrade")
 
@@ -166,11 +159,11 @@ class Http2Upstream(Http2Connection):
 
     def given_up(self, begun_at: float) -> None:
         """A stream without a whole answer, begun at this time of the wheel, is given up. Such attempts may be short:
-        what they have waited adds up until something is heard.
+        what they have waited adds up until a frame comes.
         """
-        if self._heard_before != self.heard_at:
-            self._heard_before, self._in_vain_s = self.heard_at, 0.0
-        self._in_vain_s += self.wheel.now - max(self.heard_at, begun_at)
+        if self._last_frame_before != self.last_frame_at:
+            self._last_frame_before, self._in_vain_s = self.last_frame_at, 0.0
+        self._in_vain_s += self.wheel.now - max(self.last_frame_at, begun_at)
         if self._in_vain_s >= DOUBT_S:
             self.retire()  # nobody may be there any more
 
@@ -180,9 +173,6 @@ class Http2Upstream(Http2Connection):
             self.on_http_1()
         self.retire()
 
-    def stream_failed(self) -> None:
-        self._guard.stream_failed(self.wheel.now)
-
     def loss_fault(self) -> UpstreamFault:
         if self._why:
             message = f"the upstream's connection failed: {self._why}"
@@ -190,7 +180,7 @@ class Http2Upstream(Http2Connection):
         error = self._loss
         if isinstance(error, ssl.SSLError):
             return tls_fault(error, expected=self.transport.get_extra_info(TLS_EXPECTATION))
-        if not self.heard_at and isinstance(self.transport, TlsStream):
+        if not self.last_frame_at and isinstance(self.transport, TlsStream):
             message = "the upstream ended the TLS connection before its first word"
             detail = type(error).__name__
             return UpstreamFault(Reason.TLS_PROTOCOL, message, detail=detail, retry=RetrySafety.IF_IDEMPOTENT)
@@ -204,7 +194,7 @@ class Http2Upstream(Http2Connection):
     def _take_frames(self, frames: list[Frame]) -> None:
         """Who waits for them goes on when all are taken, so that a short response is seen whole."""
         if frames:
-            self.heard_at = self.wheel.now
+            self.last_frame_at = self.wheel.now
         super()._take_frames(frames)
         self._wake()
 
@@ -230,17 +220,8 @@ class Http2Upstream(Http2Connection):
             on_lost(self)
 
     # --- what comes ------------------------------------------------------------------------------------------------
-    def take_head(self, event: Event, stream: Http2Stream | None) -> None:
-        if isinstance(event, RequestReceived):
-            raise FrameError("a stream that the upstream has begun")
-        if stream is None:
-            return
-        assert isinstance(stream, UpstreamStream)
-        if isinstance(event, TrailersReceived):
-            stream.take_trailers(event.headers or [])
-        elif isinstance(event, ResponseReceived | InformationalResponseReceived):
-            has_ended = isinstance(event, ResponseReceived) and event.stream_ended is not None
-            stream.take_response(event.headers or [], has_ended=has_ended)
+    def take_request(self, number: int, fields: FieldList, *, has_ended: bool) -> None:
+        raise RemoteProtocolError("a stream that the upstream has begun")
 
     def settings_changed(self) -> None:
         self._has_settings = True
@@ -269,12 +250,12 @@ class Http2Upstream(Http2Connection):
 
     # --- time ------------------------------------------------------------------------------------------------------
     def _look(self) -> None:
-        """The deadline has passed: nobody has used it for long, or it has long said nothing."""
+        """The deadline has passed: nobody has used it for long, or no frame has come for long."""
         if not self.active:
             self.close()
             return
         now = self.wheel.now
-        if self._pinged_at > self.heard_at:
+        if self._pinged_at > self.last_frame_at:
             if now - self._pinged_at >= PING_ANSWER_S:
                 self._why = "it does not answer"
                 self.abort()
@@ -282,7 +263,7 @@ class Http2Upstream(Http2Connection):
                 return
             self.deadline.set(self._pinged_at + PING_ANSWER_S)
             return
-        at = max(self.heard_at + SILENCE_S, self._pinged_at + PING_AGAIN_S if self._pinged_at else 0.0)
+        at = max(self.last_frame_at + SILENCE_S, self._pinged_at + PING_AGAIN_S if self._pinged_at else 0.0)
         if at > now:
             self.deadline.set(at)
             return

@@ -19,11 +19,12 @@ from egressproxy.net.flow_control import BodySink
 from egressproxy.protocols.http1.codec import MAX_INTERIM
 from egressproxy.protocols.http1.framing import Malformed
 from egressproxy.protocols.http1.writer import PHRASES
-from egressproxy.protocols.http2.carriers import UpstreamCarrier
-from egressproxy.protocols.http2.field_coding import FieldList
 from egressproxy.protocols.http2.head_fields import request_code
 from egressproxy.protocols.http2.heads import read_response_fields, read_trailers
+from egressproxy.protocols.http2.outbound_streams import OutboundStreams
+from egressproxy.protocols.http2.remembered_fields import FieldList
 from egressproxy.protocols.http2.stream import Http2Stream
+from egressproxy.protocols.http2.stream_protocols import UpstreamStreamConnection
 from egressproxy.protocols.http2.stream_transport import StreamTransport
 
 WEBSOCKET: Final = b"websocket"
@@ -39,10 +40,8 @@ class UpstreamStream(Http2Stream):
     __slots__ = (
         "_begun_at", "_expected", "_got", "_heads", "_interim", "_is_answered", "_is_complete", "_method", "_pieces",
         "_response_trailers", "_websocket_key", "driver", "error", "has_ended", "head", "last_read", "sent_at", "sink",
-        "transport", "was_reused",
+        "transport", "upstream", "was_reused",
     )  # fmt: skip
-
-    connection: UpstreamCarrier
 
     #: As of `UpstreamConnection`: a stream is for one exchange, and in no pool.
     is_last = True
@@ -50,8 +49,10 @@ class UpstreamStream(Http2Stream):
     is_idle = False
     served = 0
 
-    def __init__(self, connection: UpstreamCarrier, *, was_reused: bool) -> None:
+    def __init__(self, connection: OutboundStreams, upstream: UpstreamStreamConnection, *, was_reused: bool) -> None:
+        """`upstream` is the connection again, in its role as a backend's."""
         super().__init__(connection, 0)
+        self.upstream = upstream
         self.was_reused = was_reused
         self.is_reading_paused = True  # until there is a sink
         self.driver: Driver | None = None
@@ -77,7 +78,7 @@ class UpstreamStream(Http2Stream):
     # --- for the exchange ------------------------------------------------------------------------------------------
     @property
     def address(self) -> str:
-        return self.connection.address
+        return self.upstream.address
 
     @property
     def is_lost(self) -> bool:
@@ -86,11 +87,6 @@ class UpstreamStream(Http2Stream):
     @property
     def is_leaving(self) -> bool:
         return self.connection.is_lost or self.connection.transport.is_closing()
-
-    @property
-    def has_sent_all(self) -> bool:
-        """Whether the request is whole, and none of it waits."""
-        return self.has_said_all
 
     def begin(self, driver: Driver, request: RequestHead) -> None:
         self.driver = driver
@@ -105,15 +101,14 @@ class UpstreamStream(Http2Stream):
 
     def send_head(self, request: RequestHead, host: bytes, pseudonym: bytes) -> None:
         """As of `UpstreamConnection`. A connection that has left meanwhile has not seen the request."""
-        connection = self.connection
-        if connection.begins_nothing:
+        if self.upstream.begins_nothing:
             self.error = unseen("the upstream closes its connection")
         elif request.upgrade:
-            self.error = connection.upgrade_fault(request.upgrade)
+            self.error = self.upstream.upgrade_fault(request.upgrade)
             self._websocket_key = request.fields.get(b"sec-websocket-key") or b""
         if self.error is None:
-            code = request_code(request, host, pseudonym, is_secure=connection.is_secure)
-            self.error = connection.begin_stream(self, code, is_last=request.body == 0 and not request.upgrade)
+            code = request_code(request, host, pseudonym, is_secure=self.upstream.is_secure)
+            self.error = self.upstream.begin_stream(self, code, is_last=request.body == 0 and not request.upgrade)
 
     def end_body(self, trailers: bytes) -> None:
         super().end_body(trailers)
@@ -129,7 +124,7 @@ class UpstreamStream(Http2Stream):
         if self.error is not None:
             raise self.error
         if self.connection.is_lost:
-            raise unseen(CLOSED) if self.number == 0 else self.connection.loss_fault()
+            raise unseen(CLOSED) if self.number == 0 else self.upstream.loss_fault()
         return None
 
     async def first_byte(self) -> None:
@@ -181,8 +176,8 @@ class UpstreamStream(Http2Stream):
         connection = self.connection
         if self.number and not self.is_over:
             if not self._is_complete:
-                connection.given_up(self._begun_at)
-            if self._is_complete and self.has_said_all:
+                self.upstream.given_up(self._begun_at)
+            if self._is_complete and self.has_sent_all:
                 connection.forget(self)
             else:
                 self.reset()
@@ -193,7 +188,7 @@ class UpstreamStream(Http2Stream):
         self.feeder = None
         self.transport = None
         self._pieces.clear()
-        connection.take_place_back(self)
+        self.upstream.take_place_back(self)
 
     def detach(self) -> bytes:
         """Give the stream to a tunnel, as `transport`. Returns the bytes behind the head. Call `gone` in the end."""
@@ -206,7 +201,7 @@ class UpstreamStream(Http2Stream):
         return rest
 
     def transport_ended(self) -> None:
-        if not (self._is_complete and self.has_said_all):
+        if not (self._is_complete and self.has_sent_all):
             self.reset()
 
     def gone(self) -> None:
@@ -239,7 +234,7 @@ class UpstreamStream(Http2Stream):
             self._expected = head.body if head.status != 101 else CHUNKED
             self._is_answered = True
         self._heads.append(head)
-        self.connection.wake_later(self)
+        self.upstream.wake_later(self)
 
     def take_data(self, data: bytes) -> None:
         self.last_read = self.connection.wheel.now
@@ -252,7 +247,7 @@ class UpstreamStream(Http2Stream):
             self.transport.data_came(data)
         elif self.sink is None:
             keep(self._pieces, data)
-            self.connection.wake_later(self)  # the first byte may be waited for
+            self.upstream.wake_later(self)  # the first byte may be waited for
         else:
             try:
                 self.sink.send_body(data)
@@ -281,7 +276,7 @@ class UpstreamStream(Http2Stream):
             self._end_sink(self.sink)
         elif not self._pieces and not self._response_trailers:
             self.has_ended = True
-        self.connection.wake_later(self)
+        self.upstream.wake_later(self)
 
     def was_reset(self, code: int) -> None:
         """Behind its whole response a reset is the upstream's way to refuse the rest of the request (RFC 9113 8.1)."""
@@ -292,7 +287,7 @@ class UpstreamStream(Http2Stream):
         elif code == ErrorCodes.REFUSED_STREAM and not self._interim:
             fault = unseen("the upstream refused the stream")
         elif code == ErrorCodes.HTTP_1_1_REQUIRED:
-            self.connection.http_1_is_required()
+            self.upstream.http_1_is_required()
             fault = unseen("the upstream wants HTTP/1.1")
         else:
             message = f"the upstream reset the stream ({name(code)})"
@@ -303,7 +298,7 @@ class UpstreamStream(Http2Stream):
 
     def connection_is_lost(self) -> None:
         if not (self._is_complete or self._is_given_up):
-            fault = self.connection.loss_fault()
+            fault = self.upstream.loss_fault()
             if self._is_answered and fault.reason is Reason.UPSTREAM_CLOSED:
                 fault = UpstreamFault(Reason.UPSTREAM_INCOMPLETE, _BROKE_OFF)
             self._fail(fault)
@@ -345,7 +340,7 @@ class UpstreamStream(Http2Stream):
             sink.end_body(self._response_trailers)
         except GatewayError as error:
             self._fail(error)
-        self.connection.wake_later(self)
+        self.upstream.wake_later(self)
 
     def _break(self, fault: Malformed) -> None:
         """The response breaks a rule: the stream's error, and nobody else's."""

@@ -7,7 +7,7 @@ from typing import Any
 from h2.errors import ErrorCodes
 
 from egressproxy.errors import Reason, UpstreamFault
-from egressproxy.protocols.http2.states import MAX_STREAMS
+from egressproxy.protocols.http2.settings import MAX_STREAMS
 from tests.gateway.conftest import Start
 from tests.gateway.kit import reverse
 from tests.support import manifests as m

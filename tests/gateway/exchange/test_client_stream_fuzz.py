@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from egressproxy.protocols.http2.field_coding import FieldEncoder
+from egressproxy.protocols.http2.field_coding import encoded_block
 from tests.gateway.h2 import Http2Peer
 from tests.gateway.kit import OK, forward
 from tests.support.conversation import conversation
@@ -14,7 +14,7 @@ from tests.support.properties import examples
 
 STREAMS = (0, 1, 1, 3, 3, 5, 7, 2, 2**31 - 1)
 BLOCKS = [
-    FieldEncoder().encode(fields)
+    encoded_block(fields)
     for fields in (
         head(b"GET", b"/", b"a.example"),
         head(b"POST", b"/", b"a.example"),

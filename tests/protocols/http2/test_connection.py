@@ -9,7 +9,6 @@ from unittest import mock
 
 import pytest
 from h2.errors import ErrorCodes
-from h2.events import Event
 
 from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.http1.framing import HeadLimits
@@ -17,14 +16,15 @@ from egressproxy.protocols.http2.connection import (
     CONNECTION_WINDOW,
     LINGER_SIZE,
     MAX_AT_ONCE,
+    MAX_CONTROL_FRAMES_AT_ONCE,
     MAX_FRAMES_AT_ONCE,
-    MAX_SLOW_AT_ONCE,
     Http2Connection,
 )
-from egressproxy.protocols.http2.field_coding import FieldList
 from egressproxy.protocols.http2.frames import BURST
-from egressproxy.protocols.http2.states import STREAM_WINDOW
+from egressproxy.protocols.http2.remembered_fields import FieldList
+from egressproxy.protocols.http2.settings import STREAM_WINDOW
 from egressproxy.protocols.http2.stream import Http2Stream
+from egressproxy.protocols.http2.stream_state import MAX_CLOSED
 from tests.support.builds import skip_where_compiled
 from tests.support.http2_client import Http2Client, head, raw_frame
 
@@ -108,15 +108,9 @@ class Server(Http2Connection):
         self.began: list[Stream] = []
         self.why: tuple[ErrorCodes, str] | None = None
 
-    def take_head(self, event: Event, stream: Http2Stream | None) -> None:
-        if stream is not None:
-            stream.take_trailers(event.headers)  # type: ignore[attr-defined]
-            return
-        self.take_request(event.stream_id, event.headers, has_ended=False)  # type: ignore[attr-defined]
-
     def take_request(self, number: int, fields: FieldList, *, has_ended: bool) -> None:
         made = Stream(self, number)
-        self.streams[made.number] = made
+        self._machine.open_request(made)
         self.began.append(made)
 
     def peer_goes_away(self, last_stream: int) -> None:
@@ -185,14 +179,14 @@ def test_a_request_and_its_answer(talk: Talk):
     stream.send_fields(OK, is_last=False)
     stream.send_body(b"answer")
     stream.end([(b"x-sum", b"1")])
-    assert stream.has_said_all
+    assert stream.has_sent_all
     talk.settle()
     answer = talk.client.of(number)
     assert (answer.status, bytes(answer.data), answer.trailers, answer.is_whole) == (
         200, b"answer", [(b"x-sum", b"1")], True,
     )  # fmt: skip
     assert talk.server.forget(stream)
-    assert not talk.server._h2.streams, "h2 keeps nothing of it"
+    assert not talk.server.streams
 
 
 def test_a_long_head_takes_several_frames(talk: Talk):
@@ -239,7 +233,7 @@ def test_a_stream_sends_what_the_window_allows_and_pauses_who_feeds_it(talk: Tal
     talk.client.h2.acknowledge_received_data(65535, number)
     talk.settle()
     assert len(talk.client.of(number).data) == 131_070
-    assert not stream.has_said_all
+    assert not stream.has_sent_all
     talk.client.h2.acknowledge_received_data(65535, number)
     talk.settle()
     talk.client.h2.acknowledge_received_data(65535, number)
@@ -323,21 +317,19 @@ def hear_all(talk: Talk) -> None:
         talk.server._go_on()
 
 
-@pytest.mark.parametrize(
-    "frame", [(0, b"\1x\0", 0x8), (6, bytes(8), 0), (8, b"\0\0\0\1", 0)], ids=["padded", "PING", "window"]
-)
-def test_what_takes_longer_takes_more_turns(talk: Talk, frame: tuple[int, bytes, int]):
-    kind, payload, flags = frame
+@pytest.mark.parametrize("frame", [(6, bytes(8)), (8, b"\0\0\0\1")], ids=["PING", "window"])
+def test_control_frames_take_more_turns(talk: Talk, frame: tuple[int, bytes]):
+    kind, payload = frame
     number = talk.client.request(POST, b"", ends=False)
-    stream = talk.begun()
+    talk.begun()
     taken: list[int] = []
-    take_frame = talk.server._take_frame
-    with mock.patch.object(type(talk.server), "_take_frame", lambda _, *frame: (taken.append(1), take_frame(*frame))):
-        talk.server.data_received(raw_frame(kind, payload, 0 if kind == 6 else number, flags) * (3 * MAX_SLOW_AT_ONCE))
-        assert len(taken) == MAX_SLOW_AT_ONCE
+    take = talk.server._take_control_frame
+    with mock.patch.object(type(talk.server), "_take_control_frame", lambda _, *frame: (taken.append(1), take(*frame))):
+        frames = raw_frame(kind, payload, 0 if kind == 6 else number) * (3 * MAX_CONTROL_FRAMES_AT_ONCE)
+        talk.server.data_received(frames)
+        assert len(taken) == MAX_CONTROL_FRAMES_AT_ONCE
         hear_all(talk)
-    assert len(taken) == 3 * MAX_SLOW_AT_ONCE
-    assert bytes(stream.data) == b"x" * len(taken) * (kind == 0)
+    assert len(taken) == 3 * MAX_CONTROL_FRAMES_AT_ONCE
 
 
 def test_a_goaway_of_the_peer_ends_nothing(talk: Talk):
@@ -399,10 +391,19 @@ def test_bytes_that_were_said_one_by_one_wait_in_few_pieces(talk: Talk):
     for n in range(len(said)):
         stream.send_body(said[n : n + 1])
     assert stream.unsent_size == len(said)
-    assert len(stream._unsent) <= 6
+    assert len(stream.unsent) <= 6
     stream.end(None)
     talk.settle()
     assert bytes(talk.client.of(number).data) == bytes(65535) + said
+
+
+def test_a_frame_that_we_may_not_send_ends_the_connection(talk: Talk):
+    talk.client.request(POST, b"", ends=False)
+    stream = talk.begun()
+    stream.send_fields(OK, is_last=False)
+    with mock.patch.object(Stream, "take_data", lambda stream, _: stream.send_fields(OK, is_last=False)):
+        talk.say(raw_frame(0, b"x", stream.number))
+    assert talk.server.why == (ErrorCodes.INTERNAL_ERROR, "a response where there can be none")
 
 
 def test_tiny_windows_are_counted(talk: Talk):
@@ -492,8 +493,8 @@ def test_a_million_streams_leave_nothing_behind(talk: Talk):
         stream.send_fields(OK, is_last=True)
         talk.server.forget(stream)
     talk.settle()
-    assert not talk.server._h2.streams
-    assert len(talk.server._h2._closed_streams) <= 256
+    assert not talk.server.streams
+    assert len(talk.server._machine._closed) <= MAX_CLOSED
     talk.server.began.clear()
 
 

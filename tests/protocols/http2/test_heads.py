@@ -6,8 +6,8 @@ import pytest
 
 from egressproxy.model.message import CHUNKED, TargetForm
 from egressproxy.protocols.http1.framing import HeadLimits, Malformed
-from egressproxy.protocols.http2.field_coding import FieldList, RememberedFields
 from egressproxy.protocols.http2.heads import RequestFieldsReader, read_response_fields
+from egressproxy.protocols.http2.remembered_fields import FieldList, RememberedFields
 from tests.support.attributes import attributes
 
 GET = [(b":method", b"GET"), (b":scheme", b"https"), (b":path", b"/a?b"), (b":authority", b"a.example")]

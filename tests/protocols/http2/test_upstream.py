@@ -15,7 +15,8 @@ from egressproxy.net.driver import PAUSE, Driver
 from egressproxy.net.flow_control import HIGH_WATER
 from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.http1.framing import HeadLimits
-from egressproxy.protocols.http2.states import MAX_STREAMS, STREAM_WINDOW
+from egressproxy.protocols.http2.settings import MAX_STREAMS, STREAM_WINDOW
+from egressproxy.protocols.http2.stream_state import MAX_CLOSED
 from egressproxy.protocols.http2.upstream import DOUBT_S, PING_AGAIN_S, PING_ANSWER_S, SILENCE_S, Http2Upstream
 from egressproxy.protocols.http2.upstream_stream import UpstreamStream
 from tests.net.test_flow_control import Transport
@@ -402,7 +403,7 @@ async def test_a_connection_that_was_silent_meanwhile_gets_no_other():
     talk.wheel.advance(talk.wheel.now + 1)
     call = await talk.ask()
     talk.wheel.advance(talk.wheel.now + DOUBT_S + 0.2)
-    talk.connection.heard_at = call.stream._begun_at - 1
+    talk.connection.last_frame_at = call.stream._begun_at - 1
     call.driver.throw(UpstreamFault(Reason.RESPONSE_TIMEOUT, "late"))
     assert talk.connection.is_leaving
 
@@ -594,5 +595,5 @@ async def test_little_is_remembered_of_streams_that_are_over():
         talk.server.respond(2 * number + 1, OK, b"ok")
         await talk.settle()
     assert talk.connection.served == 1000
-    assert (len(talk.connection.streams), len(talk.connection._h2.streams)) == (0, 0)
-    assert len(talk.connection._h2._closed_streams) <= 257
+    assert not talk.connection.streams
+    assert len(talk.connection._machine._closed) <= MAX_CLOSED
