@@ -166,7 +166,7 @@ class OpenConnections:
     ) -> None:
         self.port = port
         self.clients = clients if clients is not None else AllConnections(sys.maxsize, sys.maxsize)
-        self.connections: dict[Connection, str] = {}  # each with its client's address
+        self.connections: dict[Connection, str] = {}  # the client's address by connection
         self.per_client: dict[str, int] = {}
         self.tunnels_of = tunnels_of if tunnels_of is not None else {}  # of the state before, which go on
         self.told_flood = -inf  # when the log was told of a client that floods us (monotonic seconds)

@@ -45,7 +45,7 @@ COLLECT_S = 30.0
 #: Circles are looked for, too, where the process has grown by so many bytes; and so often it is asked, in seconds.
 GROWN_BYTES = 64 * 1024 * 1024
 GROWTH_S = 10.0
-#: What Events say of it.
+#: The measures of each state, for Events.
 DONE = {
     OverloadState.NO_KEEPALIVE: "connections end with their response",
     OverloadState.SHEDDING: "requests are refused, those of low priority and of clients with many first",
@@ -92,7 +92,7 @@ class OverloadManager:
         self._accounting.gate = self.gate if limits.requests else None
         self.pressure = MemoryPressure(limits.memory_bytes)
         self._memory = ResidentMemory() if read_memory is None else None
-        self._read = read_memory or self._memory.read  # type: ignore[union-attr]  # one of them is there
+        self._read = read_memory or self._memory.read  # type: ignore[union-attr]  # set if `read_memory` is None
         self._deadline = Deadline(self._wheel, self.look)
         self._growth = Deadline(self._wheel, self._look_for_growth)
         self._resident = 0  # at the last collection, or less

@@ -41,8 +41,8 @@ class _HotRoute:
     series: Series
     choices: tuple[RouteBackend, ...] = field(default=(), kw_only=True)  # as `backends`; one stands for a Failover
     retries: RetryPolicy | None = field(default=None, kw_only=True)  # None: one attempt, by weight
-    priority: Priority = field(default=Priority.NORMAL, kw_only=True)  # that of its backends, the highest
-    is_judged: bool = field(init=False)  # else whatever it matches may go
+    priority: Priority = field(default=Priority.NORMAL, kw_only=True)  # the highest priority of the backends
+    is_judged: bool = field(init=False)  # False: policy says nothing of its destinations
     filters_request: bool = field(init=False)  # something looks at the body before a backend is chosen
     reads_early: bool = field(init=False)  # a filter of the head may ask for the body
     clock_s: float = field(init=False)
@@ -155,7 +155,7 @@ class Route(_HotRoute):
         choices: tuple[RouteBackend, ...],
         failovers: Mapping[RouteBackend, FailoverGroup] | None,
     ) -> Route:
-        """A copy without the backends of these names. What is read of a body before is that of all of them."""
+        """A copy without the backends of these names. Bodies are read as for the whole route."""
         backends = tuple(backend for backend in self.backends if backend.name not in excluded)
         made = replace(self, backends=backends, excluded=excluded, failovers=failovers)
         made.choices = choices

@@ -122,7 +122,9 @@ class RuleBuilder:
 
     def _external_auth(self, route: str, spec: ExternalAuthIR) -> ExternalAuth:
         server = spec.backend
-        if spec.protocol is AuthProtocol.GRPC and server.backend is not None:  # whatever else it speaks with others
+        if (
+            spec.protocol is AuthProtocol.GRPC and server.backend is not None
+        ):  # in place of the protocol for other clients
             server = replace(server, backend=replace(server.backend, protocol=Protocol.GRPC))
         denied, cluster = self.parts.reachable(server)
         client = self._authz_client(spec, cluster) if cluster is not None else None
@@ -202,7 +204,7 @@ class RuleBuilder:
         if attached.names is None or not dynamic:
             return None
         written = {backend.port for backend in dynamic if backend.port}
-        ports = None if not written else written if len(written) == 1 else ()  # what each of them permits
+        ports = None if not written else written if len(written) == 1 else ()  # the ports that every backend permits
         own = attached.listener.policy
         return Permission(
             f"{attached.kind} {attached.route}",

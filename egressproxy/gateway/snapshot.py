@@ -95,7 +95,7 @@ class Port:
     listeners: tuple[ActiveListener, ...]
     by_host: HostMap[ActiveListener]
     tls: ssl.SSLContext | None  # TLS is terminated with this
-    clients: ClientCertificatesIR | None  # which certificates they are asked for
+    clients: ClientCertificatesIR | None  # the certificates that clients are asked for
     shown: Mapping[str, CertificateIR] = field(default_factory=dict)  # by name, "" the first, where there are several
     first: ActiveListener = field(init=False)
     limits: LimitsIR = field(init=False)

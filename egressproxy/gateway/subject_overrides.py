@@ -51,7 +51,7 @@ class SubjectOverrides(Generic[T]):
                 self._by_place[entry.namespace, entry.service_account].append((policy, entry))
         self._by_place.default_factory = None
         self._claims = {entry.claim[0] for _, entries in subjects for entry in entries if entry.claim is not None}
-        self._number = next(_NUMBERS)  # no other has it, of no earlier configuration either
+        self._number = next(_NUMBERS)  # unique among all configurations of the process
         self._numbered = (*variants.values(), others)
         self._at = {policies: at for at, policies in enumerate(variants)}
         self._known: dict[str, int] = {}
@@ -112,7 +112,7 @@ class SubjectOverrides(Generic[T]):
 
 
 def _not_told(identity: CallerIdentity, claims: Iterable[str]) -> Denied:
-    whose = f"gateway {identity.origin_gateway}" if identity.origin_gateway != "-" else "what has read its token"
+    whose = f"gateway {identity.origin_gateway}" if identity.origin_gateway != "-" else "the reader of its token"
     shown = ", ".join(sorted(claims))
     return Denied(
         Reason.NO_POLICY,

@@ -97,7 +97,7 @@ class CallerIdentity:
 
     `namespace` and `service_account` are those of Kubernetes; a namespace of another trust domain than the listener's
     own is "NAMESPACE@DOMAIN" (`namespace_in`), so that it counts as no namespace of here. Of a client that another
-    gateway of ours serves, which has signed it: `origin_client` is its address there, and `origin_gateway` that
+    gateway of ours serves and signs: `origin_client` is its address there, and `origin_gateway` that
     Gateway.
 
     `name` is the same for the same client at any time: "spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT",

@@ -276,7 +276,7 @@ class BegunAnswer:
         try:
             self._first.feed(data if self._decoder is None else self._decoder.decode(data, last))
         except Undecodable:
-            self._decide()  # whoever reads it says what is wrong
+            self._decide()  # the reader of the event reports the fault
             return
         if last:
             self._first.end()

@@ -322,7 +322,7 @@ class AiCall:
             body = b""  # the status says enough
         status, body = await in_turns(translator.whole(head.status, b"" if is_coded else body))
         if is_success and status >= 300:
-            raise _bad("is none that can be translated")
+            raise _bad("cannot be translated")
         set_response_head(head, request, JSON)
         self._tell_losses(exchange)
         head.status, head.body = status, len(body)

@@ -54,7 +54,7 @@ class AiEndpoint:
         return self._aliases.get(asked) or self._alias or asked
 
     def api_for(self, api: Api | None) -> Api | None:
-        """The API in which a request of this one goes there. None: it is none that is known, and goes as it is."""
+        """The API in which a request of `api` goes to this backend. None: an unknown API, which is not translated."""
         return api if api is None or not self.apis or api in self.apis else self.apis[0]
 
     def changes_body(self, api: Api | None) -> bool:

@@ -141,7 +141,7 @@ class Cluster:
         if self.parent is None or self._tunnels_only or target.is_secure or exchange.request.upgrade:
             return self, target
         self.opener.ask_parent_for(exchange, target)
-        return self.parent, self.parent.target(exchange)  # reached through its own parent, where it has one
+        return self.parent, self.parent.target(exchange)  # a parent may have a parent of its own
 
     def same_target(self, exchange: Exchange, target: UpstreamHost) -> UpstreamHost:
         """The target here that has the destination of a target of another cluster to the same backend."""

@@ -63,14 +63,16 @@ class DnsTrackedHost:
 
     # --- connections -------------------------------------------------------------------------------------------
     def keep(self, connection: Followed, address: str, pool: Pool[Any] | None, version: int) -> None:
-        """Keep a connection whose dial began at this version to the answer. `forget` it when it is gone."""
+        """Keep a connection whose dial began at this version to the answer. Call `forget` when the connection is
+        gone.
+        """
         if version != self.version and address not in self._addresses:
             connection.retire()
         else:
             self._connections[connection] = address, pool
 
     def forget(self, connection: Followed) -> None:
-        """Stop following a connection that is gone. Does nothing for one that is not kept."""
+        """Stop following a connection that is gone. A connection that is not kept is ignored."""
         self._connections.pop(connection, None)
 
     # --- answers -----------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from egressproxy.upstream.pool import PoolTicket
 
 #: Addresses of one name whose health is kept; of further ones nothing is known.
 MAX_ADDRESSES = 64
-#: What says something about the endpoint. What a client can bring about (a body that does not come) does not.
+#: Reasons that count against the endpoint. Faults that a client can cause (a body that does not come) are left out.
 FAILURES = frozenset(
     (
         Reason.CONNECT_REFUSED,

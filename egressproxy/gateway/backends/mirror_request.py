@@ -127,7 +127,7 @@ class MirrorRequest(UpstreamCaller):
         own.request.expect_continue = False
         own.backend = mirror.backend
         own.series = mirror.series
-        own.forget_state(original.state)  # which goes on with it
+        own.forget_state(original.state)  # the original keeps its own state
         own.max_body_bytes = -1
         own.attempts = 0
 

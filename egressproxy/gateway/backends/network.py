@@ -93,7 +93,7 @@ class Network:
         return found
 
     def keep_resolvers(self, specs: Iterable[ConnectionIR]) -> None:
-        """Forget the resolvers that none of these use. What still asks by one of them is answered."""
+        """Forget the resolvers that none of these use. Lookups that are under way in them are answered."""
         used = set(map(resolver_key, specs))
         for key in [each for each in self._resolvers if each not in used]:
             self._resolvers.pop(key).retire()

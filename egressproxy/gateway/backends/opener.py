@@ -316,7 +316,7 @@ class ConnectionOpener:
             policy.check_operator(ip_address(host), target.port)
         elif host == "localhost" or host.endswith(".localhost"):
             policy.check(host, LOOPBACK, target.port)
-            for address in LOOPBACK:  # which of them the parent takes is its choice
+            for address in LOOPBACK:  # the parent may take either
                 policy.check_operator(address, target.port)
         elif (literal := _literal(host)) is not None:
             policy.check(host, (literal,), target.port)

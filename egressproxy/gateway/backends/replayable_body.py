@@ -83,7 +83,7 @@ class ReplayableBody:
     ) -> None:
         self._client = client
         self.length = length
-        self.given: bytes | None = None  # all of it, where it was collected before
+        self.given: bytes | None = None  # the whole body, if it was collected before
         self.given_trailers = b""  # those behind it
         self.has_begun = False  # the client has sent some of it
         self.is_kept = True  # all that has come is here: it can be sent again
@@ -91,7 +91,7 @@ class ReplayableBody:
         self._start: Start | None = start
         self._source: Reads | None = None  # not started yet
         self._limit = limit
-        self._collecting: HeldFor | None = None  # whoever waits for all of it
+        self._collecting: HeldFor | None = None  # the holder that waits for the whole body
         self._collecting_limit = 0  # and no longer than this, in bytes
         self._target: BodyTarget | None = None
         self._kept = ByteQueue()
@@ -160,8 +160,8 @@ class ReplayableBody:
             self.pause_reading()
 
     async def collect(self, client: HeldFor, limit: int, *, only_looks: bool = False) -> bytes:
-        """All of it, when it has come. What is short stays here for further attempts; all of it where the caller
-        `only_looks`, and keeps nothing. Not while one is under way.
+        """The whole body, once its end has come. A short body stays here for further attempts; all of it where the
+        caller `only_looks`, and keeps nothing. Not while one is under way.
 
         Raises LimitExceeded (413) where it is longer than `limit` bytes. The caller is driven by `client.driver`.
         """
@@ -231,7 +231,7 @@ class ReplayableBody:
             self._client.hold_bytes(-held)
 
     def _hand_over_if_long(self) -> None:
-        """Whoever sends it has all of it, and it counts until the answer is here."""
+        """Leave a long body to its sender, which holds the whole until the answer is here."""
         if self._bytes > self._limit:
             self._held = 0
         self._forget_if_long()

@@ -1,5 +1,5 @@
-"""RetryPolicy: what a rule says of retries, hedging, session persistence and times below a second. It decides, and
-sends nothing.
+"""RetryPolicy: what a rule says of retries, hedging, session persistence and times below a second. Pure
+decisions, no I/O.
 
 What goes again (GEP-1731; RFC 9110 section 9.2.2):
 

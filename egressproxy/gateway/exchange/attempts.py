@@ -133,7 +133,7 @@ class Attempts:
                 self._session, self._backend = None, self._failover_state.first(client.wheel.now)
         self._body: ReplayableBody | None = None
         self._tried: set[UpstreamHost] = set()
-        self._down: set[UpstreamHost] = set()  # those of them that could not be connected to
+        self._down: set[UpstreamHost] = set()  # tried hosts that refused the connection
         self._failures: list[str] = []
         self._retries = 0
         self._is_hedged = False  # there were several attempts at once
@@ -200,7 +200,7 @@ class Attempts:
         return answer
 
     def end(self) -> None:
-        """Call it however that has ended."""
+        """End the counts of retries, and filters of backends that were left. Call it after `reach`, errors included."""
         for endpoints in self._counted:
             endpoints.end_retry()
         if len(self._chosen) > 1 and self._exchange.state:
@@ -235,7 +235,7 @@ class Attempts:
         cluster = backend.cluster
         assert cluster is not None  # the target is of it
         ai, body = self._ai, self._body or collected
-        if ai is not None and ai.body is not None:  # what was made of it for its provider
+        if ai is not None and ai.body is not None:  # the body as its provider gets it
             body = ai.body or collected
         found = await call_upstream(
             self._client, self._client.resources, exchange, cluster, target, backend.chain, body, self._repeat

@@ -136,7 +136,7 @@ class Client(ExchangeClock, Protocol):
         longest = state.port.limits.max_buffered_bytes
         of_this = hold.size - hold.of_answer if source is None else hold.of_answer
         if of_this > REPLAY_LIMIT and self.handler_has_no_memory:
-            # those that were admitted before must not fill what is refused to others
+            # requests that were admitted before must not take the memory that new ones are refused
             self.driver.throw(no_room("the gateway has no memory left for a body that it has to hold"))
         elif source is None and 0 < longest < self.body_size:
             message = f"the request body is longer than the {longest} bytes that are held (limits.maxBufferedBytes)"

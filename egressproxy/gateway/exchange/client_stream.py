@@ -259,7 +259,7 @@ class GrpcCall:
         return seconds
 
     def note(self, status: int) -> None:
-        """Keep the status that it ends with; -1: none."""
+        """Keep the final gRPC status of the call; -1: the call has none yet."""
         if status >= 0 and self.exchange is not None:
             self.exchange.grpc_status = status
 

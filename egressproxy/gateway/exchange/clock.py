@@ -1,6 +1,6 @@
 """ExchangeClock: how long the exchange in progress may take, and how long nothing may move in it.
 
-One deadline serves all of its times. When it has passed, `look_at_clock` says which of them it was, if any.
+One deadline serves all time limits. When the deadline has passed, `look_at_clock` says which limit was reached, if any.
 """
 
 from __future__ import annotations

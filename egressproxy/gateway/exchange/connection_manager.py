@@ -374,7 +374,7 @@ class HttpConnectionManager:
 
     async def answer_instead(self, exchange: Exchange, client: Client, answered: FilterAnswered) -> None:
         """Send the response that a body filter has made. Where another one has begun, that breaks off."""
-        answered.__traceback__ = answered.__context__ = None  # their frames hold what may hold it: no cycle
+        answered.__traceback__ = answered.__context__ = None  # frames of the traceback may hold the error: no cycle
         resources = client.resources
         try:
             if exchange.status or client.is_lost:
@@ -426,7 +426,9 @@ class HttpConnectionManager:
         self.answer(exchange, client, answer)
 
     def finish(self, exchange: Exchange, client: Client, head: RequestHead | None) -> None:
-        """Always, once: filters, slots, metrics, log; then the connection goes on or closes. No head: it was none."""
+        """Always, once: filters, slots, metrics, log; then the connection goes on or closes. `head` is None for bytes
+        that were no request.
+        """
         resources = client.resources
         try:
             if not exchange.bytes_in:  # a tunnel has counted for itself

@@ -49,7 +49,7 @@ class ExchangeResources(HeldConnection):
 
     def reset(self) -> None:
         """Forget the rest, when what is held was given back."""
-        self.exchange: Exchange | None = None  # whose they are; None between two
+        self.exchange: Exchange | None = None  # the holder; None between two exchanges
         self.cluster = None
         self.target = None
         self.route: Route | None = None

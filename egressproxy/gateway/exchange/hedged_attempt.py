@@ -1,8 +1,8 @@
 """HedgedAttempt: one of the attempts that are under way at once for a request.
 
 It has what a single attempt has (filters, credentials, Host, address checks), and holds what is its own: driver, clock,
-connection, and a copy of the exchange. When it is cancelled, that is as if its client had left: it says nothing of its
-endpoint.
+connection, and a copy of the exchange. A cancelled attempt is as one whose client has left: the health of the endpoint
+stays.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ CANCELLED: Final = "cancelled"
 
 
 class HedgedAttempt(UpstreamCaller):
-    """`exchange` is its own: what comes of it reaches the client's exchange where it decides. `counted`: whose
-    `maxParallelRetries` it counts in. `first_byte_s`: an answer has to begin its body within this time; 0.0: its head
-    will do. `ends_at`: when the time of the backend for an attempt is over (monotonic seconds).
+    """`exchange` is its own: what comes of it reaches the client's exchange where it decides. `counted`: the
+    hosts in whose `maxParallelRetries` the attempt counts. `first_byte_s`: an answer has to begin its body within this
+    time; 0.0: its head will do. `ends_at`: when the time of the backend for an attempt is over (monotonic seconds).
     """
 
     __slots__ = (
@@ -79,7 +79,7 @@ class HedgedAttempt(UpstreamCaller):
         *,
         is_first: bool,
     ) -> None:
-        """`exchange` is copied; its request is as the client sent it. `body`: None where it has none."""
+        """`exchange` is copied; its request is as the client sent it. `body`: None for a request without one."""
         self._client = client
         self._body = body
         self._handle: asyncio.TimerHandle | None = None
@@ -114,7 +114,7 @@ class HedgedAttempt(UpstreamCaller):
         self.driver.start(self._live(repeat))
 
     def cancel(self) -> None:
-        """Give it up, whatever it waits for, and what it holds back. Says nothing of its endpoint."""
+        """Give the attempt up, and release its resources. The health of the endpoint stays as it is."""
         if not self.is_over:
             self.is_cancelled = True
             self._on_over = None

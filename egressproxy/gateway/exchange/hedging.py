@@ -120,7 +120,7 @@ class HedgedCall:
         assert self._backend is not None
         try:
             found = self._elsewhere(self._backend)
-        except GatewayError:  # nobody that may be asked
+        except GatewayError:  # no other host may be asked
             return
         if found is None:
             return

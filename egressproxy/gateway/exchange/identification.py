@@ -26,8 +26,8 @@ _identity = lru_cache(MAX_FORWARDED)(CallerIdentity)
 async def identify(
     accounting: Accounting, exchange: Exchange, client: Client, listener: ActiveListener, head: RequestHead
 ) -> None:
-    """Write into `exchange` who its client is: what the request says, before what its connection says. Loops are
-    refused. Waits where a credential has to be checked. Raises as `refuse_loops` and `Authenticator.admit`.
+    """Write into `exchange` who its client is. Credentials of the request come before those of its connection. Loops
+    are refused. Waits where a credential has to be checked. Raises as `refuse_loops` and `Authenticator.admit`.
     """
     refuse_loops(head, accounting.pseudonym)
     if head.via:

@@ -180,13 +180,13 @@ class Pipeline(ExchangeResources):
 
     def choose(self, exchange: Exchange) -> None:
         """CALL, and TUNNEL: choose a backend of the route. Raises GatewayError where none can serve."""
-        backend = self.backend = self.route.choose()  # type: ignore[union-attr]  # it has one since ADMIT
+        backend = self.backend = self.route.choose()  # type: ignore[union-attr]  # set before ADMIT
         exchange.backend = backend.name
         exchange.series = backend.series
 
     def _narrow(self, exchange: Exchange) -> Route:
         """The route without the backends that filters exclude. Raises Denied where none is left."""
-        route: Route = self.route  # type: ignore[assignment]  # it has one since ADMIT
+        route: Route = self.route  # type: ignore[assignment]  # set before ADMIT
         if exchange.backend_choice is not None:
             route = self.route = filtered_route(route, exchange)
         return route

@@ -80,7 +80,9 @@ def route_again(exchange: Exchange, again: Exchange, route: Route, own: ActiveLi
 
 
 def take_over(exchange: Exchange, route: Route, found: Route, noted: Noted) -> None:
-    """`found` is the rule in force for what `route` has let in. Raises Denied where it would make another of it."""
+    """`found` is the rule in force for what `route` has let in. Raises Denied where `found` would change the
+    request.
+    """
     if found is not route and not sends_alike(route, found):
         raise changed(found)
     exchange.note_denials(*noted)

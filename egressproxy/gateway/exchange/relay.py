@@ -155,5 +155,5 @@ async def relay(
         client.tunnel_ended()
         exchange.bytes_in = head_in + tunnel.bytes_in
         exchange.bytes_out = head_out + tunnel.bytes_out
-        if not exchange.bytes_in:  # a client that has said nothing is counted by what its connection says
+        if not exchange.bytes_in:  # a silent client: its connection has the counts
             client.bytes_out = exchange.bytes_out

@@ -58,7 +58,7 @@ class ServedTls(TlsStream):
     def close_if_idle(self) -> bool:
         """True if it closes: no exchange is under way. It closes at the end of the turn: thousands may do together."""
         if self.is_lost:
-            return True  # who asks has kept it
+            return True  # the caller has kept the connection
         self._closes_later = True
         try:
             return self._client.close_if_idle()

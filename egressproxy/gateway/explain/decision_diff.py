@@ -50,7 +50,7 @@ JUDGED = frozenset(
         Reason.NOT_TLS,
     )
 )
-#: How a client ends that has asked for nothing yet. Of a redirected one it is known which address it has dialled.
+#: Reasons that end a client before its first request. Of a redirected client only the dialled address is known.
 UNASKED = frozenset(reason.value for reason in (Reason.NOT_TLS, Reason.CLIENT_TIMEOUT))
 NO_LISTENER = "no_listener"
 FILTER_PHASES = (*REQUEST_PHASES, *BACKEND_PHASES)
@@ -119,7 +119,7 @@ def flips(before: Snapshot | None, after: Snapshot, recent: Iterable[RecentDecis
     seen = set()
     found = []
     for decision in recent:
-        key = decision._replace(reason="-", time=0.0)  # whatever came of it, and when
+        key = decision._replace(reason="-", time=0.0)  # the same request with any outcome, at any time
         if key in seen or question_of(decision) is None:
             continue
         seen.add(key)

@@ -159,7 +159,9 @@ def _policy(decided: Decision) -> dict[str, Any]:
     if decided.error is not None and exchange.authority is None:
         made["decision"] = "not asked: the request is refused before"
     elif decided.error is not None:
-        made["decision"] = "denied" if is_denial(decided.error) else "not asked: nothing serves this"
+        made["decision"] = (
+            "denied" if is_denial(decided.error) else "not asked: no listener or route serves the request"
+        )
     elif exchange.would_deny:
         made["decision"] = "allowed, because mode is Report: it would be denied"
         refused = _refusal(decided, exchange.authority) if exchange.authority is not None else None
@@ -209,7 +211,7 @@ def _of_backends(route: Route) -> str:
     denied = [backend for backend in route.backends if backend.denied is not None]
     if not denied:
         return _PERMITTED
-    which = "its backend is" if len(denied) == len(route.backends) else "some of its backends are"
+    which = "its backend is" if len(denied) == len(route.backends) else "some backends are"
     if all(backend.cluster is not None for backend in denied):
         return f"allowed, because mode is Report: {which} denied"
     return f"allowed by the route, but {which} denied"

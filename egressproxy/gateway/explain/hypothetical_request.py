@@ -1,4 +1,4 @@
-"""HypotheticalRequest: a request that nobody sends: its URL, its listener, and its head as the codec reads it.
+"""HypotheticalRequest: the URL, the listener and the head of a request that is not sent.
 
 For explanations and replays. The head goes through the codec as bytes, so that what the codec refuses is refused here.
 """
@@ -81,7 +81,7 @@ class HypotheticalRequest:
 
     @property
     def identity(self) -> CallerIdentity:
-        """Who asks; ANONYMOUS where nothing is said of it."""
+        """The client; ANONYMOUS if the request names none."""
         if self.namespace == self.service_account == "-" and not self.groups and not self.claims:
             return ANONYMOUS
         name = service_account_name(self.namespace, self.service_account)

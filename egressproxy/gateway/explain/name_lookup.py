@@ -24,7 +24,7 @@ from egressproxy.upstream.resolver import Resolver, ServerAnswer
 _KNOWN = ("name", "port", "gateway", "policy", "backend")
 #: What is said of the client, in the words of /explain.
 _OF_CLIENT = ("as", "group", "claim")
-#: Places that are looked at, each with its servers.
+#: Listeners and clusters that are looked at, each with its DNS servers.
 MAX_PLACES = 16
 
 

@@ -57,7 +57,7 @@ class AuthenticatedClient(Identified, Protocol):
 
     @property
     def tunnel(self) -> _Tunnel | None:
-        """That its requests come in."""
+        """The tunnel that carries the client's requests; None without one."""
 
     def remember(self, verdict: Verdict) -> None:
         """Keep it for the next request."""

@@ -105,7 +105,7 @@ class _Verifier:
         return KeySource(url.issuer, call, url.path, self._keys, read, withdraw)
 
     def verify(self, credential: Credential, now: float) -> Believed:
-        """Whose it is, and until when it holds. Raises CredentialRefused."""
+        """The client of a credential, and the end of its validity. Raises CredentialRefused."""
         if credential.user is None:
             assert self._of_token is not None
             return self._of_token.verify(credential.secret, self._keys, now)

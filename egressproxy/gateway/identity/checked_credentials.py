@@ -201,9 +201,9 @@ class CheckedCredentials:
     async def check(
         self, exchange: Exchange, credential: Credential, digest: bytes, *, waits_for_keys: bool = False
     ) -> Verdict | CredentialRefused:
-        """Whose it is, or why it is refused. `waits_for_keys`: where keys are due to be fetched again, wait for them;
-        the former ones count only if the issuer does not answer. Raises LimitExceeded: 503, and 429 for who guesses
-        passwords.
+        """The client of a credential, or why the credential is refused. `waits_for_keys`: where keys are due to be
+        fetched again, wait for them; the former ones count only if the issuer does not answer. Raises LimitExceeded:
+        503, and 429 for who guesses passwords.
         """
         is_password = credential.user is not None
         if is_password:

@@ -151,7 +151,7 @@ class CertificateCache:
 
 
 def seen(made: asyncio.Future[ssl.SSLContext]) -> None:
-    """Whoever has begun this may have left: an error that nobody waits for is none."""
+    """The caller may have left: an error without a waiter is dropped."""
     if not made.cancelled():
         made.exception()
 

@@ -83,13 +83,13 @@ class SigningProcess:
         running, self._running = self._running, None
         if running is None:
             return "was not started"
-        with suppress(OSError):  # of what it has not read
+        with suppress(OSError):  # the process may have left requests unread
             pipe_of(running.stdin).close()
         pipe_of(running.stdout).close()
         try:
             status = running.wait(0.0 if hangs else ENDING_S)
         except subprocess.TimeoutExpired:
-            running.kill()  # it has nothing that could be lost
+            running.kill()  # the process has no state to lose
             status = running.wait()
         return ending(status)
 
@@ -118,7 +118,7 @@ class _SigningThread(Thread):
                     break
                 continue
             work(process)
-            del work  # it holds what waits for it
+            del work  # the closure holds the waiting future
         process.end()
 
 

@@ -28,7 +28,8 @@ from egressproxy.telemetry.counters import McpCalls
 LOOK: Final = 16 * 1024
 #: Set where the filter ran, for its `complete`: that of every configuration.
 MARK: Final[StateSlot[bool]] = StateSlot("mcp ran")
-#: Before all others, so that what they refuse is told in JSON-RPC. It waits for the client, who has a clock of its own.
+#: The filter runs first, so that refusals of later filters are told in JSON-RPC. It waits for the client, who has a
+#: clock of its own.
 REQUESTS: Final = ExtensionIR(
     "mcp", "egressproxy.io/Mcp:v1", Phase.REQUEST_HEADERS.value, -(10**9), pre_auth=True, timeout_s=0
 )
@@ -56,7 +57,7 @@ class McpRequests(Filter):
         self._route = route
         self._sessions = sessions
         self._versions = versions
-        #: Those of all backends; none where one of them says nothing: what it speaks is its own to say.
+        #: The versions of all backends; none if a backend names no version, since that one decides for itself.
         self._supported = () if speaks_others else tuple(dict.fromkeys(versions.values()))
         self._calls = calls
 

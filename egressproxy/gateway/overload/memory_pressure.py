@@ -16,7 +16,7 @@ from typing import Final
 
 
 class OverloadState(IntEnum):
-    """What is done. Each state does what those before it do."""
+    """How short of memory the process is. Each state adds to the measures of the states before."""
 
     NORMAL = 0
     NO_KEEPALIVE = 1  # connections end with their response, idle ones are closed, memory is given back
@@ -35,7 +35,7 @@ HYSTERESIS: Final = 0.03
 #: The same as shares of what lies between `kept` and the limit.
 ENTER_ABOVE_KEPT: Final = (0.40, 0.65, 0.80)
 HYSTERESIS_ABOVE_KEPT: Final = 0.15
-#: What the process has beyond what it keeps, whatever the limit is.
+#: The share of the limit that is left above the memory kept at rest, at least.
 LEAST_ROOM: Final = 0.05
 #: Growth below this share of the limit is none.
 GROWTH: Final = 0.005
@@ -95,7 +95,7 @@ class MemoryPressure:
         found = OverloadState.NORMAL
         for state in (OverloadState.NO_KEEPALIVE, OverloadState.SHEDDING, OverloadState.REFUSING):
             share, above = ENTER[state - 1], ENTER_ABOVE_KEPT[state - 1]
-            if state <= self.state:  # it ends later than it began
+            if state <= self.state:  # a state ends at a lower share than it begins
                 share -= HYSTERESIS
                 above -= HYSTERESIS_ABOVE_KEPT
             if resident >= max(self.limit * share, self.kept + room * above):

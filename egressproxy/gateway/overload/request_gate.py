@@ -61,8 +61,9 @@ class Tenant:
 
 
 class RequestGate:
-    """Counts requests in progress by tenant. `limit` is how many there may be; 0: any number. Clients that are `killed`
-    have none. `tenants` has those with one, and what they are a part of: at most four times as many as requests.
+    """Counts requests in progress by tenant. `limit` is how many there may be; 0: any number. A client that is `killed`
+    gets no request through. `tenants` has those with one, and what they are a part of: at most four times as many as
+    requests.
     """
 
     __slots__ = ("_ceilings", "active", "is_closed", "is_pressed", "killed", "limit", "shed", "tenants")

@@ -31,7 +31,9 @@ _DUPLEX: Final = BodySendMode.FULL_DUPLEX_STREAMED
 
 
 class ExternalProcessor(Filter):
-    """One stream for each exchange; on a Backend for each attempt. All that it raises but Rejected are its failures."""
+    """One stream for each exchange; on a Backend for each attempt. Any error except Rejected is a failure of the
+    filter.
+    """
 
     def __init__(self, context: FilterContext) -> None:
         config: ExternalProcessorConfig = context.config

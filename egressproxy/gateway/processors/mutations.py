@@ -145,7 +145,7 @@ class MutationChecker:
             if name == b"host" and is_response:
                 return False
         elif is_protected(name.decode("latin-1")) or name.replace(b"_", b"-").lstrip(b"-").startswith(b"x-egress-"):
-            return False  # the gateway itself writes it, or believes it
+            return False  # a field that the gateway writes or trusts
         if self._disallowed is not None and self._disallowed.fullmatch(name):
             return False
         if self._allowed is not None and self._allowed.fullmatch(name):

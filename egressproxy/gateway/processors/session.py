@@ -87,12 +87,12 @@ class SessionSettings:
 
 @dataclass(slots=True, eq=False, repr=False)
 class ProcessorSession:
-    """Implements `filters.calls.StreamReceiver`. It opens its stream at once."""
+    """Implements `filters.calls.StreamReceiver`. The stream opens at once."""
 
     _settings: SessionSettings
     call: InitVar[FilterCall]
     exchange: InitVar[Exchange]
-    attempt: int = field(init=False)  # in which it was begun
+    attempt: int = field(init=False)  # the number of the attempt that began the session
     mode: ProcessingMode = field(init=False)  # what the processor is sent of this exchange
     is_over: bool = False  # nothing more is asked
     immediate: ImmediateResponse | None = None  # that the processor wants the client to have, whoever takes it first

@@ -105,7 +105,7 @@ class MutationRules(FilterConfig):
     disallow_system: bool = False
     """No pseudo-header, such as `:path`."""
     disallow_all: bool = False
-    """Nothing but what `allowExpression` names."""
+    """No fields except those of `allowExpression`."""
     allow_expression: Expression = ""
     """A regular expression of names that may be changed, whatever the switches above say."""
     disallow_expression: Expression = ""
@@ -171,9 +171,9 @@ class ExternalProcessorConfig(FilterConfig):
     response_attributes: tuple[Annotated[str, Checked(_response_attribute)], ...] = ()
     """Attributes that go with the first message of a response."""
     mutation_rules: MutationRules = MutationRules()
-    """Which fields it may change."""
+    """The fields that the processor may change."""
     forward_rules: ForwardRules = ForwardRules()
-    """Which fields it is shown, in attributes, too. By default all."""
+    """The fields that the processor sees, in attributes, too. By default all."""
     metadata_options: MetadataOptions = MetadataOptions()
     """Dynamic metadata that it gets and gives."""
     disable_immediate_response: bool = False

@@ -87,9 +87,9 @@ class WebhookConfig(FilterConfig):
     max_body_bytes: Annotated[int, Within(ge=1, le=16 * 1024 * 1024)] = 512 * 1024
     """The longest body that is sent."""
     forward_rules: ForwardRules = SHOWS_ALL
-    """Which fields it is shown. By default all."""
+    """The fields that the webhook sees. By default all."""
     mutation_rules: MutationRules = USUAL_RULES
-    """Which fields it may change."""
+    """The fields that the webhook may change."""
     headers: Annotated[tuple[CallHeader, ...], Within(max_length=32)] = ()
     """Fields of each call."""
     secret_ref: SecretRef | None = None

@@ -55,7 +55,9 @@ def page(access: Mapping[str, Any], checked: Mapping[str, Any] | None = None) ->
     if access["waiting"]:
         parts.append(_section("Waiting for approval", _waiting(access["waiting"])))
     for number, group in enumerate(access["allow"]):
-        parts.append(_section("Allowed — and one of these, too" if number else "Allowed", _list(_entries(group))))
+        parts.append(
+            _section("Allowed — with one entry of this list, too" if number else "Allowed", _list(_entries(group)))
+        )
     if access["hostnames"]:
         parts.append(_section("Allowed by routes", _list(access["hostnames"])))
     if access["deny"]:

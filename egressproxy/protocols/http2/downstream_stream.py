@@ -53,7 +53,7 @@ _LOST: Final[StreamState] = StreamState.LOST
 
 
 class DownstreamStream(Http2Stream):
-    """One request and its answer. Its states are those of `downstream_states`."""
+    """One request and its answer. The states are in `downstream_states`."""
 
     __slots__ = (
         "_handshake", "_left", "_pieces", "_reads_on_until", "_request_trailers", "_reset_code", "_state",
@@ -79,7 +79,7 @@ class DownstreamStream(Http2Stream):
         self.has_ended = False  # a tunnel's end is here
         self.is_whole = False  # END_STREAM is here
         self._left = -1  # bytes of content that Content-Length still promises; -1: it does not say
-        self._pieces: list[bytes] = []  # of content that nobody has taken
+        self._pieces: list[bytes] = []  # content before a sink is there
         self._request_trailers = b""
         self._reset_code: ErrorCodes | None = None  # goes out behind our last word
         self._unsent_before = 0
@@ -179,7 +179,7 @@ class DownstreamStream(Http2Stream):
     def _end_request(self) -> None:
         """All of the body is here, and handed on if somebody has asked for it."""
         sink, self.sink = self.sink, None
-        if sink is not None:  # else it waits until somebody asks
+        if sink is not None:  # without a sink the end waits for one
             self._state = _RESPONDING
             try:
                 sink.end_body(self.trailers_to_pass(self._request_trailers) if self._request_trailers else b"")
@@ -347,13 +347,13 @@ class DownstreamStream(Http2Stream):
 
     def transport_ended(self) -> None:
         self._state = _LOST
-        self.transport = self.connection.transport  # they hold each other: let go
+        self.transport = self.connection.transport  # stream and transport hold each other: break the cycle
         if self.is_over:
             return
         if self.has_sent_all and self.is_whole:
             self.connection.forget(self)
         else:
-            self.reset(ErrorCodes.NO_ERROR)  # the client may send what it likes: nobody reads it
+            self.reset(ErrorCodes.NO_ERROR)  # the rest of the client's body is not read
 
     def tunnel_ended(self) -> None:
         self._state = _LOST

@@ -70,7 +70,7 @@ NO_TABLE: Final = b"\x20"
 MEMO_SIZE: Final = 6144
 #: What a field costs beside its bytes (RFC 9113 section 6.5.2).
 FIELD_OVERHEAD: Final = 32
-#: Bytes of an integer behind its prefix: enough for 28 bits. Endless ones would cost their square.
+#: Bytes of an integer behind its prefix: enough for 28 bits. A longer integer would cost quadratic time.
 MAX_INTEGER_SIZE: Final = 4
 #: Changes of the table's size that one block may begin with (RFC 7541 section 4.2). Each costs as much as a field.
 MAX_RESIZES: Final = 2

@@ -68,7 +68,7 @@ class FrameWriter:
         return b"".join(frames)
 
     def write(self, frame: bytes) -> None:
-        """Send a frame behind all others."""
+        """Queue a frame behind the frames that wait."""
         self.frames.append(frame)
         self.size += len(frame)
 
@@ -206,7 +206,7 @@ class FrameWriter:
             self._write_window(0, increment)
 
     def give_back_of_stream(self, stream: H2StreamState, size: int) -> None:
-        """The same for the window of the stream alone. A peer that has ended its message needs none."""
+        """The same for the window of the stream alone. After END_STREAM of the peer no update is sent."""
         if stream.stream_state != OPEN and stream.stream_state != HALF_CLOSED_LOCAL:
             return
         stream.read_size += size

@@ -23,7 +23,7 @@ LONG_PIECE: Final = 1024
 
 
 class OutboundStreams(FlowControl):
-    """The streams of a connection, and what they send. `Http2Connection` adds what they receive."""
+    """The streams of a connection, and what they send. `Http2Connection` adds the receiving side."""
 
     __slots__ = ("_guard", "_is_dirty", "_machine", "_waiting", "is_lost", "limits", "streams", "wheel")
 

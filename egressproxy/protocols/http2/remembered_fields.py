@@ -6,7 +6,9 @@ FieldList = list[tuple[bytes, bytes]]
 
 
 class RememberedFields(FieldList):
-    """Fields that a decoder remembers. `meaning`: what was read from them, for whoever reads them again."""
+    """Fields that a decoder remembers. `meaning`: the head that was read from the fields, for the next request with the
+    same.
+    """
 
     __slots__ = ("meaning",)
 

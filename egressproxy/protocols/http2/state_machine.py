@@ -59,7 +59,7 @@ HARD_LIMIT: Final = 2
 #: Frames of one head.
 MAX_HEAD_FRAMES: Final = 64
 
-#: What `receive_control_frame` leaves to its caller.
+#: Results of `receive_control_frame`: the work that is left to the caller.
 NOTHING: Final = 0
 SETTINGS_CHANGED: Final = 1  # windows may have grown, and the peer may take more streams
 WINDOW_OPENED: Final = 2  # of the connection

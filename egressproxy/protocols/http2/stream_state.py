@@ -114,7 +114,7 @@ class H2StreamState:
 
     @abstractmethod
     def unsent_shrank(self) -> None:
-        """Some of what waited is on its way."""
+        """Called when a part of the waiting data was sent."""
 
 
 class ClosedStreams:

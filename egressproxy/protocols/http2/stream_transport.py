@@ -104,7 +104,7 @@ class StreamTransport(asyncio.Transport):
         return HIGH_WATER, HIGH_WATER
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """They are those of every stream."""
+        """Ignored: every stream has the same limits."""
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         self._protocol = cast(asyncio.Protocol, protocol)

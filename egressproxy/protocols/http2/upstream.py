@@ -44,7 +44,7 @@ class Http2Upstream(Http2Connection):
         "is_secure", "last_frame_at", "on_free", "on_http_1", "on_lost", "on_room", "served",
     )  # fmt: skip
 
-    #: All that its streams may hold: whoever is slow to read keeps nobody else from reading.
+    #: The windows of all streams together: a slow reader of one stream keeps no other stream from reading.
     window: ClassVar[int] = MAX_STREAMS * STREAM_WINDOW
 
     def __init__(

@@ -64,7 +64,7 @@ class UpstreamStream(Http2Stream):
         self.sent_at = 0.0  # when a body was whole
         self._begun_at = 0.0
         self._method = b""
-        self._heads: list[ResponseHead] = []  # that nobody has taken yet
+        self._heads: list[ResponseHead] = []  # heads that were not taken yet
         self._interim = 0
         self._pieces: list[bytes] = []
         self._expected = 0  # bytes of content; negative: any number
@@ -305,7 +305,7 @@ class UpstreamStream(Http2Stream):
             del fault  # see `_fail`
 
     def was_not_seen(self) -> None:
-        """A GOAWAY says that the upstream has not looked at this stream. What it has answered, it has looked at."""
+        """A GOAWAY says that the upstream has not looked at this stream. An answered stream was looked at."""
         if self._is_complete or self._is_given_up:
             return
         if self._is_answered:
