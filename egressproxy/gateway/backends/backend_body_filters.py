@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from typing import Final
 
-from egressproxy.errors import GatewayFault, Reason, UpstreamFault
+from egressproxy.errors import GatewayFault, Reason
 from egressproxy.filters.base import REQUEST_TRAILERS
 from egressproxy.filters.body import BodyChain
-from egressproxy.filters.chain import Chain, run_to_end
-from egressproxy.filters.filter_step import FilterSteps
+from egressproxy.filters.chain import Chain
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.protocols.grpc.statuses import grpc_trailers
@@ -79,14 +78,3 @@ def forwarded_trailers(chain: BodyChain, came: bytes, left: bytes) -> bytes:
     if not grpc_trailers(passing, with_text=False):
         passing += grpc_trailers(came, with_text=False)  # without a status no call ends
     return passing
-
-
-async def passed(steps: FilterSteps | None, exchange: Exchange) -> None:
-    """Run a phase of the server's filters. Raises what they refuse with, and UpstreamFault if one responds."""
-    if await run_to_end(steps, exchange) is not None:
-        raise answered_in_its_place()
-
-
-def answered_in_its_place() -> UpstreamFault:
-    """The error for a filter that responds instead of the backend, where its response means nothing."""
-    return UpstreamFault(Reason.FILTER_REJECTED, "a filter of the backend answered in its place")

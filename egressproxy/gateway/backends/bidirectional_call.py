@@ -14,13 +14,12 @@ from typing import Final
 from egressproxy.errors import GatewayError, Reason, UpstreamFault
 from egressproxy.filters.calls import CallFailed, StreamReceiver
 from egressproxy.filters.chain import Chain, finish
-from egressproxy.gateway.backends.backend_body_filters import answered_in_its_place, passed
 from egressproxy.gateway.backends.cluster import Cluster
+from egressproxy.gateway.backends.own_call import begin_own_call
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
-from egressproxy.gateway.backends.upstream_call import HeldConnection, Repeat, UpstreamCaller, call_upstream
+from egressproxy.gateway.backends.upstream_call import HeldConnection, UpstreamCaller
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
-from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import CHUNKED
 from egressproxy.net.driver import Driver, driven
 from egressproxy.net.flow_control import HIGH_WATER
@@ -195,14 +194,8 @@ class BidirectionalCall(UpstreamCaller):
         error: GatewayError | None = None
         is_whole = False
         try:
-            await passed(chain.request_headers, inner)
-            target = cluster.target(inner)
-            upstream = await call_upstream(self, held, inner, cluster, target, chain, b"", Repeat.ALWAYS)
-            if isinstance(upstream, LocalResponse):
-                raise answered_in_its_place()
+            upstream = await begin_own_call(self, held, inner, cluster, chain, b"")
             self._kept = None
-            held.check_credentials(inner)
-            await passed(chain.backend_response, inner)
             check_head(inner.response.status, inner.response.fields)
             if not upstream.has_ended:
                 upstream.send_response_body_to(self)

@@ -16,13 +16,12 @@ from egressproxy.errors import GatewayError, Reason, UpstreamFault
 from egressproxy.filters.body_plan import BodyPlan
 from egressproxy.filters.calls import CallAnswer, CallFailed, StreamReceiver
 from egressproxy.filters.chain import Chain, finish
-from egressproxy.gateway.backends.backend_body_filters import answered_in_its_place, passed
 from egressproxy.gateway.backends.bidirectional_call import BidirectionalCall
 from egressproxy.gateway.backends.cluster import Cluster
-from egressproxy.gateway.backends.upstream_call import HeldConnection, Repeat, UpstreamCaller, call_upstream
+from egressproxy.gateway.backends.own_call import begin_own_call
+from egressproxy.gateway.backends.upstream_call import HeldConnection, UpstreamCaller
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
-from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.net.byte_queue import ByteQueue
 from egressproxy.net.driver import Driver, driven
@@ -150,17 +149,9 @@ class CallResponse(NamedTuple):
 async def converse(driver: Driver, inner: Exchange, cluster: Cluster, chain: Chain, body: bytes) -> CallResponse:
     """Ask the server, through its filters but for those of its answer's body. Raises GatewayError."""
     caller = _Question(driver)
-    await passed(chain.request_headers, inner)
-    target = cluster.target(inner)
     try:
-        upstream = await call_upstream(
-            caller, caller.resources, inner, cluster, target, chain, body or None, Repeat.ALWAYS
-        )
-        if isinstance(upstream, LocalResponse):
-            raise answered_in_its_place()
+        upstream = await begin_own_call(caller, caller.resources, inner, cluster, chain, body or None)
         response = inner.response
-        caller.resources.check_credentials(inner)
-        await passed(chain.backend_response, inner)
         if not upstream.has_ended:
             upstream.send_response_body_to(caller)
             await upstream.response_end()
