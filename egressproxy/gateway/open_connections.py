@@ -56,7 +56,7 @@ LOOKED_AT: Final = 16
 
 
 class Holder(Protocol):
-    """What an exchange in progress holds (`exchange/exchange_resources`)."""
+    """What an exchange in progress holds (`exchange/pipeline`)."""
 
     tenant: Tenant | None
     exchange: Exchange | None

@@ -14,7 +14,7 @@ from egressproxy.gateway.backends.health_checks import EndpointCheck, HealthChec
 from egressproxy.gateway.backends.mirror_request import MirrorRequest, MirrorRequests
 from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.exchange.client_stream import ClientHttp2, ClientStream
-from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
+from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.model.exchange import Exchange
 from egressproxy.net.sockets import SocketTransport
 from egressproxy.net.tls import TlsStream
@@ -45,7 +45,7 @@ left = leftovers_of(
     SocketEnd,
     SocketTransport,
     TlsStream,
-    ExchangeResources,
+    Pipeline,
     Exchange,
     MirrorRequests,
     MirrorRequest,

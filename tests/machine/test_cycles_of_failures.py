@@ -11,7 +11,7 @@ import pytest
 
 from egressproxy.errors import GatewayError, Reason, RetrySafety, UpstreamFault
 from egressproxy.gateway.exchange.client_connection import ClientConnection
-from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
+from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.model.exchange import Exchange
 from egressproxy.net.tls import TlsStream
 from egressproxy.protocols.http1.upstream import UpstreamConnection
@@ -21,7 +21,7 @@ from tests.support.conversation import conversation
 from tests.support.leftovers import Leftovers, leftovers_of
 from tests.support.pki import Pki
 
-left = leftovers_of(ClientConnection, UpstreamConnection, TlsStream, ExchangeResources, Exchange, GatewayError)
+left = leftovers_of(ClientConnection, UpstreamConnection, TlsStream, Pipeline, Exchange, GatewayError)
 
 
 @pytest.mark.parametrize("request_", [GET.replace(b"a.example", b"b.example"), connect("b.example:443")])

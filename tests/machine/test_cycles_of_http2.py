@@ -10,7 +10,7 @@ from h2.errors import ErrorCodes
 
 from egressproxy.errors import GatewayError
 from egressproxy.gateway.exchange.client_connection import ClientConnection
-from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
+from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.model.exchange import Exchange
 from egressproxy.protocols.http2.stream_transport import StreamTransport
 from egressproxy.protocols.http2.upstream import Http2Upstream
@@ -20,7 +20,7 @@ from tests.support.conversation import Conversation, conversation
 from tests.support.leftovers import Leftovers, leftovers_of
 
 left = leftovers_of(
-    ClientConnection, Http2Upstream, UpstreamStream, StreamTransport, ExchangeResources, Exchange, GatewayError,
+    ClientConnection, Http2Upstream, UpstreamStream, StreamTransport, Pipeline, Exchange, GatewayError,
 )  # fmt: skip
 
 

@@ -8,9 +8,9 @@ import pytest
 
 from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.exchange.client_stream import ClientHttp2, ClientStream, OpenedHttp2
-from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
 from egressproxy.gateway.exchange.interception import OpenedTls
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel
+from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.model.exchange import Exchange
 from egressproxy.net.tls import TlsStream
 from tests.gateway.exchange.test_interception import INSIDE, Trusting, inside, opening
@@ -28,7 +28,7 @@ left = leftovers_of(
     ClientHttp2,
     ClientStream,
     TlsStream,
-    ExchangeResources,
+    Pipeline,
     Exchange,
 )
 

@@ -11,7 +11,7 @@ import pytest
 from egressproxy.errors import GatewayError
 from egressproxy.gateway.backends.bidirectional_call import BidirectionalCall
 from egressproxy.gateway.exchange.client_connection import ClientConnection
-from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
+from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.gateway.processors.session import ProcessorSession
 from egressproxy.model.exchange import Exchange
 from egressproxy.protocols.ext_proc.messages import ImmediateResponse, MessagePart, ProcessingResponse, StreamedBody
@@ -25,7 +25,7 @@ from tests.support.conversation import Conversation, conversation
 from tests.support.leftovers import Leftovers, leftovers_of
 
 left = leftovers_of(
-    ClientConnection, UpstreamConnection, Http2Upstream, UpstreamStream, ExchangeResources, Exchange, ProcessorSession,
+    ClientConnection, UpstreamConnection, Http2Upstream, UpstreamStream, Pipeline, Exchange, ProcessorSession,
     BidirectionalCall, GatewayError,
 )  # fmt: skip
 POST = b"POST /x HTTP/1.1\r\nHost: app.example\r\nContent-Length: 2\r\n\r\nhi"

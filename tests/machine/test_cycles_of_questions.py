@@ -10,7 +10,7 @@ import pytest
 
 from egressproxy.errors import GatewayError
 from egressproxy.gateway.exchange.client_connection import ClientConnection
-from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
+from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.gateway.ext_authz.buffered_body import BufferedRequest
 from egressproxy.model.exchange import Exchange
 from egressproxy.protocols.http1.upstream import UpstreamConnection
@@ -23,7 +23,7 @@ from tests.support.conversation import Conversation, conversation
 from tests.support.leftovers import Leftovers, leftovers_of
 
 left = leftovers_of(
-    ClientConnection, UpstreamConnection, Http2Upstream, UpstreamStream, ExchangeResources, Exchange, BufferedRequest,
+    ClientConnection, UpstreamConnection, Http2Upstream, UpstreamStream, Pipeline, Exchange, BufferedRequest,
     GatewayError,
 )  # fmt: skip
 TIMES = {"timeouts": {"backendRequest": "50ms"}}

@@ -10,7 +10,7 @@ from egressproxy.errors import GatewayError, Reason
 from egressproxy.filters.chain import finish
 from egressproxy.filters.configured_filter import ConfiguredFilter
 from egressproxy.gateway.exchange.error_responses import is_denial, is_told
-from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
+from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.gateway.exchange.recent_decisions import KEPT, MAX_PATH, Remembered
 from egressproxy.gateway.overload.request_gate import RequestGate
 from egressproxy.gateway.snapshot import ActiveListener
@@ -45,7 +45,7 @@ class Accounting:
             started_wall=time(), request_id=self._id_prefix + hex(self._number)[2:], series=listener.series,
         )  # fmt: skip
 
-    def record_error(self, exchange: Exchange, resources: ExchangeResources, error: GatewayError) -> None:
+    def record_error(self, exchange: Exchange, resources: Pipeline, error: GatewayError) -> None:
         """Say what ended the exchange, and tell of it where an operator should hear of it."""
         exchange.reason = error.reason
         exchange.rule = error.rule
@@ -64,7 +64,7 @@ class Accounting:
         exchange.detail = f"ClientHello with ECH, outer name {outer_name}"
         self.metrics.ech_hellos.count(exchange.gateway, exchange.listener, outer_name)
 
-    def account(self, exchange: Exchange, resources: ExchangeResources) -> None:
+    def account(self, exchange: Exchange, resources: Pipeline) -> None:
         """Give back what the exchange holds, and say what it was."""
         if resources.upstream is not None:
             resources.release(reusable=False)

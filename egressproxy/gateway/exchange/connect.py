@@ -22,7 +22,6 @@ from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.upstream_hosts import DialTarget
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.client import Client
-from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
 from egressproxy.gateway.exchange.identification import identify
 from egressproxy.gateway.exchange.interception import intercept, is_tunnel
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel
@@ -38,6 +37,7 @@ from egressproxy.gateway.exchange.pipeline import (
     REFUSE_TLS,
     START_CLOCK,
     TUNNEL,
+    Pipeline,
 )
 from egressproxy.gateway.exchange.readmission import admit_again
 from egressproxy.gateway.exchange.relay import hand_over, relay
@@ -119,7 +119,7 @@ async def first_bytes(client: Client) -> ActiveListener:
     return client.listener
 
 
-async def filter_tunnel(steps: FilterSteps, exchange: Exchange, resources: ExchangeResources) -> LocalResponse | None:
+async def filter_tunnel(steps: FilterSteps, exchange: Exchange, resources: Pipeline) -> LocalResponse | None:
     """FILTER: the response of a filter, where one can still be sent. Raises Denied of a filter that answers else."""
     if exchange.status:
         await refuse_answer(steps, exchange)
@@ -166,7 +166,7 @@ async def refuse_answer(steps: FilterSteps, exchange: Exchange) -> None:
 
 
 async def dial(
-    exchange: Exchange, backend: RouteBackend, resources: ExchangeResources, *, terminated: bool = False
+    exchange: Exchange, backend: RouteBackend, resources: Pipeline, *, terminated: bool = False
 ) -> PendingProtocol:
     """A transport to this backend, which counts in its circuit breaker. `terminated`: the client's TLS ends with us."""
     cluster = backend.cluster
@@ -197,7 +197,7 @@ async def dial(
     return parked
 
 
-def count_tunnel(exchange: Exchange, cluster: Cluster, target: DialTarget, resources: ExchangeResources) -> None:
+def count_tunnel(exchange: Exchange, cluster: Cluster, target: DialTarget, resources: Pipeline) -> None:
     """Count a tunnel where a circuit breaker asks for it. Raises LimitExceeded (503)."""
     counting = cluster.counting_target(exchange, target)
     if counting is not None and cluster.watched is not None:

@@ -20,8 +20,8 @@ from egressproxy.gateway.exchange.admission import check_destination_policy, def
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.client_connection import ClientConnection, is_connection
 from egressproxy.gateway.exchange.client_stream import ClientHttp2, OpenedHttp2
-from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel
+from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.gateway.exchange.served_tls import ServedTls
 from egressproxy.gateway.identity.authenticator import copy_identity
 from egressproxy.gateway.leaf_certificates.certificate_cache import CertificateCache
@@ -107,7 +107,7 @@ async def verified(exchange: Exchange, client: Client, authority: Authority) -> 
     Where it depends on the request who serves it, where filters look at its head first, or where policy denies the
     destination, nothing is connected to, and each request says it; so does each one that may go again.
     """
-    held, may_go_again = ExchangeResources(), False
+    held, may_go_again = Pipeline(), False
     try:
         route = route_of_all(of_client(exchange, client.listener), authority)
         if route is None or len(route.choices) > 1 or route.chain.request_headers is not None:

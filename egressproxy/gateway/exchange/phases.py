@@ -7,7 +7,7 @@ from egressproxy.filters.chain import Outcome, run_to_end
 from egressproxy.filters.filter_step import FilterSteps
 from egressproxy.gateway.exchange.admission import of_client, route_request
 from egressproxy.gateway.exchange.client import Client
-from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
+from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.gateway.identity.challenges import Unauthenticated
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.model.exchange import Exchange
@@ -17,7 +17,7 @@ from egressproxy.model.message import RequestHead, ResponseHead
 
 
 async def answer_of(
-    outcome: Outcome, steps: FilterSteps, exchange: Exchange, resources: ExchangeResources
+    outcome: Outcome, steps: FilterSteps, exchange: Exchange, resources: Pipeline
 ) -> LocalResponse | None:
     """Wait for a phase whose filters did not end at once: the response that one of them has made, or None."""
     answer = outcome if isinstance(outcome, LocalResponse) else await outcome
@@ -25,7 +25,7 @@ async def answer_of(
 
 
 async def run_response_filters(
-    answer: LocalResponse, exchange: Exchange, resources: ExchangeResources, steps: FilterSteps | None = None
+    answer: LocalResponse, exchange: Exchange, resources: Pipeline, steps: FilterSteps | None = None
 ) -> LocalResponse:
     """A filter's answer as the response-headers filters leave it: they see all that a client gets, but for the answer
     of their own phase (`steps`).

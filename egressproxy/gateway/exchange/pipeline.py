@@ -31,14 +31,19 @@ What goes wrong in an action is raised by the driver, and the pipeline is given 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from typing import Final
 
 from egressproxy.errors import Denied
+from egressproxy.filters.body import BodyChain
 from egressproxy.filters.chain import Chain
 from egressproxy.filters.filter_step import FilterSteps
+from egressproxy.gateway.backends.mirror_request import MirrorRequests
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
+from egressproxy.gateway.backends.route_backend import RouteBackend
+from egressproxy.gateway.backends.upstream_call import HeldConnection
 from egressproxy.gateway.exchange.admission import (
     HTTP_PORT,
     admit_http,
@@ -53,16 +58,18 @@ from egressproxy.gateway.exchange.admission import (
     route_tunnel,
     ways_to_http_port,
 )
+from egressproxy.gateway.exchange.body_filter import BodyFilter
 from egressproxy.gateway.exchange.error_responses import ALLOW
-from egressproxy.gateway.exchange.exchange_resources import ExchangeResources
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
 from egressproxy.gateway.leaf_certificates.certificate_cache import CertificateCache
 from egressproxy.gateway.open_connections import OpenConnections
+from egressproxy.gateway.overload.request_gate import Tenant
 from egressproxy.gateway.route import SELF_SERVICE, Route, filtered_route
 from egressproxy.gateway.snapshot import ActiveListener, Port
-from egressproxy.model.exchange import WAITED, Exchange
+from egressproxy.model.exchange import ANONYMOUS, WAITED, CallerIdentity, Exchange
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead
+from egressproxy.net.held_bytes import Hold
 from egressproxy.protocols.tls.client_hello import ClientHello
 
 IDENTIFY: Final = "identify"
@@ -89,30 +96,73 @@ TERMINATE: Final = "terminate TLS"
 LAST_HOP: Final = LocalResponse(200, ((b"Allow", ALLOW),))
 
 
-class Pipeline(ExchangeResources):
-    """The state of one exchange after the other of a client: what it holds, where it stands, what comes next.
+class Pipeline(HeldConnection):
+    """The state of an exchange: what it holds and must release however it ends, where it stands, what comes next. One
+    for each client connection, used for one exchange after the other.
 
     `certificates` are shown to the client of a tunnel that is opened.
     """
 
     __slots__ = (
-        "answer", "body", "certificates", "denied", "listener", "response_chain", "speaks_http", "steps",
+        "answer", "backend", "body", "certificates", "close", "denied", "exchange", "held_bytes", "is_handed_over",
+        "leg_filter", "listener", "mirror_requests", "on_complete", "request_chain", "request_filter", "response_chain",
+        "response_filter", "route", "speaks_http", "steps", "tenant",
     )  # fmt: skip
 
     def __init__(self) -> None:
         super().__init__()
-        # of tunnels, with which their connection ends:
+        self.upstream = None
+        # As before as soon as each is given back (`Accounting.account`), which few exchanges have:
+        self.request_filter: BodyFilter | None = None
+        self.leg_filter: BodyFilter | None = None  # of the backend, of the attempt under way
+        self.response_filter: BodyFilter | None = None
+        self.request_chain: BodyChain | None = None  # of the route: that the body of the request has yet to pass
+        self.on_complete: Callable[[], None] | None = None
+        self.held_bytes: Hold | None = None  # of bodies
+        self.tenant: Tenant | None = None  # for whom it is counted, while something is short (`gateway/overload`)
+        # Of tunnels, with which the connection ends:
         self.certificates: CertificateCache | None = None
         self.denied: Denied | None = None
         self.speaks_http = False
 
     def reset(self) -> None:
-        super().reset()
+        """Forget the rest, when what is held was given back."""
+        self.exchange: Exchange | None = None  # the holder; None between two exchanges
+        self.cluster = None
+        self.target = None
         self.listener: ActiveListener | None = None
+        self.route: Route | None = None
+        self.backend: RouteBackend | None = None
+        self.mirror_requests: MirrorRequests | None = None
         self.steps: FilterSteps | None = None
         self.answer: LocalResponse | None = None
         self.body: bytes | ReplayableBody | None = None
         self.response_chain: Chain | None = None
+        self.close = False  # the client's connection ends with this exchange
+        self.is_handed_over = False  # a tunnel has the exchange, and completes it
+
+    @property
+    def identity(self) -> CallerIdentity:
+        return self.exchange.identity if self.exchange is not None else ANONYMOUS
+
+    def when_complete(self, call: Callable[[], None]) -> None:
+        """Call this when the exchange is complete, behind what was asked for before."""
+        before = self.on_complete
+        self.on_complete = call if before is None else partial(_both, before, call)
+
+    def release_bytes(self) -> None:
+        """Nothing is held of bodies any more."""
+        if self.held_bytes is not None:
+            self.held_bytes.release()
+            self.held_bytes = None
+
+    def end_filters(self) -> None:
+        """Release the body filters, whether they are at work or have ended."""
+        filters = self.request_filter, self.leg_filter, self.response_filter
+        self.request_filter = self.leg_filter = self.response_filter = self.request_chain = None
+        for body_filter in filters:
+            if body_filter is not None:
+                body_filter.release()
 
     # --- an HTTP request -------------------------------------------------------------------------------------------
     def request(
@@ -293,3 +343,8 @@ class Pipeline(ExchangeResources):
         exchange.note_denials(*noted)
         exchange.route = route.name
         exchange.series = route.series
+
+
+def _both(first: Callable[[], None], second: Callable[[], None]) -> None:
+    first()
+    second()
