@@ -59,14 +59,15 @@ log = logging.getLogger("egressproxy")
 #: The gateway runs without its Kubernetes-shaped API, too.
 HAS_KUBEAPI = find_spec("egressproxy.kubeapi") is not None
 
-#: How long a thread that computes (the text of many metrics) holds up the loop at each of its system calls: 5 ms else.
+#: The switch interval of threads, in seconds (Python's default: 5 ms). A thread that computes, such as the one that
+#: renders metrics, delays each system call of the loop by it.
 SWITCH_S = 0.0005
-#: Where a crash of this process is told.
+#: The descriptor to which a crash of this process is reported.
 STDERR = 2
-#: How long cutting everything may take; who needs longer does not answer any more.
+#: The time to close all connections, in seconds; a worker that takes longer has hung.
 CUT_S = 2.0
-#: How long an idle connection may ask once more when a drain begins: where the process after this one serves already,
-#: and where new connections wait for it. The old configuration answers, so that it is not for long.
+#: After a takeover, the time in seconds in which an idle connection may send one more request when the drain begins.
+#: Short, since the old configuration serves that request.
 SUCCEEDED_S = 5.0
 KEPT_S = 1.0
 
@@ -77,7 +78,7 @@ Try it:
 To say what may leave, see `egressproxy schema` and `egressproxy run --help`.
 """
 
-#: What helps where the admin address, or that of --metrics, cannot be had.
+#: The remedy where the address of --admin or --metrics cannot be bound.
 ADDRESS_REMEDIES = {
     errno.EADDRINUSE: " (`ss -ltnp` shows who has it: end that, or give another port)",
     errno.EACCES: " (ports below 1024 ask for CAP_NET_BIND_SERVICE; or give another port)",
@@ -86,10 +87,10 @@ ADDRESS_REMEDIES = {
 
 
 def run(options: RunOptions, first: LoaderProcess | None = None, started: Started | None = None) -> int:
-    """Serve until SIGTERM or SIGINT; returns the exit status: 0 after a drain, 1 where the start failed.
+    """Serve until SIGTERM or SIGINT; returns the exit status: 0 after a drain, 1 if the start failed.
 
-    `first` is the process that loads where it was started already; `started` is told in place of people where the
-    listeners are. Raises ConfigError if the configuration is bad at the start.
+    `first` is the loader process if one was started already; `started` gets the listeners, which are printed without
+    it. Raises ConfigError if the configuration is bad at the start.
     """
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # two descriptors an exchange: 1,024 are soon gone
@@ -101,7 +102,7 @@ def run(options: RunOptions, first: LoaderProcess | None = None, started: Starte
     errors = memory_file("egressproxy-errors") if options.workers > 1 else None
     turn = FileLock(errors) if errors is not None else None
     if errors is not None and options.log_format == "json":
-        take_over(turn=FileLock(errors))  # one of its own: that of a process holds for all of its threads
+        take_over(turn=FileLock(errors))  # a lock of the log alone: a process-wide lock would not exclude other threads
     diagnostics = Diagnostics(options.log_level, log_format=options.log_format, turn=turn)
     diagnostics.start()
     try:
@@ -109,7 +110,7 @@ def run(options: RunOptions, first: LoaderProcess | None = None, started: Starte
             return runner.run(App(options, first, errors, started, manager, given).serve())
     except ConfigError as error:
         if options.log_format == "text":
-            raise  # it is for a person, and may be coloured
+            raise  # for the terminal, maybe in colour
         tell_problems(error.problems)
         return 1
     finally:
@@ -117,8 +118,8 @@ def run(options: RunOptions, first: LoaderProcess | None = None, started: Starte
 
 
 class App:
-    """What was started. Implements AdminState. `errors`: the descriptor of the FileLock of standard error, where there
-    are workers. `given`: the descriptors of sockets that `manager` has opened, each with the name of its unit.
+    """The running process. Implements AdminState. `errors`: the descriptor of standard error's FileLock if there are
+    workers. `given`: the descriptors of sockets that the service manager opened, with the names of their units.
     """
 
     def __init__(
@@ -132,18 +133,18 @@ class App:
         self._terminal = ControllingTerminal()
         self._predecessor: Predecessor | None = None
         self._succession: Succession | None = None
-        self._successor = 0  # the process that serves in this one's place
+        self._successor = 0  # the pid of the process that took over
         self._taken: frozenset[Place] = frozenset()  # the places of its sockets
         self._is_leaving = False
         self._started = started
         self._loader = Loader(first)
         self.metrics = Metrics(__version__)
         self._exposition: Exposition | None = None
-        wait_s = NOTICES_S if options.workers == 1 else 0.0  # those of workers have been collected by them
+        wait_s = NOTICES_S if options.workers == 1 else 0.0  # workers have collected theirs
         self._events = Events(self.metrics, self._objects_changed, wait_s)
         self._data_plane = _data_plane(options, self.metrics, errors, self._sockets)
         self._servers: list[AdminServer] = []
-        self._own: dict[str, tuple[str, int]] = {}  # where they listen, by option
+        self._own: dict[str, tuple[str, int]] = {}  # listening addresses by option
         self._cluster: Cluster | None = None
         if options.cluster is not None:
             from egressproxy.kubernetes.cluster import Cluster
@@ -154,7 +155,7 @@ class App:
             self._cluster, self._manager,
         )  # fmt: skip
         self._stop = asyncio.Event()
-        self._hurry = asyncio.Event()  # it was said again
+        self._hurry = asyncio.Event()  # set by a second signal
         self._signals = 0
         self._writer: Writer | None = None
         # The rest of AdminState.
@@ -183,7 +184,7 @@ class App:
         return await asyncio.to_thread(self._exposition.render, counts, accept, figures, validities)
 
     def _objects_changed(self) -> None:
-        """What one of the sources has is not what it had."""
+        """Reload: a source has changed."""
         for server in self._servers:
             server.changed()
 
@@ -226,14 +227,14 @@ class App:
                 self._cluster.start(self._live)
             await self._data_plane.start()
             if before is not None:
-                await before.switch(self._sockets)  # from here on it changes nothing
+                await before.switch(self._sockets)  # the predecessor's configuration is frozen from here on
                 self._open_state(before.lock)
             await self._kill_switch.start(KilledIdentities() if before is None else before.killed)
             self._bind_own()
             if before is None:
-                await self._start_own()  # it tells that the rest is not there yet
+                await self._start_own()  # /readyz reports that the rest has not started
             if not await self._first_taken() and before is None:
-                await self._drain()  # it may listen already
+                await self._drain()  # listeners may be bound already
                 return 0
             if before is not None and self._stop.is_set():  # asked to end meanwhile: the one before goes on
                 before.close()
@@ -288,8 +289,8 @@ class App:
         return 0
 
     async def _first_taken(self) -> bool:
-        """Whether a configuration came into service before a signal did, since an API server may be away for long, and
-        before the process before this one has kept its place.
+        """Whether a configuration came into service before a signal and before the predecessor cancelled the takeover.
+        An API server may be unreachable for long.
         """
         taking = asyncio.ensure_future(self._live.take())
         ends: list[asyncio.Task[object]] = [asyncio.create_task(self._stop.wait())]
@@ -313,7 +314,7 @@ class App:
         return 1
 
     async def _drain(self) -> str:
-        """What was cut, for the log."""
+        """Drain, then close all connections; returns the summary of closed connections for the log."""
         when = "at the deadline"
         elsewhere = self._sockets.served_elsewhere(self._taken)
         idle_s = SUCCEEDED_S if self._successor else KEPT_S if elsewhere else 0.0

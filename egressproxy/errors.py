@@ -27,7 +27,7 @@ class RetrySafety(Enum):
 
 
 class Reason(str, Enum):
-    """Why an exchange ended as it did."""
+    """The reason why an exchange ended."""
 
     OK = "-"
     # policy
@@ -140,14 +140,14 @@ class GatewayError(Exception):
 
     source = FaultSource.GATEWAY
     default_status = 500
-    fields: tuple[tuple[bytes, bytes], ...] = ()  # further ones of the response
+    fields: tuple[tuple[bytes, bytes], ...] = ()  # additional fields of the response
     #: The EgressPolicy (namespace/name) whose destinations or addresses deny, and the hostname or range of its entry:
     #: labels of egress_denied_total. Limits and filters of a policy are named in `rule` alone.
     policy = "-"
     entry = "-"
-    ech_outer_name: str | None = None  # that a ClientHello with ECH has named, "-" for none (RFC 9849)
-    reset_code = -1  # that of the RST_STREAM with which a backend has ended its stream (RFC 9113 section 7)
-    is_left_out = False  # a GOAWAY of the backend says that it has not looked at the request (RFC 9113 section 6.8)
+    ech_outer_name: str | None = None  # outer SNI of a ClientHello with ECH, "-" without SNI (RFC 9849)
+    reset_code = -1  # error code of the backend's RST_STREAM (RFC 9113 section 7); -1: none
+    is_left_out = False  # by the backend's GOAWAY the request was not processed (RFC 9113 section 6.8)
     is_quotable = True  # message and remedy contain no path, field or body of the request
 
     def __init__(
@@ -225,4 +225,4 @@ class ClientGone(GatewayError):
 
 
 class NotAnswered(Exception):
-    """A question of the admin API has no answer: the message says why, and what to ask instead. Ends no exchange."""
+    """A query of the admin API has no answer; the message gives the reason and the remedy. Ends no exchange."""

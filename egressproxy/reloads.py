@@ -1,4 +1,4 @@
-"""Reloads: how a configuration comes into service, and what is told of it: in the log, status, Events and metrics."""
+"""Reloads put a configuration into service and report the result in the log, status, Events and metrics."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ from egressproxy.telemetry.metrics import Metrics
 
 log = logging.getLogger("egressproxy")
 
-#: How long after a change of endpoints or routes alone the configuration is read again, at most, in seconds; and how
-#: many times as long as that takes. Until then status is as it was.
+#: After a change of endpoints or routes alone the configuration is read again within this many seconds, or within this
+#: multiple of the time that a load takes. Until then status is not updated.
 FOLLOW_S = 60.0
 FOLLOW_FACTOR = 4
-#: Changed routes are put into what is in service where a whole configuration takes longer than that, in seconds.
+#: Changed routes are patched into the snapshot in service if a whole reload takes longer, in seconds.
 LONG_S = 1.0
-#: How often what new objects refer to is read, too, before a configuration is taken as it is.
+#: The most rounds of reading the references of new objects, before a configuration is used as read.
 MAX_ROUNDS = 8
 
-#: After how long a reload tries again to bind what could not be bound for a Gateway of a cluster, in seconds.
+#: The interval in seconds after which a reload again tries to bind the failed addresses of a cluster's Gateways.
 UNBOUND_S = 60.0
 
-#: Why a configuration cannot be put into service although nothing seems wrong with it; one sentence each.
+#: The errors that keep a valid configuration out of service; each message is one sentence.
 FAILURES = (LoadingFailed, ConfigRefused, BindError, OSError)
 REFUSALS = (ConfigError, *FAILURES)
 
 
 class ObjectSource(Protocol):
-    """The source of objects beside files: `kubernetes.cluster.Cluster`, which says what each of these does."""
+    """The source of objects beside files; `kubernetes.cluster.Cluster` documents the methods."""
 
     async def objects(self, wanted: frozenset[Key]) -> bytes: ...
 
@@ -79,8 +79,8 @@ class ObjectSource(Protocol):
 class ConfigManager:
     """The configuration in service. Implements kubeapi's Application. Belongs to the event loop.
 
-    `own` are the sockets of the admin and metrics servers, which nobody may reach through the gateway; `published`
-    shows the objects, `certificates` their certificates. `taking` is held while a configuration is put into service.
+    `own` are the sockets of the admin and metrics servers, closed to clients of the gateway; `published` shows the
+    objects, `certificates` their certificates. `taking` is held while a configuration is put into service.
     """
 
     def __init__(
@@ -88,9 +88,7 @@ class ConfigManager:
         on_change: Callable[[], None], own: Mapping[str, tuple[str, int]], cluster: ObjectSource | None = None,
         manager: ServiceManager | None = None,
     ) -> None:  # fmt: skip
-        """`on_change` is called when what `published` shows has changed. `cluster` is a source beside files. `manager`
-        is told of reloads.
-        """
+        """`on_change` is called after a change of `published`. `cluster` is a source beside files."""
         self._cluster = cluster
         self._wanted: frozenset[Key] = frozenset()
         self._manager = manager or ServiceManager()
@@ -104,23 +102,23 @@ class ConfigManager:
         self.published = PublishedConfiguration()
         self.certificates = CertificateWatch(self.ask_for_reload)
         self.taking = WantedLock()
-        self.is_draining = False  # no configuration is taken any more; one that is being taken does not end this
+        self.is_draining = False  # new configurations are refused; a load in progress does not reset this
         self._loaded = CompiledConfig()
         self._packed = b""  # the spec in service, as `ir.packing` writes it, compressed
         self._generation = 0
-        self._is_rejected = False  # the configuration that was read last
+        self._is_rejected = False  # of the configuration read last
         self._shows_catalogue = False
         self._showing: asyncio.Task[None] | None = None
-        self._unbound: Mapping[tuple[str, int], str] = {}  # what could not be bound for Gateways of a cluster, and why
-        self._unbound_at = 0.0  # when that was tried
+        self._unbound: Mapping[tuple[str, int], str] = {}  # failed addresses of a cluster's Gateways: reason
+        self._unbound_at = 0.0  # time of the last attempt
         self._told: set[Problem] = set()
         self._reload = asyncio.Event()
         self._has_updates = asyncio.Event()  # of the cluster's endpoints and routes
         self._has_routes = False
         self._wanted_by_routes: frozenset[Key] = frozenset()
-        self._took_s = 0.0  # to load and build what is in service
+        self._took_s = 0.0  # to load and build the configuration in service
         self._following: asyncio.TimerHandle | None = None  # a reload after endpoints or routes were replaced
-        self._asked: list[tuple[str, asyncio.Future[str]]] = []  # who waits for a reload, with what they acknowledge
+        self._asked: list[tuple[str, asyncio.Future[str]]] = []  # callers that wait for a reload: acknowledged mark, result
 
     @property
     def places(self) -> Sequence[ListenerAddress]:
@@ -134,7 +132,7 @@ class ConfigManager:
         return "" if self._generation else "the listeners are not bound yet"
 
     def memory(self) -> bytes:
-        """What the next loading has to know of the configuration in service."""
+        """The facts about the configuration in service that the next load needs."""
         return self._loaded.memory
 
     async def model(self) -> bytes:
@@ -147,9 +145,9 @@ class ConfigManager:
 
     # --- into service ----------------------------------------------------------------------------------------------
     async def take(self, acknowledged: Collection[str] = ()) -> None:
-        """Load, compile, build, swap. Raises one of REFUSALS, and has changed nothing then.
+        """Load, compile, build, swap. Raises one of REFUSALS; the configuration in service stays then.
 
-        `acknowledged` are the marks of configurations that may allow what was recently denied.
+        `acknowledged` are the marks of configurations that may allow recently denied requests.
         """
         async with self.taking:
             unbound = self._unbound if time.monotonic() - self._unbound_at < UNBOUND_S else {}
@@ -160,7 +158,7 @@ class ConfigManager:
                 except BindError as error:
                     if self._cluster is None or error.places.keys() <= unbound.keys():
                         raise
-                    # A Gateway of a cluster holds up no other: it is told in its status.
+                    # A failed Gateway of a cluster does not hold up the others; its status reports the error.
                     log.warning("%s", error)
                     unbound = {**unbound, **error.places}
                     self._unbound_at = time.monotonic()
@@ -169,8 +167,8 @@ class ConfigManager:
                     return
 
     async def show_catalogue(self) -> None:
-        """Show the catalogue of filter types among the objects, from here on. It takes longer to make than the rest of
-        a loading, so a gateway whose objects nobody asks for does without.
+        """Show the catalogue of filter types among the objects, from here on. Making it takes longer than the rest of a
+        load, so the first request for objects triggers it.
         """
         if not self._options.is_configured:
             return
@@ -202,7 +200,7 @@ class ConfigManager:
         return await self._read_cluster(self._cluster, unbound)
 
     async def _read_cluster(self, cluster: ObjectSource, unbound: Mapping[tuple[str, int], str]) -> CompiledConfig:
-        """Load again until all objects were read that the configuration refers to."""
+        """Load again until all objects that the configuration refers to were read."""
         if self._following is not None:
             self._following.cancel()
             self._following = None
@@ -219,7 +217,7 @@ class ConfigManager:
         return loaded
 
     async def _load(self, packed: bytes | None, unbound: Mapping[tuple[str, int], str]) -> CompiledConfig:
-        """Load what is in files, and these objects of a cluster."""
+        """Load the files and these objects of a cluster."""
         options = self._options
         places = tuple((*place, why) for place, why in unbound.items())
         namespaces = options.cluster.gateway_namespaces if options.cluster is not None else ()
@@ -260,7 +258,7 @@ class ConfigManager:
         self._events.add([*broken(fresh.broken), *over], is_logged=True)
 
     def _check_sockets(self, places: Mapping[tuple[str, int], str]) -> None:
-        """Raises BindError for a Unix socket where none may be, whoever has written the Gateway."""
+        """Raises BindError for a Unix socket outside the allowed folders."""
         folders = self._options.socket_dirs
         if not folders and not self._options.api_writes and self._cluster is None:
             return
@@ -275,7 +273,7 @@ class ConfigManager:
             raise BindError.of(failed)
 
     def _publish(self, rejection: str = "", reason: str = "") -> None:
-        """Show what is in service now, to watchers, too; `rejection` and `reason` say why the latest one is not."""
+        """Publish the objects in service, to watchers, too; `rejection` and `reason` tell of a rejected newer load."""
         self.published.publish(self._loaded.shown, rejection, reason)
         if self._cluster is not None:
             self._cluster.in_service(self._loaded.shown, rejection, reason)
@@ -296,7 +294,7 @@ class ConfigManager:
         self._has_updates.set()
 
     async def update_when_asked(self) -> None:
-        """Replace endpoints and routes in what is in service. Status and Events of them follow with a later reload.
+        """Replace endpoints and routes in the snapshot in service. A later reload updates their status and Events.
 
         Runs until it is cancelled.
         """
@@ -322,9 +320,8 @@ class ConfigManager:
         return not updates or await self._data_plane.replace_endpoints(updates)
 
     async def _update_routes(self) -> bool:
-        """Put changed HTTPRoutes into what is in service. Returns False where a whole configuration has to be read:
-        that is quick, or what was read last is rejected, or what would change has to be looked at first, or filters are
-        served and no routes.
+        """Patch changed HTTPRoutes into the snapshot in service. Returns False if a whole reload is needed: reloads are
+        quick, or the last configuration was rejected, or the change needs a guard's check, or only filters are served.
         """
         cluster = self._cluster
         options = self._options
@@ -355,7 +352,7 @@ class ConfigManager:
         return True
 
     def _follow_within(self, seconds: float) -> None:
-        """Have a reload come after so many seconds, or earlier."""
+        """Schedule a reload within this many seconds."""
         at = asyncio.get_running_loop().time() + seconds
         if self._following is not None:
             if self._following.when() <= at:
@@ -368,8 +365,8 @@ class ConfigManager:
         self._reload.set()
 
     async def reload(self, acknowledged: str) -> str:
-        """Read the configuration again; returns why it is not in service then, "" if it is. `acknowledged` is the mark
-        of a configuration that may allow what was recently denied, or "".
+        """Read the configuration again; returns the reason of a failure, "" for success. `acknowledged` is the mark of
+        a configuration that may allow recently denied requests, or "".
         """
         if why_not := self.why_not_writable():
             return why_not
@@ -379,7 +376,7 @@ class ConfigManager:
         return await done
 
     async def reload_when_asked(self) -> None:
-        """One reload at a time; what comes meanwhile is one more. Runs until it is cancelled."""
+        """Run one reload at a time; requests that arrive meanwhile share the next. Runs until it is cancelled."""
         while True:
             await self._reload.wait()
             self._reload.clear()
@@ -400,7 +397,7 @@ class ConfigManager:
                 self.tell_generation()
             self._manager.ready(self.status(is_rejected=bool(why)))
             for _, done in asked:
-                if not done.done():  # who asked may have left
+                if not done.done():  # the caller may have left
                     done.set_result(why)
 
     def _rejected(self, error: Exception) -> None:
@@ -422,12 +419,12 @@ class ConfigManager:
         log.info("%s", self.status())
 
     def status(self, *, is_rejected: bool = False) -> str:
-        """Which configuration is in service, for people; `is_rejected`: although another one should be."""
+        """The configuration in service, as text for people; `is_rejected`: a newer configuration was rejected."""
         stays = "; the latest one is rejected, as the log says" if is_rejected else ""
         return f"configuration {self._generation} is in service: {counted(self._loaded.objects, 'object')}{stays}"
 
     def _tell_shortcomings(self, findings: Iterable[Problem]) -> None:
-        """Log what is not served as written; after a reload only what is new."""
+        """Log the fields that are not served as written; after a reload only new ones."""
         told, self._told = self._told, set(findings)
         tell_findings(self._told - told)
 

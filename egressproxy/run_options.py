@@ -1,4 +1,4 @@
-"""What `egressproxy run` is asked for."""
+"""The options of `egressproxy run`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from egressproxy.model.authority import Authority
 from egressproxy.model.secret import ConfigSource, SecretBytes, SecretSource
 
 _NO_KEY = SecretBytes(b"")
-#: It is in every cluster, and installations of all namespaces meet there.
+#: Every cluster has this namespace, so installations that watch all namespaces share it.
 LEASE_NAMESPACE = "default"
-#: Of the open proxy: that of Squid, which most clients' documentation names.
+#: The port of the open proxy: the default of Squid, which most clients' documentation names.
 OPEN_PORT = 3128
 
 
 @dataclass(frozen=True, slots=True)
 class FilterListener:
-    """Where `egressproxy serve-filters` listens: an IP address and port, or the `path` of a Unix socket with its
-    permissions `mode`. `tls_certificate`, `tls_key` and `tls_client_ca` are files of PEM, None without TLS.
-    `trust_domains`: the SPIFFE ids of clients that Envoy tells are believed if they are of one of these.
+    """The listener of `egressproxy serve-filters`: an IP address and port, or the `path` of a Unix socket with its
+    permissions `mode`. `tls_certificate`, `tls_key` and `tls_client_ca` are PEM files, None without TLS.
+    `trust_domains` are the SPIFFE trust domains from which client ids that Envoy reports are accepted.
     """
 
     host: str = ""
@@ -37,14 +37,14 @@ class FilterListener:
 
 @dataclass(frozen=True, slots=True)
 class ClusterOptions:
-    """Which API server objects are read from, and which of them.
+    """The API server to read objects from, and the objects to read.
 
-    Without `kubeconfig` and `context` it is that of the Pod, or the current context of the usual kubeconfig.
-    `namespaces` are those that are read; none: all. Secrets and ConfigMaps are read by reference or, with
+    Without `kubeconfig` and `context` the API server is the Pod's own, or that of the kubeconfig's current context.
+    `namespaces` limits the namespaces that are read; empty: all. Secrets and ConfigMaps are read by reference or, with
     `secret_selector`, by labels. `publish_service` ("namespace/name") has the addresses of our Gateways. `state_key` is
-    a file with the key for the Secrets in the state folder; None: they are not kept there. `gateway_namespaces` are
-    those whose Gateways and ListenerSets are taken; none: all. `lease_namespace` has the Lease of those who write the
-    status of all namespaces, and of objects without one.
+    a file with the key for Secrets in the state folder; None: the folder stores no Secrets. `gateway_namespaces` limits
+    the namespaces whose Gateways and ListenerSets are served; empty: all. `lease_namespace` holds the Lease for writing
+    status in all namespaces and to cluster-scoped objects.
     """
 
     kubeconfig: Path | None = None
@@ -70,27 +70,27 @@ class RunOptions:
     log_level: str = "info"
     log_format: str = "text"  # of the diagnostics: text or json
     drain_timeout_s: float = 10.0
-    drain_delay_s: float = 0.0  # for so long connections are accepted before the drain, while /readyz says 503
-    takeover: Path | None = None  # a Unix socket: who serves it gives its sockets to this process, which serves it then
+    drain_delay_s: float = 0.0  # before the drain: connections are accepted, and /readyz returns 503
+    takeover: Path | None = None  # a Unix socket: its server hands its listening sockets to this process
     workers: int = 1
-    state_dir: Path | None = None  # what was written through the API
+    state_dir: Path | None = None  # files written through the API
     api_writes: bool = False
     socket_dirs: tuple[Path, ...] = ()  # where Gateways may have Unix sockets; none and no api_writes: anywhere
     api_token_file: Path | None = None
-    guarded: bool = False  # a reload that would allow what was recently denied has to be acknowledged
-    zone: str = ""  # where this gateway runs, as in EndpointSlices; "": not known
-    session_key: SecretBytes = _NO_KEY  # empty: one is made up
-    max_connections: int | None = None  # of each worker, as the next two; see ProcessLimits
+    guarded: bool = False  # a reload that allows recently denied requests needs an acknowledgement
+    zone: str = ""  # the zone of this gateway, as in EndpointSlices; "": not known
+    session_key: SecretBytes = _NO_KEY  # empty: a random key is generated
+    max_connections: int | None = None  # per worker, like the next two; see ProcessLimits
     max_requests: int = 0
     max_memory: int | None = None  # bytes; None: by the cgroup
-    tls_key_log: Path | None = None  # a file for the secrets of TLS connections
-    open_port: int = OPEN_PORT  # where the open proxy is served
+    tls_key_log: Path | None = None  # the file to which TLS secrets are logged
+    open_port: int = OPEN_PORT  # the port of the open proxy
     filters: FilterListener | None = None  # set: filters are served to Envoy, and no listener is bound
     cluster: ClusterOptions | None = None  # set: objects are read from an API server, too
 
     @property
     def sources(self) -> tuple[ConfigSource, ...]:
-        """What the configuration is read from."""
+        """The files, folders and Secrets of the configuration."""
         return (*self.config, *self.secrets)
 
     @property

@@ -30,7 +30,7 @@ _ISATAP_IDS = (0x00005EFE, 0x02005EFE)
 
 @lru_cache(maxsize=4096)
 def aliases(address: IPAddress) -> tuple[IPAddress, ...]:
-    """The address itself, without a zone id, and first; then every other one as which it may be reached."""
+    """The address itself first, without a zone id; then every other address that reaches the same host."""
     number = int(address)
     if isinstance(address, IPv4Address):
         return (address,) if number else (address, _LOOPBACK_V4)
@@ -45,7 +45,7 @@ def aliases(address: IPAddress) -> tuple[IPAddress, ...]:
     elif number >> 112 == _SIX_TO_FOUR:
         inner.append(number >> 80 & _LOW)
     elif number >> 96 == _TEREDO:
-        inner += (number >> 64 & _LOW, ~number & _LOW)  # its server, and its client
+        inner += (number >> 64 & _LOW, ~number & _LOW)  # Teredo server, Teredo client
     if number >> 32 & _LOW in _ISATAP_IDS:
         inner.append(number & _LOW)
     for each in dict.fromkeys(inner):
@@ -54,8 +54,8 @@ def aliases(address: IPAddress) -> tuple[IPAddress, ...]:
 
 
 def _local_nat64(number: int) -> list[int]:
-    """What the four forms of RFC 6052 section 2.2 that fit into 64:ff9b:1::/48 read. Only the network knows which of
-    them holds, and its translator may ignore the suffix: so each counts that could be somebody's address.
+    """The IPv4 addresses in the four forms of RFC 6052 section 2.2 that fit into 64:ff9b:1::/48. Only the network knows
+    its form, and its translator may ignore the suffix, so every form that yields a possible address counts.
     """
     forms = (
         number & _LOW,  # /96
@@ -87,8 +87,8 @@ METADATA: Final[frozenset[IPAddress]] = frozenset(
 
 
 class Resolved(tuple[IPAddress, ...]):
-    """Addresses in the order in which they should be tried. `through`: the names on the way to them, in lower case: as
-    the search list completed it, and the targets of CNAME records.
+    """Addresses in the order of attempts. `through`: the names that led to them, in lower case: the name as completed
+    by the search list, and the targets of CNAME records.
     """
 
     through: tuple[str, ...]

@@ -1,6 +1,4 @@
-"""What requests to the admin address ask for, read by the admin API and carried out by workers: which answers a cache
-forgets, and what a person says of held requests.
-"""
+"""Requests to the admin address that workers carry out: cache purges, and decisions about held requests."""
 
 from __future__ import annotations
 
@@ -27,7 +25,7 @@ _OF_PURGE: Final = ("route", "path", "identity", "all")
 
 @dataclass(frozen=True, slots=True)
 class CachePurge:
-    """The answers for which all of these hold; "" does not choose. `route` is `namespace/name`, `path` a prefix (no
+    """The cached responses that match all of these; "" matches any. `route` is `namespace/name`, `path` a prefix (no
     query, any percent-encoding), `identity` is `namespace/service account`, `-/-` for clients without one.
     """
 
@@ -53,7 +51,7 @@ class CachePurge:
         return cls(**chosen)
 
     def holds(self, route: str, target: bytes, identity: str) -> bool:
-        """Whether the answer to this request is meant: `target` is the path and query that the client asked for."""
+        """Whether the purge covers the response to this request; `target` is the client's path and query."""
         if (self.route and route != self.route) or (self.identity and identity != self.identity):
             return False
         path = unquote_to_bytes(target.partition(b"?")[0])
@@ -61,19 +59,19 @@ class CachePurge:
 
 
 _OF_DECISION: Final = ("approve", "deny", "by", "why")
-#: Free text, in which what cannot be printed becomes a blank.
+#: Parameters with free text, in which unprintable characters become blanks.
 _WORDS: Final = ("by", "why")
 _MOST: Final = 256
-#: Requests that one answer tells of: each may be shown with several kilobytes.
+#: The most held requests in one response; each may take several kilobytes.
 MAX_PAGE: Final = 500
 
-#: When a request that waits is denied, in monotonic seconds, which are the same in all workers; and its id.
+#: The expiry of a held request, in monotonic seconds (the same in all workers), and its id.
 HoldPlace = tuple[float, str]
 
 
 @dataclass(frozen=True, slots=True)
 class HoldDecision:
-    """Of the hold with this `id`. `by` and `why` are for the log and Events; clients are told why they are denied."""
+    """A decision about the hold `id`. `by` and `why` go to the log and Events; `why` also to a denied client."""
 
     id: str
     approves: bool
@@ -100,7 +98,7 @@ class HoldDecision:
 
 @dataclass(frozen=True, slots=True)
 class HoldPage:
-    """`limit` requests, those that are denied first, behind this place; of all clients, or of one (`identity_of`)."""
+    """`limit` held requests after this place, soonest expiry first; of all clients, or of one (`identity_of`)."""
 
     limit: int = 100
     after: HoldPlace = (0.0, "")
@@ -120,5 +118,5 @@ class HoldPage:
             raise ValueError("continue has to be what the answer before has said") from None
 
     def following(self, last: HoldPlace) -> str:
-        """`continue` of the next page, where this one ends with `last`."""
+        """The `continue` parameter of the next page, if this page ends with `last`."""
         return f"{last[0]!r}-{last[1]}"

@@ -24,7 +24,7 @@ _IPV6: Final = re.compile(rb"[0-9A-Fa-f:.]{2,45}")
 _PORT: Final = re.compile(rb"[1-9][0-9]{0,4}")
 
 MAX_NAME: Final = 253
-#: Texts of IPv4 addresses that are kept, by number.
+#: The most texts of IPv4 addresses in the cache.
 MAX_TEXTS: Final = 4096
 _texts: Final[dict[int, str]] = {}
 
@@ -56,7 +56,7 @@ class Authority:
 
 
 def text_of(address: IPAddress) -> str:
-    """The same as `str(address)`, which ipaddress puts together anew each time: for what is dialled again and again."""
+    """`str(address)`, cached: ipaddress builds the text anew each time, and the same addresses are dialled often."""
     if not isinstance(address, IPv4Address):
         return str(address)
     number = int(address)

@@ -1,5 +1,5 @@
-"""Certificates as values: how long one or a revocation list may be used, what is to be said of it; and minted ones. The
-process that reads the configuration parses them; those that serve have only these figures.
+"""Certificates as values: validity of certificates and revocation lists, their warnings, and minted certificates. The
+loader process parses them; serving processes have only these figures.
 """
 
 from __future__ import annotations
@@ -15,34 +15,33 @@ if TYPE_CHECKING:
     from cryptography import x509
 
 _DAY_S: Final = 86_400.0
-#: A certificate is renewed late when so little is left of it: of ninety days these are eighteen, of a week one and a
-#: half.
+#: A certificate with less than this left is renewed late: eighteen of ninety days, one and a half of a week.
 _LATE_S: Final = 30 * _DAY_S
 _LATE_SHARE: Final = 0.2
 
 
 class CertificateUse(str, Enum):
-    """What a certificate or list is for. The values are those of the label `use` in metrics."""
+    """The use of a certificate or revocation list: the values of the metric label `use`."""
 
     LISTENER = "listener"  # shown to clients
     CLIENT = "client"  # shown to backends
-    CA = "ca"  # others are verified with it
-    CRL = "crl"  # a revocation list (RFC 5280 section 5): others are looked for in it
+    CA = "ca"  # verifies peers' certificates
+    CRL = "crl"  # a revocation list (RFC 5280 section 5)
 
 
 class CertificateState(str, Enum):
-    """Whether it can be used at some moment."""
+    """The validity of a certificate at some moment."""
 
     VALID = "valid"
-    LATE = "late"  # it ends soon, for how long it holds
+    LATE = "late"  # expires soon, relative to its lifetime
     EXPIRED = "expired"
     NOT_YET_VALID = "not yet valid"
 
 
 class Validity(NamedTuple):
-    """Of one Secret or ConfigMap, in seconds since the epoch. Of a chain: that of its first certificate; of several
-    CA certificates `not_after_s` is the earliest end, and `last_s` the latest. Of revocation lists both are the
-    earliest time at which an issuer has no list any more whose `nextUpdate` is to come.
+    """The validity of one Secret or ConfigMap, in seconds since the epoch. For a chain, the first certificate decides;
+    for several CA certificates `not_after_s` is the earliest end, and `last_s` the latest. For revocation lists both
+    are the earliest time at which the `nextUpdate` of all lists of an issuer has passed.
     """
 
     use: CertificateUse
@@ -79,7 +78,7 @@ class Validity(NamedTuple):
         return ""
 
     def next_change_s(self, now_s: float) -> float:
-        """When, after `now_s`, it begins or ends to be valid, in seconds since the epoch; infinity if never."""
+        """The next start or end of validity after `now_s`, in seconds since the epoch; infinity if there is none."""
         return next((at for at in (self.not_before_s, self.last_s) if at > now_s), float("inf"))
 
 
@@ -95,7 +94,7 @@ _WORDS: Final = {
 
 
 def _duration(seconds: float) -> str:
-    """In the unit in which there are two or more."""
+    """The duration in the largest unit of which there are two or more."""
     if seconds >= 2 * _DAY_S:
         return f"{seconds / _DAY_S:.1f} days"
     return f"{seconds / 3600:.1f} hours" if seconds >= 7200.0 else f"{seconds / 60:.1f} minutes"
@@ -106,7 +105,7 @@ def _date(seconds: float) -> str:
 
 
 def why_not_a_ca(certificate: x509.Certificate) -> str:
-    """Why clients believe nothing that it has signed; "" where they would (RFC 5280 sections 4.2.1.3 and 4.2.1.9)."""
+    """Why clients reject what this certificate signed; "" if they accept it (RFC 5280 sections 4.2.1.3, 4.2.1.9)."""
     from cryptography import x509  # here: the processes that serve have it for interception alone
 
     try:
@@ -126,8 +125,8 @@ def why_not_a_ca(certificate: x509.Certificate) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """`chain_pem`: it, and then what leads to the root of its CA, which is none of it (RFC 8446 section 4.4.2).
-    `key_pem` is its private key. `expires_at`: seconds since the epoch.
+    """A leaf certificate. `chain_pem`: the leaf, then the intermediates without the root (RFC 8446 section 4.4.2).
+    `key_pem` is the private key. `expires_at`: seconds since the epoch.
     """
 
     chain_pem: str

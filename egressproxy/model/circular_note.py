@@ -1,4 +1,4 @@
-"""CircularNote: what a filter keeps of an exchange, and has to let go of by name."""
+"""CircularNote: a filter's note of an exchange with a reference cycle that has to be broken explicitly."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from abc import ABC, abstractmethod
 
 
 class CircularNote(ABC):
-    """A note that leads to an object which leads back to the note: counting references would never free either."""
+    """A note in a reference cycle, which reference counting alone would never free."""
 
     __slots__ = ()
 
     @abstractmethod
     def release(self) -> None:
-        """Break the circle. Called once, when the exchange is over."""
+        """Break the cycle. Called once, at the end of the exchange."""

@@ -1,5 +1,5 @@
-"""JSON that is nested more deeply than anything that means something here. An API server lets 10,000 levels pass, in
-fields that have no schema; what reads or writes them level by level would fail, for all objects of an answer.
+"""JSON that is nested more deeply than any valid object. An API server accepts 10,000 levels in fields without a
+schema; a recursive reader or writer would fail, for all objects of a response.
 """
 
 from __future__ import annotations
@@ -8,15 +8,15 @@ import json
 import re
 from typing import Any, Final
 
-#: Levels of an object that is read.
+#: The most levels of a valid object.
 MAX_DEPTH: Final = 100
-#: What is deeper than this is dropped where the whole could not be read: an object with it is still too deep.
+#: Levels that are kept of an unreadable text; the object is then still too deep.
 _KEPT: Final = 2 * MAX_DEPTH
 _TOKENS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 
 
 def loads(data: bytes) -> Any:
-    """The value, without what is so deep that it could not be read. Raises ValueError."""
+    """The value, with levels too deep to read replaced by null. Raises ValueError."""
     try:
         return json.loads(data)
     except RecursionError:
@@ -24,7 +24,7 @@ def loads(data: bytes) -> Any:
 
 
 def dumps(value: Any) -> bytes:
-    """As compact text with sorted keys, without what is so deep that it could not be written."""
+    """Compact JSON with sorted keys, with levels too deep to write replaced by null."""
     try:
         text = json.dumps(value, separators=(",", ":"), sort_keys=True)
     except RecursionError:

@@ -8,15 +8,15 @@ from typing import Any
 
 
 def encoded(body: Mapping[str, Any]) -> bytes:
-    """With line breaks, as one reads it."""
+    """JSON with line breaks, for people."""
     return json.dumps(body, indent=1, default=_unknown).encode() + b"\n"
 
 
 def line(body: Mapping[str, Any]) -> bytes:
-    """In one line, without its end."""
+    """JSON in one line, without the line end."""
     return json.dumps(body, default=_unknown).encode()
 
 
 def _unknown(_value: object) -> str:
-    """A value that JSON does not know is never shown: it might be one that must not be."""
+    """The placeholder for a value that JSON does not know: its `repr` might show a secret."""
     return "redacted"

@@ -15,7 +15,7 @@ from egressproxy.model.message import RequestHead, ResponseHead
 
 
 class BackendChoice:
-    """`excluded` are "namespace/name" of backends that must not get the request; `preferred` is asked first, or ""."""
+    """`excluded` backends ("namespace/name") must not get the request; the `preferred` one is tried first, "": none."""
 
     __slots__ = ("excluded", "preferred")
 
@@ -24,7 +24,7 @@ class BackendChoice:
         self.preferred = ""
 
 
-#: Notes of one exchange that filters may keep, and the length of one that is bytes or text.
+#: The most notes that filters may keep in one exchange, and the most bytes or characters of a note.
 MAX_NOTES: Final = 128
 MAX_NOTE_BYTES: Final = 64 * 1024
 _OK: Final[Reason] = Reason.OK
@@ -74,7 +74,7 @@ _NOTES: Final[StateSlot[dict[str, Any]]] = StateSlot("notes")
 LOGGED: Final[StateSlot[dict[str, Any]]] = StateSlot("logged")
 #: What `Exchange.body` returns.
 SENT_BODY: Final[StateSlot[bytes | None]] = StateSlot("sent body")
-#: Of a request that was approved: what is in service now may be another configuration than the one that has let it in.
+#: The note of an approved request: the configuration in service may have changed since admission.
 WAITED: Final[StateSlot[bool]] = StateSlot("waited for a person")
 #: What filters have said about the backends of the rule.
 _CHOICE: Final[StateSlot[BackendChoice]] = StateSlot("backend choice")
@@ -83,7 +83,7 @@ _HOLDING: Final[StateSlot[int]] = StateSlot("held for people")
 
 
 class NotesFull(ValueError):
-    """A filter has kept more notes, or a longer one, than an exchange holds."""
+    """A filter has kept more or longer notes than an exchange may hold."""
 
 
 _IDENTITY_FIELDS: Final = (
@@ -93,7 +93,7 @@ _IDENTITY_FIELDS: Final = (
 
 
 class CallerIdentity:
-    """Who the client is; "-" where that is not known. Keys of limits, caches and the access log are made of it.
+    """The identity of the client, "-" in unknown parts. Limits, caches and the access log use it as key.
 
     `namespace` and `service_account` are those of Kubernetes; a namespace of another trust domain than the listener's
     own is "NAMESPACE@DOMAIN" (`namespace_in`), so that it counts as no namespace of here. Of a client that another
@@ -102,15 +102,15 @@ class CallerIdentity:
 
     `name` is the same for the same client at any time: "spiffe://DOMAIN/ns/NAMESPACE/sa/ACCOUNT",
     "system:serviceaccount:NAMESPACE:ACCOUNT" (as Kubernetes names it), "ISSUER#SUBJECT" of another token, or
-    "NAMESPACE/SECRET#USER". `source` is what has told it: "certificate", "token", "basic", "address" or "gateway".
-    `groups` and `claims` (name and value) are what a token says beside it; of the claims only those of which
-    `claims_read` has the names, whether the token has them or not. None: there is no token.
+    "NAMESPACE/SECRET#USER". `source` is the origin of the identity: "certificate", "token", "basic", "address" or
+    "gateway". `groups` and `claims` (name and value) come from a token; `claims` has only the names in `claims_read`,
+    which may be missing in the token. None: there is no token.
 
-    None of these is ever written again. `key` is one text for all of them: equal identities have equal keys.
+    These fields never change. `key` is one text for all of them: equal identities have equal keys.
 
-    The others belong to who writes them: where a request of this client was counted last. The next one finds it here
-    at once, where it would look it up by the identity, in memory that other clients have displaced from the processor's
-    cache. Each says whose it is: what belongs to another limit, series or listener is looked up, and written anew.
+    The other fields are caches of their writers: the entry in which the last request of this client was counted. The
+    next request finds its entry here, without a lookup in memory that other clients have displaced from the processor's
+    cache. Each cache names its owner; an entry of another limit, series or listener is looked up and written anew.
     """
 
     __slots__ = (
@@ -143,12 +143,12 @@ class CallerIdentity:
         self.key = repr(
             (namespace, service_account, origin_client, origin_gateway, name, source, groups, claims, claims_read)
         )
-        #: Of `filters.limits`: the number of the limit's table, where in it, and whose entry that has to be.
+        #: Cache of `filters.limits`: the number of the limit's table, the position in the table, and the entry's key.
         self.limit_number = self.limit_at = self.limit_key = 0
-        #: Of `Metrics.of_client`: the series of all clients, and beside it the one of this client.
+        #: Cache of `Metrics.of_client`: the series of all clients, and the matching series of this client.
         self.counted_beside: object = None
         self.counted_in: Any = None
-        #: Of `SubjectOverrides`: its number, and which of its variants.
+        #: Cache of `SubjectOverrides`: the number of the overrides, and the index of the variant.
         self.variants_number = self.variant_at = 0
 
     def replace(self, **fields: Any) -> CallerIdentity:
@@ -168,13 +168,13 @@ ANONYMOUS: Final = CallerIdentity()
 
 
 def tenant_of(identity: CallerIdentity) -> str:
-    """Whose connections to backends a client uses: its namespace's; without one, its name's; "-" where nobody knows."""
+    """The tenant whose backend connections a client shares: its namespace, else its name, "-" if both are unknown."""
     return f"namespace {identity.namespace}" if identity.namespace != "-" else identity.name
 
 
 def namespace_in(trust_domain: str, namespace: str, own: str) -> str:
-    """The namespace of a trust domain, for `CallerIdentity.namespace`. `own` is that of the listener; no trust domain
-    ("") is its own, too, and a namespace that is not known ("-", or "" in a configuration) is one of nowhere.
+    """The value of `CallerIdentity.namespace` for a namespace in a trust domain. `own` is the listener's trust domain,
+    and the default for ""; an unknown namespace ("-", or "" in a configuration) belongs to no trust domain.
     """
     return namespace if trust_domain in ("", own) or namespace in ("", "-") else f"{namespace}@{trust_domain}"
 
@@ -192,8 +192,8 @@ def service_account_name(namespace: str, service_account: str) -> str:
 
 
 class BackendOrigin(NamedTuple):
-    """Who an attempt is made to: `host` (a name or an address) and `port` as configured or named by the client.
-    `is_secure`: over TLS, whose certificate has to show one of `names`, if there are any.
+    """The destination of an attempt: `host` (a name or an address) and `port` as configured or named by the client.
+    `is_secure`: over TLS; the certificate must then have one of `names`, if there are any.
     """
 
     host: str
@@ -212,8 +212,8 @@ class Exchange:
     `upstream_host` is the Host value that will be sent upstream; a filter may set it (URLRewrite does).
     `addresses` is filled before the connect phase. `route` and `backend` are "namespace/name" or "-".
 
-    `request` is there before any filter runs, `response` before any response filter; to ask for one that is not there
-    raises AttributeError (`has_request`, `has_response`).
+    `request` is set before any filter runs, `response` before any response filter; reading a missing one raises
+    AttributeError (`has_request`, `has_response`).
     """
 
     __slots__ = (
@@ -266,11 +266,11 @@ class Exchange:
         self.request_id = request_id
         self.max_body_bytes = -1  # a limit filter lowers it; -1 is no limit
         self.started_wall = started_wall
-        self.first_byte_at = 0.0  # when the response, or the tunnel, has begun; 0.0: with its end
+        self.first_byte_at = 0.0  # start of the response or tunnel, monotonic seconds; 0.0: at its end
         self.status = 0  # as sent to the client; 0: nothing was sent
-        self.grpc_status = -1  # how a call of gRPC has ended, as the client was told (GrpcStatus); -1: it is none
+        self.grpc_status = -1  # the GrpcStatus sent to the client; -1: not a gRPC call
         self.reason: Reason = _OK
-        self.rule = "-"  # who denied
+        self.rule = "-"  # the object that denied
         self.detail = ""  # for the log only
         self.denied = False
         self.would_deny: list[Reason] | None = None
@@ -282,7 +282,7 @@ class Exchange:
 
     @property
     def has_request(self) -> bool:
-        """Whether the head of the request is there: what came may have been none."""
+        """Whether there is a request head; invalid input has none."""
         return hasattr(self, "request")
 
     @property
@@ -291,21 +291,21 @@ class Exchange:
 
     @property
     def says_close(self) -> bool:
-        """The client's connection serves nothing behind this: its head says so, or what came was none."""
+        """Whether the client's connection closes after this exchange: by its head, or after invalid input."""
         return not self.has_request or self.request.connection_close
 
     @property
     def asks_to_switch(self) -> bool:
-        """It asks for a tunnel: CONNECT, or an upgrade."""
+        """Whether the request is a CONNECT or an upgrade."""
         return self.has_request and (bool(self.request.upgrade) or self.method == b"CONNECT")
 
     def drop_request(self) -> None:
-        """Nobody asks for the request any more."""
+        """Release the request head; no code reads it from here on."""
         if self.has_request:
             del self.request
 
     def take_response(self, other: Exchange) -> None:
-        """From here on the response of this exchange is that of another one, which may have none."""
+        """Replace the response of this exchange by the response of `other`, which may be missing."""
         if other.has_response:
             self.response = other.response
         elif self.has_response:
@@ -350,13 +350,13 @@ class Exchange:
         return made
 
     def forget_heads(self) -> None:
-        """A tunnel may last for days: what was said at its start, and may be long, does not stay with it."""
+        """Release the long parts of the heads, since a tunnel may last for days."""
         self.request.forget()
         if self.has_response:
             self.response.forget()
 
     def note_denials(self, *reasons: Reason) -> None:
-        """What mode Report lets pass; each reason counts once for one exchange."""
+        """Record denials that mode Report lets pass; each reason counts once in an exchange."""
         if reasons:
             self.would_deny = list(dict.fromkeys((*(self.would_deny or ()), *reasons)))
 
@@ -367,7 +367,7 @@ class Exchange:
 
     def note(self, key: str, value: object) -> None:
         """Keep a value until the end of the exchange, in `notes` under this key, which names the filter. Raises
-        NotesFull beyond MAX_NOTES, or MAX_NOTE_BYTES of bytes or text; what other objects hold is not measured.
+        NotesFull beyond MAX_NOTES, or MAX_NOTE_BYTES of bytes or text; the size of other objects is not measured.
         """
         if isinstance(value, (bytes, str, bytearray)) and len(value) > MAX_NOTE_BYTES:
             raise NotesFull(f"the note {key[:80]!r} is longer than {MAX_NOTE_BYTES}: keep a part of it, or its hash")
@@ -423,7 +423,7 @@ class Exchange:
 
     def prefer_backend(self, name: str) -> None:
         """Send this request to the backend "namespace/name" of its rule, against the weights; in a Failover before all
-        others. The last filter that asks decides. Raises RuntimeError once a backend is chosen.
+        others. The last call wins. Raises RuntimeError once a backend is chosen.
         """
         self._choice().preferred = name
 
@@ -440,16 +440,16 @@ class Exchange:
 
     @property
     def backend_choice(self) -> BackendChoice | None:
-        """What filters have said about the backends of the rule; None where none has."""
+        """The filters' choice among the backends of the rule; None if no filter made one."""
         return self.state.get(_CHOICE)
 
     @property
     def is_held_for_people(self) -> bool:
-        """Whether a filter waits for a person: nobody expects the exchange to move meanwhile."""
+        """Whether a filter waits for a person's approval; no timeout for lack of progress applies meanwhile."""
         return (self.state.get(_HOLDING) or 0) > 0
 
     def hold_for_people(self, change: int) -> None:
-        """One filter more, or one less, waits for a person."""
+        """Add `change` (1 or -1) to the number of filters that wait for a person's approval."""
         self.keep(_HOLDING, (self.state.get(_HOLDING) or 0) + change)
 
     @property
@@ -458,7 +458,7 @@ class Exchange:
         return self.state.get(SENT_BODY)
 
     def add_log_fields(self, fields: dict[str, object]) -> None:
-        """Further fields for the access log: values of JSON by name, beside those that others have added."""
+        """Add fields to the access log: JSON values by name."""
         known = self.state.get(LOGGED)
         self.keep(LOGGED, fields if known is None else {**known, **fields})
 
@@ -494,12 +494,12 @@ class FilterNote(Generic[T]):
 #: The response field that tells of the attempts.
 ATTEMPTS_FIELD: Final = b"X-Egress-Attempts"
 
-#: Attempts that are shown; further ones are counted in `attempts` of the log alone.
+#: The most attempts in the field; the log's `attempts` counts further ones.
 MAX_ATTEMPTS: Final = 16
 
 
 class AttemptTrail:
-    """Who was asked, how each attempt ended, how long it took. `is_shown`: the client is told (X-Egress-Attempts)."""
+    """The attempts of an exchange: backend, outcome, duration. `is_shown`: the client gets X-Egress-Attempts."""
 
     __slots__ = ("_attempts", "is_shown")
 
@@ -509,12 +509,12 @@ class AttemptTrail:
 
     @classmethod
     def of(cls, exchange: Exchange) -> AttemptTrail | None:
-        """That of this exchange; None where nobody has kept one."""
+        """The trail of this exchange, or None."""
         return exchange.state.get(_TRAIL)
 
     @classmethod
     def kept_by(cls, exchange: Exchange) -> AttemptTrail:
-        """That of this exchange, made where there is none yet."""
+        """The trail of this exchange, created if there is none yet."""
         found = cls.of(exchange)
         if found is None:
             found = cls()
@@ -522,13 +522,13 @@ class AttemptTrail:
         return found
 
     def add(self, backend: str, outcome: str, seconds: float) -> None:
-        """An attempt has ended: with a status (its digits), or a Reason."""
+        """Record a finished attempt; `outcome` is a status (its digits) or a Reason."""
         if len(self._attempts) < MAX_ATTEMPTS:
             self._attempts.append((backend, outcome, seconds))
 
     @property
     def values(self) -> list[dict[str, Any]]:
-        """For the access log: `backend`, `outcome` and `ms` of each."""
+        """The attempts for the access log: `backend`, `outcome` and `ms` of each."""
         return [
             {"backend": backend, "outcome": outcome, "ms": round(seconds * 1000, 3)}
             for backend, outcome, seconds in self._attempts

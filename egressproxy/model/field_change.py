@@ -1,4 +1,4 @@
-"""FieldChange: what an authorization server wants to have done to the fields of a head."""
+"""FieldChange: a change that an authorization server makes to the fields of a head."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from egressproxy.model.fields import Fields, every_spelling
 
 
 class FieldAction(Enum):
-    """What is done to a field of this name; a client's own lines are told by every spelling."""
+    """The action on a field; the client's lines are matched in every spelling of the name."""
 
     REMOVE = "remove"
     SET = "set"
@@ -21,7 +21,7 @@ class FieldAction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FieldChange:
-    """What is done to the field of this name (lower case), and with which value."""
+    """An action on the field `name` (lower case), with its value."""
 
     name: bytes
     action: FieldAction
@@ -29,7 +29,7 @@ class FieldChange:
 
 
 def apply(changes: Iterable[FieldChange], fields: Fields) -> None:
-    """Change a head, in the given order. Raises ValueError for what no field can carry."""
+    """Apply the changes to a head, in order. Raises ValueError for a name or value that a field cannot have."""
     for change in changes:
         name, action = change.name, change.action
         if action is FieldAction.ADD_IF_ABSENT and name in fields:

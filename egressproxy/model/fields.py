@@ -46,7 +46,7 @@ def every_spelling(names: tuple[str, ...]) -> re.Pattern[bytes]:
     return re.compile(whole.encode(), re.IGNORECASE)
 
 
-#: By the number of a pattern: the pattern, a block, and what is left of that without the lines that it matches.
+#: Pattern number -> the pattern, a block, and that block without the matching lines.
 CutLines = dict[int, tuple[re.Pattern[bytes], bytes, bytes]]
 
 #: Patterns for which `CutLines` hold something: as many as there are filters that edit, in nearly all configurations.
@@ -57,18 +57,18 @@ class Fields:
     """A header or trailer section that filters may read and change.
 
     Names are given in lower case (`b"content-type"`); matching ignores case. Values written are checked: a name that is
-    no token or a value with CR, LF, NUL or other control bytes raises ValueError. What is read is a field of the same
-    name; what is removed or replaced is every spelling of it (see `every_spelling`).
+    no token or a value with CR, LF, NUL or other control bytes raises ValueError. Reading matches the exact name;
+    removing and replacing match every spelling (see `every_spelling`).
     """
 
     __slots__ = ("_cut_lines", "_rest", "block")
 
     def __init__(self, block: bytes = b"", cut_lines: CutLines | None = None) -> None:
-        """`cut_lines` belongs to a section that has come before: what was cut of it then is cut the same. What filters
-        have written, which may be a secret, is never in it.
+        """`cut_lines` caches the cuts of earlier sections, for equal blocks. Values that filters have written, which
+        may be secret, are never in the cache.
         """
         self.block = block
-        self._rest = block  # what has come, without what was cut of it since: as long as `block` is that very object
+        self._rest = block  # the received block without the lines cut since; valid while `block` is this object
         self._cut_lines = cut_lines
 
     @classmethod
@@ -126,7 +126,7 @@ class Fields:
         self.block = self._rest = after
 
     def forget(self) -> None:
-        """Let go of all fields, and of what is remembered of them."""
+        """Release all fields, and the values cached from them."""
         self.block = self._rest = b""
         self._cut_lines = None
 

@@ -1,4 +1,4 @@
-"""ForwardListener: where clients find their proxy."""
+"""ForwardListener: the address of a forward proxy, for clients."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 
 class ForwardListener(NamedTuple):
-    """A listener that clients use as their proxy, by `gateway/listener`. `signing_ca`: the CAs that sign what clients
-    are shown in tunnels that are opened, PEM, "" where none are.
+    """A listener that clients use as their proxy, named `gateway/listener`. `signing_ca`: the CAs, as PEM, that sign
+    the certificates in intercepted tunnels; "" without interception.
     """
 
     name: str

@@ -1,9 +1,9 @@
-"""X-Egress-Identity: who the client of one gateway is, told to the next one and signed with a key that both have.
+"""X-Egress-Identity: the client's identity, sent from one gateway to the next and signed with a shared key.
 
 The value is `v1.PAYLOAD.MAC`: JSON and HMAC-SHA256, both in base64url. The MAC covers method and authority of the
-request, too, so that the value is of no use for another one, and the payload has the time and a nonce: it holds for
-seconds, and once for each process that verifies it (`SeenValues`). It is taken out of whatever a client sends, verified
-or not. A key is for one receiver: who can verify can sign, too.
+request, too, so that the value is of no use for another request. The payload has the time and a nonce, so a value is
+valid for seconds, and once in each verifying process (`SeenValues`). The field is removed from every client's request,
+verified or not. Use one key per receiver: a party that can verify can also sign.
 Sources: RFC 2104 (HMAC), RFC 4648 section 5 (base64url).
 """
 
@@ -27,13 +27,13 @@ MAX_AGE_S: Final = 30
 MAX_SKEW_S: Final = 5
 #: As long as the hash (RFC 2104 section 3).
 MIN_KEY_BYTES: Final = 32
-#: How many values are remembered, so that none is believed twice: 9 MiB, and 35 s of 1,870 a second. Where more come,
-#: those of the earliest second are forgotten, and no other of that second is believed.
+#: The most values that are remembered against replay: 9 MiB, and 35 s at 1,870 a second. Beyond that, the values of the
+#: earliest second are forgotten, and further values of that second are rejected.
 MAX_SEEN: Final = 65_536
-#: Of a value: whatever a token says of ASCII fits.
+#: The most bytes of a value: every accepted token's ASCII claims fit.
 MAX_BYTES: Final = 24 * 1024
 _MAX_TEXT: Final = 320
-#: Of a name: that of an issuer and a subject; of a group or a claim, as tokens may have them.
+#: The most characters of a name (issuer and subject), and of a group or claim, as for tokens.
 _MAX_NAME: Final = 1024
 _MAX_ENTRIES: Final = 256
 _VERSION: Final = b"v1"
@@ -43,7 +43,9 @@ _KEYS: Final = (
 
 
 class NotVerified(Exception):
-    """Why the value does not say who the client is, without the value. `result`: of a closed list, for metrics."""
+    """The value is not accepted; the message gives the reason, never the value. `result`: from a closed list, for
+    metrics.
+    """
 
     def __init__(self, result: str, text: str) -> None:
         super().__init__(text)
@@ -51,13 +53,13 @@ class NotVerified(Exception):
 
 
 class TooMuchToTell(ValueError):
-    """What is known of a client does not fit into a value."""
+    """The identity of a client does not fit into a value."""
 
 
 @dataclass(frozen=True, slots=True)
 class ForwardedIdentity:
-    """What a gateway says of its client. `gateway` is its Gateway ("namespace/name"), `client` the address. "-": it is
-    not known, or the connection is not for one client alone. The others are those of `CallerIdentity`.
+    """A gateway's client. `gateway` is the Gateway ("namespace/name"), `client` the client's address. "-": unknown, or
+    the connection serves several clients. The other fields are as in `CallerIdentity`.
     """
 
     gateway: str
@@ -72,7 +74,7 @@ class ForwardedIdentity:
 
 def sign(key: SecretBytes, identity: ForwardedIdentity, method: bytes, authority: str, now: float) -> bytes:
     """The value for a request with this method and authority ("host:port"); `now` in seconds since 1970. Raises
-    TooMuchToTell: to leave groups out could lift what is denied to them.
+    TooMuchToTell: leaving out groups could lift a denial.
     """
     claims: dict[str, list[str]] | None = None
     if identity.claims_read is not None:
@@ -92,8 +94,8 @@ def sign(key: SecretBytes, identity: ForwardedIdentity, method: bytes, authority
 
 
 class SeenValues:
-    """The values that were believed, for as long as they could be shown again. One per process; workers remember them
-    together, too (`gateway/identity/seen_values`).
+    """The accepted values, remembered until they expire. One per process; workers also share them
+    (`gateway/identity/seen_values`).
     """
 
     __slots__ = ("_by_second", "_count", "_forgotten")
@@ -101,10 +103,11 @@ class SeenValues:
     def __init__(self) -> None:
         self._by_second: dict[int, set[bytes]] = {}
         self._count = 0
-        self._forgotten = 0  # nothing of this second and those before is believed
+        self._forgotten = 0  # values of this second and earlier ones are rejected
 
     def take(self, time: int, mac: bytes, now: float) -> None:
-        """Remember this MAC of that second (since 1970). Raises NotVerified if it may have been shown before."""
+        """Remember the MAC of a value signed at `time` (seconds since 1970). Raises NotVerified for a possible replay.
+        """
         if time <= self._forgotten:
             raise NotVerified("forgotten", "it is older than the values that this gateway remembers")
         of_second = self._by_second.get(time)
@@ -130,8 +133,8 @@ class SeenValues:
 def verify(
     keys: Iterable[SecretBytes], value: bytes, method: bytes, authority: str, now: float, seen: SeenValues
 ) -> ForwardedIdentity:
-    """Who the client is, if one of the keys has signed this value for this method and authority, it is young, and not
-    `seen` yet; now it is. `now` is in seconds since 1970. Raises NotVerified.
+    """The client's identity. The value must be signed by one of the keys for this method and authority, recent, and not
+    yet `seen`; it is then added. `now` is in seconds since 1970. Raises NotVerified.
     """
     parts = value.split(b".")
     if len(value) > MAX_BYTES or len(parts) != 3 or parts[0] != _VERSION:
@@ -176,7 +179,7 @@ def _is_plain(text: str) -> bool:
 
 
 def _are_names(said: object) -> bool:
-    """Whether it is a list of groups, or of names or values of claims."""
+    """Whether the value is a list of groups, or of names or values of claims."""
     return (
         isinstance(said, list)
         and len(said) <= _MAX_ENTRIES
@@ -185,6 +188,6 @@ def _are_names(said: object) -> bool:
 
 
 def _mac(key: SecretBytes, payload: bytes, method: bytes, authority: str) -> bytes:
-    """No part can hold the LF that stands between them."""
+    """The MAC over the parts, joined by LF, which no part can contain."""
     signed = b"\n".join((b"egressproxy identity", _VERSION, method, authority.encode(), payload))
     return base64.urlsafe_b64encode(hmac.digest(key.reveal(), signed, hashlib.sha256)).rstrip(b"=")

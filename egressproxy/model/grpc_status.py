@@ -1,4 +1,4 @@
-"""GrpcStatus: how a call of gRPC has ended. Source: grpc.io, Status codes and their use in gRPC."""
+"""GrpcStatus: the status codes of gRPC. Source: grpc.io, Status codes and their use in gRPC."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Final
 
 
 class GrpcStatus(IntEnum):
-    """The codes, with their names; there are no others."""
+    """All codes, with their names."""
 
     OK = 0
     CANCELLED = 1

@@ -1,4 +1,4 @@
-"""KilledIdentities: the clients that an operator has put out of service, read by the admin API, carried out by workers.
+"""KilledIdentities: the clients that an operator has put out of service through the admin API; workers enforce it.
 A service account is one client, as a certificate names it (spiffe://…/ns/NS/sa/NAME, in any trust domain) and as
 Kubernetes does (system:serviceaccount:NS:NAME): killed in one form, it is so in all.
 """
@@ -14,7 +14,7 @@ from egressproxy.errors import Denied, Reason
 from egressproxy.model.admin_requests import read_parameters
 from egressproxy.model.exchange import CallerIdentity
 
-#: Identities that may be killed at one time, and the bytes of one's name and of what is said of it.
+#: The most killed identities, and the most bytes of a name and of a reason.
 MAX_KILLED: Final = 10_000
 MAX_NAME_BYTES: Final = 2048
 MAX_WHY_BYTES: Final = 512
@@ -25,19 +25,19 @@ _PARAMETERS: Final = ("kill", "restore", "why")
 
 
 class NotKilled(LookupError):
-    """Somebody is to be restored who is not out of service."""
+    """The identity to restore is not killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class KilledIdentity:
-    """`name` is that of CallerIdentity, `why` what the operator says, `since` in seconds since 1970."""
+    """`name` is that of CallerIdentity, `why` the operator's reason, `since` in seconds since 1970."""
 
     name: str
     why: str = ""
     since: float = 0.0
 
     def __post_init__(self) -> None:
-        """Raises ValueError, a sentence, for what is no name of an identity, or cannot be shown."""
+        """Raises ValueError, a sentence, for an invalid name, or text that cannot be printed."""
         if not self.name or self.name == "-":
             raise ValueError("the identity has no name; the access log has those of clients as identity")
         if len(self.name.encode("utf-8", "replace")) > MAX_NAME_BYTES:
@@ -66,12 +66,12 @@ class KillChange:
         return cls(asked.name, "kill" in found, asked.why)
 
     def killed(self) -> KilledIdentities:
-        """Whom it kills, and nobody else."""
+        """KilledIdentities with the identity of this change alone."""
         return KilledIdentities((KilledIdentity(self.name),) if self.kills else ())
 
 
 class KilledIdentities:
-    """Those killed after so many changes (`revision`); false: nobody. A service account is there once, as said last."""
+    """The killed identities after `revision` changes; false if empty. A service account has one entry, the latest."""
 
     __slots__ = ("_accounts", "_by_name", "revision")
 
@@ -91,7 +91,7 @@ class KilledIdentities:
 
     @property
     def every(self) -> tuple[KilledIdentity, ...]:
-        """All of them, in the order in which they were killed."""
+        """The killed identities, oldest first."""
         return tuple(self._by_name.values())
 
     def has(self, identity: CallerIdentity) -> bool:
@@ -109,8 +109,8 @@ class KilledIdentities:
             )
 
     def changed(self, change: KillChange, now: float = 0.0) -> KilledIdentities:
-        """With this change, made `now` (seconds since 1970); of the next revision. Raises ValueError where there are
-        MAX_KILLED already, and NotKilled where nobody is to be restored.
+        """The next revision, with this change made at `now` (seconds since 1970). Raises ValueError beyond MAX_KILLED,
+        and NotKilled if the identity to restore is not killed.
         """
         made = KilledIdentities(revision=self.revision + 1)
         made._by_name, made._accounts = self._by_name.copy(), self._accounts.copy()
@@ -131,13 +131,13 @@ class KilledIdentities:
             self._accounts[account] = killed.name
 
     def _forget(self, name: str) -> bool:
-        """In each form that names it; whether it was there."""
+        """Remove the name in each of its forms; returns whether an entry existed."""
         account = _account(name)
         form = name if account is None else self._accounts.pop(account, name)
         return self._by_name.pop(form, None) is not None
 
 
 def _account(name: str) -> tuple[str, str] | None:
-    """Namespace and name of the service account that is named so; None for another name."""
+    """Namespace and name of the service account with this identity name; None for another name."""
     found = _ACCOUNT.fullmatch(name)
     return None if found is None else (found["a"] or found["c"], found["b"] or found["d"])

@@ -15,12 +15,12 @@ class ServedKind:
     versions: tuple[str, ...]
     short_names: tuple[str, ...] = ()
     is_namespaced: bool = True
-    #: What it may be selected by beside metadata.name and metadata.namespace.
+    #: Field selectors beside metadata.name and metadata.namespace.
     fields: tuple[str, ...] = ()
 
     @property
     def plural(self) -> str:
-        """As a URL has it: `policies`, but `gateways`."""
+        """The plural in URLs: `policies`, `gateways`."""
         if self.singular.endswith("y") and self.singular[-2] not in "aeiou":
             return self.singular[:-1] + "ies"
         return self.singular + ("es" if self.singular.endswith("s") else "s")
@@ -31,11 +31,11 @@ class ServedKind:
 
     @property
     def resource(self) -> str:
-        """As people and errors name it: `gateways.gateway.networking.k8s.io`."""
+        """The full resource name: `gateways.gateway.networking.k8s.io`."""
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
     def api_version(self, version: str) -> str:
-        """As manifests of this version say it: `gateway.networking.k8s.io/v1`, `v1`."""
+        """The `apiVersion` of a manifest: `gateway.networking.k8s.io/v1`, `v1`."""
         return f"{self.group}/{version}" if self.group else version
 
     @property
@@ -50,10 +50,10 @@ class ServedKind:
 
 GATEWAY: Final = "gateway.networking.k8s.io"
 _PROTOTYPE: Final = "ainetworking.prototype.x-k8s.io"
-#: Discovery lists it first: of two groups with a kind `Backend`, kubectl takes the first that it is told of.
+#: Our group, first in discovery: of two groups with a kind `Backend`, kubectl takes the first.
 OURS: Final = "egressproxy.io"
 
-#: Among the objects of a cluster: which kinds are read. No API server has it.
+#: An internal kind among the objects of a cluster: the kinds that are read. No API server has it.
 READ_KINDS: Final = "ReadKinds"
 
 CONFIGURED: Final = (
@@ -87,8 +87,8 @@ CONFIGURED: Final = (
 
 
 def lease_names(gateway_class: str) -> tuple[str, str]:
-    """The Leases of a GatewayClass: that of objects without a namespace, and of those in its own; and that of the
-    objects of all namespaces.
+    """The two Leases of a GatewayClass: for cluster-scoped objects and those in its own namespace; and for the objects
+    of all namespaces.
     """
     name = f"egressproxy-{gateway_class}"[:240]
     return name, f"{name}-namespaces"

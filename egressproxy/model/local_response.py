@@ -1,5 +1,5 @@
-"""LocalResponse: what a filter or the gateway itself answers in place of the backend. A filter's own code makes it, and
-may give what is no tuple: so it is interpreted in every build.
+"""LocalResponse: a response of a filter or the gateway itself, in place of the backend's. A user's filter may pass a
+list instead of a tuple, so this module is interpreted in every build.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True)
 class LocalResponse:
-    """What is answered instead of the backend: `status` from 200 to 599, `fields` without framing (we write
-    Content-Length), a filter's checked as `Fields.add` checks them. `phrase` b"" is the usual one of this status.
+    """A response without the backend: `status` from 200 to 599, `fields` without framing (we write Content-Length),
+    checked like `Fields.add` if a filter made them. `phrase` b"" means the standard phrase of the status.
     """
 
     status: int

@@ -6,7 +6,7 @@ from typing import Final
 
 #: All revisions, the oldest first.
 MCP_REVISIONS: Final = ("2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25", "2026-07-28")
-#: Those of them that have no sessions: each request stands by itself.
+#: The revisions without sessions, in which requests are independent.
 STATELESS_REVISIONS: Final = frozenset((b"2026-07-28",))
 
 #: The field with the revision that client and server have agreed on.

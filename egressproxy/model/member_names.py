@@ -1,8 +1,8 @@
-"""The names of members of JSON that decide, level by level, and what is wrong with their other spellings.
+"""The JSON member names that policy reads, level by level, and the check that refuses their other spellings.
 
-Servers written in Go, and others that can be set so, read member names without regard to case, and the last one wins:
-`Name` behind `name` is another tool for them. What decides by a member thus refuses all its other spellings. Only the
-levels that are read as structure stand here: arguments of calls, and schemas, may have any names.
+Servers written in Go, and others by configuration, ignore the case of member names, and the last member wins: with
+`Name` after `name` they see another tool. So a policy that reads a member refuses its other spellings. Only structural
+levels are listed here: arguments of calls, and schemas, may have any names.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from typing import Any, Final
 
 from egressproxy.model.work import Work, at_once
 
-#: Characters of a name that are told.
+#: The most characters of a name in an error.
 _SHOWN: Final = 80
-#: A member that is spelled otherwise, its name, and what leads to its object.
+#: A misspelled member, its proper name, and the path to its object.
 _Found = tuple[str, str, tuple[str | int, ...]]
 
 
 class Members:
-    """The names that decide in an object (`inner`: with those in the object, or in each of the objects, that stands
-    there), and other `usual` ones, which are no other spelling of these: an object with such names alone is soon read.
+    """The names that policy reads in an object, and other `usual` names, which are not misspellings and let the check
+    finish early. `inner` has the names of the nested object, or of each object in the nested array.
     """
 
     __slots__ = ("_known", "_spelled", "inner")
@@ -31,7 +31,7 @@ class Members:
         self._known = frozenset((*self._spelled.values(), *usual))
 
     def name_of(self, key: str) -> str | None:
-        """The name that this one is in some spelling; None for a name that does not decide."""
+        """The proper name of which `key` is a spelling; None if policy does not read it."""
         return self._spelled.get(key.casefold())
 
     def fault(self, value: Any, *outer: str | int) -> str:
@@ -79,12 +79,12 @@ def spelling_fault(key: str, name: str, path: Iterable[str | int]) -> str:
 
 
 # --- JSON-RPC, as MCP has it --------------------------------------------------------------------------------------
-#: A message of a client, whatever its method.
+#: A client's message of any method.
 RPC_MESSAGE: Final = Members("jsonrpc", "method", usual=("id", "params"))
-#: One of which the first bytes are known.
+#: A message of which only the first bytes are known.
 RPC_HEAD: Final = Members("jsonrpc", "id", "method", "params")
 _URI: Final = Members(inner={"params": Members("uri")})
-#: What decides in a message of a method.
+#: The names that policy reads, by method.
 RPC_CALLS: Final = {
     "tools/call": Members(inner={"params": Members("name", "arguments", usual=("_meta",))}),
     "resources/read": _URI,
@@ -93,7 +93,7 @@ RPC_CALLS: Final = {
     "prompts/get": Members(inner={"params": Members("name")}),
     "completion/complete": Members(inner={"params": Members(inner={"ref": Members("name", "uri")})}),
 }
-#: Any answer, for whoever looks whether it is one of JSON-RPC; and one that is.
+#: Any response, to detect JSON-RPC; and a response of JSON-RPC.
 ANSWER: Final = Members("jsonrpc")
 RPC_ANSWER: Final = Members(
     "jsonrpc",
@@ -112,12 +112,12 @@ RPC_ANSWER: Final = Members(
 
 
 def rpc_fault(value: Any) -> str:
-    """What is wrong with the names of this message, or of those of this batch: as of `Members.fault`."""
+    """`Members.fault` of this message, or of the messages of this batch."""
     return at_once(finding_rpc_fault(value))
 
 
 def finding_rpc_fault(value: Any) -> Work[str]:
-    """`rpc_fault` in turns."""
+    """`rpc_fault` as cooperative work."""
     if type(value) is not list:
         return RPC_MESSAGE.fault(value) or _fault_of_call(value)
     for index, each in enumerate(value):
@@ -147,7 +147,7 @@ _TOOL: Final = Members(
     usual=_OF_TOOLS,
 )
 _TOOL.inner["tools"] = _TOOL  # of a namespace
-#: Of the input of OpenAI's responses, which may bring tools along.
+#: An item of `input` in OpenAI's Responses API, which may contain tools.
 _ITEM: Final = Members(
     inner={"tools": _TOOL},
     usual=("type", "role", "content", "id", "call_id", "output", "arguments", "input", "name", "status", "summary"),
@@ -206,7 +206,7 @@ AI_REQUEST: Final = Members(
 )  # fmt: skip
 
 # --- calls of tools in answers ------------------------------------------------------------------------------------
-#: In the object that is a call, and what such an object is called where its type does not tell it.
+#: The names in a tool call, and the member that holds a call if its type does not say so.
 CALL: Final = Members("name", "arguments", "input", "args", "type")
 CALL_KEYS: Final = Members("functionCall", "function_call", "toolUse", "custom")
 _BEGUN: Final = Members("name", "arguments", "input")

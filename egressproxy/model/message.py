@@ -28,7 +28,7 @@ _ORIGIN: Final = TargetForm.ORIGIN  # a member looked up on its class costs 60 n
 
 
 class Hop:
-    """What a request's fields of this hop and of the framing said, read together. Shared by heads, and never changed.
+    """The hop-by-hop and framing fields of a request, parsed. Shared by heads, and never changed.
 
     `authority` is that of Host, with port 80 where it names none; None without Host. `named` are the names (lower-case)
     that Connection listed beyond the usual ones. `proxy_authorization` is a credential for us: never forwarded, never
@@ -81,8 +81,7 @@ class RequestHead:
     `path` is the origin-form target, query included (`*` for OPTIONS); `target` is the raw target as it came.
     `scheme` and `host` are those of an absolute-form target, else b"" and the Host field's value (b"" for none in 1.0);
     for CONNECT `host` is the target, whatever Host said. `authority` is that of `host` where the port is 80 unless it
-    names one; None where it is not known yet. `fields` has lost the hop-by-hop fields; what they said stands in the
-    attributes (see Hop).
+    names one; None where it is not known yet. `fields` is without the hop-by-hop fields, which `hop` has.
     """
 
     __slots__ = (
@@ -111,7 +110,7 @@ class RequestHead:
 
     @property
     def proxy_authorization(self) -> bytes:
-        """A credential for us; see Hop."""
+        """The credential for the gateway; see Hop."""
         return self.hop.proxy_authorization
 
     def copy(self) -> RequestHead:
@@ -133,7 +132,7 @@ class RequestHead:
         return made
 
     def forget(self) -> None:
-        """Drop what may be long, the fields and the query, when the head is kept while a tunnel runs."""
+        """Release the fields and the query, which may be long, while a tunnel keeps the head."""
         self.hop = NOTHING_SAID
         self.fields.forget()
         self.upgrade = self.via = b""
@@ -168,7 +167,7 @@ class ResponseHead:
         return f"ResponseHead({self.status}, body={self.body})"
 
 
-#: What a request may ask for (source text): visible ASCII without a fragment. In a path a backslash is a slash for some
+#: The request target (pattern source): visible ASCII without a fragment. In a path a backslash is a slash for some
 #: parsers and none for others; in a query it is itself for all, and browsers, Node, Go and httpx send it as it is.
 TARGET: Final = rb'[!"$->@-\[\]-~]++(?:\?[!"$-~]*+)?'
 #: A slash as some origin may read it: plain, a backslash, or either in percent-encoding, once or more often.
@@ -176,7 +175,7 @@ _SLASH: Final = rb"(?:/|\\|%(?:25)*(?:2[fF]|5[cC]))"
 #: One or two dots, plain or encoded, that end at a slash, at the end, or at a ";" (path parameters).
 _DOT_SEGMENT: Final = re.compile(rb"%s(?:\.|%%(?:25)*2[eE]){1,2}(?:\Z|;|%%(?:25)*3[bB]|(?=%s))" % (_SLASH, _SLASH))
 
-#: Bytes are looked for by their numbers: `in` takes a second look at anything else.
+#: The search for a byte is fastest by number: `in` checks the type of other operands first.
 _PERCENT: Final = 0x25
 _BACKSLASH: Final = 0x5C
 

@@ -1,4 +1,4 @@
-"""What was probably meant by a name that is not known."""
+"""Suggestions for unknown names."""
 
 from __future__ import annotations
 

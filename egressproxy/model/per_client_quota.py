@@ -1,9 +1,8 @@
-"""PerClientQuota: what counts as one client, and how much of a common bound one client may take.
+"""PerClientQuota: the share of a common limit that one client may take.
 
-A bound for everybody that one client can fill is a way to keep everybody else out. So each has two numbers: a limit in
-all, and a share, beyond which one client gets no more while others may. Shares are counted where something is scarce or
-slow to come by (a connection, a dial, a question to a DNS server), never on the way of a request that finds what it
-needs.
+One client that fills a common limit would lock out all others. So each limit has two numbers: a total, and a share per
+client. Shares are counted where a resource is scarce or slow to get (a connection, a dial, a DNS query), never for a
+request that needs none of these.
 """
 
 from __future__ import annotations
@@ -19,21 +18,21 @@ from egressproxy.model.exchange import Exchange
 
 T = TypeVar("T")
 
-#: Clients whose tries are counted; of more than these the ones that tried least of late are forgotten.
+#: The most clients whose attempts are counted; beyond that, the least recent are forgotten.
 MAX_TRYING: Final = 8192
 
 
 def client_of(exchange: Exchange) -> str:
-    """What counts as the client of this exchange: its address."""
+    """The client of this exchange, for shares: its address."""
     return origin_of(exchange.client)
 
 
 def identity_of(exchange: Exchange) -> str:
-    """Whose limits this exchange counts for: a service account, by whatever it was shown (a token beside a certificate
-    must not double them); else `CallerIdentity.name`; else the address (an IPv6 /64 is one).
+    """The identity whose limits this exchange counts for: the service account, else `CallerIdentity.name`, else the
+    address (or IPv6 /64). A token beside a certificate must not double a service account's limits.
     """
     identity = exchange.identity
-    if identity.service_account != "-" != identity.namespace:  # an account has its name in its namespace alone
+    if identity.service_account != "-" != identity.namespace:  # accounts are named within their namespace
         return f"{identity.namespace}/{identity.service_account}"
     if identity.name != "-":
         return identity.name
@@ -42,7 +41,7 @@ def identity_of(exchange: Exchange) -> str:
 
 
 def origin_of(peer: str) -> str:
-    """What counts as one client, of `address:port`: an IPv4 address, or an IPv6 /64 (one host may have all of it)."""
+    """The client behind `address:port`: the IPv4 address, or the IPv6 /64, which one host may own completely."""
     address = peer.rpartition(":")[0]
     if not address.startswith("["):
         return address
@@ -60,7 +59,7 @@ def most_of(limit: int) -> int:
 
 
 class PerClientQuota:
-    """How many of `limit` things each client holds; none holds more than `share`."""
+    """The number of things that each client holds: at most `share` each, and `limit` together."""
 
     __slots__ = ("_held", "limit", "share", "total")
 
@@ -79,7 +78,7 @@ class PerClientQuota:
         return True
 
     def add(self, client: str, amount: int = 1) -> None:
-        """Count `amount` more for this client, beyond its share and the limit too."""
+        """Count `amount` more for this client, even beyond its share and the limit."""
         self._held[client] = self._held.get(client, 0) + amount
         self.total += amount
 
@@ -104,14 +103,14 @@ class PerClientQuota:
 
 
 class AttemptLimiter:
-    """How often each client has done something of late: at most `limit` times in `window_s` seconds, from the first."""
+    """A fixed-window limit per client: at most `limit` attempts in `window_s` seconds, from the first attempt."""
 
     __slots__ = ("_of", "limit", "window_s")
 
     def __init__(self, limit: int, window_s: float) -> None:
         self.limit = limit
         self.window_s = window_s
-        self._of: OrderedDict[str, tuple[int, float]] = OrderedDict()  # how often, and until when it counts
+        self._of: OrderedDict[str, tuple[int, float]] = OrderedDict()  # attempts, end of the window
 
     def wait_s(self, client: str, now: float) -> float:
         """How long this client has to wait, in seconds; 0 where it may. `now`: monotonic seconds."""
@@ -119,7 +118,7 @@ class AttemptLimiter:
         return max(0.0, until - now) if count >= self.limit else 0.0
 
     def add(self, client: str, now: float) -> None:
-        """It has done it once more."""
+        """Count an attempt."""
         count, until = self._of.pop(client, (0, 0.0))
         self._of[client] = (count + 1, until) if now < until else (1, now + self.window_s)
         if len(self._of) > MAX_TRYING:
@@ -134,7 +133,7 @@ class FairQueue(Generic[T]):
     def __init__(self, limit: int, share: int) -> None:
         self.limit = limit
         self.share = share
-        #: In the order of turns. Who had a turn leaves the front: a dict would be searched from its first, empty place.
+        #: In the order of turns; a client that had its turn moves to the end. A dict would search past deleted entries.
         self._of: OrderedDict[str, deque[T]] = OrderedDict()
         self._size = 0
 

@@ -1,5 +1,5 @@
-"""Values as bytes between processes of ours; the unpickler makes nothing but named classes. They may hold secrets: they
-go through inherited pipes alone, never into a file, a log or a message.
+"""Values as bytes between our own processes; the unpickler creates only named classes. The bytes may hold secrets: send
+them only through inherited pipes, never into a file, a log or a message.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from typing import Any, Final
 from egressproxy.model.secret import SecretBytes
 
 ADDRESSES: Final = (IPv4Address, IPv4Network, IPv6Address, IPv6Network)
-#: The class of this module and name, None where none is to be made.
+#: Module and name -> the class, or None for a class that must not be created.
 FindClass = Callable[[str, str], type | None]
 
 
 def classes(known: Iterable[type]) -> FindClass:
-    """These classes and no others. Not whatever their modules have: `dataclass`, for one, executes what it is given."""
+    """Finds these classes alone, not the other names of their modules: `dataclass`, for one, executes its arguments."""
     by_name = {(each.__module__, each.__qualname__): each for each in known}
     return lambda module, name: by_name.get((module, name))
 
@@ -51,8 +51,8 @@ class Pickler(pickle.Pickler):
 
 
 class Unpickler(pickle.Unpickler):
-    """Makes the classes that `find` knows, and no others. Raises UnpicklingError for another one ("… is no {what}"),
-    and errors of many types for bytes that are no pickle.
+    """Creates only classes that `find` knows. Raises UnpicklingError for another class ("… is no {what}"), and errors
+    of many types for invalid bytes.
     """
 
     def __init__(self, file: io.BufferedIOBase, find: FindClass = _NO_CLASS, what: str = "plain value") -> None:

@@ -1,4 +1,4 @@
-"""ProcessLimits: how much one process that serves may have at the same time."""
+"""ProcessLimits: the limits of one serving process."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _SCALARS: Final = {
 
 
 class WireError(ValueError):
-    """These bytes are no message."""
+    """The bytes are no valid message."""
 
 
 def message_types(package: str, table: Mapping[str, str]) -> dict[str, Any]:
@@ -46,8 +46,8 @@ def message_types(package: str, table: Mapping[str, str]) -> dict[str, Any]:
 
 
 def parsed(kind: Any, data: bytes) -> Any:
-    """Read a message of the class `kind`. Raises WireError for bytes that are none, and for a known field with another
-    wire type than its own, which protobuf would take for an unknown field.
+    """Read a message of the class `kind`. Raises WireError for invalid bytes, and for a known field with a wrong wire
+    type, which protobuf would take for an unknown field.
     """
     try:
         message = kind.FromString(data)
@@ -61,17 +61,17 @@ def parsed(kind: Any, data: bytes) -> Any:
 
 
 def without_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The values that are not empty or 0: that is what a missing field means."""
+    """The values that are not empty or 0, the defaults of missing fields."""
     return {name: value for name, value in values.items() if value}
 
 
 def text_bytes(value: bytes) -> bytes:
-    """The bytes of a string: what is no UTF-8 becomes "?", since parsers refuse it."""
+    """The bytes of a string, with invalid UTF-8, which parsers refuse, replaced by "?"."""
     return value if value.isascii() else value.decode("utf-8", "replace").replace("\ufffd", "?").encode()
 
 
 def _check(message: Any) -> None:
-    """Raises WireError where one of the fields that are not known is known."""
+    """Raises WireError if an unknown field has the number of a known field."""
     known = message.DESCRIPTOR.fields_by_number
     strangers: Any = UnknownFieldSet(message)
     for unknown in strangers:

@@ -1,4 +1,4 @@
-"""PublishedObject: one object as the Kubernetes-shaped API shows it, wherever it comes from."""
+"""PublishedObject: one object as the Kubernetes-shaped API shows it, from any source."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ Key = tuple[str, str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class PublishedObject:
-    """One object as it is at some moment.
+    """One object at some moment.
 
     `manifest` is JSON in Kubernetes' shape, without status unless that is input; `status` is JSON, None where the
     object has none. `generation` is metadata.generation, 0 for a kind without. `created` is shown as
-    metadata.creationTimestamp where the manifest has none, "" for nothing: it stays while the object is there, and is
-    no part of what makes an object another.
+    metadata.creationTimestamp if the manifest has none, "" for nothing: it stays while the object exists, and does not
+    count in comparisons.
     """
 
     group: str

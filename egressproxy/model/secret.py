@@ -1,6 +1,6 @@
 """Secret: bytes of which `repr`, `str`, formatting and pickling give no hint; equality is by content, for reloads.
-SecretSource says where secrets are that no manifest holds. An operator names these at the start of the process; no
-manifest can, and nothing that is written through the API.
+SecretSource names secrets outside of manifests. Only an operator can name them, at the start of the process; manifests
+and the API cannot.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ class SecretBytes:
 
 @dataclass(frozen=True, slots=True)
 class SecretSource:
-    """Data of the Secret `namespace/name`: what `path` holds, or the `value` that stood in `variable`.
+    """The data of the Secret `namespace/name`: the contents of `path`, or the `value` of the variable `variable`.
 
-    A folder has an entry for each file, a file is the entry `key`, or the one of its own name. Without `name` the path
-    is a folder of Secrets, as `NAME/KEY` or `NAMESPACE/NAME/KEY`.
+    Each file of a folder is an entry; a single file is the entry `key`, by default its own name. Without `name` the
+    path is a folder of Secrets, as `NAME/KEY` or `NAMESPACE/NAME/KEY`.
 
     With `is_trust_bundle` it is no Secret but the ClusterTrustBundle `name`: the certificates of a PEM file, or of the
     files in a folder.
@@ -64,5 +64,5 @@ class SecretSource:
         return f"environment variable {self.variable}" if self.path is None else str(self.path)
 
 
-#: What a configuration is read from: manifests (a file, or a folder of them), and Secrets.
+#: A source of configuration: manifests (a file or folder), or Secrets.
 ConfigSource = Path | SecretSource

@@ -1,5 +1,5 @@
-"""Which files were written through the admin API: those below a folder with a mark in it, which every process knows,
-told of --state-dir or not. No write through the API removes it: its files never begin with a dot.
+"""The files that were written through the admin API: those below a folder with a mark file. So every process can tell,
+with or without --state-dir. The API never removes the mark, since its own files never begin with a dot.
 """
 
 from __future__ import annotations
@@ -12,5 +12,5 @@ MARK: Final = ".egressproxy-state"
 
 
 def holds(path: Path) -> bool:
-    """Whether the file lies in such a folder, or below one, once every link is followed. Raises OSError."""
+    """Whether the file lies below such a folder, after resolving links. Raises OSError."""
     return any(os.path.lexists(folder / MARK) for folder in path.resolve().parents)

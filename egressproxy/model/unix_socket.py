@@ -1,4 +1,4 @@
-"""UnixSocket: where HTTP is listened for, as a Gateway writes it:
+"""UnixSocket: a listening address of a Gateway:
 `unix:///run/egressproxy/agents.sock?mode=0660&owner=agents&group=agents`. Default: 0600, and the owner and group of the
 process.
 """
@@ -40,7 +40,7 @@ def is_unix(address: str) -> bool:
 
 
 def parse_unix_socket(text: str) -> UnixSocket:
-    """Raises ValueError, whose message says what is wrong, and what to write."""
+    """Raises ValueError, whose message has the fault and the remedy."""
     if not is_unix(text):
         raise ValueError("write it as unix:///run/egressproxy/agents.sock?mode=0660")
     path, _, query = text.removeprefix(SCHEME).partition("?")

@@ -1,8 +1,8 @@
 """Cooperative scheduling: long work is a generator (`Work`) that yields wherever other work may run.
 
-It yields often: between two yields little is done, whatever a peer has sent. `at_once` runs it to its end;
-`net.cooperative.in_turns` lets the event loop serve others in between. Where a function has a second form that is Work,
-the name of that ends in -ing: `body` and `writing`, `loads` and `loading`.
+It yields often: a bounded amount of work lies between two yields, for any input. `at_once` runs it to its end;
+`net.cooperative.in_turns` lets the event loop run in between. A second form of a function that is Work has a name in
+-ing: `body` and `writing`, `loads` and `loading`.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import TypeAlias, TypeVar
 T = TypeVar("T")
 
 Work: TypeAlias = Generator[None, None, T]
-#: Work that yields functions, too, which may block (read files, run a user's code): each is called before it goes on.
+#: Work that also yields blocking functions (read files, run a user's code); the runner calls each before it resumes.
 BlockingWork: TypeAlias = Generator[Callable[[], object] | None, None, T]
 
 
 def at_once(work: BlockingWork[T]) -> T:
-    """The result of this work, without a pause. Raises what it raises."""
+    """The result of this work, run without a pause. Raises the errors of the work."""
     while True:
         try:
             blocking = next(work)
