@@ -1,9 +1,9 @@
-"""Held bytes: how much of bodies is held for one client, or on one of its connections, and which exchanges wait.
+"""Held bytes: the body bytes that are buffered for one client or one of its connections, and the waiting exchanges.
 
-What holds bodies counts them here: a filter that gets them whole, works on them in turns or keeps parts of a stream, an
-authorization server that is shown them, what is translated, and what is kept to be sent again. An exchange whose client
-holds more than its limit waits: nothing more is read for it. Only the oldest one goes on, so that one always can. As
-others let bytes go, those that wait follow in the order in which they began.
+All buffers of bodies are counted here: whole bodies for filters, parts of streams, bodies for external authorization,
+translation, and bodies kept for retries. An exchange whose client is over its limit waits: its body is not read
+further. Only the oldest exchange goes on, so that one always can. As buffers are released, the waiting exchanges resume
+in the order in which they began.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from collections import OrderedDict
 from collections.abc import Callable
 from typing import Final
 
-#: What one that waits may still send when it goes on: the window of a stream of HTTP/2.
+#: Bytes that a resumed exchange may send at once: the window of an HTTP/2 stream.
 PROMISED: Final = 256 * 1024
-#: What is on its way when its exchange has to wait is still taken: so much beyond the limit, and no more.
+#: Bytes beyond the limit that are still accepted, since they were in flight when the exchange had to wait.
 ON_ITS_WAY: Final = 32 * 1024 * 1024
 
 
 class HeldBytes:
-    """What is held for one client, or on one connection: `total` bytes, by exchanges in the order of their begin."""
+    """The bytes held for one client, or on one connection: `total`, and the exchanges in the order of their start."""
 
     __slots__ = ("__weakref__", "_holds", "_is_waking", "total")
 
@@ -33,7 +33,7 @@ class HeldBytes:
         return next(iter(self._holds), hold) is hold
 
     def wake_later(self) -> None:
-        """Let those go on that have room. Not at once: that may end them, and so wake others."""
+        """Schedule the exchanges that have room to resume. Not at once: resuming may end them, and so wake others."""
         if not self._is_waking and any(hold.is_waiting for hold in self._holds):
             self._is_waking = True
             asyncio.get_running_loop().call_soon(self._wake)
@@ -51,8 +51,8 @@ class HeldBytes:
 
 
 class Hold:
-    """What one exchange holds: `size` bytes, of which `of_answer`; the others are of its request. It counts in each of
-    `accounts`, each with its limit; the first one has all exchanges of the others.
+    """The bytes of one exchange: `size`, of which `of_answer` belong to the response, the others to the request. Each
+    of `accounts` counts them, with its own limit; the first account has all exchanges of the others.
     """
 
     __slots__ = ("_accounts", "_resume", "is_of_request", "of_answer", "size", "undo", "waits_since")
@@ -61,28 +61,28 @@ class Hold:
         self._accounts = accounts
         self._resume: Callable[[], None] | None = None
         self.is_of_request = False  # whether its request waits, not its response
-        self.undo: Callable[[], None] | None = None  # what has to be done at its end, where it has waited
+        self.undo: Callable[[], None] | None = None  # called at the end, if the exchange has waited
         self.size = 0
         self.of_answer = 0
         self.waits_since = 0.0
 
     def add(self, size: int) -> None:
-        """Hold so many bytes more; below 0: so many less, as far as they were not released before."""
+        """Count `size` more bytes; if negative, fewer, down to 0."""
         size = max(size, -self.size)
         self.size += size
         for account, _ in self._accounts:
             account.total += size
-            account._holds[self] = None  # also where it holds nothing for a moment
+            account._holds[self] = None  # even while it holds no bytes
         if size < 0 and self._accounts:
             self._accounts[0][0].wake_later()
 
     def has_room(self, more: int = 0) -> bool:
-        """Whether it may hold more, when `more` bytes are promised to others."""
+        """Whether the exchange may hold more, if `more` bytes are promised to others."""
         return all(account.total + more <= limit or account.is_oldest(self) for account, limit in self._accounts)
 
     @property
     def is_beyond(self) -> bool:
-        """Whether so much is held that not even what is on its way may come."""
+        """Whether even bytes in flight exceed the allowance beyond the limit."""
         return not self.has_room(-ON_ITS_WAY)
 
     @property
@@ -90,7 +90,7 @@ class Hold:
         return self._resume is not None
 
     def wait(self, resume: Callable[[], None], now: float) -> bool:
-        """Wait for room: `resume` is called then. Returns false where it waits already."""
+        """Wait for room, then call `resume`. Returns false if the exchange waits already."""
         if self._resume is not None:
             return False
         self._resume = resume
@@ -98,13 +98,13 @@ class Hold:
         return True
 
     def go_on(self) -> None:
-        """Wait no more."""
+        """Stop waiting."""
         resume, self._resume = self._resume, None
         if resume is not None:
             resume()
 
     def release_request(self) -> None:
-        """Nothing of the request is held any more: an answer has come. The rest of the request waits for nothing."""
+        """Release the request's bytes: a response has come. The rest of the request no longer waits."""
         self.add(self.of_answer - self.size)
         if not self.size:
             for account, _ in self._accounts:
@@ -112,7 +112,7 @@ class Hold:
             self.go_on()
 
     def release(self) -> None:
-        """Its exchange is over: it holds nothing, and waits for nothing."""
+        """Release all bytes and stop waiting, at the end of the exchange."""
         self._resume = None
         undo, self.undo = self.undo, None
         if undo is not None:

@@ -1,13 +1,12 @@
 """KeyedCounters: the numbers of one limit for each of its keys, in memory of a fixed size that all workers share.
 
-An entry is 32 bytes: the key (16 bytes, a keyed hash), `until` and `used`. It is as new once `until` (monotonic
-seconds) has passed, and only then may another key have it: what a key has spent is never forgotten early, however many
-other keys come. A key that finds no room shares one entry with all that find none, so that it gets less, and never
-more. An entry is looked for where its key leads to, and in the next ones (linear probing); it never becomes empty
-again, so that the search may end at an empty one.
+An entry is 32 bytes: the key (16 bytes, a keyed hash), `until` and `used`. Another key may reuse an entry only once
+`until` (monotonic seconds) has passed, so a flood of keys cannot reset a key's usage early. All keys without room share
+one overflow entry, so they get less, never more. The search uses linear probing; entries never become empty again, so
+it may end at an empty entry.
 
-Limits of clients that are known share one such memory (`of_limit`): thousands of tables with a key or two each would be
-as many pages of memory.
+Limits of known clients share one such memory (`of_limit`): thousands of tables with a key or two each would take as
+many pages of memory.
 
 The caller holds `lock` from `find` until it has written.
 """
@@ -26,23 +25,23 @@ from weakref import WeakValueDictionary
 
 KEY_BYTES: Final = 16
 ENTRY_BYTES: Final = 32
-#: What the memory is known by that limits share, and how many keys have room in it.
+#: The key of the memory that limits share, and the number of keys with room in it.
 SHARED: Final = bytes(KEY_BYTES)
 SHARED_KEYS: Final = 1 << 18
-#: Entries that are looked at for one key. With half of them taken, two are usual.
+#: The most entries probed for one key. In a half-full table, two are usual.
 _PROBES: Final = 64
 _CELLS: Final = ENTRY_BYTES // 8
-#: Keys whose place is remembered, of all limits that share a memory, and the longest text of such a key in bytes.
+#: The most keys whose position is cached, over all limits of a memory, and the longest text of such a key in bytes.
 _KNOWN: Final = 4096
 _SHORT: Final = 256
-#: Tables that are kept though nobody has them.
+#: The most unused tables that are kept.
 LATEST: Final = 512
 _PAIR: Final = Struct("=qq")
 _NO_LOCK: Final = nullcontext()
 
 
 def table_bytes(keys: int) -> int:
-    """The size of a table in which this many keys have room: twice as many entries, and one for all others."""
+    """The bytes of a table with room for `keys` keys: twice as many entries, and the overflow entry."""
     return (_entries(keys) + 1) * ENTRY_BYTES
 
 
@@ -51,10 +50,10 @@ def _entries(keys: int) -> int:
 
 
 class KeyedCounters:
-    """`memory` has `table_bytes` bytes, all 0 at first. `secret` makes the hash unpredictable: nobody can choose keys
-    that are looked for in the same place. `lock` is for those that share the memory: `workers` processes, of which this
-    one is number `mine` (from 1); alone it is 0. `crowded` counts keys without room, for several tables together.
-    `remembers`: set it where no text of a key is a secret.
+    """`memory` has `table_bytes` bytes, all 0 at first. `secret` makes the hash unpredictable, so that clients cannot
+    choose colliding keys. `lock` excludes the other `workers` processes that share the memory, of which this one is
+    number `mine` (from 1; alone: 0). `crowded` counts keys without room, for several tables together. Set `remembers`
+    only if no key's text is secret.
     """
 
     __slots__ = (
@@ -75,7 +74,7 @@ class KeyedCounters:
         if memory is None:
             memory = memoryview(mmap.mmap(-1, table_bytes(keys)))
             secret = secret or secrets.token_bytes(32)
-        #: `cells[at]` is `until` and `cells[at + 1]` is `used` of the entry that `find` has found.
+        #: `cells[at]` is `until` and `cells[at + 1]` is `used` of the entry that `find` returned.
         self.cells = memory.cast("d")
         self.numbers = memory.cast("q")
         self.lock = lock
@@ -89,23 +88,24 @@ class KeyedCounters:
         self._base: KeyedCounters | None = None
         self.remembers = False
         self._bytes = memory.cast("B")
-        #: By the text of a key: the bytes of the entry that had it, the key, and what `find` returns.
+        #: Text of a key -> the bytes of its entry, the key, and the result of `find`.
         self._known: dict[bytes, tuple[memoryview, bytes, int]] = {}
 
     def of_limit(self, limit: bytes) -> KeyedCounters:
-        """The same memory for the keys of one limit (16 bytes that it is known by): those of another are other keys."""
+        """A view of this memory for one limit (named by 16 bytes), whose keys differ from those of other limits."""
         made = copy(self)
         made.limit = limit
-        made._base = self  # who counts what is used (`SharedCounters`) knows that one
+        made._base = self  # `SharedCounters` counts use on the base
         return made
 
     def key(self, text: bytes, owner: int = 0) -> bytes:
-        """The key for what a limit counts apart. `owner`: the worker (0 to 255) whose own entry it is; 0: of all."""
+        """The key of a text that a limit counts apart. `owner`: the worker (1 to 255) that owns the entry; 0: shared.
+        """
         made = blake2b(text, digest_size=KEY_BYTES - 1, key=self._secret, person=self.limit)
         return made.digest() + bytes((owner,))
 
     def find(self, key: bytes, now: float) -> int:
-        """Where a key's numbers are, for `cells`: its entry, a new one, or the shared one. `now`: monotonic seconds."""
+        """The index in `cells` of a key's entry: existing, new, or the overflow entry. `now`: monotonic seconds."""
         first, second = _PAIR.unpack(key)
         numbers, cells, mask = self.numbers, self.cells, self._mask
         at: int = first * _CELLS & mask
@@ -123,7 +123,7 @@ class KeyedCounters:
             at = at + _CELLS & mask
         if free < 0:
             self._crowded[0] += 1
-            at = mask + 3  # behind the last
+            at = mask + 3  # after the last
             if cells[at] <= now:
                 cells[at + 1] = 0.0
             return at
@@ -132,7 +132,7 @@ class KeyedCounters:
         return free + 2
 
     def find_text(self, text: bytes, now: float) -> int:
-        """As `find`, for the key of this text: nearly always where it was before, since a key never has two entries."""
+        """`find` for the key of this text, with a cache: a key never has two entries."""
         name = self.limit + text
         known = self._known.get(name)
         if known is not None:
@@ -151,16 +151,16 @@ class KeyedCounters:
         return found
 
     def is_shared_entry(self, at: int) -> bool:
-        """Whether what `find` has found is the one entry of all keys without room."""
+        """Whether `at` is the overflow entry of all keys without room."""
         return at > self._mask
 
     @property
     def crowded(self) -> int:
-        """How often a key has found no room, in this process; of all tables that count together."""
+        """The number of times that a key found no room, in this process, over all tables that count together."""
         return self._crowded[0]
 
     def peek(self, key: bytes, now: float) -> tuple[float, float]:
-        """`until` and `used` of a key, (0.0, 0.0) where it is as new. Changes nothing."""
+        """`until` and `used` of a key, (0.0, 0.0) for an expired or missing entry. Changes nothing."""
         first, second = _PAIR.unpack(key)
         numbers, cells, mask = self.numbers, self.cells, self._mask
         at = first * _CELLS & mask
@@ -182,13 +182,13 @@ class KeyedCounters:
             at = owners.find(owner, at + 1)
 
     def in_use(self, now: float) -> int:
-        """Entries that are not as new, that of the keys without room included."""
+        """The number of entries that have not expired, including the overflow entry."""
         return sum(until > now for until in self.cells[2::_CELLS])
 
 
 class OwnCounters:
-    """The tables of a process that serves alone, by the limit that they belong to. They live as long as somebody has
-    them, and the LATEST of them longer: a limit that a reload takes away may come back with the next.
+    """The tables of a single serving process, by limit. A table lives while it is referenced, and the LATEST tables
+    longer: a limit that one reload removes may come back with the next.
     """
 
     __slots__ = ("_crowded", "_latest", "_made", "_secret")
@@ -200,7 +200,7 @@ class OwnCounters:
         self._crowded = [0]
 
     def keyed(self, key: bytes, keys: int) -> KeyedCounters:
-        """That of the limit with this key, for this many of its own keys; made at the first call."""
+        """The table of the limit `key`, with room for `keys` keys; created at the first call."""
         found = self._made.get(key)
         if found is None or found.keys != keys:
             found = self._made[key] = KeyedCounters(keys, secret=self._secret, crowded=self._crowded)
@@ -212,7 +212,7 @@ class OwnCounters:
 
     @property
     def crowded(self) -> int:
-        """How often keys have found no room."""
+        """The number of times that keys found no room."""
         return self._crowded[0]
 
     def __repr__(self) -> str:

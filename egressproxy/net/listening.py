@@ -1,4 +1,4 @@
-"""Listening sockets, and what is said where one cannot be had."""
+"""Listening sockets, and the errors of those that cannot be bound."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pathlib import Path
 
 from egressproxy.model.unix_socket import UnixSocket, is_unix, parse_unix_socket
 
-#: Connections that the kernel has accepted, and that wait to be taken.
+#: The kernel's queue of connections that wait for accept().
 BACKLOG = 1024
 _CREDENTIALS = struct.Struct("3i")  # struct ucred: pid, uid, gid
 REMEDIES = {
@@ -34,9 +34,7 @@ UNIX_REMEDIES = {
 
 
 class BindError(Exception):
-    """Addresses and ports that the configuration asks for cannot be bound, for these `listeners`. `places` are they,
-    each with a sentence why.
-    """
+    """Configured addresses cannot be bound, for these `listeners`. `places`: address and port -> a sentence why."""
 
     def __init__(self, message: str, listeners: str, places: Mapping[tuple[str, int], str]) -> None:
         super().__init__(message)
@@ -45,15 +43,15 @@ class BindError(Exception):
 
     @classmethod
     def of(cls, errors: Sequence[BindError]) -> BindError:
-        """All of them in one."""
+        """One error that has the places of all these errors."""
         places = {place: why for error in errors for place, why in error.places.items()}
         return cls("\n".join(map(str, errors)), ", ".join(error.listeners for error in errors), places)
 
 
 def bind(address: str, port: int, *, unread_ms: int = 0) -> socket.socket:
-    """A listening socket that does not block, of an IP address and a port, or of a Unix socket (`unix://…`), which has
-    no port. After `unread_ms`, if not 0, the kernel ends connections whose peer takes nothing (TCP_USER_TIMEOUT,
-    tcp(7)). Raises OSError.
+    """A non-blocking listening socket on an IP address and port, or on a Unix socket (`unix://…`), which has no port.
+    After `unread_ms`, if not 0, the kernel ends connections whose peer acknowledges no data (TCP_USER_TIMEOUT, tcp(7)).
+    Raises OSError.
     """
     if is_unix(address):
         return bind_unix(parse_unix_socket(address))
@@ -76,7 +74,7 @@ def bind(address: str, port: int, *, unread_ms: int = 0) -> socket.socket:
 
 
 def why_unusable(address: str) -> str:
-    """Why this machine cannot listen on an IP address, whatever the port; "" where it can."""
+    """Why this machine cannot listen on an IP address, on any port; "" if it can."""
     family = socket.AF_INET6 if ipaddress.ip_address(address).version == 6 else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as sock:
@@ -87,10 +85,10 @@ def why_unusable(address: str) -> str:
 
 
 def bind_error(listeners: str, address: str, port: int, error: OSError) -> BindError:
-    """What to raise where `bind` has raised this for these listeners, with a remedy where one is known."""
+    """The BindError for an `error` of `bind`, with a remedy if one is known."""
     why = error.strerror or type(error).__name__
     if is_unix(address):
-        is_known = error.errno is not None and why == os.strerror(error.errno)  # else it says what helps
+        is_known = error.errno is not None and why == os.strerror(error.errno)  # else the text has a remedy
         said = f"cannot bind {address}: {why}{UNIX_REMEDIES.get(error.errno or 0, '') if is_known else ''}"
     else:
         said = f"cannot bind {address} port {port}: {why}{REMEDIES.get(error.errno or 0, '')}"
@@ -98,23 +96,23 @@ def bind_error(listeners: str, address: str, port: int, error: OSError) -> BindE
 
 
 class UnixListeningSocket(socket.socket):
-    """To close it removes its path. Copies of it in other processes do not. `descriptor`: of one that is there."""
+    """A Unix socket whose `close` removes its path; copies in other processes do not. `descriptor`: an open socket."""
 
     def __init__(self, descriptor: int | None = None) -> None:
         super().__init__(socket.AF_UNIX, socket.SOCK_STREAM, 0, descriptor)
         self._made: tuple[str, int, int] | None = None  # path, device and inode
 
     def made(self, path: str) -> None:
-        """It has this path, which is its own to remove."""
+        """Record the path as owned by this socket, which removes it."""
         found = os.lstat(path)
         self._made = path, found.st_dev, found.st_ino
 
     def leave_path(self) -> None:
-        """The path is another process's from now on."""
+        """Give up the path: another process owns it from now on."""
         self._made = None
 
     def close(self) -> None:
-        """The path goes unless another socket has taken it."""
+        """Close, and remove the path unless another socket has replaced it."""
         made, self._made = self._made, None
         if made is not None:
             path, device, inode = made
@@ -126,20 +124,20 @@ class UnixListeningSocket(socket.socket):
 
 
 def is_inside(at: UnixSocket, folders: Iterable[Path]) -> bool:
-    """Whether the socket would be in one of these folders, or below, when every link on the way is followed."""
+    """Whether the socket's path lies below one of these folders, after resolving links."""
     folder = Path(at.path).parent.resolve()
     return any(folder.is_relative_to(each.resolve()) for each in folders)
 
 
 def bind_unix(at: UnixSocket) -> socket.socket:
-    """A listening socket that does not block, in place of one that nobody serves. Nobody may connect before its owner
-    and its mode are set. Raises OSError.
+    """A non-blocking listening Unix socket; a stale one is replaced. No process can connect before owner and mode are
+    set. Raises OSError.
     """
     owner, group = number_of_user(at.owner), number_of_group(at.group)
     _remove_stale(at.path)
     sock = UnixListeningSocket()
     try:
-        os.fchmod(sock.fileno(), 0)  # the mode of what `bind` makes
+        os.fchmod(sock.fileno(), 0)  # the mode of the file that `bind` creates
         sock.bind(at.path)
         sock.made(at.path)
         _give(at.path, owner, group, at.mode)
@@ -152,7 +150,7 @@ def bind_unix(at: UnixSocket) -> socket.socket:
 
 
 def accepting_unix(accept: Callable[[], tuple[int, object]]) -> Callable[[], tuple[int, tuple[str, int]]]:
-    """`accept`, with `uid-1000` and the number of the process that has connected for a peer. Raises OSError."""
+    """`accept`, with `uid-1000` and the pid of the connecting process as peer address. Raises OSError."""
 
     def accept_unix() -> tuple[int, tuple[str, int]]:
         fd, _ = accept()
@@ -169,13 +167,13 @@ def accepting_unix(accept: Callable[[], tuple[int, object]]) -> Callable[[], tup
 
 
 def peer_of(sock: socket.socket) -> tuple[int, int]:
-    """The process and the user at the other end of a Unix socket. Raises OSError."""
+    """The pid and uid of the peer of a Unix socket. Raises OSError."""
     pid, user, _ = _CREDENTIALS.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return pid, user
 
 
 def _remove_stale(path: str) -> None:
-    """Remove the Unix socket at this path if nobody listens on it. Raises OSError where that cannot be told or done."""
+    """Remove the Unix socket at this path if no process listens on it. Raises OSError if the check or removal fails."""
     try:
         if not stat.S_ISSOCK(os.lstat(path).st_mode) or _is_served(path):
             return
@@ -189,14 +187,14 @@ def _remove_stale(path: str) -> None:
 
 
 def _give(path: str, owner: int, group: int, mode: int) -> None:
-    """Set the owner and the mode of the socket at this path. Raises OSError where it is no socket any more: whoever may
-    write in the folder could have put a link in its place, and would be given the file that it leads to.
+    """Set owner and mode of the socket at this path. Raises OSError if the path is no socket any more: a process with
+    write access to the folder could have replaced it by a link, and would be given the link's target.
     """
     found = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if not stat.S_ISSOCK(os.fstat(found).st_mode):
             raise OSError(errno.EADDRINUSE, "the socket was replaced while it was made")
-        itself = f"/proc/self/fd/{found}"  # the mode of what is open with O_PATH is set by this name alone
+        itself = f"/proc/self/fd/{found}"  # the only name by which to set the mode of an O_PATH descriptor
         at = itself if os.path.exists(itself) else path  # no /proc in this container
         os.chown(at, owner, group)
         os.chmod(at, mode)
@@ -205,17 +203,17 @@ def _give(path: str, owner: int, group: int, mode: int) -> None:
 
 
 def number_of_user(name: str) -> int:
-    """-1 for "". Raises OSError."""
+    """The id of a user, -1 for "". Raises OSError."""
     return _number(name, lambda name: pwd.getpwnam(name).pw_uid)
 
 
 def number_of_group(name: str) -> int:
-    """-1 for "". Raises OSError."""
+    """The id of a group, -1 for "". Raises OSError."""
     return _number(name, lambda name: grp.getgrnam(name).gr_gid)
 
 
 def _number(name: str, find: Callable[[str], int]) -> int:
-    """Of a user or a group; -1, which changes nothing, for "". Raises OSError."""
+    """The id of a user or group; -1, which changes nothing, for "". Raises OSError."""
     if not name or name.isdigit():
         return int(name or -1)
     try:
@@ -225,8 +223,8 @@ def _number(name: str, find: Callable[[str], int]) -> int:
 
 
 def _is_served(path: str) -> bool:
-    """Whether somebody has this Unix socket. Only where the kernel says that nobody does it is stale: to one of another
-    kind it connects nobody (connect(2): EPROTOTYPE). Raises OSError where this user may not connect.
+    """Whether a process has this Unix socket open. Only ECONNREFUSED means stale: a socket of another type gives
+    EPROTOTYPE (connect(2)). Raises OSError if this user may not connect.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.setblocking(False)
@@ -238,5 +236,5 @@ def _is_served(path: str) -> bool:
             why = "there is a socket that the gateway's user may not connect to, so it may be served"
             raise OSError(errno.EADDRINUSE, f"{why}; remove it, or give it to that user") from None
         except OSError:
-            return True  # its queue is full, for one
+            return True  # a full queue, for one
     return True

@@ -1,7 +1,7 @@
-"""ListeningSockets: the listening sockets of this process, whoever has made them.
+"""ListeningSockets: the listening sockets of this process, inherited or bound.
 
-It binds those that nobody has given it. Others come from the service manager (systemd), which keeps them when this
-process ends, or from the process before this one, which takes no more from them once this one serves.
+The service manager (systemd) passes sockets, and keeps them when this process ends. In a takeover, the predecessor
+passes its sockets, and stops accepting once this process serves. Other sockets are bound here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Place = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class GivenSocket:
-    """`giver` says whom it is from, for people. `is_kept`: the service manager has it, too, and keeps it."""
+    """An inherited socket. `giver` names its origin for people. `is_kept`: the service manager keeps it open, too."""
 
     descriptor: int
     place: Place
@@ -48,12 +48,13 @@ class ListeningSockets:
 
     def __init__(self) -> None:
         self._given: dict[Place, GivenSocket] = {}
-        self._open: dict[Place, _Open] = {}  # by what was asked for
-        self._taken: set[Place] = set()  # of those that were given
-        self._left: list[tuple[UnixListeningSocket, str]] = []  # whose paths are not ours yet
+        self._open: dict[Place, _Open] = {}  # by requested place
+        self._taken: set[Place] = set()  # inherited sockets in use
+        self._left: list[tuple[UnixListeningSocket, str]] = []  # their paths still belong to the predecessor
 
     def give(self, descriptor: int, giver: str, *, is_kept: bool) -> None:
-        """Take this descriptor for whoever asks for its place. Raises ValueError, a sentence, and has closed it."""
+        """Store an inherited descriptor for a later `bind` of its place. Raises ValueError, a sentence, and closes it.
+        """
         try:
             sock = socket.socket(fileno=descriptor)
             try:
@@ -68,7 +69,7 @@ class ListeningSockets:
         self._given[place] = GivenSocket(descriptor, place, giver, is_kept)
 
     def bind(self, address: str, port: int, *, unread_ms: int = 0) -> socket.socket:
-        """As `listening.bind`: the socket of this place that was given, else a new one. Raises OSError."""
+        """The inherited socket of this place, else a new one as by `listening.bind`. Raises OSError."""
         given = self._given.get(_asked(address, port))
         if given is None:
             sock = self._bound(address, port, unread_ms)
@@ -80,7 +81,7 @@ class ListeningSockets:
         return sock
 
     def close_unused(self) -> list[GivenSocket]:
-        """Close what was given and nobody has asked for; returns what it was."""
+        """Close the inherited sockets that no listener uses, and return them."""
         unused = [given for place, given in self._given.items() if place not in self._taken]
         for given in unused:
             os.close(given.descriptor)
@@ -89,7 +90,7 @@ class ListeningSockets:
 
     # --- for the process after this one ----------------------------------------------------------------------------
     def to_give(self) -> Iterable[GivenSocket]:
-        """Every socket that is open, and those that the service manager keeps; the descriptors stay this process's."""
+        """Every open socket, and those that the service manager keeps; the descriptors stay owned by this process."""
         kept = [given for given in self._given.values() if given.is_kept]
         yield from kept
         names = {given.place for given in kept}
@@ -99,23 +100,23 @@ class ListeningSockets:
 
     @property
     def taken(self) -> frozenset[Place]:
-        """The places whose sockets were given, and are used."""
+        """The places of inherited sockets in use."""
         return frozenset(self._taken)
 
     def served_elsewhere(self, taken: Collection[Place] = ()) -> frozenset[Place]:
-        """Of the addresses and ports that were asked for: those on which others accept what waits, which are those that
-        the service manager keeps, and those that the process after this one has `taken`.
+        """The requested places whose pending connections another process will accept: the sockets that the service
+        manager keeps, and those that the successor has `taken`.
         """
         return frozenset(asked for asked, each in self._open.items() if each.is_kept or each.place in taken)
 
     def leave_paths(self, taken: Collection[Place]) -> None:
-        """The process after this one has these: the paths of Unix sockets are not removed here any more."""
+        """Give up the paths of these Unix sockets to the successor: closing no longer removes them."""
         for each in self._open.values():
             if each.place in taken and isinstance(each.socket, UnixListeningSocket):
                 each.socket.leave_path()
 
     def own_paths(self) -> None:
-        """The process before this one has left its paths: they are removed here from now on."""
+        """Own the paths of the predecessor's Unix sockets: closing removes them from now on."""
         for sock, path in self._left:
             if sock.fileno() >= 0:
                 sock.made(path)
@@ -123,10 +124,10 @@ class ListeningSockets:
 
     # --- one socket ------------------------------------------------------------------------------------------------
     def _of(self, given: GivenSocket, address: str, unread_ms: int) -> socket.socket:
-        """Raises OSError with a sentence where it is not what is asked for."""
+        """The inherited socket, ready to accept. Raises OSError with a sentence if it does not fit the request."""
         if is_unix(address):
             _check_file(given, parse_unix_socket(address))
-        descriptor = os.dup(given.descriptor)  # a listener that goes and comes again finds it again
+        descriptor = os.dup(given.descriptor)  # kept for a listener that is removed and comes back
         os.set_inheritable(descriptor, False)
         sock: socket.socket
         if is_unix(address) and not given.is_kept:
@@ -165,7 +166,7 @@ class ListeningSockets:
 
 
 def place_of(sock: socket.socket) -> Place:
-    """Where this socket listens. Raises ValueError, a sentence, where it is none that serves, and OSError."""
+    """The place on which a socket listens. Raises ValueError, a sentence, if it does not listen, and OSError."""
     if sock.type != socket.SOCK_STREAM or sock.family not in _FAMILIES:
         raise ValueError("a socket was given that is none of TCP, nor a Unix socket of streams")
     if not sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
@@ -188,7 +189,7 @@ def _asked(address: str, port: int) -> Place:
 
 
 def _check_file(given: GivenSocket, asked: UnixSocket) -> None:
-    """Raises OSError where others may connect than the Gateway says."""
+    """Raises OSError if the file's owner, group or mode differ from the Gateway's."""
     found = os.stat(asked.path)
     mode = stat.S_IMODE(found.st_mode)
     wrong = [f"has mode {mode:04o} and should have {asked.mode:04o}"] if mode != asked.mode else []

@@ -1,12 +1,12 @@
 """SocketTransport: a connected TCP socket on the poller, behind asyncio's interface of a transport.
 
-It keeps asyncio's promises (callbacks never come from within `write`, `close` or `abort`; `connection_lost` comes
-exactly once, as the last; an end of input leaves the other direction open where `eof_received` says so), and one more:
-a peer that resets its connection behind its end is noticed though nothing is read any more.
+It keeps asyncio's guarantees: callbacks never come from within `write`, `close` or `abort`; `connection_lost` comes
+exactly once, as the last; after an end of input the other direction stays open if `eof_received` returns true. One more
+guarantee: a reset after the peer's FIN is noticed although nothing is read any more.
 
-`detach` gives the socket away, to a relay that needs no protocol.
+`detach` hands the socket to a relay that needs no protocol.
 
-States, and what leads from one to the next; nothing else may happen:
+States and transitions; no others are allowed:
 
     state       event    next        the event
     ----------  -------  ----------  ---------------------------------------------------------------
@@ -56,14 +56,14 @@ from egressproxy.net.watched_socket import (
 READ_SIZE: Final = 64 * 1024
 #: asyncio's default of how many bytes may be queued before `pause_writing`.
 HIGH_WATER: Final = 64 * 1024
-#: So many pieces go to the kernel in one call (IOV_MAX is 1024).
+#: The most buffers in one system call (IOV_MAX is 1024).
 MAX_PIECES: Final = 64
 
 _INPUT: Final = select.EPOLLIN
-#: What says in an event that nothing comes behind what is there.
+#: Flags of an event after which no more input follows.
 END_FOLLOWS: Final = select.EPOLLRDHUP | ENDED
 
-#: Stands for the protocol once the connection is gone.
+#: Replaces the protocol once the connection is gone.
 _GONE_PROTOCOL: Final = asyncio.Protocol()
 
 
@@ -94,7 +94,7 @@ _IS_CLOSING: Final = (_CLOSING, _CLOSED, _GONE)
 
 
 class SocketTransport(WatchedSocket, asyncio.Transport):
-    """The transport. Its states are those of the table above."""
+    """The transport, with the states of the table above."""
 
     __slots__ = (
         "_error", "_high", "_is_paused", "_is_write_paused", "_low", "_peer", "_protocol", "_state", "poller", "sock",
@@ -113,8 +113,8 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
         peer: Any = None,
         watched: int = NOT_WATCHED,
     ) -> None:
-        """A socket that does not block. `peer`: its other end's address, if known; `watched`: what it is on the poller
-        for already. Nothing happens before `start`.
+        """`sock` is non-blocking. `peer`: the peer's address, if known; `watched`: the events that the poller already
+        watches for. No event is handled before `start`.
         """
         self.poller = poller
         self.sock = sock
@@ -201,7 +201,7 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
 
     # --- reading -----------------------------------------------------------------------------------------------------
     def pause_reading(self) -> None:
-        """What the poller watches for is changed only when something comes."""
+        """Pause; the poller's registration changes only when the next input arrives."""
         self._is_paused = True
 
     def resume_reading(self) -> None:
@@ -242,7 +242,7 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
             raise RuntimeError("write after write_eof")
 
     def writelines(self, list_of_data: Iterable[Any]) -> None:
-        """As `write`, of all pieces in one call of the kernel where that can be."""
+        """`write` for all pieces, in one system call if possible."""
         pieces = [piece for piece in list_of_data if piece]
         if len(pieces) < 2 or len(pieces) > MAX_PIECES or self.unsent is not None or self._state not in _WRITES:
             for piece in pieces:
@@ -273,7 +273,7 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
             self._protocol.pause_writing()
 
     def all_sent(self) -> None:
-        """Do what waited for that: finish closing, or end our side."""
+        """Finish closing, or end our side, now that the queue is empty."""
         if self._state is _CLOSING:
             self._finish()
             return
@@ -288,7 +288,7 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
         return self._low, self._high
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        """Bytes that may be queued before `pause_writing`, and from which on `resume_writing` comes."""
+        """`high`: queued bytes above which `pause_writing` is called; `low`: below which `resume_writing` is called."""
         self._high = HIGH_WATER if high is None else high
         self._low = self._high // 4 if low is None else low
 
@@ -314,7 +314,7 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
             self._finish()
 
     def abort(self) -> None:
-        """Close now; where something is queued it is dropped, and the peer sees a reset: what it got is not whole."""
+        """Close now and drop the queue; the peer sees a reset if bytes were dropped, since its input is incomplete."""
         if self._state not in _OVER:
             if self.unsent is not None:
                 break_off(self.sock)
@@ -332,9 +332,9 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
         self.poller.end_later(self._end)
 
     def _end(self) -> None:
-        """At the end of the turn: the last word to the protocol."""
+        """Call `connection_lost`, at the end of the turn."""
         self._state = _GONE
-        protocol, self._protocol = self._protocol, _GONE_PROTOCOL  # it holds us as its transport: let go
+        protocol, self._protocol = self._protocol, _GONE_PROTOCOL  # breaks the reference cycle with its transport
         error, self._error = self._error, None
         try:
             protocol.connection_lost(error)
@@ -342,8 +342,8 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
             self.sock.close()
 
     def detach(self) -> tuple[Socket, bytearray | None, int]:
-        """Give the socket away, with what it did not take yet, and what it is still watched for. This transport is
-        closing from now on, and its protocol hears nothing more of it.
+        """Hand over the socket, its unsent bytes, and the events that the poller watches for. This transport is closing
+        from now on, and its protocol gets no more callbacks.
         """
         assert self._state not in _IS_CLOSING
         unsent, self.unsent = self.unsent, None
@@ -354,18 +354,18 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
     # --- what it is --------------------------------------------------------------------------------------------------
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
         self._protocol = protocol
-        self._is_write_paused = False  # the new one is told at the next write, should that still be so
+        self._is_write_paused = False  # the next write pauses the new protocol if needed
 
     def get_protocol(self) -> asyncio.BaseProtocol:
         protocol: asyncio.BaseProtocol = self._protocol
         return protocol
 
     def speak_for(self, peer: Any) -> None:
-        """From now on this is the `peername`: the other end has said that the connection is that of somebody else."""
+        """Set the `peername` that the other end has announced (PROXY protocol)."""
         self._peer = peer
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """`socket`, `peername` and `sockname`; of a connection that is gone only a `peername` known before."""
+        """`socket`, `peername` and `sockname`; after the end only a `peername` that was known before."""
         is_gone = self._state is _GONE
         if name == "peername":
             if self._peer is None and not is_gone:

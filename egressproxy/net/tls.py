@@ -7,7 +7,7 @@ with TlsTruncated (RFC 8446 section 6.1, RFC 9112 section 9.8).
 A `TlsStream` is the protocol of the transport below and the transport of the protocol above. The one below may be a
 TlsStream itself: that is TLS inside a tunnel through an encrypted parent.
 
-States, and what leads from one to the next; nothing else may happen:
+States and transitions; no others are allowed:
 
     state       event    next        the event
     ----------  -------  ----------  --------------------------------------------------------------------------
@@ -29,8 +29,8 @@ States, and what leads from one to the next; nothing else may happen:
     BOTH_ENDED  close    CLOSED
     FAILED      close    CLOSED      the transport below is gone
 
-What stands beside the state may be so in each of them: the protocol above has paused reading, it is to pause writing,
-and the transport below has ended its input (TCP's FIN), which a paused reader may see much later.
+Three flags are independent of the state: the protocol above has paused reading, its writing is paused, and the
+transport below has ended its input (TCP's FIN), which a paused reader may see much later.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ from typing import Any, ClassVar, Final, cast
 from egressproxy.net.tls_failures import TLS_EXPECTATION, TlsExpectation, TlsTruncated, is_eof
 from egressproxy.net.tls_resumption import TlsResumption
 
-#: The plaintext of one record at most (RFC 8446 section 5.1). Reading this much takes a record whole, so that an empty
-#: ciphertext buffer afterwards means that there is nothing left: no further read, which would cost an exception.
+#: The most plaintext of one record (RFC 8446 section 5.1). A read of this size takes a whole record. An empty
+#: ciphertext buffer afterwards then means that no record is left, which saves a read that would raise.
 MAX_PLAINTEXT: Final = 16384
 
-#: What passes through OpenSSL's buffers at one time, towards upstreams: everything. Towards clients it is a record: the
-#: buffers (BIO) keep the size that they once had, 87 KB for 64 KiB, and a client may leave many connections idle.
+#: Bytes that pass through OpenSSL's buffers at a time: no limit towards upstreams, one record towards clients. The
+#: buffers (BIO) never shrink (87 KB after 64 KiB), and a client may leave many connections idle.
 UNBOUNDED: Final = (1 << 62) - 1  # compiled code has no quicker number that is larger
 
 
@@ -88,11 +88,11 @@ _IS_UNHEARD: Final = (_HANDSHAKE, _JOINING, _FAILED)
 _OVER: Final = (_FAILED, _CLOSED)
 
 
-#: Handshakes of this process, by side and by what became of them.
+#: Handshakes of this process, by side and result.
 handshakes: Final[Counter[tuple[str, str]]] = Counter()
 _SIDES: Final = ("upstream", "downstream")
 
-#: Stands for the inner protocol once the connection is gone.
+#: Replaces the inner protocol once the connection is gone.
 _GONE_PROTOCOL: Final = asyncio.Protocol()
 
 
@@ -101,11 +101,11 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
 
     `on_handshake(stream, error)` is called exactly once, with None when the handshake is done and the peer is verified.
     It may look at the `ssl_object`, `set_protocol` by ALPN, or close. Then `inner.connection_made(stream)` is called.
-    With an error the connection is closed, and `inner` never hears of it; `tls_fault` makes it an answer for a client.
+    With an error the connection is closed, and `inner` gets no callback; `tls_fault` translates the error for clients.
 
     `verify` is called with the SSLObject before `on_handshake`, and raises ssl.SSLCertVerificationError to refuse the
-    peer (`tls_contexts.ClientTls` brings it). Time limits are the caller's: `abort_handshake`. `expected` is for
-    what is said of a failure, `resumption` has the session that the handshake may resume, and gets its own.
+    peer (see `tls_contexts.ClientTls`). Time limits are the caller's: `abort_handshake`. `expected` is for error
+    messages; `resumption` provides the session to resume, and stores the new session.
     """
 
     __slots__ = (
@@ -129,7 +129,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
         expected: TlsExpectation | None = None,
         resumption: TlsResumption | None = None,
     ) -> None:
-        # Not asyncio's __init__: what it sets (`_extra`) nobody asks for, and in a compiled object it has no place.
+        # Not asyncio's __init__: its `_extra` is unused, and has no slot in a compiled object.
         self._in = ssl.MemoryBIO()
         self._out = ssl.MemoryBIO()
         self._ssl = context.wrap_bio(
@@ -155,7 +155,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
         self._handshake()
 
     def data_received(self, data: bytes | memoryview) -> None:
-        """Ciphertext, of which whole records are delivered at once."""
+        """Decrypt, and deliver whole records at once."""
         if len(data) > self._piece:
             whole = memoryview(data)
             for at in range(0, len(whole), self._piece):
@@ -168,7 +168,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
             self._handshake()
 
     def eof_received(self) -> bool:
-        """TCP FIN: the end of everything, unless close_notify came before and the inner protocol still has to write."""
+        """Handle TCP FIN: the connection ends, unless close_notify came before and the inner protocol still writes."""
         self._has_eof = True
         self._in.write_eof()
         if self._state in _READS:
@@ -179,11 +179,11 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
         return self._state in _HAS_PEER_END or (self._is_paused and self._state in _READS)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The transport below is gone. Without close_notify the protocol above is told TlsTruncated."""
+        """The transport below is gone. Without close_notify the protocol above gets TlsTruncated."""
         was, self._state = self._state, _FAILED if self._state in _IS_EARLY else _CLOSED
         if self._resumption is not None:
             if was in _IS_UNHEARD:
-                self._resumption.failed()  # a server may not bear to be asked for a session
+                self._resumption.failed()  # a server may fail on resumption
             else:
                 self._resumption.ended(self._ssl)
         if was in _IS_UNHEARD:
@@ -194,7 +194,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
             exc = self._error
         elif exc is None and was in _READS:
             exc = TlsTruncated("the connection ended without close_notify")
-        inner, self._inner = self._inner, _GONE_PROTOCOL  # it holds us as its transport: let go
+        inner, self._inner = self._inner, _GONE_PROTOCOL  # breaks the reference cycle with its transport
         inner.connection_lost(exc)
 
     def pause_writing(self) -> None:
@@ -209,7 +209,8 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
 
     # --- transport of the protocol above -------------------------------------------------------------------------
     def write(self, data: Any) -> None:
-        """Encrypt and send; nothing behind `write_eof` or once it is closing. RuntimeError before it is joined."""
+        """Encrypt and send; ignored after `write_eof` or while closing. Raises RuntimeError before `connection_made`.
+        """
         if not data or self._state not in _WRITES:
             if self._state in _IS_EARLY:
                 raise RuntimeError("write before the TLS handshake is done")
@@ -273,7 +274,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
             self._state = _FAILED if self._state in _IS_EARLY else _CLOSED
 
     def abort_handshake(self) -> None:
-        """The handshake took too long: `on_handshake` is told TimeoutError. Does nothing once it is over."""
+        """End a handshake that took too long: `on_handshake` gets TimeoutError. Does nothing after the handshake."""
         if self._state is _HANDSHAKE:
             self.abort()
             self._report(TimeoutError("the TLS handshake took too long"))
@@ -286,13 +287,13 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
         return (self._state is not _OPEN and self._state in _OVER) or self._transport.is_closing()
 
     def pause_reading(self) -> None:
-        """No more plaintext from now on. At most one read of the transport below stays here, as ciphertext."""
+        """Deliver no more plaintext. At most one read of the transport below is buffered, as ciphertext."""
         self._is_paused = True
         if not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
-        """Deliver again; what is here already comes in the next turn of the loop."""
+        """Deliver again; buffered records follow in the next turn of the loop."""
         if not self._is_paused:
             return
         self._is_paused = False
@@ -315,9 +316,9 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
         self._transport.set_write_buffer_limits(high, low)
 
     def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        """Tell this protocol from now on; it hears of a full buffer in the next turn of the loop."""
+        """Replace the inner protocol; `pause_writing` of a full buffer follows in the next turn of the loop."""
         self._inner = cast(asyncio.Protocol, protocol)
-        if self._is_write_paused:  # the one before was told
+        if self._is_write_paused:  # only the former protocol was paused
             asyncio.get_running_loop().call_soon(self._repeat_pause)
 
     def _repeat_pause(self) -> None:
@@ -328,7 +329,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
         return self._inner
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
-        """`ssl_object` and `tls_expectation` are ours; everything else is asked of the transport below."""
+        """`ssl_object` and `tls_expectation` of this stream; other names of the transport below."""
         if name == "ssl_object":
             return self._ssl
         if name == TLS_EXPECTATION:
@@ -410,7 +411,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
             self.close()
 
     def _send_close_notify(self) -> None:
-        with suppress(ssl.SSLError, OSError):  # it is sent; the peer's own has not come, or never will
+        with suppress(ssl.SSLError, OSError):  # sent; do not wait for the peer's close_notify
             self._ssl.unwrap()
         self._flush()
 

@@ -1,11 +1,11 @@
-"""TLS contexts from specs: what we demand of upstreams, and what we offer to clients.
+"""TLS contexts from the IR, for upstreams and for clients.
 
-Contexts are cached by what they depend on: names, SNI and pins are checked per connection (`ClientTls.verify`), so that
-backends which trust the same roots share one context (some 150 system roots cost 17 ms and a megabyte each time).
+Contexts are cached by their settings. Names, SNI and pins are checked per connection (`ClientTls.verify`), so backends
+that trust the same roots share one context (some 150 system roots cost 17 ms and a megabyte each time).
 
-Held here (RFC 9525, RFC 8996, RFC 5280): TLS 1.2 at least, subject alternative names only, one left-most wildcard
-label, forward secrecy, no renegotiation, revocation lists that fail closed for the whole chain. `_trust` is the rule of
-what is trusted, of servers and of clients.
+Rules (RFC 9525, RFC 8996, RFC 5280): TLS 1.2 at least, subject alternative names only, one left-most wildcard label,
+forward secrecy, no renegotiation, revocation lists that fail closed for the whole chain. `_trust` sets the trust
+anchors, for servers and clients.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from egressproxy.net.system_roots import in_force
 from egressproxy.net.tls_key_log import log_keys_of
 
 HTTP_1_1: Final[tuple[str, ...]] = ("http/1.1",)
-#: What listeners of HTTP offer; a client that offers both gets the first of them.
+#: ALPN of HTTP listeners, in order of preference.
 HTTP_2_OR_1_1 = ("h2", "http/1.1")
 
 #: Forward secrecy and no SHA-1; written out, since a distribution may have changed OpenSSL's own default.
 _CIPHERS = "ECDH+AESGCM:ECDH+CHACHA20:ECDH+AES:DHE+AES:!aNULL:!eNULL:!aDSS:!SHA1:!AESCCM:@SECLEVEL=2"
-#: To clients no CBC, either: only those of before 2014 lack GCM in TLS 1.2.
+#: For clients also without CBC: only clients from before 2014 lack GCM in TLS 1.2.
 _SERVER_CIPHERS = "ECDH+AESGCM:ECDH+CHACHA20:!aNULL:!eNULL:!aDSS:!AESCCM:@SECLEVEL=2"
 _MAX_CONTEXTS = 256
-#: That are made anew before other roots of the system come into force: a megabyte each.
+#: The most contexts that are rebuilt before changed system roots come into force: a megabyte each.
 _MAX_READY = 16
 _VERSIONS = {"1.2": ssl.TLSVersion.TLSv1_2, "1.3": ssl.TLSVersion.TLSv1_3}
-#: Of OpenSSL 3, which earlier ones do without.
+#: New in OpenSSL 3.
 _IGNORE_TRUNCATION = getattr(ssl, "OP_IGNORE_UNEXPECTED_EOF", 0)
 _HOSTNAME_MISMATCH = 62  # X509_V_ERR_HOSTNAME_MISMATCH
-#: Where the SNI callback leaves the name on the connection: the ssl module tells it to nobody else.
+#: The attribute in which the SNI callback stores the name; the ssl module passes the name to the callback alone.
 _SERVER_NAME = "egressproxy_server_name"
-#: What a context says of itself whose clients show certificates that are verified, if they show any.
+#: The attribute of a context that verifies clients' certificates, if they present any.
 _VERIFIES = "egressproxy_verifies"
 _APPLICATION_VERIFICATION = 50  # X509_V_ERR_APPLICATION_VERIFICATION
 _OCSP_NEEDED = 73  # X509_V_ERR_OCSP_VERIFY_NEEDED
@@ -56,7 +56,7 @@ _TLS_FEATURE: Final = bytes.fromhex("06082b06010505070118")
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """What a TlsStream to an upstream needs. `server_hostname` is the SNI; an address is verified, and not sent."""
+    """The TLS settings of one upstream connection. `server_hostname` is the SNI; an address is verified, not sent."""
 
     context: ssl.SSLContext
     server_hostname: str
@@ -64,7 +64,7 @@ class ClientTls:
 
 
 def client_tls(spec: BackendTlsIR, host: str, alpn: tuple[str, ...] = HTTP_1_1) -> ClientTls:
-    """How to connect to `host` (a name, or an address as text) by this spec. Raises as `client_context`."""
+    """The settings for a connection to `host` (a name, or an address as text). Raises like `client_context`."""
 
     def verify(peer: ssl.SSLObject) -> None:
         if not spec.insecure_skip_verify:
@@ -92,19 +92,19 @@ def client_context(spec: BackendTlsIR, alpn: tuple[str, ...] = HTTP_1_1) -> ssl.
 
 
 def make_ready(mark: str) -> None:
-    """Make the contexts that are in use anew, for the system's roots of this mark, before these are put in force. Each
-    reads the system's bundle, which takes 20 ms: call this in a thread.
+    """Rebuild the contexts in use with the system roots of this mark, before these come into force. Each reads the
+    system's bundle, which takes 20 ms: call this in a thread.
     """
     global _next
     fresh = _OfSystemRoots(mark)
     for arguments in list(_present.made)[-_MAX_READY:]:
-        with suppress(ssl.SSLError, ValueError, OSError):  # who needs it is told
+        with suppress(ssl.SSLError, ValueError, OSError):  # the next user of the context gets the error
             fresh.context(arguments)
     _next = fresh
 
 
 class _OfSystemRoots:
-    """Contexts that trust the system's roots of one mark: what was made first goes first."""
+    """The contexts that trust the system roots of one mark; the oldest is evicted first."""
 
     __slots__ = ("made", "mark")
 
@@ -113,7 +113,7 @@ class _OfSystemRoots:
         self.made: dict[tuple[Any, ...], ssl.SSLContext] = {}
 
     def context(self, arguments: tuple[Any, ...]) -> ssl.SSLContext:
-        """That for these arguments of `_client_context`."""
+        """The context for these arguments of `_client_context`."""
         found = self.made.get(arguments)
         if found is None:
             if len(self.made) >= _MAX_CONTEXTS:
@@ -126,7 +126,7 @@ _present = _next = _OfSystemRoots("")
 
 
 def _of_system_roots() -> _OfSystemRoots:
-    """The contexts of those in force. Those with former roots are forgotten."""
+    """The contexts with the current system roots; contexts with former roots are dropped."""
     global _present, _next
     mark = in_force()
     if _present.mark != mark:
@@ -153,16 +153,15 @@ def _client_context(
 
 
 def _trust(context: ssl.SSLContext, ca_pem: str | None, crl_pem: str, *, tells_root: bool = False) -> None:
-    """Trust each of these certificates, or those of the system for None, and check the lists of the whole chain. Raises
-    ValueError for a bundle without any certificate.
+    """Trust each of these certificates, or the system's for None, and check revocation lists for the whole chain.
+    Raises ValueError for a bundle without a certificate.
 
-    Each one is an anchor by the word of who put it there (RFC 5280 section 6.1.1 (d)): a root, an intermediate
-    authority or the peer's own certificate. VERIFY_X509_STRICT stays off: it demands key identifiers, which RFC 5280
-    asks of issuers and many private CAs lack.
+    Each certificate is a trust anchor (RFC 5280 section 6.1.1 (d)): a root, an intermediate CA or the peer's own
+    certificate. VERIFY_X509_STRICT stays off: it demands key identifiers, which many private CAs lack.
 
-    A chain ends at its first anchor. It goes on to a root where revocation lists are checked: OpenSSL verifies the list
-    of an authority with what is above it. With `tells_root` it does, too, if a root is there: others look for CAs in
-    the chain then.
+    A chain ends at its first anchor. With revocation lists it continues to a root, since OpenSSL verifies a CA's list
+    with the CAs above. With `tells_root` it continues to a root if there is one, so that the caller finds its CAs in
+    the chain.
     """
     if ca_pem is not None:
         context.load_verify_locations(cadata=ca_pem)
@@ -185,9 +184,9 @@ def server_context(
 ) -> ssl.SSLContext:
     """The context of a listener that terminates TLS. The certificate is chosen by SNI: exact name, wildcard, the first.
 
-    A session is resumed by the context that gave it, and by no other. With `shares_port` several listeners are told
-    apart by name, and none is resumed in TLS 1.3, where a client may name another host than in the session (in TLS 1.2
-    the name is that of the session, RFC 6066 section 3).
+    Only the context that issued a session resumes it. With `shares_port` SNI chooses among several listeners, and TLS
+    1.3 sessions are not resumed, since a client may then send an SNI other than the session's (in TLS 1.2 the SNI is
+    the session's, RFC 6066 section 3).
 
     Raises ssl.SSLError or ValueError if there is no certificate, or one of them or its key cannot be read.
     """
@@ -202,7 +201,7 @@ def server_context(
     def choose(peer: ssl.SSLObject, name: str | None, _context: ssl.SSLContext) -> int | None:
         name = name.lower().removesuffix(".") if name is not None else ""
         if getattr(peer, _SERVER_NAME, name) != name:
-            # The second hello, behind a HelloRetryRequest: it has to say the same (RFC 8446 section 4.1.2).
+            # The second ClientHello, after a HelloRetryRequest, must have the same SNI (RFC 8446 section 4.1.2).
             return ssl.ALERT_DESCRIPTION_ILLEGAL_PARAMETER
         setattr(peer, _SERVER_NAME, name)
         found = by_name.get(name) or by_name.get("*." + name.partition(".")[2])
@@ -210,7 +209,7 @@ def server_context(
             peer.context = found
         return None
 
-    # The callback must not stand on a context that it can choose itself: then they would keep each other alive.
+    # A callback on a context that it can choose would be a reference cycle.
     front = _certificate_context(tls.certificates[0], tls.clients, alpn)
     front.sni_callback = choose
     if shares_port:
@@ -219,11 +218,11 @@ def server_context(
 
 
 def leaf_context(certificate: CertificateIR, host: str) -> ssl.SSLContext:
-    """The context for a tunnel to `host` (lower case) that is opened, with a certificate for that name alone.
+    """The context for an intercepted tunnel to `host` (lower case), with a certificate for that name alone.
 
-    A client that names another server is refused (RFC 6066 section 3): it would be shown a wrong certificate, and its
-    requests would go elsewhere. No session of TLS 1.3 is resumed: that costs as much as a handshake with an ECDSA key,
-    and what gives the session a fifth of one more, for clients of which few ever use it.
+    Another SNI is refused (RFC 6066 section 3): the certificate would be wrong, and requests would go elsewhere. TLS
+    1.3 sessions are not resumed: resumption costs as much as a handshake with an ECDSA key, and a session ticket a
+    fifth of one more, for the few clients that resume.
 
     Raises ssl.SSLError or ValueError if the certificate or its key cannot be read.
     """
@@ -240,18 +239,18 @@ def leaf_context(certificate: CertificateIR, host: str) -> ssl.SSLContext:
 
 
 def server_name(peer: ssl.SSLObject) -> str:
-    """The name that a client of such a context asked for (SNI, lower case), "" if it named none."""
+    """The SNI of a client of such a context, in lower case, "" without SNI."""
     return str(getattr(peer, _SERVER_NAME, ""))
 
 
 def has_said_hello(peer: ssl.SSLObject) -> bool:
-    """Whether the ClientHello was read, so that the client is shown the certificate."""
+    """Whether the ClientHello was read, so that the client gets the certificate."""
     return hasattr(peer, _SERVER_NAME)
 
 
 def verified_certificate(peer: ssl.SSLObject) -> bytes | None:
-    """The certificate (DER) that a client of a `server_context` has shown. None where there is none, or any would do:
-    nothing can be concluded from that.
+    """The verified certificate (DER) of a client of a `server_context`. None without one, or if unverified certificates
+    are accepted.
     """
     return peer.getpeercert(binary_form=True) if _is_verified(peer) else None
 
@@ -267,8 +266,8 @@ def verified_uris(peer: ssl.SSLObject) -> list[str]:
 
 
 def verified_until(peer: ssl.SSLObject) -> float:
-    """Until when the `verified_certificate` holds, in seconds since 1970; infinity where there is none. A session that
-    is resumed has the certificate of the first one, and nobody looks at its dates again.
+    """The expiry of the `verified_certificate`, in seconds since 1970; infinity without one. A resumed session has the
+    certificate of the first handshake, whose dates are not checked again.
     """
     ends = verified_fields(peer).get("notAfter")
     return float(ssl.cert_time_to_seconds(ends)) if isinstance(ends, str) else inf
@@ -288,7 +287,7 @@ def is_about_certificate(error: Exception) -> bool:
 def _certificate_context(
     certificate: CertificateIR, clients: ClientCertificatesIR | None, alpn: tuple[str, ...]
 ) -> ssl.SSLContext:
-    """A context of its own for each certificate. The sessions are those of the `server_context` in front of it."""
+    """The context of one certificate. Its sessions belong to the `server_context` in front."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     _harden(context, ssl.TLSVersion.TLSv1_2, alpn)
     context.set_ciphers(_SERVER_CIPHERS)
@@ -299,7 +298,7 @@ def _certificate_context(
         context.verify_mode = ssl.CERT_REQUIRED if clients.ca_pem else ssl.CERT_OPTIONAL
         setattr(context, _VERIFIES, not clients.takes_any)
         if clients.takes_any:
-            from egressproxy.net.verify_callbacks import take_any_certificate  # here: hardly anybody needs it
+            from egressproxy.net.verify_callbacks import take_any_certificate  # here: rarely needed
 
             take_any_certificate(context)
         else:
@@ -314,7 +313,7 @@ def _harden(context: ssl.SSLContext, minimum: ssl.TLSVersion, alpn: tuple[str, .
     context.minimum_version = minimum
     context.set_ciphers(_CIPHERS)
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION | ssl.OP_CIPHER_SERVER_PREFERENCE
-    # An end without close_notify is told from a whole one: CPython 3.11.2, for one, switches that off by itself.
+    # Detect an end without close_notify: some versions of CPython, such as 3.11.2, ignore it by default.
     context.options &= ~_IGNORE_TRUNCATION
     if alpn:
         context.set_alpn_protocols(list(alpn))
@@ -332,7 +331,7 @@ def _no_passphrase() -> str:
 
 @contextmanager
 def _as_file(data: bytes) -> Iterator[str]:
-    """A path at which OpenSSL can read these bytes for a moment; nothing stays behind, even if we are killed."""
+    """A temporary path at which OpenSSL can read these bytes; no file stays behind, even after SIGKILL."""
     memory = os.memfd_create("egressproxy-tls", os.MFD_CLOEXEC)
     try:
         with open(memory, "wb", closefd=False) as file:
@@ -341,7 +340,7 @@ def _as_file(data: bytes) -> Iterator[str]:
         if os.path.exists(path):
             yield path
         else:  # no /proc in this container: a private file, for as long as it is read
-            import tempfile  # here: it brings what copies and packs files
+            import tempfile  # here: it imports shutil and compression modules
 
             with tempfile.NamedTemporaryFile() as private:
                 private.write(data)
@@ -352,7 +351,7 @@ def _as_file(data: bytes) -> Iterator[str]:
 
 
 def check_names(peer: ssl.SSLObject, names: tuple[str, ...]) -> None:
-    """One of these names has to be among the certificate's subject alternative names; its common name never counts.
+    """Require one of these names among the certificate's subject alternative names; the common name never counts.
 
     A name is a DNS name (a certificate's `*.` covers one label, RFC 9525 section 6.3), an address, or a URI, exactly.
     Raises ssl.SSLCertVerificationError.
@@ -380,15 +379,15 @@ def _matches_dns(wanted: str, presented: str) -> bool:
     if not presented.startswith("*."):
         return presented == wanted
     first, dot, rest = wanted.partition(".")
-    # A wildcard below a top-level domain ("*.test") is nobody's.
+    # A wildcard below a top-level domain ("*.test") matches nothing.
     return bool(first and dot) and first != "*" and rest == presented[2:] and "." in rest
 
 
 def check_features(peer: ssl.SSLObject) -> None:
-    """The certificate must not ask for a stapled response of OCSP (must-staple, RFC 7633): the ssl module requests
-    none, so that a stolen key would serve on after it was revoked. Raises ssl.SSLCertVerificationError.
+    """Refuse a certificate that requires OCSP stapling (must-staple, RFC 7633): the ssl module requests no staple, so a
+    revoked certificate would be accepted. Raises ssl.SSLCertVerificationError.
 
-    Revocation lists say the same as the staple: where they are checked this is not asked.
+    Revocation lists replace the staple: with lists this check is skipped.
     """
     der = peer.getpeercert(binary_form=True)
     if der is None or _TLS_FEATURE not in der:
@@ -400,7 +399,7 @@ def check_features(peer: ssl.SSLObject) -> None:
         staples = {x509.TLSFeatureType.status_request, x509.TLSFeatureType.status_request_v2}
         is_asked = not staples.isdisjoint(extension.value)
     except x509.ExtensionNotFound:
-        is_asked = False  # the bytes stand somewhere else in it
+        is_asked = False  # the bytes occur elsewhere in the certificate
     except ValueError:
         is_asked = True
     if is_asked:
@@ -408,7 +407,7 @@ def check_features(peer: ssl.SSLObject) -> None:
 
 
 def check_pins(peer: ssl.SSLObject, pins: tuple[str, ...]) -> None:
-    """The key of the peer's certificate has to be one of these: "sha256/" and base64 of the SPKI's digest. Raises
+    """Require one of these pins for the peer's key: "sha256/" and base64 of the SPKI's digest. Raises
     ssl.SSLCertVerificationError.
     """
     from cryptography import x509  # here: pins are rare, and it costs a worker 10 MB

@@ -1,9 +1,8 @@
-"""What is said of a TLS connection to an upstream that failed: which backend, what it presented, what was expected, and
-the remedy.
+"""Errors of TLS connections to upstreams: the backend, the certificate presented, the expectation, and the remedy.
 
-The message is for clients, and has nothing in it that the upstream chose but for dates: its names could say anything.
-`detail` is for the log and for `explain`: there a certificate is told by subject, names, issuer, validity and
-fingerprint, in printable ASCII and bounded.
+The message is for clients. Except for dates it has no text from the upstream, which could contain anything. `detail` is
+for the log and `explain`: it has the certificate's subject, names, issuer, validity and fingerprint, in printable ASCII
+and bounded.
 """
 
 from __future__ import annotations
@@ -19,9 +18,9 @@ from typing import Any, Final
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
 from egressproxy.ir.backend import BackendTlsIR
 
-#: Under which name a TlsStream tells its TlsExpectation (`get_extra_info`).
+#: The name of a TlsStream's TlsExpectation in `get_extra_info`.
 TLS_EXPECTATION: Final = "tls_expectation"
-#: Of the upstream's text: characters of one value, names of a certificate, certificates of a chain.
+#: Limits of the upstream's text: characters of a value, names of a certificate, certificates of a chain.
 _MAX_VALUE: Final = 120
 _MAX_NAMES: Final = 8
 _MAX_CHAIN: Final = 5
@@ -34,9 +33,9 @@ class TlsTruncated(ConnectionError):
 
 @dataclass(frozen=True, slots=True)
 class TlsExpectation:
-    """What a connection to an upstream was to be. `who` names it for people ("backend agents/o"), `host` is the name
-    or address that was dialled. `ca_field` is where its authorities are named; `name_remedy` says what to write where
-    its certificate is for another name. "" as for a Backend.
+    """The expectation of an upstream connection. `who` names the upstream for people ("backend agents/o"), `host` is
+    the dialled name or address. `ca_field` is the field with its CAs; `name_remedy` is the remedy for a certificate
+    with another name. "": as for a Backend.
     """
 
     who: str
@@ -46,14 +45,14 @@ class TlsExpectation:
     name_remedy: str = ""
 
 
-#: The names of the kinds of subject alternative names, as the ssl module has them.
+#: The ssl module's types of subject alternative names, and our prefix.
 _KINDS: Final = {"DNS": "", "URI": "", "IP Address": ""}
 
 _CA_FIELDS: Final = "tls.caBundleRef of a Backend, or caCertificateRefs of a BackendTLSPolicy or token issuer"
 _NAME_CA: Final = "for a private authority, name its certificates in "
 _CA_REMEDY: Final = f"{_NAME_CA}{_CA_FIELDS}"
 _BUNDLE_REMEDY: Final = "put the authority that signed it, its root, or the certificate itself into {}"
-#: Where revocation lists are checked.
+#: The remedy with revocation lists.
 _ROOT_REMEDY: Final = "put the root of its chain, up to which revocation lists are checked, into {}"
 _POLICY_CAS: Final = "the CAs of a policy"
 _SERVER_REMEDY: Final = "the server needs another certificate"
@@ -62,17 +61,17 @@ _NAME_REMEDY: Final = "say the name that the certificate has: tls.sni, or tls.su
 _WEAK_KEY: Final = "the server needs a certificate with an RSA key of 2048 bits or more, or a P-256 key"
 _NO_AUTHORITY: Final = "is not trusted: the authority that signed it is not known"
 _LIST: Final = "is not trusted: the revocation list of its authority"
-#: Where those that clients' certificates are verified with are named.
+#: The field with the CAs of clients' certificates.
 _CLIENT_CAS: Final = "the objects of caCertificateRefs"
-#: What is said of a server, and of a client instead.
+#: Words about a server, and their replacement for a client.
 _OF_CLIENTS: Final = (
     ("for servers", "for clients"), ("serverAuth", "clientAuth"), ("the server needs", "the client needs"),
     ("tls.crlRefs", "identity.certificate.crlRefs"),
 )  # fmt: skip
 _FORM: Final = "has a form that is not accepted"
 
-#: OpenSSL's verify codes (x509_vfy.h): what is wrong with "the certificate of …", and what mends it. The words say what
-#: is at fault: trust, name, time, or, here and for all other codes, form.
+#: OpenSSL's verify codes (x509_vfy.h) -> the fault of "the certificate of …", and the remedy. The fault is one of
+#: trust, name, time, or, for all other codes, form.
 _CERTIFICATE: Final[dict[int, tuple[str, str]]] = {
     2: (_NO_AUTHORITY, _CA_REMEDY),
     3: (f"{_LIST} is missing", _CRL_REMEDY),
@@ -171,8 +170,8 @@ def tls_fault(
     peer: ssl.SSLObject | None = None,
 ) -> UpstreamFault:
     """Translate an error of a TLS connection to an upstream: TLS_TIMEOUT 504, TLS_CERTIFICATE or TLS_PROTOCOL 502. Safe
-    to retry where the handshake failed (but for a certificate). `peer`: the connection as far as it came; `detail`
-    tells what it presented, and what OpenSSL said.
+    to retry if the handshake failed for another reason than a certificate. `peer`: the connection so far; `detail` has
+    the certificate presented, and OpenSSL's error.
     """
     who = expected.who if expected is not None else "the upstream"
     remedy = ""
@@ -204,13 +203,13 @@ def tls_fault(
 
 
 def is_eof(error: ssl.SSLError) -> bool:
-    """The connection ended without close_notify. CPython 3.11.2 has no class of its own for that with OpenSSL 3."""
+    """Whether the connection ended without close_notify. CPython 3.11.2 has no separate class for it with OpenSSL 3."""
     return isinstance(error, ssl.SSLEOFError) or getattr(error, "reason", None) == "UNEXPECTED_EOF_WHILE_READING"
 
 
 def client_refusal_text(error: Exception, peer: ssl.SSLObject) -> str:
-    """Why a client's certificate was refused by a server's context, what the client presented, and what was expected;
-    for the log. Call it in the moment of the failure.
+    """The reason why a client's certificate was refused, the certificate, and the expectation, for the log. Call it
+    immediately after the failure.
     """
     from egressproxy.net.verify_callbacks import take_refused  # here: few listeners ask for certificates
 
@@ -233,13 +232,13 @@ def client_refusal_text(error: Exception, peer: ssl.SSLObject) -> str:
     others = peer.context.cert_store_stats()["x509"] - len(accepted)
     listed = authorities[:_MAX_CHAIN] + ([f"{len(authorities) - _MAX_CHAIN} more"] if authorities[_MAX_CHAIN:] else [])
     signed = f", signed by {' or '.join(listed)}" if listed else ""
-    itself = f", {'or ' if listed else ''}one of {others} that are named themselves" if others else ""
+    itself = f", {'or ' if listed else ''}one of {others} certificates listed directly" if others else ""
     lists = ", in no revocation list" if checks_lists else ""
     return f"{why}; presented: {shown}; expected: a certificate for clients{signed}{itself}{lists}{remedy}"
 
 
 def expected_text(expected: TlsExpectation) -> str:
-    """What the upstream was to present, and what it is shown, for the log."""
+    """The expected certificate of the upstream, and the client certificate it gets, for the log."""
     spec = expected.spec
     parts = []
     if not spec.insecure_skip_verify:
@@ -260,7 +259,7 @@ def expected_text(expected: TlsExpectation) -> str:
 
 
 def presented_text(peer: ssl.SSLObject) -> str:
-    """The certificates that the upstream has presented, whether they were verified or not, for the log."""
+    """The certificates that the upstream presented, verified or not, for the log."""
     chain = _chain(peer)
     if not chain:
         return "no certificate that can be read"
@@ -286,7 +285,7 @@ def _certificate_words(
     error: ssl.SSLCertVerificationError, chain: list[tuple[bytes, dict[str, Any]]]
 ) -> tuple[str, str]:
     code = getattr(error, "verify_code", 0)
-    # OpenSSL's own text for the code: nothing of it comes from the certificate.
+    # OpenSSL's own text for the code: no part of it comes from the certificate.
     other = f"{_FORM}: {getattr(error, 'verify_message', '') or 'OpenSSL does not say which part'}"
     words, remedy = _CERTIFICATE.get(code, (other, _SERVER_REMEDY))
     leaf = chain[0][1] if chain else {}
@@ -304,12 +303,12 @@ def _certificate_words(
 
 
 def _chain(peer: ssl.SSLObject | None) -> list[tuple[bytes, dict[str, Any]]]:
-    """What was presented: each certificate as DER and as the ssl module describes it, the leaf first. Before the
-    handshake is done only what that module stands on tells it.
+    """The chain presented: each certificate as DER and as the ssl module's dict, leaf first. Before the end of the
+    handshake only the private `_ssl` object provides it.
     """
     inner: Any = getattr(peer, "_sslobj", None)
     found: list[tuple[bytes, dict[str, Any]]] = []
-    # Where this Python has no such method, or OpenSSL cannot make text of what came, nothing is told.
+    # Empty if this Python lacks the method, or OpenSSL cannot decode the certificate.
     with suppress(AttributeError, ValueError, ssl.SSLError, TypeError):
         for certificate in inner.get_unverified_chain() or ():
             found.append((certificate.public_bytes(_PEM_TO_DER), certificate.get_info()))
@@ -326,7 +325,7 @@ def _certificate_text(info: dict[str, Any]) -> str:
 
 
 def _name(name: Iterable[Iterable[tuple[str, str]]]) -> str:
-    """A distinguished name, as `commonName=x/organizationName=y`; "(empty)" for one without a part."""
+    """A distinguished name as `commonName=x/organizationName=y`; "(empty)" without parts."""
     return _shown("/".join(f"{key}={value}" for part in name for key, value in part)) or "(empty)"
 
 

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 _FLAGS: Final = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
-#: Where contexts write; "" for nowhere. It is set before the first of them is made.
+#: The file that contexts write to, "" for none. Set before the first context is created.
 _path = ""
 
 
 def open_key_log(file: Path) -> int:
-    """A descriptor that appends to this file, new or not. Raises OSError; ValueError for what is no regular file of
-    ours, or one that others may read.
+    """A descriptor that appends to this new or existing file. Raises OSError, and ValueError for a file that is not
+    regular, not ours, or readable by others.
     """
     descriptor = os.open(file, _FLAGS, 0o600)
     found = os.fstat(descriptor)
@@ -30,7 +30,7 @@ def open_key_log(file: Path) -> int:
     elif found.st_uid != os.geteuid():
         why = "it belongs to another user"
     elif found.st_mode & 0o077:
-        why = "others may read it: chmod 600"
+        why = "other users can read the file: chmod 600"
     if why:
         os.close(descriptor)
         raise ValueError(why)
@@ -38,8 +38,8 @@ def open_key_log(file: Path) -> int:
 
 
 def start_key_log(file: Path) -> None:
-    """From here on the secrets of all TLS connections go there. Raises as `open_key_log`. The descriptor stays open:
-    contexts write into the file that was checked, whatever has its name later.
+    """Log the secrets of all TLS connections to this file from here on. Raises like `open_key_log`. The descriptor
+    stays open, so contexts write into the checked file even if its name changes.
     """
     global _path
     descriptor = open_key_log(file)

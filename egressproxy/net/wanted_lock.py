@@ -1,4 +1,4 @@
-"""WantedLock: a lock whose holder is told that somebody waits for it."""
+"""WantedLock: a lock whose holder can wait for contention."""
 
 from __future__ import annotations
 
@@ -25,5 +25,5 @@ class WantedLock(asyncio.Lock):
                 self._wanted.clear()
 
     async def wait_wanted(self) -> None:
-        """Until somebody else waits for it."""
+        """Return when another task waits for the lock."""
         await self._wanted.wait()

@@ -1,5 +1,5 @@
-"""DnsCache: what is known of names, bounded in number and memory; and the errors for clients. Pure. Sources: RFC 2308
-(negative answers), RFC 8767 (stale answers), RFC 9520 (failures).
+"""DnsCache: DNS answers and failures by name, bounded in number and memory; and the errors for clients. Pure. Sources:
+RFC 2308 (negative answers), RFC 8767 (stale answers), RFC 9520 (failures).
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from egressproxy.model.addresses import Resolved
 from egressproxy.upstream.lookups import Waiter
 
 MAX_NAMES = 10_000
-MAX_CACHED_BYTES = 16 * 1024 * 1024  # of all that is known of them, about
+MAX_CACHED_BYTES = 16 * 1024 * 1024  # of all entries, approximately
 
-#: What an entry takes, and each address or name in it.
+#: The memory of an entry, and of each address or name in the entry.
 _ENTRY_BYTES, _ADDRESS_BYTES = 600, 100
 _NOTHING = Resolved()
-#: By reason: the result that metrics count, and what the client is told.
+#: Reason -> the result in metrics, and the message for the client.
 RESULTS = {
     Reason.DNS_NXDOMAIN: ("nxdomain", "does not exist"),
     Reason.DNS_NO_ADDRESS: ("no_address", "has no address"),
@@ -30,7 +30,7 @@ RESULTS = {
 
 @dataclass(frozen=True, slots=True)
 class NameFailure:
-    """Why there are no addresses; `detail` is for the log."""
+    """A failed lookup; `detail` is for the log."""
 
     reason: Reason
     detail: str = ""
@@ -46,16 +46,16 @@ class NameFailure:
 
 @dataclass(slots=True, eq=False)
 class KnownName:
-    """What is known of a name: addresses, or why there are none. Times are monotonic seconds."""
+    """The entry of a name: addresses, or the failure. Times are monotonic seconds."""
 
     expires: float
     failure: NameFailure | None = None
     addresses: Resolved = _NOTHING
-    stale_until: float = 0.0  # addresses may be used so long if there is no newer answer
-    kept_until: float = 0.0  # where addresses of one family are those of an answer before: how long they may be
-    backoff_s: float = 0.0  # 0: no refresh has failed since it expired
+    stale_until: float = 0.0  # end of use without a newer answer (RFC 8767)
+    kept_until: float = 0.0  # end of use of one family's addresses that an earlier answer had
+    backoff_s: float = 0.0  # 0: no refresh has failed since expiry
     retry_at: float = 0.0
-    prefetch_at: float = math.inf  # when its next use has it asked for again, beforehand
+    prefetch_at: float = math.inf  # a use after this time triggers a refresh
 
     def settle(self, waiter: Waiter, host: str) -> None:
         """Give the waiter the addresses of this name, or the error."""
@@ -66,7 +66,7 @@ class KnownName:
 
 
 class DnsCache:
-    """The entries by name. What was not refreshed for longest goes first."""
+    """The entries by name; the least recently refreshed is evicted first."""
 
     __slots__ = ("_bytes", "_entries", "get")
 
@@ -92,7 +92,7 @@ class DnsCache:
 
 
 def _bytes_of(host: str, entry: KnownName) -> int:
-    """The memory that an entry takes, about; the same for as long as it is there."""
+    """The approximate memory of an entry, constant while it is cached."""
     through = entry.addresses.through
     parts = len(entry.addresses) + len(through)
     return _ENTRY_BYTES + len(host) + sum(map(len, through)) + _ADDRESS_BYTES * parts

@@ -1,13 +1,12 @@
-"""One DNS question, put to a list of servers. No cache, no policy.
+"""DnsClient: one DNS query to a list of servers. No cache, no policy.
 
-Hand-made: dnspython's `asyncquery` has no hedging between servers and no bound on forged datagrams, reads an answer
-with the parser that `dns_message` speaks of, and takes 4 MB of each process.
+Hand-made: dnspython's `asyncquery` has no hedging between servers, no bound on forged datagrams, and its own parser
+(see `dns_message`), and takes 4 MB of each process.
 
-Servers are asked in order, the next one when the one before fails or is silent for a while; the first answer wins, all
-within one time limit. Answers count only from the server's own address and port, with our random id and our question
-(RFC 5452); a truncated one is asked for again over TCP (RFC 7766), and one that may refuse EDNS without it (RFC 6891
-section 7). A server that is silent may drop what has EDNS: its second query goes without. Only the chain of the asked
-name is used.
+Servers are queried in order, the next one after a failure or a silence; the first answer wins, within one time limit.
+Answers count only from the server's own address and port, with our random id and question (RFC 5452). A truncated
+answer is repeated over TCP (RFC 7766), and an answer that may refuse EDNS without EDNS (RFC 6891 section 7). A silent
+server may drop queries with EDNS, so its second query goes without. Only the CNAME chain of the queried name is used.
 """
 
 from __future__ import annotations
@@ -40,22 +39,22 @@ from egressproxy.upstream.dns_message import (
 from egressproxy.upstream.dns_server import DnsConnection, NoAnswer, Server, ServerConnections
 from egressproxy.upstream.dns_stream import DnsStream
 
-#: Is told of each query: the server's label, how it ended (the code of the answer in lower case, "error", or
-#: "unanswered" where another was faster or the time was over), and seconds.
+#: Called after each query with the server's label, the result (the response code in lower case, "error", or
+#: "unanswered" if another server was faster or the time was over), and seconds.
 OnQuery = Callable[[str, str, float], None]
 
-#: Silence after which the next server is asked beside the first, and a lost datagram is sent again.
+#: Seconds of silence after which the next server is queried, too, and the datagram is sent again.
 HEDGE_S = 1.0
-#: How long a second query, without EDNS, has before the first answer counts: less than until the next server is asked.
+#: Seconds that a second query without EDNS has before the first answer counts. Less than HEDGE_S.
 PLAIN_S = 0.5
-#: How long a server is asked without EDNS that has answered such a query, and none with it. A lost datagram may look
-#: the same, which costs little: without EDNS, answers of more than 512 bytes come over TCP.
+#: Seconds without EDNS for a server that answered only without it. A lost datagram may look the same, which costs
+#: little: without EDNS, answers of more than 512 bytes come over TCP.
 WITHOUT_EDNS_S = 300.0
-#: Datagrams for one query that are no answer to it; then somebody guesses, and the question goes over TCP (RFC 5452
-#: section 9.2).
+#: Invalid datagrams for one query, after which an attacker is assumed and the query goes over TCP (RFC 5452 section
+#: 9.2).
 MAX_FORGED = 64
 _MAX_DATAGRAM = 65535
-#: Queries over TLS and HTTPS are filled up to a multiple of this (RFC 8467 section 4.1).
+#: Queries over TLS and HTTPS are padded to a multiple of this (RFC 8467 section 4.1).
 _PAD = 128
 _LEAST_ATTEMPTS = 3
 SYSTEM_TRUST = BackendTlsIR()
@@ -70,9 +69,7 @@ class DnsFailure(Exception):
 
 
 class DnsClient:
-    """Asks servers one question at a time. It keeps connections to them, and nothing of what they answer. `tls` is how
-    those of transport tls and https are verified.
-    """
+    """Queries servers. Connections are kept, answers are not. `tls` verifies servers with transport tls and https."""
 
     __slots__ = ("_connections", "_is_retired", "_on_query", "_tls", "_without_edns")
 
@@ -83,7 +80,7 @@ class DnsClient:
         self._tls = tls
         self._connections: dict[Server, ServerConnections] = {}
         self._is_retired = False
-        self._without_edns: dict[Server, float] = {}  # until when, on the loop's clock
+        self._without_edns: dict[Server, float] = {}  # until this time on the loop's clock
 
     async def ask(
         self,
@@ -98,14 +95,14 @@ class DnsClient:
         in-addr.arpa or ip6.arpa), from the first server that answers. `must_be_authentic`: from the first whose
         answer has the AD bit, by which a server says that DNSSEC has authenticated it (RFC 4035 section 3.2.3).
 
-        Raises DnsFailure: DNS_TIMEOUT after `timeout_s` seconds of silence, else what the servers failed with.
+        Raises DnsFailure: DNS_TIMEOUT after `timeout_s` seconds of silence, else the failure of the servers.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
         queue = list(servers) * max(1, math.ceil(_LEAST_ATTEMPTS / max(1, len(servers))))
         hedge_s = min(HEDGE_S, timeout_s / (len(queue) + 1))
-        broken: set[Server] = set()  # answered with a failure: not asked again
-        silent: set[Server] = set()  # were asked, and have not answered
+        broken: set[Server] = set()  # answered with a failure: not queried again
+        silent: set[Server] = set()  # queried, no answer yet
         running: dict[asyncio.Task[DnsAnswer], Server] = {}
         failure = DnsFailure(Reason.DNS_ERROR, "no DNS server is configured")
         try:
@@ -133,7 +130,7 @@ class DnsClient:
                     broken.add(server)
                     if not isinstance(error, DnsFailure):
                         error = DnsFailure(Reason.DNS_ERROR, f"{server}: {type(error).__name__}: {error}")
-                    if failure.reason is not Reason.DNS_SERVFAIL:  # which says more than that another cannot be reached
+                    if failure.reason is not Reason.DNS_SERVFAIL:  # SERVFAIL says more than an unreachable server
                         failure = error
         finally:
             give_up(running)
@@ -144,7 +141,7 @@ class DnsClient:
             each.close()
 
     def retire(self) -> None:
-        """Close each connection as soon as no question is on it: the next configuration may trust others."""
+        """Close each connection as soon as it has no pending query: the next configuration may trust other servers."""
         self._is_retired = True
         for each in self._connections.values():
             each.retire()
@@ -172,9 +169,9 @@ class DnsClient:
     async def _answer_of(
         self, server: Server, name: bytes, kind: int, asks_authentic: bool, was_silent: bool
     ) -> tuple[int, DnsAnswer]:
-        """The code and the answer of this server. Raises DnsFailure, OSError."""
+        """The response code and answer of this server. Raises DnsFailure, OSError."""
         now = asyncio.get_running_loop().time
-        is_encrypted = server.transport in ("tls", "https")  # these queries are always padded, which takes EDNS
+        is_encrypted = server.transport in ("tls", "https")  # always padded, which takes EDNS
         with_edns = is_encrypted or not (was_silent or self._without_edns.get(server, 0.0) > now())
         identifier = 0 if server.transport == "https" else randbits(16)  # RFC 8484 section 4.1: for caches
         block = _PAD if is_encrypted else 0
@@ -207,7 +204,7 @@ class DnsClient:
         if known is None:
             kind: type[DnsConnection] = DnsStream
             if server.transport == "https":
-                from egressproxy.upstream.dns_https import DnsHttps  # only who has such a server pays for HTTP/2
+                from egressproxy.upstream.dns_https import DnsHttps  # here: HTTP/2 is costly to import
 
                 kind = DnsHttps
             known = self._connections[server] = ServerConnections(kind, server, self._tls)
@@ -220,7 +217,7 @@ class DnsClient:
 
 
 def give_up(tasks: Iterable[asyncio.Task[DnsAnswer]]) -> None:
-    """Cancel the tasks. The error of one that has ended is taken, or the loop would log it as never retrieved."""
+    """Cancel the tasks. Errors of finished tasks are retrieved, or the loop would log them."""
     for task in tasks:
         if not task.cancel() and not task.cancelled():
             task.exception()

@@ -1,9 +1,10 @@
-"""DNS over HTTPS: one connection of HTTP/2 to a server, with many questions on it at once.
+"""DNS over HTTPS: one HTTP/2 connection to a server, with many queries in parallel.
 
-Hand-made on h2: dnspython's `https` wants httpx, and opens a connection for each question unless it is given a client.
+Hand-made on h2: dnspython's `https` needs httpx, and opens a connection for each query unless the caller passes a
+client.
 
-What a server sends is bounded: an answer in bytes, a head in fields, frames that bring no answer in number, and what
-it does not read of ours in bytes. A server that keeps a connection busy without answering counts as silent.
+A server's input is bounded: bytes of an answer, fields of a head, frames without an answer, and our bytes that the
+server does not read. A server that keeps a connection busy without an answer counts as silent.
 
 Sources: RFC 8484 (POST, application/dns-message, Age), RFC 9113 (HTTP/2, section 10.5 on what a peer may cost).
 """
@@ -29,24 +30,24 @@ from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.upstream.dns_message import MAX_REPLY_BYTES, is_reply, is_truncated
 from egressproxy.upstream.dns_server import Call, DnsConnection, NoAnswer, OnEnd, Server
 
-#: What a server may send (pings, settings, windows, pieces of answers) between one whole answer and the next.
+#: The most frames (pings, settings, windows, parts of answers) between two complete answers.
 MAX_EVENTS = 1024
-#: As so many of them counts an interim response (1xx), whose fields are work, and of which servers of DNS have none.
+#: The weight of an interim response (1xx) in that count: its fields are work, and DNS servers send none.
 EVENTS_OF_INTERIM = 64
-#: What waits for a server that does not read.
+#: The most unsent bytes for a server that does not read.
 MAX_UNSENT_BYTES = 64 * 1024
 DNS_MESSAGE = "application/dns-message"
 
 
 class _H2(H2Connection):
-    """With bounds for a connection of small messages that lasts."""
+    """H2Connection with bounds for a long-lived connection of small messages."""
 
     DEFAULT_MAX_HEADER_LIST_SIZE = 8 * 1024
     MAX_CLOSED_STREAMS = 128
 
 
 class DnsHttps(DnsConnection):
-    """`number` of a call is its stream."""
+    """The HTTP/2 connection; the `number` of a call is its stream id."""
 
     max_connections = 32
     max_questions = 100
@@ -130,7 +131,7 @@ class DnsHttps(DnsConnection):
         elif isinstance(event, StreamEnded):
             message = bytes(call.body)
             if not is_reply(message, call.question) or is_truncated(message):
-                self._fail(call, "it answered another question, or not all of it")
+                self._fail(call, "the answer is truncated or for another question")
             elif not call.answer.done():
                 self._note_answer()
                 call.answer.set_result((message, call.age_s))

@@ -1,4 +1,4 @@
-"""EndpointHealth: what is known of one endpoint of a backend, and whether it may take requests. It does no I/O.
+"""EndpointHealth: the health of one endpoint of a backend, which decides whether it gets requests. It does no I/O.
 
 | state | takes requests | becomes |
 |---|---|---|
@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 from egressproxy.ir.backend import BackendIR
 from egressproxy.ir.resilience import HealthCheckIR, OutlierDetectionIR
 
-#: How long a trial may take until the next one begins, when its outcome was never told.
+#: Seconds after which the next trial may begin if the outcome of a trial was never reported.
 TRIAL_S = 10.0
 NEVER = float("inf")
 GATEWAY_ERRORS = frozenset((502, 503, 504))
@@ -55,16 +55,16 @@ _TEXTS = {
     Why.CONSECUTIVE_5XX: "too many answers of 500 and above in a row",
     Why.CONSECUTIVE_GATEWAY: "too many gateway errors in a row",
     Why.CONSECUTIVE_LOCAL: "too many failed connections in a row",
-    Why.TRIAL_FAILED: "the request that tried it again failed, too",
-    Why.CHECK_FAILED: "it fails its health checks",
-    Why.CHECK_PASSED: "it passes its health checks",
-    Why.TRIAL_PASSED: "the request that tried it again got a good answer",
+    Why.TRIAL_FAILED: "the trial request failed, too",
+    Why.CHECK_FAILED: "health checks failed",
+    Why.CHECK_PASSED: "health checks passed",
+    Why.TRIAL_PASSED: "the trial request succeeded",
 }
 
 
 class HealthRegistry:
-    """The health of every endpoint in use, over reloads that leave it and its settings alone. `version` counts all
-    changes; `tell` gets the endpoint and the reason.
+    """The health of every endpoint in use; it survives reloads with equal settings. `version` counts all changes;
+    `tell` is called with the endpoint and the reason.
     """
 
     __slots__ = ("_known", "_tell", "version")
@@ -78,8 +78,8 @@ class HealthRegistry:
         self, scope: object, backend: str, owner: BackendIR, address: str, outliers: OutlierDetectionIR | None,
         check: HealthCheckIR | None, now: float,
     ) -> EndpointHealth:  # fmt: skip
-        """The known or new health of this address ("host:port"). `scope` is hashable: users of equal ones share it.
-        `backend` is what metrics call the `owner`.
+        """The known or new health of this address ("host:port"). `scope` is hashable: users with equal scopes share it.
+        `backend` is the `owner` in metrics.
         """
         found = self._known.get((scope, address))
         if found is None:
@@ -87,13 +87,13 @@ class HealthRegistry:
         return found
 
     def changed(self, health: EndpointHealth, why: Why) -> None:
-        """Count a change, and tell of it."""
+        """Count and report a change."""
         self.version += 1
         self._tell(health, why)
 
 
 class EndpointHealth:
-    """What is known of one endpoint."""
+    """The health of one endpoint."""
 
     __slots__ = (
         "_5xx", "__weakref__", "_check", "_checks_failed", "_checks_passed", "_gateway", "_local", "_outliers",
@@ -112,17 +112,17 @@ class EndpointHealth:
         self._outliers = outliers
         self._check = check
         self.state = HealthState.HEALTHY
-        self.is_clean = True  # healthy, and its last answer was good: another good one changes nothing
+        self.is_clean = True  # healthy after a good response: another good response changes nothing
         self.ejected_until = 0.0
-        self.multiplier = 0  # of the base ejection time; the last ejection had it
-        self.returned_at = now  # when its slow start began
+        self.multiplier = 0  # of the base ejection time, in the last ejection
+        self.returned_at = now  # start of the slow start
         self._trial_until = 0.0
         self._5xx = self._gateway = self._local = 0
         self._checks_failed = self._checks_passed = 0
 
     # --- whether it may take a request ---------------------------------------------------------------------------
     def next_change(self, now: float) -> float:
-        """When `is_usable` may change by itself: at the end of an ejection, or of a trial that nobody tells of."""
+        """The time at which `is_usable` may change: the end of an ejection, or of a trial without outcome."""
         if self.state is HealthState.EJECTED:
             return self.ejected_until
         if self.state is HealthState.TRIAL and self._trial_until > now:
@@ -139,31 +139,31 @@ class EndpointHealth:
         return self.state is HealthState.TRIAL and now >= self._trial_until
 
     def begin_trial(self, now: float) -> None:
-        """A request goes to an endpoint on trial: no other one does until its outcome is told."""
+        """Start a trial with one request; no other request goes to the endpoint until its outcome is reported."""
         self._trial_until = now + TRIAL_S
         self._registry.version += 1
 
-    # --- what became of requests ---------------------------------------------------------------------------------
+    # --- outcomes of requests ------------------------------------------------------------------------------------
     def good(self, now: float) -> None:
-        """The endpoint gave an answer that is no server error."""
+        """Record a response without a server error."""
         self._5xx = self._gateway = self._local = 0
         if self.state is HealthState.TRIAL:
             self._return(now, Why.TRIAL_PASSED)
         self.is_clean = self.state is HealthState.HEALTHY
 
     def bad_status(self, status: int) -> Why | None:
-        """The endpoint gave this status, 500 or higher. Returns why it is an outlier now, or None."""
+        """Record a status of 500 or higher. Returns the reason why the endpoint is an outlier now, or None."""
         outliers = self._outliers
         if outliers is None:
             return None
         self.is_clean = False
-        self._local = 0  # it can be reached
+        self._local = 0  # the endpoint is reachable
         self._5xx += 1
         self._gateway = self._gateway + 1 if status in GATEWAY_ERRORS else 0
         return self._judged(outliers)
 
     def local_failure(self) -> Why | None:
-        """No connection to the endpoint came about, or it broke, or no answer came in time. Returns as `bad_status`."""
+        """Record a failed or broken connection, or a timeout. Returns as `bad_status`."""
         outliers = self._outliers
         if outliers is None:
             return None
@@ -179,7 +179,7 @@ class EndpointHealth:
         if self.state is HealthState.TRIAL:
             return Why.TRIAL_FAILED
         if self.state is not HealthState.HEALTHY:
-            return None  # of requests from before
+            return None  # by an earlier request
         for count, most, why in (
             (self._5xx, outliers.consecutive_5xx, Why.CONSECUTIVE_5XX),
             (self._gateway, outliers.consecutive_gateway, Why.CONSECUTIVE_GATEWAY),
@@ -190,7 +190,7 @@ class EndpointHealth:
         return None
 
     def eject(self, now: float, why: Why) -> None:
-        """Take no request for the ejection time, which is longer than the last one."""
+        """Eject the endpoint, for longer than the last time."""
         outliers = self._outliers
         assert outliers is not None
         healthy_s = max(0.0, now - max(self.returned_at, self.ejected_until))
@@ -209,13 +209,13 @@ class EndpointHealth:
         self._registry.changed(self, why)
 
     def end_trial(self) -> None:
-        """The request of a trial has ended without a word about the endpoint (a filter refused it): the next may go."""
+        """End a trial without outcome (a filter refused the request); the next request may go."""
         self._trial_until = 0.0
         self._registry.version += 1
 
-    # --- what became of health checks ----------------------------------------------------------------------------
+    # --- outcomes of health checks -------------------------------------------------------------------------------
     def check_passed(self, now: float) -> None:
-        """A health check found the endpoint well. After enough in a row it returns, from an ejection too."""
+        """Record a passed health check. After enough in a row the endpoint is healthy, even if ejected."""
         check = self._check
         assert check is not None
         self._checks_failed = 0
@@ -224,7 +224,7 @@ class EndpointHealth:
             self._return(now, Why.CHECK_PASSED)
 
     def check_failed(self) -> None:
-        """A health check failed. After enough in a row the endpoint takes no request."""
+        """Record a failed health check. After enough in a row the endpoint gets no requests."""
         check = self._check
         assert check is not None
         self._checks_passed = 0
@@ -244,8 +244,8 @@ class EndpointHealth:
 
 
 class OutlierDetection:
-    """Ejects endpoints of one backend that fail, as long as not too many of them are out. `healths` are those of all
-    its endpoints; the collection may change. `spec` None ejects none. Source: Envoy, outlier detection.
+    """Ejects failing endpoints of one backend, up to a percentage. `healths` has all endpoints; the collection may
+    change. `spec` None ejects none. Source: Envoy, outlier detection.
     """
 
     __slots__ = ("_spec", "healths")
@@ -255,7 +255,7 @@ class OutlierDetection:
         self.healths = healths
 
     def answered(self, health: EndpointHealth, status: int, now: float) -> bool:
-        """This endpoint gave a final answer with this status. Returns whether it is ejected for that."""
+        """Record the status of a final response. Returns whether the endpoint is ejected for it."""
         if status < 500:
             if not health.is_clean:
                 health.good(now)
@@ -263,7 +263,7 @@ class OutlierDetection:
         return self._judge(health, health.bad_status(status), now)
 
     def failed(self, health: EndpointHealth, now: float) -> bool:
-        """This endpoint gave no answer: no connection, one that broke, or none in time. Returns as `answered`."""
+        """Record a failed or broken connection, or a timeout. Returns as `answered`."""
         return self._judge(health, health.local_failure(), now)
 
     def _judge(self, health: EndpointHealth, why: Why | None, now: float) -> bool:
@@ -273,8 +273,8 @@ class OutlierDetection:
         return True
 
     def _may_eject_another(self, health: EndpointHealth) -> bool:
-        """At most `maxEjectionPercent` of all endpoints are out at the same time. Of several endpoints one may be in
-        any case, with a percentage above 0. A lone endpoint is ejected with 100 alone.
+        """Whether `maxEjectionPercent` allows one more ejection. One of several endpoints may always be ejected, unless
+        the percentage is 0. A single endpoint is ejected only with 100.
         """
         if self._spec is None:
             return False

@@ -1,9 +1,8 @@
-"""PendingLookups: which names are being looked up, and which wait for their turn, with the tasks and time limits of
-both.
+"""PendingLookups: the DNS lookups in progress and in the queue, with their tasks and time limits.
 
-Clients take turns. A name whose domain has its share of the lookups waits in a queue of its own, so that names of other
-domains overtake it; when a lookup below its domain ends, it returns to the common queue. The resolver says how a name
-is asked for, and tells the waiters.
+Clients take turns. A name whose domain has its share of the lookups waits in a separate queue, so that names of other
+domains overtake it; when a lookup below its domain ends, it returns to the common queue. The resolver runs the queries
+and notifies the waiters.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ from egressproxy.model.authority import IPAddress
 from egressproxy.model.per_client_quota import FairQueue, PerClientQuota
 
 MAX_LOOKUPS = 500  # lookups in progress: each holds up to six sockets
-#: Of these, below one domain (the last two labels), so that silent servers of one owner delay no other domain.
+#: The limit below one domain (the last two labels), so that silent servers of one owner delay no other domain.
 MAX_LOOKUPS_OF_DOMAIN = 200
-#: The same for one client; a lookup is counted for the client that began it, until it ends.
+#: The limit per client; a lookup counts for the client that began it.
 MAX_LOOKUPS_OF_CLIENT = 250
 MAX_LOOKUPS_OF_CLIENT_IN_DOMAIN = 100
 #: Waiting names, in all and for one client.
@@ -32,8 +31,8 @@ Waiter = asyncio.Future[tuple[IPAddress, ...]]
 
 
 class Lookup:
-    """A name that is being asked for, or waits for its turn. `clients` are those that wait for it; "" is the gateway
-    itself. `started` in monotonic seconds.
+    """A lookup in progress or in a queue. `clients` wait for its result; "" is the gateway itself. `started` is in
+    monotonic seconds.
     """
 
     __slots__ = ("client", "clients", "domain", "host", "late", "queue", "started", "task", "waiters")
@@ -43,27 +42,27 @@ class Lookup:
         self.client = client
         self.clients = [client]
         self.domain = ".".join(host.rsplit(".", 2)[-2:])
-        self.queue: FairQueue[Lookup] | None = None  # where it waits, or None
+        self.queue: FairQueue[Lookup] | None = None  # its queue, or None in progress
         self.started = started
-        self.late: asyncio.TimerHandle | None = None  # while it waits for its turn
+        self.late: asyncio.TimerHandle | None = None  # the time limit in the queue
         self.task: asyncio.Task[None] | None = None
         self.waiters: list[asyncio.Future[Any]] = []
 
 
 class LookupScheduler:
-    """Which lookups of one resolver may begin. A lookup that `begin` or `next` let go is counted until `ended`."""
+    """The order of one resolver's lookups. A lookup started by `begin` or `next` is counted until `ended`."""
 
     __slots__ = ("_apart", "_of_domain", "_queue", "asking", "waiting")
 
     def __init__(self) -> None:
         self.asking = PerClientQuota(sys.maxsize, sys.maxsize)  # in progress; these two only count, the rules are below
         self._of_domain: dict[str, PerClientQuota] = {}
-        self.waiting = PerClientQuota(MAX_QUEUED, MAX_QUEUED_OF_CLIENT)  # what clients wait for
+        self.waiting = PerClientQuota(MAX_QUEUED, MAX_QUEUED_OF_CLIENT)  # lookups in queues
         self._queue: FairQueue[Lookup] = FairQueue(sys.maxsize, sys.maxsize)
-        self._apart: dict[str, FairQueue[Lookup]] = {}  # by domain, for domains that have their share
+        self._apart: dict[str, FairQueue[Lookup]] = {}  # by domain, for domains with a full share
 
     def begin(self, lookup: Lookup) -> bool:
-        """Whether this lookup may begin at once; if so, it is counted."""
+        """Count this lookup and return true if it may begin at once."""
         is_free = self.asking.total < MAX_LOOKUPS and self._may_ask(lookup.client)
         if is_free and self._may_ask_below(lookup.domain, lookup.client):
             self._count(lookup)
@@ -71,20 +70,20 @@ class LookupScheduler:
         return False
 
     def wait(self, lookup: Lookup) -> bool:
-        """Put it into the queue; false if the queue is full or its client has its share of it."""
+        """Queue the lookup; returns false if the queue or the client's share is full."""
         if not self.waiting.take(lookup.client):
             return False
         self._put(lookup)
         return True
 
     def join(self, lookup: Lookup, client: str) -> None:
-        """Let it wait for this client, too: its turn comes when the first of its clients has one."""
+        """Add a client to a queued lookup, whose turn comes with the first turn of any of its clients."""
         if lookup.queue is not None and client not in lookup.clients and self.waiting.take(client):
             lookup.clients.append(client)
             lookup.queue.add(client, lookup)
 
     def next(self) -> Lookup | None:
-        """The lookup whose turn it is, counted as in progress; None if there is none."""
+        """The next lookup, counted as in progress; None if there is none."""
         while self.asking.total < MAX_LOOKUPS:
             lookup = self._queue.next(self._may_ask)
             if lookup is None:
@@ -98,7 +97,7 @@ class LookupScheduler:
         return None
 
     def ended(self, lookup: Lookup) -> None:
-        """Count a lookup that has ended no more: `next` may now return others."""
+        """Stop counting a finished lookup; `next` may now return others."""
         self.asking.give_back(lookup.client)
         below = self._of_domain[lookup.domain]
         below.give_back(lookup.client)
@@ -107,7 +106,7 @@ class LookupScheduler:
         self._let_in(lookup.domain)
 
     def leave(self, lookup: Lookup) -> None:
-        """Take a lookup out of the queue, if it waits there."""
+        """Remove a lookup from its queue, if any."""
         if lookup.queue is not None:
             self._take_out(lookup)
             self._give_places_back(lookup)
@@ -144,7 +143,7 @@ class LookupScheduler:
         self._of_domain.setdefault(lookup.domain, PerClientQuota(sys.maxsize, sys.maxsize)).add(lookup.client)
 
     def _put(self, lookup: Lookup) -> None:
-        """Put it behind the others of its clients: into the queue of its domain where that has its share."""
+        """Append the lookup to the queue: the domain's own if the domain's share is full, else the common queue."""
         queue = self._queue
         if not self._may_ask_below(lookup.domain, lookup.client):
             queue = self._apart.setdefault(lookup.domain, FairQueue(sys.maxsize, sys.maxsize))
@@ -157,10 +156,10 @@ class LookupScheduler:
             queue.add(client, lookup)
 
     def _take_out(self, lookup: Lookup, *, is_returned: bool = False) -> None:
-        """Remove it for each of its clients. `is_returned`: for one of them its queue has done so and returned it."""
+        """Remove the lookup for each client. `is_returned`: its queue has already removed it for one client."""
         queue, lookup.queue = lookup.queue, None
         assert queue is not None
-        if not is_returned or len(lookup.clients) > 1:  # the places of a client are searched one by one
+        if not is_returned or len(lookup.clients) > 1:  # a removal is a linear search
             for client in lookup.clients:
                 queue.remove(client, lookup)
         if not queue and queue is not self._queue:
@@ -171,9 +170,9 @@ class LookupScheduler:
             self.waiting.give_back(client)
 
     def _let_in(self, domain: str) -> None:
-        """Move one lookup from the queue of its domain to the common one: one for each that has ended or left."""
+        """Move one lookup from the queue of its domain to the common queue, after another has ended or left."""
         apart = self._apart.get(domain)
-        if apart is not None and not self._is_full(domain):  # otherwise no client of it may begin
+        if apart is not None and not self._is_full(domain):  # a full domain may not begin
             lookup = apart.next(partial(self._may_ask_below, domain))
             if lookup is not None:
                 self._take_out(lookup, is_returned=True)
@@ -184,7 +183,7 @@ class LookupScheduler:
 
 
 class PendingLookups:
-    """`run` asks for a name and calls `end`. `too_late` gets each lookup that has waited for `timeout_s` seconds."""
+    """`run` queries a name and calls `end`. `too_late` is called with a lookup after `timeout_s` seconds in a queue."""
 
     __slots__ = ("_run", "_timeout_s", "_too_late", "known", "scheduler")
 
@@ -201,7 +200,7 @@ class PendingLookups:
         self.scheduler = LookupScheduler()
 
     def start(self, host: str, client: str, now: float) -> Lookup | None:
-        """Begin to look up this name for this client, or have it wait; None: the queue is full. `now`: monotonic s."""
+        """Begin or queue the lookup of a name for a client; None: the queue is full. `now`: monotonic seconds."""
         lookup = Lookup(host, client, now)
         if self.scheduler.begin(lookup):
             self._begin(lookup)
@@ -234,7 +233,7 @@ class PendingLookups:
         lookup.task = asyncio.get_running_loop().create_task(self._run(lookup))
 
     def _begin_next(self) -> None:
-        """Begin the lookups whose turn it is. Those for which nobody waits any more are dropped."""
+        """Begin the next lookups. Lookups without waiters are dropped."""
         while (lookup := self.scheduler.next()) is not None:
             if all(waiter.done() for waiter in lookup.waiters):
                 self._stop_waiting(lookup)

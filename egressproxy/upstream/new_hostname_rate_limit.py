@@ -1,9 +1,8 @@
-"""NewHostnameRateLimit: how many names that nobody has asked for lately each client may have looked up below one
-domain.
+"""NewHostnameRateLimit: a limit on lookups of new names below one domain, per client, against DNS tunnelling.
 
-A name carries data to whoever serves its domain, before any connection is made: a wildcard that is allowed would be a
-way out for it. Names that are known cost nothing. All workers share the numbers (`keyed_counters`): each client has one
-count, and a name that one worker has looked up is new to no other. Source: EgressPolicy `dns.newNames`.
+A DNS query carries data to the domain's name server before any connection is made, so an allowed wildcard would be an
+exfiltration channel. Recently resolved names are free. All workers share the counters (`keyed_counters`), and a name
+resolved by one worker is known to all. Source: EgressPolicy `dns.newNames`.
 """
 
 from __future__ import annotations
@@ -15,13 +14,13 @@ from typing import Final
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.net.keyed_counters import KEY_BYTES, KeyedCounters
 
-#: Gives the table of what is counted under a key (16 bytes), for so many keys of its own; the same in all workers.
+#: Returns the table of a key (16 bytes) with room for that many keys, shared by all workers.
 KeyedTables = Callable[[bytes, int], KeyedCounters]
 
-#: Counts, each of one client below one domain. Who finds no room shares one count with all that find none.
+#: The most counters, each of one client below one domain. Clients without room share one counter.
 MAX_COUNTS: Final = 16_384
-#: Names that are remembered for all workers, and for how long at least (a longer window counts). What finds no room is
-#: counted again in each worker.
+#: The most names that workers share, and the least time in seconds (a longer window wins). A name without room counts
+#: again in each worker.
 MAX_NAMES: Final = 16_384
 NAMES_S: Final = 3600.0
 #: Rounding in sums of intervals.
@@ -29,12 +28,12 @@ _ROUNDING: Final = 1e-6
 
 
 def domain_of(host: str) -> str:
-    """The last two labels of a name: below a public suffix of two labels (co.uk) all names count as one domain's."""
+    """The last two labels of a name: below a two-label public suffix (co.uk) all names count as one domain."""
     return ".".join(host.rsplit(".", 2)[-2:])
 
 
 class NewHostnameRateLimit:
-    """`limit` names in each `window_s` seconds, which refill steadily. `scope`: equal ones count together."""
+    """A token bucket of `limit` names per `window_s` seconds. Limits with equal `scope` count together."""
 
     __slots__ = ("_counts", "_interval_s", "_limit", "_names", "_window_s")
 
@@ -47,7 +46,7 @@ class NewHostnameRateLimit:
         self._names = tables(_digest(f"names {said}"), MAX_NAMES)
 
     def take(self, client: str, host: str, now: float) -> LimitExceeded | None:
-        """Count this name for this client; the error (429) where it has had too many. `now`: monotonic seconds."""
+        """Count this name for this client; returns the error (429) above the limit. `now`: monotonic seconds."""
         domain, names = domain_of(host), self._names
         name = names.key(host.encode())
         with names.lock:
@@ -67,7 +66,7 @@ class NewHostnameRateLimit:
         return None
 
     def know(self, host: str, now: float) -> None:
-        """This name is looked up for the gateway or its operator: it is new to no client."""
+        """Mark a name that the gateway or its operator resolves as known to all clients."""
         self._remember(self._names.key(host.encode()), now)
 
     def _remember(self, name: bytes, now: float) -> None:
@@ -78,7 +77,7 @@ class NewHostnameRateLimit:
                 names.cells[found] = now + max(self._window_s, NAMES_S)
 
     def _wait_s(self, client: bytes, now: float) -> float:
-        """Take one name of this client's; else the seconds until it may have one. `until` is when the count is full."""
+        """Take one token of this client; returns 0, or the seconds to wait. The entry's `until` is the refill time."""
         counts = self._counts
         with counts.lock:
             at = counts.find_text(client, now)

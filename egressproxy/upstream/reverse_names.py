@@ -1,9 +1,9 @@
-"""ReverseNames: the names of addresses (PTR), with a cache; and whether one of them agrees with what led there.
+"""ReverseNames: the names of addresses (PTR), with a cache, and the check against the dialled name.
 
-An address agrees with a name if one of its PTR records is this name, a name below it, or (of a name that CNAME records
-lead on) the same of a name on the way: `lb-7.example.com` agrees with `example.com`. Who owns an address can write any
-name into its PTR records: a check finds answers that lead to somebody who has not prepared for it, as after a hijacked
-zone or a poisoned cache, and is no proof of who answers. That is what TLS is for.
+An address agrees with a name if one of its PTR records equals this name or a CNAME target of it, or is a subdomain of
+one: `lb-7.example.com` agrees with `example.com`. The owner of an address can write any name into its PTR records. So
+the check detects an unprepared attacker, as after a hijacked zone or a poisoned cache; only TLS proves the identity of
+a server.
 
 Sources: RFC 1035 section 3.5 (in-addr.arpa), RFC 3596 section 2.5 (ip6.arpa), RFC 1912 section 2.1 (PTR and A agree).
 """
@@ -22,9 +22,9 @@ from egressproxy.upstream.dns_client import DnsFailure
 from egressproxy.upstream.dns_message import DnsAnswer
 from egressproxy.upstream.lookups import Lookup, PendingLookups
 
-#: Addresses of one answer whose names are asked for; where the check is enforced no further one is dialled.
+#: The most addresses of one answer that are checked; in mode Enforce further ones are not dialled.
 MAX_CHECKED = 8
-#: Addresses whose names are kept, and names of each.
+#: The most addresses in the cache, and names of each.
 MAX_KNOWN = 4096
 MAX_NAMES = 8
 MAX_NEGATIVE_TTL_S = 30.0
@@ -33,7 +33,7 @@ FAILURE_TTL_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class AddressNames:
-    """The names of an address; none where `reason` says why nothing is known (`detail` for the log)."""
+    """The names of an address, or the `reason` of a failed lookup (`detail` for the log)."""
 
     names: tuple[str, ...] = ()
     reason: Reason = Reason.OK
@@ -44,18 +44,18 @@ _TOO_MANY = AddressNames((), Reason.DNS_ERROR, "too many names are being looked 
 
 
 class ReverseNames:
-    """Asks for names of addresses. `ask` asks the servers for PTR records of a name; it raises DnsFailure."""
+    """Looks up the names of addresses. `ask` queries the servers for PTR records; it raises DnsFailure."""
 
     __slots__ = ("_ask", "_known", "_lookups", "_max_ttl_s", "_min_ttl_s")
 
     def __init__(self, ask: Callable[[str], Awaitable[DnsAnswer]], spec: DnsIR, timeout_s: float) -> None:
         self._ask = ask
         self._min_ttl_s, self._max_ttl_s = spec.min_ttl_s, spec.max_ttl_s
-        self._known: dict[str, tuple[float, AddressNames]] = {}  # by `reverse_pointer`, with the end of their life
+        self._known: dict[str, tuple[float, AddressNames]] = {}  # by `reverse_pointer`: expiry, names
         self._lookups = PendingLookups(self._run, self._too_late, timeout_s)
 
     def resolve(self, address: IPAddress, client: str = "") -> asyncio.Future[AddressNames]:
-        """A future of the names of this address, which raises nothing. `client`: for whom we ask, as in `Resolver`."""
+        """A future of the names of this address, which never raises. `client`: as in `Resolver`."""
         waiter: asyncio.Future[AddressNames] = asyncio.get_running_loop().create_future()
         now, key = time.monotonic(), address.reverse_pointer
         known = self._known.get(key)
@@ -82,8 +82,8 @@ class ReverseNames:
                 ttl_s = min(max(ttl_s, self._min_ttl_s), self._max_ttl_s)
             except DnsFailure as error:
                 names, ttl_s = AddressNames((), error.reason, str(error)), FAILURE_TTL_S
-                error.__traceback__ = None  # frames that hold it: no cycle
-            except Exception as error:  # a fault of ours must not leave anyone waiting
+                error.__traceback__ = None  # its frames hold the error: no cycle
+            except Exception as error:  # a bug must not leave waiters behind
                 names = AddressNames((), Reason.DNS_ERROR, f"{type(error).__name__}: {error}")
                 ttl_s = FAILURE_TTL_S
         finally:
@@ -107,8 +107,8 @@ class ReverseNames:
 
 
 def agrees(names: Iterable[str], host: str, through: Sequence[str] = ()) -> bool:
-    """Whether one of an address's names is the host that led there, or a name on the way, or below one. In lower case,
-    without trailing dot.
+    """Whether one of an address's names equals the dialled host or a CNAME target (`through`), or is a subdomain of
+    one. Names are in lower case, without trailing dot.
     """
-    wanted = [name for name in (host, *through) if name]  # below the root is everything
+    wanted = [name for name in (host, *through) if name]  # every name is below the root
     return any(name == each or name.endswith(f".{each}") for name in names for each in wanted)

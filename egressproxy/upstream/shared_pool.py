@@ -1,9 +1,9 @@
-"""SharedPool: connections to one destination that carry many exchanges at a time (HTTP/2). Like Pool it decides without
-awaiting, writing or closing.
+"""SharedPool: connections to one destination that carry many exchanges in parallel (HTTP/2). Like Pool it decides
+without awaiting, writing or closing.
 
-An exchange has a place on a connection. Where all are taken, another connection is opened; while one is being opened,
-as many exchanges wait for it as it will probably carry. Waiting exchanges are in a bounded queue, in which clients take
-turns, and no client has more than `share` places.
+An exchange has a place on a connection. If all places are taken, another connection is opened; meanwhile as many
+exchanges wait as the connection will probably carry. The queue is bounded, clients take turns, and no client has more
+than `share` places.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from egressproxy.errors import GatewayError, LimitExceeded, Reason
 from egressproxy.model.per_client_quota import FairQueue, PerClientQuota
 from egressproxy.upstream.pool import MAX_OPEN, SHARE, Pooled, PoolTicket
 
-#: Places that a connection has, until one has said how many.
+#: The assumed places of a connection before its first SETTINGS.
 MOST: Final = 100
 
 S = TypeVar("S", bound=Pooled)
@@ -23,35 +23,35 @@ S_co = TypeVar("S_co", covariant=True)
 
 
 class Shareable(Protocol[S_co]):
-    """What the pool needs of a connection. `S` is an exchange's place on it."""
+    """The pool's view of a connection. `S` is an exchange's place on the connection."""
 
     @property
     def room(self) -> int:
-        """How many exchanges may begin on it now."""
+        """The number of exchanges that may begin now."""
 
     @property
     def most(self) -> int:
-        """How many it carries at a time."""
+        """The most parallel exchanges."""
 
     @property
     def is_new(self) -> bool:
-        """It has not said yet how many it carries."""
+        """Whether the peer has not sent its limit yet."""
 
     @property
     def active(self) -> int:
-        """How many it carries now."""
+        """The number of exchanges in progress."""
 
     def reserve(self) -> S_co:
-        """A place on it, where there is room."""
+        """A new place on this connection, which must have room."""
 
 
 class SharedPool(Generic[S]):
-    """`connections` are those that are open, the ones that are leaving included. `opening` counts dials."""
+    """`connections` has the open connections, including draining ones. `opening` counts dials."""
 
     __slots__ = ("_clients", "_held", "connections", "limit", "max_connections", "name", "opening", "share", "waiting")
 
     def __init__(self, name: str, limit: int = MAX_OPEN, share: int = SHARE) -> None:
-        """`limit`: connections, exchanges at a time, and exchanges that wait; `share`: exchanges of one client."""
+        """`limit`: connections, parallel exchanges, and waiting exchanges; `share`: exchanges of one client."""
         self.name = name
         self.limit = limit
         self.share = share
@@ -59,7 +59,7 @@ class SharedPool(Generic[S]):
         self.connections: list[Shareable[S]] = []
         self.opening = 0
         self.waiting: FairQueue[PoolTicket[S]] = FairQueue(limit, share)
-        self._clients: dict[S, str] = {}  # who has each place
+        self._clients: dict[S, str] = {}  # place -> client
         self._held = PerClientQuota(limit, share)
 
     @property
@@ -81,7 +81,7 @@ class SharedPool(Generic[S]):
         return place
 
     def may_open(self, ticket: PoolTicket[S]) -> bool:
-        """Whether the caller may open a connection. Then call `opened`, or `failed`."""
+        """Whether the caller may open a connection; it then calls `opened` or `failed`."""
         if not (self._may_have(ticket.client) and self._needs_another(len(self.waiting) + 1)):
             return False
         self.opening += 1
@@ -100,7 +100,7 @@ class SharedPool(Generic[S]):
         return given
 
     def leave(self, ticket: PoolTicket[S]) -> S | None:
-        """Remove a claim whose exchange has ended. Returns a place that it was given, to be given back; or None."""
+        """Remove the ticket of a finished exchange. Returns a place to give back, or None."""
         given, ticket.given = ticket.given, None
         if self.waiting.remove(ticket.client, ticket) or given is None or not given.done() or given.cancelled():
             return None
@@ -112,24 +112,24 @@ class SharedPool(Generic[S]):
         return place
 
     def too_late(self, ticket: PoolTicket[S]) -> None:
-        """End the wait of a claim: its future raises LimitExceeded (503), unless it has a result already."""
+        """End the wait of a ticket: its future raises LimitExceeded (503), unless it has a result already."""
         if ticket.given is not None and not ticket.given.done():
             message = f"no connection to {self.name} became free in time"
             ticket.given.set_exception(LimitExceeded(Reason.QUEUE_TIMEOUT, message, status=503, retry_after_s=1))
 
-    # --- what has happened -----------------------------------------------------------------------------------------
+    # --- events ----------------------------------------------------------------------------------------------------
     def opened(self, connection: Shareable[S]) -> None:
-        """A dial has led to this connection."""
+        """Add a dialled connection."""
         self.opening -= 1
         self.connections.append(connection)
 
     def failed(self) -> None:
-        """A dial has failed, or led to another kind of connection. Who waits may try."""
+        """Record a dial that failed, or that opened an HTTP/1.1 connection. Waiting exchanges may dial."""
         self.opening -= 1
         self.settle()
 
     def fail_all(self, error: GatewayError) -> None:
-        """All who wait have waited for a dial that failed like this."""
+        """Fail all waiting exchanges with the error of their dial."""
         waiting = list(self.waiting)
         self.waiting.clear()
         for ticket in waiting:
@@ -139,27 +139,27 @@ class SharedPool(Generic[S]):
                 ticket.given.set_exception(again)
 
     def let_all_open(self) -> None:
-        """The destination does not share connections: everybody opens one."""
+        """Let every waiting exchange dial: the destination does not support shared connections."""
         while (ticket := self.waiting.next()) is not None:
             if ticket.given is not None and not ticket.given.done():
                 self.opening += 1
                 ticket.given.set_result(None)
 
     def given_back(self, place: S) -> None:
-        """An exchange has ended, and its connection has room again."""
+        """Free the place of a finished exchange."""
         client = self._clients.pop(place, None)
         if client is not None:
             self._held.give_back(client)
         self.settle()
 
     def lost(self, connection: Shareable[S]) -> None:
-        """A connection is gone."""
+        """Remove a closed connection."""
         if connection in self.connections:
             self.connections.remove(connection)
         self.settle()
 
     def settle(self) -> None:
-        """Give places to those whose turn it is, or the right to open a connection."""
+        """Give the next waiting exchanges places, or the right to open a connection."""
         while self.waiting:
             connection = self._with_room()
             if connection is None and not self._needs_another(len(self.waiting)):
@@ -177,7 +177,7 @@ class SharedPool(Generic[S]):
 
     # --- numbers ---------------------------------------------------------------------------------------------------
     def counts(self) -> tuple[int, int]:
-        """Connections (active, idle)."""
+        """The numbers of active and idle connections."""
         active = sum(1 for connection in self.connections if connection.active)
         return active + self.opening, len(self.connections) - active
 
@@ -193,7 +193,7 @@ class SharedPool(Generic[S]):
         return held.total + self.opening < self.limit and held.of(client) < self.share
 
     def _needs_another(self, wanted: int) -> bool:
-        """Whether the connections that are opened, or new, are too few for so many, besides whoever opens them."""
+        """Whether the new connections and pending dials are too few for `wanted` exchanges besides the dialling ones."""
         if self.opening + len(self.connections) >= self.max_connections:
             return False
         known = [connection.most for connection in self.connections if not connection.is_new]

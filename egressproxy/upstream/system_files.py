@@ -1,5 +1,5 @@
-"""What the machine itself says of names: hosts(5), resolv.conf(5), and whether there is a way to the IPv6 internet.
-Looked at every few seconds at the most, read again when it has changed.
+"""The machine's own resolver settings: hosts(5), resolv.conf(5), and the route to the IPv6 internet. The files are
+checked every few seconds at most, and read again after a change.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Generic, TypeVar
 from egressproxy.model.authority import IPAddress
 from egressproxy.upstream.dns_server import Server, parse_server
 
-FILE_CHECK_S = 5.0  # how often /etc/hosts and resolv.conf are looked at
+FILE_CHECK_S = 5.0  # the interval of checks of /etc/hosts and resolv.conf
 ROUTE_CHECK_S = 60.0
 #: Source: resolv.conf(5).
 DEFAULT_NDOTS, MAX_NDOTS = 1, 15
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 class WatchedFile(Generic[T]):
-    """A small file of the system, which is read again when it has changed. `parse` makes of its text what it says."""
+    """A small system file, read again after a change. `parse` converts its text."""
 
     __slots__ = ("_checked", "_parse", "_path", "_said", "_stamp")
 
@@ -38,7 +38,7 @@ class WatchedFile(Generic[T]):
         self._stamp: tuple[int, int] | None = None
 
     def read(self) -> T:
-        """What the file says now; what an empty one would say if it is gone."""
+        """The parsed file; a missing file counts as empty."""
         now = time.monotonic()
         if self._checked and now - self._checked < FILE_CHECK_S:
             return self._said
@@ -51,7 +51,7 @@ class WatchedFile(Generic[T]):
                     self._said = self._parse(file.read(1 << 20))
                 self._stamp = stamp
         except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # these say nothing about the file
+            if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # no fault of the file
                 self._said, self._stamp = self._parse(""), None
             elif is_first:
                 self._checked = 0.0
@@ -75,7 +75,7 @@ def parse_hosts(text: str) -> dict[str, list[IPAddress]]:
 
 @dataclass(frozen=True, slots=True)
 class SystemResolver:
-    """What resolv.conf(5) says: the servers, the search list, and `ndots`."""
+    """The settings of resolv.conf(5): the servers, the search list, and `ndots`."""
 
     servers: tuple[Server, ...] = ()
     search: tuple[str, ...] = ()
@@ -84,16 +84,16 @@ class SystemResolver:
     def names(self, host: str) -> list[str]:
         """The absolute names to ask for, in turn, until one has addresses.
 
-        A name of fewer dots than `ndots` is completed with each domain of the search list before it is asked for as it
-        is; any other is asked for as it is alone, as by musl. (glibc goes on to the search list where such a name does
-        not exist: then a name on the internet would lead to whoever answers for the search list.)
+        A name with fewer dots than `ndots` is tried with each domain of the search list first, then as is; any other
+        name is tried only as is, like in musl. (glibc falls back to the search list for a missing name, so that a
+        public name could resolve to a host of the search list.)
         """
         completed = [f"{host}.{domain}" for domain in self.search] if host.count(".") < self.ndots else []
         return [*completed, host]
 
 
 def parse_resolv_conf(text: str, transport: str) -> SystemResolver:
-    """What resolv.conf(5) says; the servers are asked by this transport. Lines that glibc ignores are ignored."""
+    """Parse resolv.conf(5); the servers are queried over `transport`. Lines that glibc ignores are ignored."""
     servers: list[Server] = []
     search: tuple[str, ...] = ()
     ndots = DEFAULT_NDOTS
@@ -113,7 +113,7 @@ def parse_resolv_conf(text: str, transport: str) -> SystemResolver:
 
 
 class Ipv6Route:
-    """Whether this machine has a route to the IPv6 internet; nothing is sent to find out."""
+    """A check for a route to the IPv6 internet, which sends no packet."""
 
     __slots__ = ("_checked", "_exists")
 
@@ -122,7 +122,7 @@ class Ipv6Route:
         self._exists = False
 
     def exists(self) -> bool:
-        """Whether there is a route to 2000::/3, as of a minute ago at the most."""
+        """Whether there is a route to 2000::/3; the result is at most a minute old."""
         now = time.monotonic()
         if not self._checked or now - self._checked > ROUTE_CHECK_S:
             self._checked = now

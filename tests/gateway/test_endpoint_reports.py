@@ -25,9 +25,9 @@ def test_ejections_and_returns_are_events_of_the_backend_and_ejections_are_count
         ("Backend agents/api", "Warning", "EndpointEjected",
          "endpoint 10.0.0.1:443 takes no requests: too many answers of 500 and above in a row"),
         ("Backend agents/api", "Normal", "EndpointReturned",
-         "endpoint 10.0.0.1:443 takes requests again: it passes its health checks"),
+         "endpoint 10.0.0.1:443 takes requests again: health checks passed"),
         ("Backend agents/api", "Warning", "EndpointUnhealthy",
-         "endpoint 10.0.0.1:443 takes no requests: it fails its health checks"),
+         "endpoint 10.0.0.1:443 takes no requests: health checks failed"),
     ]  # fmt: skip
     assert metrics.ejections == {
         ("agents/api", "10.0.0.1:443", "consecutive_5xx"): 1,

@@ -64,4 +64,4 @@ def test_a_file_that_others_can_read_is_refused(tmp_path: Path):
     command = [sys.executable, "-m", "egressproxy", "run", "--tls-key-log", str(keys)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert done.returncode == 2
-    assert "others may read it: chmod 600" in done.stderr
+    assert "other users can read the file: chmod 600" in done.stderr
