@@ -1,9 +1,8 @@
 """ApprovalHold: requests to some destinations, or calls of some tools, wait until a person has approved or denied them.
 
-A decision is about the one request that waits: its body is whole before it is shown, nothing of it can change behind
-that, and no other request gets anything of it. Who does not decide in time has denied; so has a reload that takes the
-filter out of service. A client that leaves takes its request with it. What a reload denies meanwhile is denied, though
-it was approved (`WAITED`); a process that drains tells its clients to ask again.
+A decision applies to one held request: its body is complete before it is shown, and cannot change afterwards. A request
+is denied after the timeout, or if a reload removes the filter. A client that disconnects cancels its request. A request
+that a reload denies meanwhile stays denied after approval (`WAITED`). A draining process tells clients to retry.
 """
 
 from __future__ import annotations
@@ -45,45 +44,45 @@ from egressproxy.model.fields import every_spelling
 from egressproxy.model.per_client_quota import identity_of
 from egressproxy.net.keyed_counters import KEY_BYTES, SHARED, SHARED_KEYS, OwnCounters
 
-#: How long the webhook may take, and how many calls of it may be under way.
+#: The timeout of the webhook in seconds, and the most calls in flight.
 WEBHOOK_S: Final = 10.0
 MAX_CALLS: Final = 16
-#: Fields with a method that some servers take in place of that of the request.
+#: Fields with a method that some servers use instead of the request's.
 _OVERRIDES: Final = every_spelling(("X-HTTP-Method-Override", "X-HTTP-Method", "X-Method-Override"))
 
 
 @dataclass(frozen=True, slots=True)
 class ApprovalHoldConfig(FilterConfig):
-    """What waits; what is not written holds for everything at this place."""
+    """The requests to hold; an unset field matches all requests at this place."""
 
     hostnames: Annotated[tuple[HostnamePattern, ...], Within(max_length=1024)] = ()
-    """Destinations, exact or `*.suffix`. By default all of this place."""
+    """Destinations, exact or `*.suffix`. Default: all."""
     methods: Annotated[tuple[FieldName, ...], Within(max_length=64)] = ()
-    """Methods of HTTP. By default all; tunnels wait whatever this says."""
+    """HTTP methods. Default: all. Tunnels are always held."""
     tools: Annotated[tuple[Annotated[str, Within(min_length=1, max_length=256)], ...], Within(max_length=1024)] = ()
-    """Tools of MCP: only requests that call one of them wait, and those that cannot be read."""
+    """MCP tools: only requests that call one of these are held, and unreadable requests."""
     timeout: Annotated[str, duration_of_at_most(86_400.0, "a day")] = "5m"
-    """How long a request waits. Then it is denied."""
+    """The time until a held request is denied."""
     max_waiting: Annotated[int, Within(ge=1, le=10_000)] = 100
-    """Requests that may wait at one time, in all workers; further ones get 429."""
+    """The most held requests, over all workers; further ones get 429."""
     max_waiting_per_client: Annotated[int, Within(ge=1, le=10_000)] = 4
-    """Of one identity, or of one address where the client is not known."""
+    """The most held requests of one identity, or of one address if the client is unknown."""
     max_body_bytes: Annotated[int, Within(ge=1, le=16 * 1024 * 1024)] = 256 * 1024
-    """The longest body of a request that may wait; a longer one gets 413."""
+    """The longest body of a held request; a longer one gets 413."""
     shows: Literal["Content", "Digests"] = "Content"
-    """What people and the webhook see of query and body: their beginning without secrets, or digests alone."""
+    """The view of query and body for people and the webhook: their beginning without secrets, or digests alone."""
     webhook: CalledBackendRef | None = None
-    """Who is told of each request that waits, with a POST of JSON."""
+    """The backend that is notified of each held request, with a POST of JSON."""
     webhook_path: CallPath = "/"
-    """Where it is told."""
+    """The path of the notification."""
 
     def __post_init__(self) -> None:
         if not seconds(self.timeout):
             raise FieldFault("nobody can approve in no time: write 90s, 10m or 1h", "timeout")
 
 
-#: What ends a hold when nobody decides.
-_TIME_IS_OVER: Final = HoldDecision("", approves=False, why="nobody has approved it in time")
+#: The decision at the timeout.
+_TIME_IS_OVER: Final = HoldDecision("", approves=False, why="not approved in time")
 _OUT_OF_SERVICE: Final = HoldDecision(
     "", approves=False, why="the configuration changed while it waited; send it again"
 )
@@ -94,9 +93,8 @@ _ALL: Final = HoldPage()
 
 
 class _Hold:
-    """One request that waits until its `deadline` (monotonic seconds). `decided` gives who decided, and how;
-    `description` is what people and the webhook read of it; `owner` is whose it is (`identity_of`), "" of a client that
-    is not known.
+    """A held request. It waits until its `deadline` (monotonic seconds). `decided` resolves to the decision;
+    `description` is the text for people and the webhook; `owner` is the client (`identity_of`), "" if unknown.
     """
 
     __slots__ = ("deadline", "decided", "description", "owner", "since")
@@ -109,17 +107,17 @@ class _Hold:
 
     @property
     def place(self) -> HoldPlace:
-        """Among those that wait: the first is denied first."""
+        """The position in the order of expiry."""
         return self.deadline, self.description["id"]
 
     def told(self, now: float) -> dict[str, Any]:
-        """For JSON. `deadline` is for who puts those of several workers in order."""
+        """The request as JSON. `deadline` orders the requests of several workers."""
         waits, left = round(now - self.since, 1), round(self.deadline - now, 1)
         return {**self.description, "waitsSeconds": waits, "leftSeconds": left, "deadline": self.deadline}
 
 
 class ApprovalHold(Filter):
-    """Requests without a body wait with their head, others when their body is whole."""
+    """Holds requests without a body at their head, others when their body is complete."""
 
     waits_for_people = True
     decodes = True
@@ -142,7 +140,7 @@ class ApprovalHold(Filter):
         self._notices = context.notices
         self._redactor = Redactor(KEYS)
         self._shows_content = config.shows == "Content"
-        self._waiting: dict[str, _Hold] = {}  # the first is denied first
+        self._waiting: dict[str, _Hold] = {}  # in order of expiry
         self._of_owner: defaultdict[str, dict[str, _Hold]] = defaultdict(dict)
         self._calls: set[asyncio.Task[None]] = set()
         self._is_closed = self._is_draining = False
@@ -153,18 +151,18 @@ class ApprovalHold(Filter):
 
     # --- phases ------------------------------------------------------------------------------------------------------
     def request_headers(self, exchange: Exchange) -> HeaderResult:
-        """Wait with a request that has no body to come. Raises Denied (403), LimitExceeded (429)."""
+        """Hold a request without a body. Raises Denied (403), LimitExceeded (429)."""
         if not self._is_meant(exchange) or (exchange.request.body != 0 and not exchange.is_tunnel):
             return None
         if self._tools and not exchange.is_tunnel and not exchange.request.upgrade:
-            return None  # a call of a tool has a body
+            return None  # tool calls have a body
         return self._wait(exchange, b"", "")
 
     def body_mode_for(self, exchange: Exchange, phase: Phase) -> BodyMode | None:
         return BodyMode.BUFFER if self._is_meant(exchange) else None
 
     async def request_body(self, exchange: Exchange, data: bytes, last: bool) -> bytes:
-        """Wait with the whole request. Raises Denied (403), LimitExceeded (429)."""
+        """Hold the complete request. Raises Denied (403), LimitExceeded (429)."""
         tool = ""
         if self._tools:
             tool = self._called(data)
@@ -182,7 +180,7 @@ class ApprovalHold(Filter):
         return host in self._hosts or host.endswith(self._suffixes)
 
     def _called(self, data: bytes) -> str:
-        """The first tool of ours that these messages of JSON-RPC call; "" for none; "?" where they cannot be read."""
+        """The first configured tool that these JSON-RPC messages call; "" for none; "?" if they are unreadable."""
         found = (name for name, _ in called_tools(data) if name == UNREADABLE or name.casefold() in self._tools)
         return next(found, "")
 
@@ -234,7 +232,7 @@ class ApprovalHold(Filter):
         self._notices.normal("ApprovalGranted", f"{told}: {why}" if why else told)
 
     def _enter(self, exchange: Exchange) -> int:
-        """Count a request that is to wait. Returns the place that `_leave` needs. Raises LimitExceeded (429)."""
+        """Count a request to hold. Returns the argument of `_leave`. Raises LimitExceeded (429)."""
         place = -1
         if not self._is_closed:
             with self._lock:
@@ -276,7 +274,7 @@ class ApprovalHold(Filter):
                 del self._of_owner[hold.owner]
 
     def _tell(self, hold: _Hold) -> None:
-        """Call the webhook, beside. Where it cannot be called, the request waits all the same."""
+        """Call the webhook in the background. The request is held even if the call fails."""
         if self._call is None:
             return
         if len(self._calls) >= MAX_CALLS:
@@ -304,11 +302,11 @@ class ApprovalHold(Filter):
 
     # --- from outside ------------------------------------------------------------------------------------------------
     def decide(self, decision: HoldDecision) -> bool:
-        """Whether it was about a request that waits here."""
+        """Apply a decision; returns whether its request is held here."""
         return self._decide(decision.id, decision)
 
     def waiting(self, page: HoldPage) -> tuple[int, list[_Hold], int]:
-        """How many wait; those of this page, the first to be denied first; and how many come behind it."""
+        """The number of held requests; those of this page, soonest expiry first; and the number after this page."""
         held = list((self._of_owner.get(page.identity, {}) if page.identity else self._waiting).values())
         begin = bisect_right(held, page.after, key=lambda hold: hold.place)
         shown = held[begin : begin + page.limit]
@@ -326,7 +324,7 @@ class ApprovalHold(Filter):
             self._decide(key, _DRAINED)
 
     def close(self) -> None:
-        """Whatever waits is denied: nobody could approve it any more."""
+        """Deny all held requests, which can no longer be approved."""
         self._is_closed = True
         for key in list(self._waiting):
             self._decide(key, _OUT_OF_SERVICE)
@@ -335,7 +333,7 @@ class ApprovalHold(Filter):
 
 
 def _methods_of(exchange: Exchange) -> set[bytes]:
-    """What servers may take for the method of this request, in capitals: Django reads `post` as POST."""
+    """The possible methods of this request for servers, in upper case: Django reads `post` as POST."""
     said = [line.partition(b":")[2] for line in _OVERRIDES.findall(exchange.request.fields.block)]
     return {each.strip().upper() for each in (exchange.method, *said)}
 
@@ -343,8 +341,8 @@ def _methods_of(exchange: Exchange) -> set[bytes]:
 def holds(
     filters: Iterable[tuple[ExtensionIR, Filter]], decision: HoldDecision | None, page: HoldPage = _ALL
 ) -> dict[str, Any]:
-    """What waits at these filters behind this decision: the `holds` of this page, how many are `waiting`, how many come
-    `behind` the page, and how many were `decided` (0 or 1).
+    """The held requests of these filters after this decision: the `holds` of this page, and the numbers of requests
+    `waiting`, `behind` the page, and `decided` (0 or 1).
     """
     found = [each for _, each in filters if isinstance(each, ApprovalHold)]
     decided = sum(each.decide(decision) for each in found) if decision is not None else 0
@@ -360,7 +358,7 @@ def holds(
 
 
 def _share_of_client(context: FilterContext) -> ConcurrencyRule:
-    """What one client may have waiting, in all workers."""
+    """The most held requests of one client, over all workers."""
     known_by = repr((context.source, context.scope, context.name, "ApprovalHold")).encode()
     table = (context.keyed or OwnCounters().keyed)(SHARED, SHARED_KEYS)
     table = table.of_limit(blake2b(known_by, digest_size=KEY_BYTES).digest())

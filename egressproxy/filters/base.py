@@ -25,11 +25,11 @@ from egressproxy.net.keyed_counters import KeyedCounters
 from egressproxy.telemetry.event_aggregator import EventAggregator, FilterNotices
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
 
-#: What a header-phase method returns: None, a LocalResponse, or (`async def`) an awaitable of one of these.
+#: The result of a header-phase method: None, a LocalResponse, or (`async def`) an awaitable of one of these.
 HeaderResult = LocalResponse | None | Awaitable[LocalResponse | None]
-#: What a body method returns: the bytes that go on, a LocalResponse, or (`async def`) an awaitable of one of these.
+#: The result of a body method: the bytes to forward, a LocalResponse, or (`async def`) an awaitable of one of these.
 BodyResult = bytes | LocalResponse | Awaitable[bytes | LocalResponse]
-#: What trailer methods return: the fields have been changed, or not.
+#: The result of a trailer method, which changes the fields in place.
 TrailerResult = None | Awaitable[None]
 
 
@@ -59,14 +59,14 @@ RESPONSE_TRAILERS: Final[StateSlot[bytes]] = StateSlot("response trailers")
 #: Of a response whose body flows through a filter that `sends_more`.
 MORE: Final[FilterNote[Callable[[object], None]]] = FilterNote("more of the response")
 
-#: Where most filters of a request may be placed: on the client's head, or on the head for one backend.
+#: The usual phases of request filters: on the client's head, or on the head for one backend.
 REQUEST_HEADS = frozenset((Phase.REQUEST_HEADERS, Phase.BACKEND_REQUEST))
-#: The response phase of what is placed in a request phase.
+#: The response phase of a filter that is placed in a request phase.
 RESPONSE_PHASE = {Phase.REQUEST_HEADERS: Phase.RESPONSE_HEADERS, Phase.BACKEND_REQUEST: Phase.BACKEND_RESPONSE}
 
 
 class BodyMode(Enum):
-    """How a body filter gets the body."""
+    """The form in which a body filter gets the body."""
 
     STREAM = "stream"  # piece by piece, as it arrives; each call returns what is sent instead
     BUFFER = "buffer"  # once, whole, up to `max_buffer_bytes`; a longer request is answered 413, a longer response 502
@@ -80,7 +80,7 @@ class Rejected(GatewayError):
     Raised by `__init__`, it refuses the configuration.
     """
 
-    is_quotable = False  # a filter may repeat what it has seen: Events leave the message out
+    is_quotable = False  # a filter may quote the request: Events leave the message out
 
     def __init__(
         self,
@@ -95,10 +95,10 @@ class Rejected(GatewayError):
 
 
 class NextAttempt(UpstreamFault):
-    """The answer of this backend will not do: the request goes to the next one, as after a status that is retried.
+    """The response of this backend is unusable: the request goes to the next one, as after a retried status.
 
-    Raised by `backend_response`. How often, and where to, say the Failover and `retry` of the rule and their budgets;
-    where there is no other attempt, the client gets 502 with `why`, which must not hold a secret.
+    Raised by `backend_response`. The rule's Failover, `retry` and budgets decide about the next attempt; without one,
+    the client gets 502 with `why`, which must not hold a secret.
     """
 
     is_quotable = False
@@ -108,10 +108,10 @@ class NextAttempt(UpstreamFault):
 
 
 class UnusableReference(ValueError):
-    """What a config names (a Secret, a variable of the environment) is there and does not fit the filter.
+    """A value that a config refers to (a Secret, an environment variable) exists and does not fit the filter.
 
     Raised while the filter is built: its places are closed then, and the rest of the configuration is served. `ref` is
-    the reference in the config, None where it is no Secret. The message must not hold the value.
+    the reference in the config, None if it is no Secret. The message must not hold the value.
     """
 
     def __init__(self, message: str, ref: SecretRef | None = None) -> None:
@@ -120,8 +120,8 @@ class UnusableReference(ValueError):
 
 
 class LimitState(NamedTuple):
-    """A limit as it is now: `left` of `limit`, and in how many seconds all of it is there again (0: it is, or nobody
-    can know). `allows` says it in words. `is_whole`: it counts what has no halves.
+    """The state of a limit: `left` of `limit`, and the seconds until all of it is available again (0: now, or
+    unknown). `allows` is the limit in words. `is_whole`: the limit counts whole things.
     """
 
     name: str
@@ -132,8 +132,8 @@ class LimitState(NamedTuple):
     is_whole: bool = True
 
     def told(self) -> dict[str, Any]:
-        """For JSON, as people count: a part of a request is none; after `resetSeconds` the whole limit is left."""
-        # What is left of a bucket is a sum of seconds: 4.9999999 is 5.
+        """The state as JSON, rounded down to whole requests; after `resetSeconds` the whole limit is left."""
+        # The rest of a bucket is a sum of floats: 4.9999999 is 5.
         is_whole = self.is_whole or self.left == int(self.left)
         left = floor(self.left + 1e-6) if is_whole else round(self.left, 4)
         reset = ceil(round(self.reset_s, 3))
@@ -201,9 +201,8 @@ class Filter:
         return self.body_mode
 
     def held_bytes(self, exchange: Exchange, phase: Phase) -> int:
-        """How many bytes a filter that gets this exchange's body of REQUEST_BODY or RESPONSE_BODY as it comes has kept
-        of it. Override it where that may be much: they count with what is held for the client, and bodies wait where
-        that is too much.
+        """The bytes of this exchange's body of REQUEST_BODY or RESPONSE_BODY that a streaming filter has buffered.
+        Override it if these may be many: they count as held for the client, and bodies wait above its limit.
         """
         return 0
 
@@ -269,16 +268,16 @@ class Filter:
         """
 
     def at_place(self, behind: Sequence[tuple[str, frozenset[Phase]]]) -> Filter:
-        """The filter as it stands in one chain: itself, or one that shares what it needs with the others.
+        """The filter for one chain: itself, or an instance of its own that shares state with the others.
 
         `behind` are the names and phases of the filters that run after it. A chain with a filter that overrides this
-        serves one rule alone. Raises ValueError where it cannot stand there.
+        serves one rule alone. Raises ValueError if the filter cannot run there.
         """
         return self
 
     def in_service(self) -> None:
-        """A configuration that has this filter is in service, and its places are those for which `at_place` was asked
-        since it was last. Must not raise or wait.
+        """A configuration with this filter is in service; its places are the calls of `at_place` since the last call of
+        this method. Must not raise or wait.
         """
 
     def forecast(self, exchange: Exchange) -> None:
@@ -296,11 +295,11 @@ class Filter:
         """At the end of each exchange in which another method ran: releases what was taken. Must not raise or wait."""
 
     def drain(self) -> None:
-        """The process is going to end: exchanges that wait in this filter are told now. Must not raise or wait."""
+        """The process drains: end the wait of exchanges in this filter. Must not raise or wait."""
 
     def close(self) -> None:
-        """The filter is out of service: a reload has replaced it, or the process ends. Cancels its tasks, closes what
-        it has opened. Exchanges under way may still run it. Called once, on the event loop; must not raise or wait.
+        """The filter is out of service: a reload has replaced it, or the process ends. Cancel tasks and close resources
+        here. Exchanges in flight may still run the filter. Called once, on the event loop; must not raise or wait.
 
         A task is begun at the first need, in a running loop, never in `__init__`: a configuration may only be checked.
         """
@@ -308,7 +307,7 @@ class Filter:
 
 @dataclass(frozen=True, slots=True)
 class FilterContext:
-    """What a filter is built from.
+    """The arguments of a filter's constructor.
 
     Attributes:
         config: the validated config: an instance of the file's `Config`, or of the type's `config_model`.

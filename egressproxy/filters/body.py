@@ -22,12 +22,14 @@ from egressproxy.model.exchange import Exchange
 
 @dataclass(slots=True, eq=False)
 class _StepState:
-    """One step of one body. `is_off`: it failed open, which it cannot once its output `has_changed` the body."""
+    """The state of one step for one body. `is_off`: the filter failed open. A filter whose output `has_changed` the
+    body cannot fail open.
+    """
 
     step: FilterStep
     bound: int
-    buffer: bytearray | None  # None: it collects nothing
-    call: Callable[..., object]  # as the body began: what goes out of service meanwhile ends it as it has begun it
+    buffer: bytearray | None  # None: not a BUFFER filter
+    call: Callable[..., object]  # fixed at the start of the body, even if the filter goes out of service
     is_off: bool = False
     has_changed: bool = False
 
@@ -36,9 +38,9 @@ class BodyChain:
     """The body filters of one exchange. Must not be fed again after an error.
 
     Attributes:
-        keeps_length: what goes on is as long as what has come.
-        holds: one of its filters gets the body whole: nothing goes on before the last piece has come.
-        keeps: one of its filters that get the body as it comes may keep much of it.
+        keeps_length: the output has as many bytes as the input.
+        holds: a filter gets the body whole: nothing is forwarded before the last piece.
+        keeps: a streaming filter may buffer much of the body.
     """
 
     __slots__ = (
@@ -47,22 +49,22 @@ class BodyChain:
     )  # fmt: skip
 
     def __init__(self, chosen: ChosenSteps, coding: bytes = b"") -> None:
-        """`coding` is undone for the filters, and done again behind them."""
+        """`coding` is decoded before the filters, and encoded again after them."""
         self._chosen = chosen
         self._phase = phase = chosen.phase
         self._flows = [
             _StepState(step, bound, None if bound == UNBOUND else bytearray(), step.call)
             for step, bound in zip(chosen.steps, chosen.bounds, strict=True)
         ]
-        self._owed = 0  # bytes taken in and not yet passed on, where the length must stay
-        self._waited_for = 0  # bytes with a filter that has not returned yet
+        self._owed = 0  # bytes taken and not yet forwarded, if the length must stay
+        self._waited_for = 0  # bytes in a filter that has not returned yet
         self.keeps_length = chosen.only_reads or (chosen.keeps_length and not coding)
         self.holds = chosen.holds
         self.keeps = bool(chosen.keeping)
         self._coded = CodedBody(coding, phase, is_kept=self.holds, only_reads=chosen.only_reads) if coding else None
-        # The first filter sees the body as it came.
+        # The first filter sees the original body anyway.
         self._original = bytearray() if chosen.wants_original and self.holds else None
-        self._may_answer = self.holds or phase is Phase.REQUEST_BODY  # else the head of the response has gone
+        self._may_answer = self.holds or phase is Phase.REQUEST_BODY  # else the response head was sent
 
     def feed(self, exchange: Exchange, data: bytes, last: bool) -> bytes | asyncio.Task[bytes]:
         """Take a piece of the body and return the bytes to send now; `last` is true once, and data may then be empty.
@@ -95,7 +97,7 @@ class BodyChain:
         return self._phase is Phase.REQUEST_BODY
 
     def held(self, exchange: Exchange) -> int:
-        """The bytes that are held for these filters, or by them."""
+        """The bytes that are buffered for or by these filters."""
         size = self._waited_for + sum([len(flow.buffer) for flow in self._flows if flow.buffer is not None])
         for keeping in self._chosen.keeping:
             size += keeping.held_bytes(exchange, self._phase)
@@ -108,7 +110,7 @@ class BodyChain:
         return self._chosen.sends_more
 
     def feed_more(self, exchange: Exchange, own: object) -> bytes | asyncio.Task[bytes]:
-        """As `feed`, where this filter has more to send, and nothing has come for it."""
+        """`feed` for a filter that has more to send without new input."""
         for position, flow in enumerate(self._flows):
             if flow.step.filter is own and not flow.is_off:
                 return self._through(self._flows[position:], exchange, b"", False, has_more=True)
@@ -120,12 +122,12 @@ class BodyChain:
 
     @property
     def lets_trailers(self) -> bool:
-        """Every filter that looks at the body sees its trailers, too: they go on as `run_trailers` leaves them."""
+        """Whether trailers may be forwarded: every filter of the body sees them, too."""
         return all(sees_trailers(flow.step.filter, self._phase) for flow in self._flows)
 
     @property
     def lets_status_text(self) -> bool:
-        """What gRPC says in trailers goes on with its text: every filter sees it, or says that it may pass."""
+        """Whether gRPC's status message may be forwarded: every filter sees it, or ignores trailers."""
         return all(
             flow.step.filter.ignores_trailers or sees_trailers(flow.step.filter, self._phase) for flow in self._flows
         )
@@ -136,31 +138,31 @@ class BodyChain:
             exchange.keep(REQUEST_TRAILERS if self._phase is Phase.REQUEST_BODY else RESPONSE_TRAILERS, block)
 
     def run_trailers(self, exchange: Exchange, block: bytes) -> bytes | asyncio.Task[bytes]:
-        """What filters that have not failed open leave of these trailers, or a task. Raises as `feed`."""
+        """The trailers after the filters that have not failed open, or a task. Raises as `feed`."""
         if not self.keeps_length and (not self.holds or any(flow.has_changed for flow in self._flows)):
-            block = without_digests(block)  # those of the body as it came
+            block = without_digests(block)  # of the original body
         off = {id(flow.step.filter) for flow in self._flows if flow.is_off}
         return run_trailers([step for step in self._chosen.trailers if id(step.filter) not in off], exchange, block)
 
     def tail(self, exchange: Exchange, sent: bytes) -> bytes | None:
-        """The end of what has gone on (`sent`), without its coding; None: not known, and nothing fits behind it."""
+        """The decoded end of the forwarded bytes (`sent`); None: unknown, so nothing can be appended."""
         if self._coded is not None:
             return self._coded.tail
         return None if coding_of(head_of(exchange, self._phase).fields) else sent
 
     def ended(self, data: bytes) -> bytes:
-        """What goes on to end the body with `data` instead of what was to come. `tail` must not be None."""
+        """The bytes that end the body early, with `data` last. `tail` must not be None."""
         return data if self._coded is None else self._coded.ended(data)
 
     async def feed_to_end(self, exchange: Exchange, data: bytes, last: bool) -> bytes:
-        """As `feed`, and waits for the task."""
+        """`feed`, with a wait for the task."""
         outcome = self.feed(exchange, data, last)
         return outcome if isinstance(outcome, bytes) else await outcome
 
     def _through(
         self, flows: Sequence[_StepState], exchange: Exchange, data: bytes, last: bool, has_more: bool = False
     ) -> bytes | asyncio.Task[bytes]:
-        """What goes on behind these filters, the last of the chain. The first gets b"", too, if it `has_more`."""
+        """The output of these last filters of the chain. The first gets even b"" if it `has_more`."""
         for flow in flows:
             if flow.is_off:
                 continue
@@ -187,7 +189,7 @@ class BodyChain:
                     self._waited_for = len(data)
                     return start(self._go_on(flow, result, exchange, data, last), result)
                 data = self._given(flow, data, result)
-            except BaseException as error:  # nothing is awaited here: whatever it is, the filter raised it
+            except BaseException as error:  # without an await here, only the filter can raise
                 _settle(flow, error)
         has_changed = self.holds and last and any(flow.has_changed for flow in self._flows)
         if has_changed:
@@ -212,7 +214,7 @@ class BodyChain:
         return outcome if isinstance(outcome, bytes) else await outcome
 
     def _given(self, flow: _StepState, data: bytes, result: object) -> bytes:
-        """What the filter has returned for `data`. Raises FilterAnswered, and TypeError for what is no result."""
+        """The filter's checked result for `data`. Raises FilterAnswered, and TypeError for an invalid result."""
         given = checked_result(flow.step, data, result, may_answer=self._may_answer)
         if (flow.step.fail_open or self.holds) and not flow.has_changed:
             flow.has_changed = given != data
@@ -220,6 +222,6 @@ class BodyChain:
 
 
 def _settle(flow: _StepState, error: BaseException) -> None:
-    """A filter can fail open only while it has passed everything on unchanged."""
+    """Handle a filter's error. A filter can fail open only while its output equals its input."""
     settle(flow.step, error, may_fail_open=flow.step.fail_open and not flow.has_changed)
     flow.is_off = True

@@ -1,4 +1,4 @@
-"""BodyPlan: the body filters of one place and direction, and which of them get the body of an exchange, and how."""
+"""BodyPlan: the body filters of one place and direction, and their choice of mode for each exchange."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from egressproxy.filters.filter_step import FilterStep, FilterSteps, settle
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.message import ResponseHead
 
-#: How many choices of one plan are kept: filters choose by kinds of messages, of which there are few.
+#: The most cached choices of one plan: filters choose by kinds of messages, of which there are few.
 MAX_CHOICES: Final = 64
 
-#: Statuses of responses that have a part of a body, or what has changed of it; and the fields that ask for those.
+#: Statuses of partial responses and deltas, and the fields that request them.
 PARTS: Final = (206, 226)
 _ASKS_FOR_PARTS: Final = (b"range", b"request-range", b"a-im")
 
@@ -27,10 +27,10 @@ _STREAM, _BUFFER = BodyMode.STREAM, BodyMode.BUFFER
 
 
 class BodyPlan:
-    """The body filters of one place and direction. `decodes`: one of them wants content codings undone.
+    """The body filters of one place and direction. `decodes`: a filter needs decoded content.
 
-    `trailers` are the steps that see the trailers behind the body; those whose filters look at the head, too, are in
-    `heads`, and see them whatever becomes of the body.
+    `trailers` are the steps that see the trailers; those whose filters also see the head are in `heads`, and see
+    trailers even if no filter reads the body.
     """
 
     __slots__ = ("_choices", "decodes", "heads", "phase", "steps", "trailers")
@@ -48,7 +48,7 @@ class BodyPlan:
     def begin(self, exchange: Exchange) -> BodyChain | None:
         """A chain for the body of one exchange; None if every filter lets it pass unread, and sees no trailers.
 
-        Raises what a filter refuses with, and GatewayFault(FILTER_FAILED, 502) if one fails.
+        Raises a filter's refusal, and GatewayFault(FILTER_FAILED, 502) if one fails.
         """
         chosen = self.choose(exchange)
         if self.phase is Phase.RESPONSE_BODY and exchange.response.status in PARTS:
@@ -56,8 +56,8 @@ class BodyPlan:
         return None if chosen is None else self.chain(exchange, chosen)
 
     def choose(self, exchange: Exchange) -> ChosenSteps | None:
-        """Ask each filter how it gets the body of one exchange: once for each body. Returns and raises as `begin`."""
-        key, phase = 0, self.phase  # a number of base 3, with a digit for each step
+        """Ask each filter for its body mode, once for each body. Returns and raises as `begin`."""
+        key, phase = 0, self.phase  # a base-3 number with a digit for each step
         for step in self.steps:
             mode_for = step.mode_for
             try:
@@ -71,7 +71,7 @@ class BodyPlan:
                     key = key * 3 + 1
                 else:
                     raise _no_mode(mode)
-            except BaseException as error:  # nothing is awaited here: whatever it is, the filter raised it
+            except BaseException as error:  # without an await here, only the filter can raise
                 key *= 3
                 settle(step, error, may_fail_open=step.fail_open)
                 continue
@@ -87,10 +87,10 @@ class BodyPlan:
         return self._choices.get(key) or self._choice(key)
 
     def without_part(self, exchange: Exchange, chosen: ChosenSteps | None) -> ChosenSteps | None:
-        """Where a response with one of PARTS has a part that nobody has asked for: those of the filters that only count
-        it, and no filter of content. They would look at a part alone, and what they change no longer has its place.
+        """The filters for a response with a status in PARTS and an unrequested part: those that only count. Content
+        filters are left out: they would see only a part, and their changes would shift it.
 
-        Raises UpstreamFault (502) where one of them does not fail open. Source: RFC 9110 section 15.3.7, RFC 3229.
+        Raises UpstreamFault (502) if one of these does not fail open. Source: RFC 9110 section 15.3.7, RFC 3229.
         """
         if chosen is None or any(name in exchange.request.fields for name in _ASKS_FOR_PARTS):
             return chosen
@@ -135,7 +135,7 @@ class BodyPlan:
         return chain
 
     def limit_for(self, exchange: Exchange) -> int:
-        """The longest body that those take which get this one whole, in bytes; -1 if it flows. Raises as `begin`."""
+        """The buffer limit in bytes of the filters that get this body whole; -1 if streamed. Raises as `begin`."""
         limit = -1
         for step in self.steps:
             mode = step.filter.body_mode if step.mode_for is None else _mode_for(step, exchange, self.phase)
@@ -148,8 +148,8 @@ class BodyPlan:
         return (self.phase is Phase.RESPONSE_BODY and own.max_answer_bytes) or own.max_buffer_bytes
 
     def describe(self, exchange: Exchange) -> None:
-        """Make the head of a response without a body, to HEAD or a 304, that of the response with its body: RFC 9110
-        sections 9.3.2 and 15.4.5. Raises as `begin`.
+        """Change the head of a bodiless response (HEAD, 304) like the head of the full response: RFC 9110 sections
+        9.3.2 and 15.4.5. Raises as `begin`.
         """
         for step in self.steps:
             mode = step.filter.body_mode if step.mode_for is None else _mode_for(step, exchange, self.phase)
@@ -159,8 +159,8 @@ class BodyPlan:
                 return
 
     def _undoing(self, exchange: Exchange, chosen: ChosenSteps, coding: bytes) -> tuple[ChosenSteps, bytes]:
-        """The coding to undo for these filters, b"" for none. Where it cannot be undone: those that go on without, as
-        far as they fail open. Raises BadRequest (415), or UpstreamFault (502).
+        """The filters, and the coding to decode for them, b"" for none. Of an unsupported coding: the filters without
+        those that need it and fail open. Raises BadRequest (415), or UpstreamFault (502).
         """
         head = head_of(exchange, self.phase)
         is_part = isinstance(head, ResponseHead) and head.status == 206
@@ -179,13 +179,13 @@ class BodyPlan:
 
 
 def _mode_for(step: FilterStep, exchange: Exchange, phase: Phase) -> BodyMode | None:
-    """What the filter decides for this body; None, too, where it fails and is declared to fail open."""
+    """The filter's mode for this body; also None if the filter fails open."""
     try:
         mode = step.mode_for(exchange, phase)  # type: ignore[misc]  # the caller has looked
         if mode is None or isinstance(mode, BodyMode):
             return mode
         raise _no_mode(mode)
-    except BaseException as error:  # nothing is awaited here: whatever it is, the filter raised it
+    except BaseException as error:  # without an await here, only the filter can raise
         settle(step, error, may_fail_open=step.fail_open)
         return None
 

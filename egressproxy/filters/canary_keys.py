@@ -1,9 +1,9 @@
-"""CanaryKeys: keys that open nothing, planted where nobody has a reason to take them. Who uses one is found out.
+"""CanaryKeys: worthless keys, planted where no client has a reason to take them, that reveal a client which uses one.
 
-The request is denied, and an Event names the client and the key. Heads, targets and bodies are looked at as they are,
-and as tools write them (`readings`), the key itself, in base64 at every alignment and in hexadecimal; bodies in pieces,
-as they flow: what was sent on before the key was whole has gone, which a key that opens nothing can bear. Who wants to
-hide a key finds a way: this finds out who uses one.
+The request is denied, and an Event names the client and the key. Heads, targets and bodies are searched as they are and
+as tools encode them (`readings`), for the key itself, in base64 at every alignment, and in hexadecimal. Bodies are
+searched as they flow: bytes from before the end of the key have been sent, which a worthless key permits. A client that
+hides a key on purpose is not detected.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from egressproxy.filters.settings import FilterConfig, SecretRef, Within
 from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.fields import Fields
 
-#: A shorter key would be found where nobody has used it, and what flows is looked at in pieces that hold the longest.
-#: In bytes.
+#: The least bytes of a key: a shorter one would match by chance.
 MIN_KEY: Final = 16
 MAX_KEY: Final = 1024
-#: A byte of a key takes at most so many: in hexadecimal with escapes of JSON for each digit, line breaks among them.
+#: The most bytes in which a byte of a key is written: hexadecimal, with a JSON escape for each digit and line breaks.
 _WIDEST: Final = 14
 
 
@@ -37,7 +36,7 @@ class CanaryKeysConfig(FilterConfig):
 
 
 class CanaryKeys(Filter):
-    """Looks at the head, the body and the trailers of requests, and changes nothing."""
+    """Searches the head, the body and the trailers of requests, and changes nothing."""
 
     only_reads = True
     decodes = True
@@ -62,15 +61,15 @@ class CanaryKeys(Filter):
                 message = f"a canary key has to have {MIN_KEY} to {MAX_KEY} characters of ASCII: of a file take a line"
                 raise UnusableReference(message, ref)
             label, number, text = ref.label.removesuffix("/"), value.hex(), value.decode("ascii")
-            in_utf_16 = forms_of("\0".join(text))  # whichever byte comes first; PowerShell encodes such text
+            in_utf_16 = forms_of("\0".join(text))  # either byte order; PowerShell encodes such text
             forms = {*forms_of(text), *in_utf_16, number.encode(), number.upper().encode()}
             self._forms += [(label, form) for form in sorted(forms)]
             self._longest = max(self._longest, len(value) * _WIDEST)
-        #: Names of hosts, and of fields in HTTP/2, are in lower case.
+        #: Host names, and field names in HTTP/2, are in lower case.
         self._lowered = [(label, form.lower()) for label, form in self._forms]
 
     def request_headers(self, exchange: Exchange) -> None:
-        """Raises Denied (403); GatewayFault where a Secret is missing, so that nobody relies on what is not there."""
+        """Raises Denied (403), and GatewayFault for a missing Secret: a detector without its key must not pass."""
         if self._missing:
             message = f"the canary key {self._missing} is missing"
             remedy = f"create the Secret and entry {self._missing}, or take it out of secretRefs"
@@ -106,8 +105,8 @@ class CanaryKeys(Filter):
 
 
 def readings(text: bytes) -> Iterator[bytes]:
-    """This text as it is, and then as it was before it was encoded: for a URL (once or twice), for JSON, in UTF-16, and
-    cut into lines, as `base64` and `xxd` do.
+    """The text as it is, and decoded: from a URL (once or twice), from JSON, from UTF-16, and without the line breaks
+    of `base64` and `xxd`.
     """
     yield text
     for _ in range(2):

@@ -50,28 +50,28 @@ class Chain:
     backend_response: FilterSteps | None = None
     response_headers: FilterSteps | None = None
     response_body: BodyPlan | None = None
-    #: The body filters of a Backend, on its own leg: once for each attempt. Those of responses are in response_body.
+    #: The request-body filters of a Backend, run once for each attempt. Those of responses are in response_body.
     leg_request_body: BodyPlan | None = None
-    #: Those with a `complete`, for `finish`.
+    #: The filters with a `complete`, for `finish`.
     complete: tuple[ConfiguredFilter, ...] = ()
-    #: Those of unknown types that fail open: requests go on without them.
+    #: The filters of unknown types that fail open: requests go on without them.
     skipped: tuple[ExtensionIR, ...] = ()
-    #: Every filter that looks at heads of responses lets the text pass with which a call of gRPC ends.
+    #: Every response-header filter lets gRPC's status message pass.
     ignores_trailers: bool = True
-    #: Filters look at the head of the request, or of the response; and all of these see trailers, too. On the leg of a
-    #: backend it may be none.
+    #: There are filters of the request head, or of the response head, and all of these see trailers, too. A backend may
+    #: have none.
     lets_request_trailers: bool = False
     lets_leg_trailers: bool = False
     lets_response_trailers: bool = False
-    #: Some filter of backend_request needs the body whole, of so many bytes at most; -1: none does.
+    #: The buffer limit, in bytes, of backend_request filters that need the body whole; -1: no filter does.
     needs_body: int = -1
-    #: Either of these two.
+    #: Whether there is a request_body or a leg_request_body.
     takes_body: bool = field(init=False)
-    #: This chain without backend_response; None where it has none: a chain that held itself would outlive a reload.
+    #: This chain without backend_response; None if it has none: a self-reference would be a cycle.
     _after_attempts: Chain | None = field(init=False, repr=False, compare=False)
-    #: It is not shared by places with the same filters.
+    #: Whether places with equal filters do not share this chain.
     is_of_one_place: bool = False
-    #: backend_response and response_headers, without those that are None.
+    #: backend_response and response_headers, if not None.
     response_phases: tuple[FilterSteps, ...] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -83,19 +83,19 @@ class Chain:
 
     @property
     def after_attempts(self) -> Chain:
-        """This chain behind the attempts of a request, in which backend_response has run already."""
+        """This chain after the attempts of a request, in which backend_response has run already."""
         return self._after_attempts or self
 
 
 def approvals(chain: Chain, exchange: Exchange) -> list[tuple[ExtensionIR, str]]:
-    """The filters at which this exchange waits for a person, and how, as sentences. Nothing is run."""
+    """The filters at which this exchange waits for approval, and the condition as a sentence. No filter is run."""
     body = chain.request_body.steps if chain.request_body is not None else ()
     filters = {id(step.filter): step for step in (*(chain.request_headers or ()), *body)}
     return [(step.spec, says) for step in filters.values() if (says := step.filter.approval(exchange))]
 
 
 def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], ConfiguredFilter]) -> Chain:
-    """Sort the specs, build them with `make` (usually `FilterInstances.place`), flatten. Raises what `make` raises."""
+    """Sort the specs, build them with `make` (usually `FilterInstances.place`), flatten. Raises the errors of `make`."""
     ordered = in_order(specs)
     skipped = tuple(spec for spec in ordered if not spec.is_known and spec.fail_open)
     filters, is_of_one_place = placed_filters([spec for spec in ordered if spec.is_known or not spec.fail_open], make)
@@ -106,7 +106,7 @@ def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], Co
     for phase in Phase:
         running: Sequence[ConfiguredFilter] = in_phase[phase]
         if phase in _BODY_PHASES:
-            # The leg of a Backend is behind the rule for a request, and before it for a response.
+            # A Backend's filters run after the rule's on a request, and before them on a response.
             leg = [placed for placed in running if placed.spec.level >= BACKEND_LEVEL]
             rest = [placed for placed in running if placed.spec.level < BACKEND_LEVEL]
             if phase is Phase.REQUEST_BODY:
@@ -144,10 +144,10 @@ def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], Co
         (step.filter.max_buffer_bytes for step in phases.get("backend_request", ()) if step.filter.needs_body),
         default=-1,
     )
-    # Each instance once, although the same spec may be in the chain twice.
+    # Each instance once, though a spec may occur twice in the chain.
     phases["complete"] = completing = tuple(dict.fromkeys(placed for placed in filters if placed.mark is not None))
     for placed in completing:
-        placed.stats_in(Phase(placed.spec.phase))  # where its failures are counted, from 0
+        placed.stats_in(Phase(placed.spec.phase))  # create the failure counters, at 0
     return Chain(**phases)
 
 
@@ -159,7 +159,7 @@ def _steps(running: Sequence[ConfiguredFilter], phase: Phase) -> FilterSteps:
 
 
 class _TrailerPlaces:
-    """Which filters of one place look at heads, and where they see trailers: each of them once in each direction."""
+    """The filters of one place that see heads, and the phases in which they see trailers, once in each direction."""
 
     def __init__(self, filters: Sequence[ConfiguredFilter]) -> None:
         asking, sending = frozenset((Phase.REQUEST_HEADERS,)), frozenset((Phase.BACKEND_REQUEST,))
@@ -173,11 +173,11 @@ class _TrailerPlaces:
     def plan(
         self, running: Sequence[ConfiguredFilter], phase: Phase, looking: Sequence[ConfiguredFilter]
     ) -> BodyPlan | None:
-        """The plan for the body and its trailers; `running` look at the body, `looking` at the head. None: nobody."""
+        """The plan for the body and its trailers; `running` see the body, `looking` the head. None: no filters."""
         ordered = [*running, *(placed for placed in looking if placed not in running)]
         if looking is self.request:
             ordered = [placed for placed in ordered if placed not in self.leg]
-        if phase is Phase.RESPONSE_BODY:  # the leg of a Backend is before the rule
+        if phase is Phase.RESPONSE_BODY:  # a Backend's filters run before the rule's
             ordered.sort(key=lambda placed: placed.spec.level < BACKEND_LEVEL)
         else:
             ordered.sort(key=self._all.index)
@@ -189,7 +189,7 @@ class _TrailerPlaces:
         return BodyPlan(_steps(running, phase), phase, steps, heads)
 
 
-#: What a phase ended with that did not simply pass: a response, or a task that returns one or None.
+#: The result of a phase that did not simply pass: a response, or a task that returns one or None.
 Outcome = LocalResponse | asyncio.Task[LocalResponse | None]
 
 

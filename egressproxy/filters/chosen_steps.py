@@ -1,6 +1,6 @@
-"""ChosenSteps: the filters that get a body, as they have chosen to get it, and the short way of a body that is whole.
+"""ChosenSteps: the filters of a body in their chosen modes, and the fast path of a whole body.
 
-Bodies whose filters choose alike share one: what can be said of all of them is decided once.
+Bodies with the same choices share one instance, so derived facts are computed once.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
 
-#: What one call of a body method may return, in bytes. A filter that returns more has failed.
+#: The most bytes that a body method may return. A filter that returns more has failed.
 MAX_RESULT: Final = 64 * 1024 * 1024
 #: The bound of a filter that collects nothing.
 UNBOUND: Final = sys.maxsize
 
-#: A step, the bytes that it collects at most, and the same of those behind it.
+#: A step, its buffer limit in bytes, and the same for the steps after it.
 _Linked = tuple[tuple[FilterStep, int, "_Linked"], ...]
 
 
@@ -33,18 +33,18 @@ class ResultTooLarge(Exception):
 
 
 class ChosenSteps:
-    """What is known of the filters of one body before its first piece.
+    """The filters of one body.
 
     Attributes:
-        steps: those that get the body.
-        bounds: for each of them the bytes that it collects at most; UNBOUND for one that gets the body as it comes.
-        trailers: the steps that see the trailers behind the body.
-        decodes: one of them wants content codings undone.
-        only_reads, keeps_length: this holds for all of them.
-        holds: one of them gets the body whole: nothing goes on before the last piece has come.
-        keeping: those that get the body as it comes, and may keep much of it.
-        wants_original: one behind the first wants to know the body as it came.
-        sends_more: one of them may have more to send of a response when nothing has come for it.
+        steps: the filters that get the body.
+        bounds: the buffer limit of each step in bytes; UNBOUND for a streaming filter.
+        trailers: the steps that see the trailers.
+        decodes: a filter needs decoded content.
+        only_reads, keeps_length: true for all filters.
+        holds: a filter gets the body whole: nothing is forwarded before the last piece.
+        keeping: the streaming filters that may buffer much of the body.
+        wants_original: a filter after the first needs the original body.
+        sends_more: a filter may have more of a response to send without new input.
     """
 
     __slots__ = (
@@ -77,15 +77,15 @@ class ChosenSteps:
         self._linked = linked
 
     def takes_whole(self, fields: Fields) -> bool:
-        """Whether `pass_whole` serves for the body behind this head: it is held, and no coding has to be undone."""
+        """Whether `pass_whole` fits the body of this head: it is buffered, and needs no decoding."""
         return self.holds and not (self.decodes and b"content-encoding" in fields)
 
     def collects(self, length: int) -> bool:
-        """Whether a body of this length may be collected: the first filter gets it whole, and none sees trailers."""
+        """Whether to buffer a body of this length: the first filter gets it whole, and no filter sees trailers."""
         return not self.trailers and 0 < length <= self.bounds[0] != UNBOUND
 
     def pass_whole(self, exchange: Exchange, body: bytes) -> bytes | asyncio.Task[bytes]:
-        """What `BodyChain.feed` returns for this body in one piece, and raises: each filter is called once."""
+        """`BodyChain.feed` for a body in one piece: returns and raises the same, with one call of each filter."""
         if self.wants_original:
             ORIGINAL_BODY.set(exchange, body)
         return self._pass(self._linked, exchange, body, body)
@@ -109,7 +109,7 @@ class ChosenSteps:
                     result = checked_result(step, data, result, may_answer=True)
                 has_changed = has_changed or result != data
                 data = result
-            except BaseException as error:  # nothing is awaited here: whatever it is, the filter raised it
+            except BaseException as error:  # without an await here, only the filter can raise
                 settle(step, error, may_fail_open=step.fail_open)
         if has_changed:
             note_change(head_of(exchange, self.phase).fields)
@@ -127,7 +127,7 @@ class ChosenSteps:
         data: bytes,
         has_changed: bool,
     ) -> bytes:
-        """The rest of the filters, from the one that waits."""
+        """Run the rest of the filters, from the one that waits."""
         try:
             result = checked_result(step, data, await wait(step, awaitable, exchange), may_answer=True)
             has_changed = has_changed or result != data
@@ -139,7 +139,9 @@ class ChosenSteps:
 
 
 def checked_result(step: FilterStep, data: bytes, result: object, *, may_answer: bool) -> bytes:
-    """What goes on for `data`. Raises FilterAnswered for a response if it `may_answer`, TypeError, ResultTooLarge."""
+    """The bytes to forward for `data`. Raises FilterAnswered for a response if it `may_answer`, TypeError,
+    ResultTooLarge.
+    """
     if not isinstance(result, bytes):
         if isinstance(result, LocalResponse) and may_answer:
             raise FilterAnswered(checked_answer(step, result), step)
@@ -150,7 +152,7 @@ def checked_result(step: FilterStep, data: bytes, result: object, *, may_answer:
 
 
 def too_long(step: FilterStep, bound: int, phase: Phase) -> GatewayError:
-    """The error for a body that is longer than a filter collects; it is counted."""
+    """Count and return the error of a body above a filter's buffer limit."""
     step.stats.rejected += 1
     message = f"the body is longer than the {bound} bytes that filter {step.spec.name} takes"
     if phase is Phase.REQUEST_BODY:
@@ -159,7 +161,7 @@ def too_long(step: FilterStep, bound: int, phase: Phase) -> GatewayError:
 
 
 def length_not_kept(steps: FilterSteps) -> GatewayFault:
-    """The error of filters that have promised to keep the length of a body and do not; it is counted."""
+    """Count and return the error of filters that declare `keeps_length` and change the length."""
     for step in steps:
         step.stats.fail("LengthNotKept", is_open=False)
     names = ", ".join(step.spec.name for step in steps)

@@ -1,6 +1,6 @@
-"""Placed filters: each with its IR and its counters, in the order of their chain.
+"""ConfiguredFilter: a filter with its IR and counters; and the order of filters in a chain.
 
-`check` needs no more of a chain. It runs none, so nothing here imports an event loop.
+`check` needs only this part of a chain. It runs no filter, so this module imports no event loop.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class ConfiguredFilter:
     steps: WeakSet[MeasuredStep] = field(default_factory=WeakSet)
 
     def phases(self) -> frozenset[Phase]:
-        """The phases in which it runs: the declared one and its type's `also`, where the filter has a method."""
+        """The phases in which the filter runs: the declared one and its type's `also`, if the filter has the method."""
         phases = {Phase(self.spec.phase)} | self.also
         if self.filter.runs_in is not None:
             phases &= self.filter.runs_in
@@ -49,14 +49,14 @@ class ConfiguredFilter:
             self.meter.close()
 
     def sample(self) -> None:
-        """Measure the next few calls in those steps that run."""
+        """Measure the next few calls in the active steps."""
         for step in self.steps:
             if step.call is step.own and step.stats.runs != step.stats.sampled:
                 step.stats.sampled = step.stats.runs
                 step.call = Sampled(step)
 
     def stats_in(self, phase: Phase) -> FilterStats:
-        """Its counters in this phase."""
+        """The counters of this phase."""
         if phase not in self.stats:
             spec = self.spec
             self.stats[phase] = FilterStats(spec.name, spec.type, phase.value, spec.scope, spec.source, self.notices)
@@ -64,7 +64,7 @@ class ConfiguredFilter:
 
 
 class MisplacedFilter(ValueError):
-    """A filter cannot stand where it is in its chain. The message names the declaring object, the filter and why."""
+    """A filter cannot run at its position in the chain. The message names the declaring object, the filter and why."""
 
     def __init__(self, spec: ExtensionIR, why: str) -> None:
         super().__init__(f"{spec.source}: filter {spec.name} ({spec.type}): {why}")
@@ -72,33 +72,33 @@ class MisplacedFilter(ValueError):
 
 
 class BackendWatches(Protocol):
-    """A filter of the gateway's own before those of a backend. `specs` are the filters whose placeholders it knows."""
+    """The gateway's own filter before those of a backend. `specs` are the filters with placeholders."""
 
     specs: frozenset[ExtensionIR]
 
     def on(self, extensions: Iterable[ExtensionIR], /) -> ConfiguredFilter | None:
-        """The filter for a backend with these ones; None: it needs none."""
+        """The watch for a backend with these filters, or None."""
 
     def on_bodies(self) -> ConfiguredFilter | None:
-        """The filter for the bodies of all requests; None: there is none."""
+        """The watch for the bodies of all requests, or None."""
 
 
 def in_order(specs: Iterable[ExtensionIR]) -> list[ExtensionIR]:
-    """These specs in the order in which a chain runs them (see `chain`)."""
+    """The specs in the order of a chain (see `chain`)."""
     return sorted(specs, key=lambda spec: (spec.turn, not spec.pre_auth, spec.priority, spec.level))
 
 
 def placed_filters(
     ordered: Iterable[ExtensionIR], make: Callable[[ExtensionIR], ConfiguredFilter]
 ) -> tuple[list[ConfiguredFilter], bool]:
-    """The filters of these specs, each after `at_place`; and whether one of them is of this place alone by that.
-    Raises what `make` raises, and MisplacedFilter.
+    """The filters of these specs, each after `at_place`; and whether `at_place` bound one of them to this place.
+    Raises the errors of `make`, and MisplacedFilter.
     """
     filters = [make(spec) for spec in ordered]
     is_of_one_place = False
     for index, placed in enumerate(filters):
         if type(placed.filter).at_place is not Filter.at_place:
-            # The leg of a Backend is behind the rule for a request, and before it for a response.
+            # A Backend's filters run after the rule's on a request, and before them on a response.
             behind = [each for each in filters[index + 1 :] if each.spec.level < BACKEND_LEVEL]
             filters[index] = _at_place(placed, behind)
             is_of_one_place = True

@@ -1,7 +1,7 @@
-"""Content codings (RFC 9110 section 8.4): bodies are decoded for the filters that ask for it, and coded again behind.
+"""Content codings (RFC 9110 section 8.4): bodies are decoded before filters that need it, and encoded again afterwards.
 
-Decoding is bounded: what grows to more than RATIO times its size ends the exchange. Every piece is flushed: an event of
-a coded stream is not delayed. Brotli and Zstandard are imported at their first use.
+Decoding is bounded: a body that grows beyond RATIO times its size ends the exchange. Every piece is flushed, so events
+of an encoded stream are not delayed. Brotli and Zstandard are imported at their first use.
 """
 
 from __future__ import annotations
@@ -16,31 +16,30 @@ from typing import Final, Protocol
 from egressproxy.filters.aws_chunked import AWS_CHUNKED, AwsChunks, MalformedChunks
 from egressproxy.model.fields import Fields, every_spelling
 
-#: What is decoded: RFC 9110 section 8.4.1, RFC 7932, RFC 9659. `x-gzip` is another name of gzip.
+#: The supported codings: RFC 9110 section 8.4.1, RFC 7932, RFC 9659. `x-gzip` is another name of gzip.
 CODINGS: Final = frozenset((b"gzip", b"x-gzip", b"deflate", b"br", b"zstd"))
-#: A body may grow to so many bytes, and beyond that to so many times the bytes that came. Envoy's decompressor has the
-#: same ratio. Text shrinks to a twentieth at most, but for what repeats itself.
+#: The most decoded bytes: this many, or this multiple of the encoded bytes. Envoy's decompressor has the same ratio.
+#: Text without repetitions shrinks to a twentieth at most.
 FREE_BYTES: Final = 1024 * 1024
 RATIO: Final = 100
 #: RFC 9659: no decoder needs a larger window for this coding.
 _ZSTD_WINDOW: Final = 8 * 1024 * 1024
-#: Zstandard has no bound on what one call returns: so many coded bytes at a time, which become 8 MiB at the very most.
+#: The encoded bytes per call of Zstandard, whose output per call is unbounded: these become at most 8 MiB.
 _ZSTD_BYTES: Final = 256
 #: Fields about the bytes of a body, which no longer hold when a filter has changed it: RFC 9530, RFC 3230, RFC 1864.
 _DIGESTS: Final = (b"content-md5", b"digest", b"content-digest", b"repr-digest")
 _DIGEST_LINES: Final = every_spelling(tuple(name.decode() for name in _DIGESTS))
-#: Any field that `note_change` may change, each behind the first characters of all.
+#: The fields that `note_change` may change, after a lookahead for their first characters.
 _DESCRIBED: Final = re.compile(rb"\r\n(?=[acder])(?:%s|accept-ranges|etag):" % b"|".join(_DIGESTS), re.IGNORECASE)
-#: Fields with which a client says in which coding, and which part of a body, or which changes of it, it wants (RFC 9110
-#: section 14.2, RFC 3229). Request-Range is what Apache takes for Range.
+#: Request fields for codings, ranges and deltas (RFC 9110 section 14.2, RFC 3229). Apache reads Request-Range as Range.
 _ASKED: Final = every_spelling(("accept-encoding", "range", "if-range", "request-range", "a-im"))
-#: Bytes of these that are read. Those of clients have a hundred.
+#: The most bytes of these fields that are parsed. Clients send about a hundred.
 MAX_ASKED: Final = 1024
 _IDENTITY: Final = b"\r\naccept-encoding: identity"
 
 
 class Undecodable(Exception):
-    """The body is not what its Content-Encoding says, or too large. `is_large`: the latter. The text is ours."""
+    """The body does not match its Content-Encoding, or is too large (`is_large`). The text is our own."""
 
     def __init__(self, why: str, *, is_large: bool = False) -> None:
         super().__init__(why)
@@ -48,7 +47,7 @@ class Undecodable(Exception):
 
 
 def coding_of(fields: Fields) -> bytes:
-    """The coding of a body, in lower case; b"" for none. Several are joined by ", ", as one that nobody knows."""
+    """The coding of a body, in lower case; b"" for none. Several are joined by ", " and thus unsupported."""
     if b"content-encoding" not in fields:
         return b""
     named = b",".join(fields.get_all(b"content-encoding")).lower().split(b",")
@@ -57,17 +56,17 @@ def coding_of(fields: Fields) -> bytes:
 
 
 def is_readable(coding: bytes) -> bool:
-    """Whether the body of a request in this coding can be read: one of CODINGS, or aws-chunked, also around one."""
+    """Whether a request body in this coding can be decoded: one of CODINGS, aws-chunked, or aws-chunked around one."""
     outer, _, inner = coding.partition(b", ")
     return coding in CODINGS or (outer == AWS_CHUNKED and (not inner or inner in CODINGS))
 
 
 def ask_for_readable(fields: Fields) -> None:
-    """Ask for an answer that can be read here: in codings that can be undone alone, `*` not included (section 12.5.3),
-    and whole: from the middle of a coded body nothing can be read, and in pieces of the client's choice nothing is
-    found (section 14.2: Range may be ignored).
+    """Request a readable response: only in supported codings, without `*` (section 12.5.3), and whole. A part of an
+    encoded body cannot be decoded, and ranges chosen by the client would hide content (section 14.2: Range may be
+    ignored).
 
-    Without Accept-Encoding any coding would do, so that it is set then, to `identity`.
+    A missing Accept-Encoding permits any coding, so it is set to `identity` then.
     """
     block = fields.block
     first = _ASKED.search(block)
@@ -87,7 +86,7 @@ def ask_for_readable(fields: Fields) -> None:
 
 @lru_cache(maxsize=256)
 def _readable(lines: tuple[bytes, ...]) -> bytes:
-    """The line of Accept-Encoding instead of these lines: clients say the same ones over and over."""
+    """The Accept-Encoding that replaces these lines, cached: clients repeat the same lines."""
     kept = []
     for each in b",".join(Fields(b"".join(lines)).get_all(b"accept-encoding")).split(b","):
         if each.partition(b";")[0].strip().lower() in CODINGS:
@@ -96,8 +95,8 @@ def _readable(lines: tuple[bytes, ...]) -> bytes:
 
 
 def note_change(fields: Fields) -> None:
-    """The body is no longer the one that its origin has described: its digests go, and its ETag is a weak one, with
-    which no client replaces what it has not seen (RFC 9110 sections 8.8.1 and 13.1.1). Parts of it cannot be asked for.
+    """Adapt the fields of a changed body: drop digests and Accept-Ranges, and weaken the ETag, so that clients cannot
+    use it for conditional updates (RFC 9110 sections 8.8.1 and 13.1.1).
     """
     if _DESCRIBED.search(fields.block) is None:
         return
@@ -110,7 +109,7 @@ def note_change(fields: Fields) -> None:
 
 
 def without_digests(trailers: bytes) -> bytes:
-    """This block of trailers without those that are digests (RFC 9530 section 6.5 lets them come behind a body)."""
+    """The block of trailers without digests (RFC 9530 section 6.5 allows these in trailers)."""
     return _DIGEST_LINES.sub(b"", trailers)
 
 
@@ -118,21 +117,21 @@ def without_digests(trailers: bytes) -> bytes:
 class ContentDecoder:
     """Decodes one body. Raises Undecodable."""
 
-    _coding: bytes  # one that `is_readable`
-    _decoder: _Decoder | None = None  # not begun: an empty body has no coding
+    _coding: bytes  # `is_readable`
+    _decoder: _Decoder | None = None  # created at the first bytes: an empty body is not encoded
     _taken: int = 0
     _given: int = 0
     _is_over: bool = False
 
     def decode(self, data: bytes, last: bool) -> bytes:
-        """What this piece holds; with `last` the body must be whole then."""
+        """The decoded piece; with `last` the body must be complete."""
         self._taken += len(data)
         parts = []
         while data:
             if self._is_over:
                 if self._coding not in (b"gzip", b"x-gzip"):
                     raise Undecodable(f"bytes follow its {self._name} data")
-                self._decoder, self._is_over = None, False  # RFC 1952 section 2.2: one member after the other
+                self._decoder, self._is_over = None, False  # RFC 1952 section 2.2: several members
             if self._decoder is None:
                 self._decoder = _decoder(self._coding)
             allowed = max(FREE_BYTES, RATIO * self._taken) - self._given
@@ -142,7 +141,7 @@ class ContentDecoder:
                 raise
             except MalformedChunks as error:
                 raise Undecodable(f"it is no {self._name} data: {error}") from None
-            except Exception:  # each library has errors of its own
+            except Exception:  # each library has its own errors
                 raise Undecodable(f"it is no {self._name} data") from None
             self._given += len(part)
             if len(part) > allowed:
@@ -162,7 +161,7 @@ class _Decoder(Protocol):
     is_over: bool
 
     def decode(self, data: bytes, allowed: int) -> tuple[bytes, bytes]:
-        """What `data` holds, not much more than `allowed` bytes, and what follows the end of the coded data."""
+        """The decoded `data`, not much more than `allowed` bytes, and the rest after the end of the encoded data."""
 
 
 def _decoder(coding: bytes) -> _Decoder:
@@ -176,7 +175,7 @@ def _decoder(coding: bytes) -> _Decoder:
 
 
 class _Zlib:
-    """gzip, and deflate in the zlib format; the latter also without it, as some servers send it."""
+    """gzip, and deflate in the zlib format or raw, as some servers send it."""
 
     __slots__ = ("_begin", "_inner", "_wbits", "is_over")
 
@@ -200,7 +199,7 @@ class _Zlib:
 
 
 class _AwsChunked:
-    """The chunks, what they hold in a coding of its own ("": none), and the trailers behind it."""
+    """aws-chunked: chunks, whose content may have a coding of its own ("": none), and trailers."""
 
     __slots__ = ("_chunks", "_inner", "is_over")
 
@@ -234,7 +233,7 @@ class _Brotli:
                 break
             made += more
         self.is_over = self._inner.is_finished()
-        return made, b""  # the library raises an error for bytes behind the end
+        return made, b""  # the library raises an error for bytes after the end
 
 
 class _Zstandard:
@@ -262,19 +261,19 @@ class _Zstandard:
 
 @dataclass(frozen=True, slots=True)
 class ContentEncoder:
-    """Codes a body piece by piece, with these functions of a library."""
+    """Encodes a body piece by piece, with a library's functions."""
 
     code: Callable[[bytes], bytes]
     flush: Callable[[], bytes]
     finish: Callable[[], bytes]
 
     def encode(self, data: bytes, last: bool) -> bytes:
-        """All of what a receiver needs to decode `data`, now; with `last` the end of the body, too."""
+        """The encoded `data`, flushed; with `last` also the end of the body."""
         return self.code(data) + (self.finish() if last else self.flush())
 
 
 def new_encoder(coding: bytes) -> ContentEncoder:
-    """An encoder for one of CODINGS, fast rather than thorough."""
+    """An encoder for one of CODINGS, at a fast level."""
     if coding == b"br":
         import brotli
 

@@ -1,7 +1,7 @@
-"""What header and body chains make of a placed filter: steps with counters, deadlines and failures.
+"""FilterStep: a filter in one phase of a header or body chain, with counters, deadline and failures.
 
-Trailers go on where every filter that looks at their direction sees them (RFC 9110 section 6.5). What must not come
-late is left out by the gateway, behind all filters.
+Trailers are forwarded if every filter of their direction sees them (RFC 9110 section 6.5). The gateway removes
+forbidden trailers after all filters.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _FRAMING = frozenset((b"connection", b"content-length", b"transfer-encoding"))
 
 
 class FilterStep:
-    """One filter in one phase, or with the trailers behind a body (`method_name`). `call`: its method, or what is
-    called in its place while it is measured or out of service; `own`: its method. `mode_for`: its `body_mode_for`;
-    None: its `body_mode` holds for every body. `rest`: the steps of the phase after it.
+    """One filter in one phase, or for trailers (`method_name`). `call`: the method, or its replacement while the filter
+    is measured or out of service; `own`: the method. `mode_for`: the `body_mode_for`; None: `body_mode` applies to
+    every body. `rest`: the later steps of the phase.
     """
 
     __slots__ = (
@@ -61,7 +61,7 @@ class FilterStep:
             placed.budget.place(self)
 
     def put_back(self) -> None:
-        """The filter is in service."""
+        """Put the filter back in service."""
         self.call = self.own
         self.mark = self.own_mark
         decides = type(self.filter).body_mode_for is not Filter.body_mode_for
@@ -72,7 +72,7 @@ FilterSteps = tuple[FilterStep, ...]
 
 
 class FilterAnswered(GatewayError):
-    """A body method has answered with this; an error where no client waits (a mirror, an authorization server)."""
+    """A body method has returned a LocalResponse; an error if no client waits (mirror, authorization server)."""
 
     is_quotable = False
 
@@ -95,7 +95,7 @@ class FilterExited(Exception):
 
 
 def checked_answer(step: FilterStep, response: LocalResponse) -> LocalResponse:
-    """The response without fields of the framing. Raises ValueError or TypeError for what is not valid in it."""
+    """The response without framing fields. Raises ValueError or TypeError for an invalid response."""
     if not (
         isinstance(response.status, int) and isinstance(response.body, bytes) and isinstance(response.phrase, bytes)
     ):
@@ -107,11 +107,11 @@ def checked_answer(step: FilterStep, response: LocalResponse) -> LocalResponse:
 
 
 def settle(step: FilterStep, error: BaseException, *, may_fail_open: bool) -> None:
-    """Count what a step raised. Returns if the exchange may go on without the filter.
+    """Count the error of a step. Returns if the exchange may go on without the filter.
 
-    Raises a refusal (any GatewayError) again, with the declaring object as its rule if it names none, and
-    GatewayFault(FILTER_FAILED, 502) for a failure. A refusal that says something of another type than it should is
-    one. A filter that calls `sys.exit` has failed like any other: one request must not end the process.
+    Re-raises a refusal (any GatewayError), with the declaring object as its rule if it names none, and raises
+    GatewayFault(FILTER_FAILED, 502) for a failure. A refusal with attributes of a wrong type is a failure. So is
+    `sys.exit`: one request must not end the process.
     """
     if isinstance(error, GatewayError) and _is_sound(error):
         if not isinstance(error, FilterAnswered):
@@ -143,7 +143,7 @@ def settle(step: FilterStep, error: BaseException, *, may_fail_open: bool) -> No
 
 
 def _is_sound(error: GatewayError) -> bool:
-    """Whether a refusal can be told: filters may make them of anything."""
+    """Whether a refusal's attributes have the right types: users' filters may set anything."""
     texts = (error.message, error.rule, error.remedy, error.detail, error.policy, error.entry)
     return (
         isinstance(error.reason, Reason)
@@ -153,7 +153,7 @@ def _is_sound(error: GatewayError) -> bool:
 
 
 def _kind(error: BaseException) -> str:
-    """The type of the exception; of a call that has failed also the reason, a word of our own. Never what it said."""
+    """The type of the exception, and the Reason of a failed call. Never its message."""
     kind = type(error).__name__
     if isinstance(error, CallFailed) and isinstance(error.reason, Reason):
         return f"{kind} ({error.reason.value})"
@@ -161,7 +161,7 @@ def _kind(error: BaseException) -> str:
 
 
 def _place(step: FilterStep, error: BaseException) -> str:
-    """` at FILE:LINE` of the last frame in the filter's own file, else of the last frame; never what it said."""
+    """` at FILE:LINE` of the last frame in the filter's own file, else of the last frame."""
     places = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)]
     shown = [place for place in places if place[0] == step.file] or places
     if not shown:
@@ -171,7 +171,7 @@ def _place(step: FilterStep, error: BaseException) -> str:
 
 
 async def wait(step: FilterStep, awaitable: Awaitable[R], exchange: Exchange) -> R:
-    """Await what a step has returned, under its deadline. Raises DeadlinePassed, and what the filter raises."""
+    """Await a step's result, under its deadline. Raises DeadlinePassed, and the filter's errors."""
     is_for_people = step.filter.waits_for_people
     deadline = asyncio.timeout(None if is_for_people else step.spec.timeout_s or None)
     began = perf_counter()
@@ -189,28 +189,28 @@ async def wait(step: FilterStep, awaitable: Awaitable[R], exchange: Exchange) ->
             raise
         raise FilterCancelled from None  # the filter cancelled itself: a failure, not a client that left
     except GeneratorExit as error:
-        if error.args:  # one that closes a coroutine has none: the filter has raised it, and its text is for nobody
+        if error.args:  # raised by the filter: closing a coroutine gives no arguments
             raise FilterExited(type(error).__name__) from None
         raise
     except Exception:
         raise
     except BaseException as error:
-        raise FilterExited(type(error).__name__) from None  # a task would pass it on to the loop, which ends with it
+        raise FilterExited(type(error).__name__) from None  # a task would pass it to the loop and end it
     finally:
         if is_for_people:
             exchange.hold_for_people(-1)
         step.stats.took(perf_counter() - began)
-        del deadline  # it holds the task, which holds the error, whose frames hold us: no cycle
+        del deadline  # breaks a cycle: deadline, task, error, frames
 
 
 def _is_cancelled_from_outside() -> bool:
-    """Here, and not in `wait`: a frame in the traceback of a cancelled task must not hold the task."""
+    """Whether the current task is cancelled. Not inline in `wait`, so that its frame does not hold the task."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def start(coroutine: Coroutine[Any, Any, R], waiting: object) -> asyncio.Task[R]:
-    """Start a task. If it is cancelled before it awaits `waiting`, that coroutine is closed: no warning."""
+    """Start a task. A cancellation before it awaits `waiting` closes that coroutine, without a warning."""
     task = asyncio.get_running_loop().create_task(coroutine)
     if iscoroutine(waiting):
         task.add_done_callback(lambda _task: waiting.close())
@@ -218,20 +218,20 @@ def start(coroutine: Coroutine[Any, Any, R], waiting: object) -> asyncio.Task[R]
 
 
 def trailer_steps(placed: Sequence[ConfiguredFilter], phase: Phase) -> FilterSteps:
-    """Those of the filters that see the trailers behind REQUEST_BODY or RESPONSE_BODY, in this order."""
+    """The steps of the filters that see the trailers of REQUEST_BODY or RESPONSE_BODY, in order."""
     name = phase.method.replace("body", "trailers")
     return tuple([FilterStep(each, phase, (), name) for each in placed if sees_trailers(each.filter, phase)])
 
 
 def let_trailers(looking: Sequence[ConfiguredFilter], phase: Phase) -> bool:
-    """Whether all of those filters that look at a head see the trailers of its message, too."""
+    """Whether all filters that see a head also see the trailers."""
     return bool(looking) and all(sees_trailers(each.filter, phase) for each in looking)
 
 
 def run_trailers(steps: Sequence[FilterStep], exchange: Exchange, block: bytes) -> bytes | asyncio.Task[bytes]:
-    """Show these trailers to the filters. Returns what they leave of them, or a task that does.
+    """Run the filters on these trailers. Returns the resulting trailers, or a task.
 
-    A filter that fails open leaves them as they were. Raises what a filter refuses with, and
+    A filter that fails open leaves the trailers unchanged. Raises a filter's refusal, and
     GatewayFault(FILTER_FAILED, 502) if one fails.
     """
     for position, step in enumerate(steps, 1):
@@ -242,7 +242,7 @@ def run_trailers(steps: Sequence[FilterStep], exchange: Exchange, block: bytes) 
             if isinstance(result, Awaitable):
                 return start(_go_on(step, result, fields, steps[position:], exchange, block), result)
             block = _given(fields, result)
-        except BaseException as error:  # nothing is awaited here: whatever it is, the filter raised it
+        except BaseException as error:  # without an await here, only the filter can raise
             settle(step, error, may_fail_open=step.fail_open)
     return block
 
@@ -264,7 +264,7 @@ async def _go_on(
 
 
 def _given(fields: Fields, result: object) -> bytes:
-    """Raises TypeError for a result that is none. What is out of service gives the fields back."""
+    """The block of the fields. Raises TypeError for an invalid result. A filter out of service returns the fields."""
     if result is not None and result is not fields:
         raise TypeError
     return fields.block

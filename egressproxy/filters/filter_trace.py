@@ -1,8 +1,7 @@
-"""What filters do, and how long they take, for those who look: nothing here costs a request anything unless somebody
-does.
+"""Durations and traces of filters, without cost for requests unless metrics or debug logs are read.
 
-Durations: filters that wait are measured always (`filter_step.wait`); of the others, which run in microseconds, the
-first few calls behind each scrape are. At the log level debug each run of a filter is a line.
+Filters that wait are always measured (`filter_step.wait`); of the others, which run in microseconds, only the first few
+calls after each scrape. At log level debug each run of a filter is a line.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from egressproxy.telemetry.event_aggregator import FilterStats
 
 log = logging.getLogger("egressproxy.filters")
 
-#: So many calls are measured behind a scrape.
+#: The number of calls that are measured after a scrape.
 SAMPLES: Final = 8
 
 
 class MeasuredStep(Protocol):
-    """A step in which a filter runs: see `filter_step.Step`."""
+    """The interface of `filter_step.FilterStep` here."""
 
     call: Callable[..., object]
     own: Callable[..., object]
@@ -33,7 +32,7 @@ class MeasuredStep(Protocol):
 
 
 class Sampled:
-    """What a step calls in place of a filter's method that is measured a few times."""
+    """A wrapper that measures a few calls of a filter's method."""
 
     __slots__ = ("_left", "_step")
 
@@ -58,7 +57,7 @@ def is_traced() -> bool:
 
 
 def traced(name: str, phase: str, method: Callable[..., object]) -> Callable[..., object]:
-    """This method, with a line in the log for each call: what came of it, when, and the names of what has changed."""
+    """The method with a log line for each call: result, time, and names of changed fields."""
 
     def call(exchange: Exchange, *piece: Any) -> object:
         before, began = _heads(exchange), perf_counter()
@@ -121,7 +120,7 @@ def _say(exchange: Exchange, name: str, phase: str, outcome: str, began: float, 
 
 
 def _names(side: str, before: bytes, after: bytes) -> list[str]:
-    """The names of fields that are other than before."""
+    """The names of changed fields."""
     if before == after:
         return []
     lines = set(Fields(before)) ^ set(Fields(after))

@@ -1,4 +1,4 @@
-"""The filters of a snapshot, built from their IR. One whose IR is as before stays, with all that it has counted."""
+"""FilterInstances: the filters of a snapshot, built from their IR. A filter with equal IR keeps its state."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.telemetry.event_aggregator import EventAggregator, FilterNotices, FilterStats
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
 
-#: The most filters of which runs are measured behind a scrape: there may be ten thousand.
+#: The most filters that are measured after a scrape: there may be ten thousand.
 MAX_SAMPLED: Final = 1000
 
 #: The phases of one attempt.
@@ -33,11 +33,13 @@ class FilterBuildError(ValueError):
 
 
 class UnusableFilter(FilterBuildError):
-    """What the config names does not fit. The manifests are good: its places are closed alone (`place_or_close`)."""
+    """A value that the config refers to is unusable. The manifests are valid: only its places are closed
+    (`place_or_close`).
+    """
 
 
 class FilterInstances:
-    """One filter per equal IR. `previous`: those in service, None at the first start. `notices`: told of failures."""
+    """One filter per equal IR. `previous`: the instances in service, None at the start. `notices`: gets failures."""
 
     __slots__ = ("_catalog", "_closed", "_counted", "_held", "_made", "_metrics", "_notices", "_previous", "_reach")
 
@@ -49,25 +51,25 @@ class FilterInstances:
         reach: Callable[[str, Callee], FilterCall] | None = None,
         metrics: FilterMetrics | None = None,
     ) -> None:
-        """`reach` gives the filter of this name the call of a backend; None: the filters are only checked."""
+        """`reach` makes the call of a backend for a filter; None: the filters are only checked."""
         self._catalog = catalog
         self._reach = reach
         self._notices = notices
         self._metrics = FilterMetrics() if metrics is None else metrics
         self._made: dict[tuple[ExtensionIR, str], ConfiguredFilter] = {}
-        #: What stands where a filter cannot be used, with why. Not kept across reloads: what was wrong may be mended.
+        #: The replacements of unusable filters, with the reason. Not kept across reloads: the cause may be fixed.
         self._closed: dict[ExtensionIR, tuple[ConfiguredFilter, str]] = {}
         self._previous = {} if previous is None else previous._made
-        #: The counters of the previous snapshot: a filter with another Secret or config goes on counting.
+        #: The counters of the previous snapshot, which a filter with a new Secret or config continues.
         self._counted = {_labels(placed.spec): placed.stats for placed in self._previous.values()}
-        self._held: dict[ExtensionIR, ConfiguredFilter] | None = None  # while code is held: what stands in its place
+        self._held: dict[ExtensionIR, ConfiguredFilter] | None = None  # replacements while code is held
 
     def hold_code(self) -> None:
-        """From here on `place` only inspects the operator's code, and returns a filter that does nothing."""
+        """Make `place` only inspect the operator's code, and return a filter without effect, from here on."""
         self._held = {}
 
     def release_code(self) -> tuple[ExtensionIR, ...]:
-        """The specs whose code was held, in the order of their places. From here on `place` runs it."""
+        """The specs whose code was held, in the order of their places. From here on `place` runs the code."""
         held, self._held = self._held, None
         return tuple(held or ())
 
@@ -81,7 +83,7 @@ class FilterInstances:
             found = self._made.get(key) or self._previous.get(key)
             if found is None and self._held is not None and kind.inspect is not None:
                 kind.inspect(context)
-                return self._held.setdefault(spec, ConfiguredFilter(spec, Filter()))  # which does nothing
+                return self._held.setdefault(spec, ConfiguredFilter(spec, Filter()))  # without effect
             placed = found or self._build(spec, kind, context)
         except UnusableReference as error:
             raise UnusableFilter(f"{spec.source}: filter {spec.name} ({spec.type}): {error}") from None
@@ -92,7 +94,7 @@ class FilterInstances:
         return placed
 
     def place_or_close(self, spec: ExtensionIR) -> ConfiguredFilter:
-        """As `place`; where a Secret does not fit, a filter that refuses every request, whatever `failOpen` says."""
+        """`place`, or for an unusable Secret a filter that refuses every request, regardless of `failOpen`."""
         if spec in self._closed:
             return self._closed[spec][0]
         try:
@@ -105,12 +107,12 @@ class FilterInstances:
             return placed
 
     def blocks(self, spec: ExtensionIR) -> bool:
-        """Whether building this filter blocks, so that it must not be built on the event loop."""
+        """Whether building this filter blocks and must not run on the event loop."""
         kind = self._catalog.get(spec.implementation or spec.type)
         return kind is not None and kind.runs_code
 
     def secrets(self, spec: ExtensionIR) -> dict[str, bool]:
-        """The Secrets (`name/key`) of this filter: which of them are there. Raises FilterBuildError."""
+        """The Secrets (`name/key`) of this filter, and whether each exists. Raises FilterBuildError."""
         if self._catalog.get(spec.implementation or spec.type) is None:
             return {}
         kind, context = self._context(spec)
@@ -118,7 +120,7 @@ class FilterInstances:
         return {label.rstrip("/"): label in context.secrets for label in labels}
 
     def stats(self) -> list[FilterStats]:
-        """The counters of every filter, one for each of its phases; the next few runs of each are measured then."""
+        """The counters of every filter, per phase. The next few runs of each filter are measured."""
         for placed in islice(self._made.values(), MAX_SAMPLED):
             placed.sample()
         every = (*self._made.values(), *(placed for placed, _ in self._closed.values()))
@@ -129,7 +131,7 @@ class FilterInstances:
         return [(spec, placed.filter) for (spec, _), placed in self._made.items() if spec.type == name]
 
     def seal(self) -> None:
-        """This is in service: close what it no longer has, and tell which of its filters cannot be used."""
+        """Enter service: close the removed filters of the previous instances, and report unusable filters."""
         for key, placed in self._previous.items():
             if key not in self._made:
                 placed.close()
@@ -137,15 +139,15 @@ class FilterInstances:
         self._forget_parts()
 
     def adopt(self, other: FilterInstances) -> None:
-        """What was built in `other`, whose previous one this is, is beside what is here from now on."""
-        if self._reach is None:  # else `seal` is still to come
+        """Add the filters of `other`, which was built with this one as its previous instances."""
+        if self._reach is None:  # otherwise `seal` follows
             other._tell_in_service(placed for key, placed in other._made.items() if key not in self._made)
         self._made |= other._made
         self._closed |= other._closed
         other._forget_parts()
 
     def _forget_parts(self) -> None:
-        """Hold nothing that building needed: the builder holds this, and would be garbage that has to be looked for."""
+        """Release the objects for building: the builder refers to this object, which would be a reference cycle."""
         self._previous, self._counted, self._reach = {}, {}, None
 
     def _tell_in_service(self, fresh: Iterable[ConfiguredFilter]) -> None:
@@ -161,7 +163,7 @@ class FilterInstances:
             placed.filter.drain()
 
     def close(self) -> None:
-        """Close what the previous snapshot does not have: this one does not come into service, or the process ends."""
+        """Close the filters that are not in the previous snapshot: this one is discarded, or the process ends."""
         for key, placed in self._made.items():
             if key not in self._previous:
                 placed.close()
@@ -207,12 +209,12 @@ class FilterInstances:
 
 
 def _labels(spec: ExtensionIR) -> tuple[str, ...]:
-    """What a filter is counted under."""
+    """The labels of a filter's counters."""
     return spec.name, spec.type, spec.phase, spec.scope, spec.source
 
 
 class _Closed(Filter):
-    """In the place of a filter that cannot be used. It refuses before anything is sent to a backend."""
+    """The replacement of an unusable filter, which refuses before any byte is sent to a backend."""
 
     runs_in: frozenset[Phase]
 
@@ -238,9 +240,10 @@ class _Closed(Filter):
 
 def failures(config: ConfigIR, catalog: Catalog) -> list[tuple[ExtensionIR, FilterBuildError]]:
     """The specs that cannot be built, each with its error: UnusableFilter for a Python filter whose constructor fails
-    with the Secrets that it has. Of other types the compiler has told that in status.
+    with its Secrets. For other types the compiler reports this in status.
 
-    Files of Python filters are run, as at a start, but only if the other filters and the syntax of every file are good.
+    Files of Python filters are run, as at a start, but only if the other filters and the syntax of every file are
+    valid.
     """
     instances = FilterInstances(catalog)
     instances.hold_code()
@@ -253,7 +256,7 @@ def failures(config: ConfigIR, catalog: Catalog) -> list[tuple[ExtensionIR, Filt
 
 
 def machine_problems(config: ConfigIR, catalog: Catalog) -> list[tuple[ExtensionIR, str, str]]:
-    """The specs that name what this machine has not (a folder, say): each with the field and why."""
+    """The specs that name a missing resource of this machine (such as a folder), each with field and reason."""
     found = []
     for spec in dict.fromkeys(extensions(config)):
         kind = catalog.get(spec.implementation or spec.type) if spec.is_known else None
@@ -263,7 +266,7 @@ def machine_problems(config: ConfigIR, catalog: Catalog) -> list[tuple[Extension
 
 
 def _misplaced(instances: FilterInstances, config: ConfigIR) -> Iterator[tuple[ExtensionIR, FilterBuildError]]:
-    """Filters that cannot stand where they are among the others."""
+    """The filters at an impossible position in their chain."""
     for specs in dict.fromkeys(chains(config)):
         try:
             placed_filters(in_order(spec for spec in specs if spec.is_known), instances.place_or_close)

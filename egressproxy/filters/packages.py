@@ -1,11 +1,11 @@
 """Filter types of installed packages, by their entry points of the group `egressproxy.filters`.
 
-The name of an entry point is the type that it makes known, its value names a `FilterType`. A package is imported when
-a configuration names a type of it: until then only its metadata is read. What a package does wrong closes what names
-its types and nothing else. Its code runs with the gateway's rights, as everything that is installed beside it.
+The name of an entry point is the filter type, its value refers to a `FilterType`. A package is imported when a
+configuration names one of its types; before, only its metadata is read. A broken package closes only the places that
+use its types. Its code runs with the gateway's privileges.
 
-The environment variable EGRESSPROXY_FILTER_PACKAGES names the packages that may be used, separated by commas; `none`
-switches all off. Where it is not set, all may be used.
+The environment variable EGRESSPROXY_FILTER_PACKAGES lists the allowed packages, separated by commas; `none` disables
+all. Default: all are allowed.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NAME: Final = re.compile(r"(?P<domain>[a-z0-9][a-z0-9.-]*\.[a-z0-9-]+)/[A-Za-z]
 
 @dataclass(frozen=True, slots=True)
 class PackagedType:
-    """A type that a package makes known. `problem`: why it cannot be used, as far as that is known before `load`."""
+    """A filter type of a package. `problem`: the reason why it is unusable, if known before `load`."""
 
     name: str
     package: str  # name and version
@@ -61,7 +61,7 @@ class PackagedType:
 
 
 def packaged_types() -> dict[str, PackagedType]:
-    """The types of installed packages, by name; none is imported. Of two with one name that of the first package."""
+    """The types of installed packages, by name, without an import. For duplicate names the first package wins."""
     allowed = os.environ.get(SWITCH)
     names = None if allowed is None else {_normalized(name) for name in allowed.split(",")}
     found: dict[str, PackagedType] = {}
@@ -80,7 +80,7 @@ def packaged_types() -> dict[str, PackagedType]:
 
 @cache
 def installed() -> tuple[EntryPoint, ...]:
-    """The entry points of the group, sorted by package. Looked for once in a process: it reads many small files."""
+    """The entry points of the group, sorted by package, cached: the search reads many small files."""
     return tuple(sorted(entry_points(group=GROUP), key=lambda each: (_normalized(_package(each)), each.value)))
 
 
@@ -103,12 +103,12 @@ def _normalized(package: str) -> str:
 
 
 def _reporting(kind: FilterType) -> Callable[[FilterContext], Filter]:
-    """Its `build`; what it raises is told by type and place, as UnusableReference where the config names Secrets."""
+    """The type's `build`, with errors reduced to type and place: UnusableReference if the config refers to Secrets."""
 
     def built(context: FilterContext) -> Filter:
         try:
             return kind.build(context)
-        except Rejected as refusal:  # its message is meant to be shown
+        except Rejected as refusal:  # its message is meant for users
             why = f"{refusal.message}{f' ({refusal.remedy})' if refusal.remedy else ''}"
         except (Exception, SystemExit) as error:
             why = f"{_place(error)}{type(error).__name__} while the filter was built"
@@ -118,6 +118,6 @@ def _reporting(kind: FilterType) -> Callable[[FilterContext], Filter]:
 
 
 def _place(error: BaseException) -> str:
-    """Where it was raised, `file:line: `."""
+    """The location of the error, `file:line: `."""
     frames = traceback.extract_tb(error.__traceback__)
     return f"{frames[-1].filename}:{frames[-1].lineno}: " if frames else ""

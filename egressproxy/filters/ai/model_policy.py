@@ -1,8 +1,8 @@
-"""ModelPolicy: which models may be asked, under which names, within which bounds, and by which backend of the rule.
+"""ModelPolicy: the allowed models, their aliases, the bounds of requests, and the backend of the rule for each request.
 
-A request is judged by every model that it names: in its path, in its body, and as another choice. What cannot be read
-as a request to one of the APIs is refused, since nobody can say what it asks for: another path, an upgrade, a tunnel, a
-body that is no JSON or may be read in two ways. Requests without a body that only read (GET, HEAD, OPTIONS) pass.
+A request is checked by every model that it names: in its path, in its body, and as fallback. A request that cannot be
+read as one of the APIs' is refused, since its model is unknown: another path, an upgrade, a tunnel, a body that is not
+JSON or is ambiguous. Requests without a body that only read (GET, HEAD, OPTIONS) pass.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from egressproxy.model.work import Work
 from egressproxy.net.cooperative import run
 
 _Name = Annotated[str, Within(min_length=1, max_length=253)]
-#: Methods that ask no model for anything where they have no body.
+#: Methods that run no model if they have no body.
 _READING: Final = frozenset((b"GET", b"HEAD", b"OPTIONS"))
 #: Characters of a model's name that a message repeats.
 _SHOWN: Final = 128
@@ -37,35 +37,35 @@ class ModelAlias(FilterConfig):
     """Another name for a model."""
 
     name: _Name
-    """What clients ask for, with `*` for any characters."""
+    """The model in the client's request, with `*` for any characters."""
     model: _Name
-    """What the backend is asked for instead."""
+    """The model in the request to the backend."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelRoute(FilterConfig):
-    """Where requests go that are all that is written here; what is not written does not matter."""
+    """A backend for the requests that match all of these fields; an unset field matches any request."""
 
     models: tuple[_Name, ...] = ()
-    """Models (behind aliases), with `*` for any characters: one of them."""
+    """One of these models, after aliases, with `*` for any characters."""
     field: str = ""
     """A member of the body, as in `metadata.team`; together with `values`."""
     values: tuple[str, ...] = ()
-    """What `field` says, with `*` for any characters: one of them."""
+    """One of these values of `field`, with `*` for any characters."""
     text_contains: tuple[Annotated[str, Within(min_length=1)], ...] = ()
-    """Words of what the user says, in any case: one of them."""
+    """One of these texts in the user's messages; case is ignored."""
     min_tokens: Annotated[int, Within(ge=0)] = 0
     """At least about this many tokens of the request."""
     has_tools: bool | None = None
-    """Whether it offers tools."""
+    """Whether the request offers tools."""
     has_images: bool | None = None
-    """Whether it has images."""
+    """Whether the request has images."""
     backend: str = ""
-    """The backend of the rule that is asked, `name` or `namespace/name`, against the weights; of a Failover first."""
+    """The backend of the rule to use, `name` or `namespace/name`, regardless of weights; in a Failover, the first."""
     exclude: tuple[_Name, ...] = ()
-    """Backends of the rule that are not asked, whatever fails."""
+    """Backends of the rule that these requests never go to."""
     model: str = ""
-    """What is asked for instead of the model."""
+    """The model that replaces the requested one."""
 
     def __post_init__(self) -> None:
         if bool(self.field) != bool(self.values):
@@ -76,26 +76,26 @@ class ModelRoute(FilterConfig):
 
 @dataclass(frozen=True, slots=True)
 class ModelPolicyConfig(FilterConfig):
-    """Aliases come first, then routes, then `allow` and `deny`: they judge what the backend would be asked for."""
+    """Aliases apply first, then routes, then `allow` and `deny`, which check the model that the backend would get."""
 
     allow: tuple[_Name, ...] = ()
-    """Models that may be asked, with `*` for any characters. Empty: all that `deny` does not have."""
+    """Allowed models, with `*` for any characters. Empty: all except those in `deny`."""
     deny: tuple[_Name, ...] = ()
-    """Models that may not, in any case; before `allow`."""
+    """Denied models; `deny` takes precedence over `allow`."""
     aliases: tuple[ModelAlias, ...] = ()
-    """Other names; the first that matches counts."""
+    """Aliases of models; the first match wins."""
     default_model: str = ""
-    """What is asked where a request names no model. Empty: such a request is refused."""
+    """The model for requests without one. Empty: such a request is refused."""
     routes: tuple[ModelRoute, ...] = ()
-    """The first that matches counts."""
+    """Backends by kind of request; the first match wins."""
     max_output_tokens: Annotated[int, Within(ge=0)] = 0
-    """The longest answer that may be asked for; a request without a limit gets this one. 0: no bound."""
+    """The highest output limit of a request, and the default for a request without one. 0: no bound."""
     max_temperature: Annotated[float, Within(ge=0, le=2)] | None = None
-    """The highest temperature that may be asked for."""
+    """The highest temperature of a request."""
     out_of_bounds: Literal["Clamp", "Deny"] = "Clamp"
-    """What becomes of a request for more: it gets the bound, or is refused."""
+    """The effect on a request above a bound: reduce its value to the bound, or refuse it."""
     unreadable: Literal["Deny", "Allow"] = "Deny"
-    """What becomes of what cannot be read as a request to a model."""
+    """The effect on a body that cannot be read as a request to a model."""
     max_body_bytes: Annotated[int, Within(ge=1024, le=64 * 1024 * 1024)] = MAX_BUFFERED_BYTES
     """The longest request to a provider that is read; 413 beyond."""
 
@@ -122,13 +122,13 @@ class ModelPolicy(Filter):
         )
 
     def request_headers(self, exchange: Exchange) -> None:
-        """Refuse what cannot be read. Raises Rejected."""
+        """Refuse unreadable requests. Raises Rejected."""
         if self._config.unreadable == "Allow":
             return
         head = exchange.request
         if exchange.is_tunnel or head.upgrade:
             raise self._unreadable(
-                exchange, "a tunnel, which nobody looks into" if exchange.is_tunnel else "an upgrade"
+                exchange, "a tunnel, whose content is not read" if exchange.is_tunnel else "an upgrade"
             )
         is_known = operation(exchange) is not None if head.body else head.method in _READING
         if not is_known:
@@ -138,7 +138,7 @@ class ModelPolicy(Filter):
         return BodyMode.BUFFER if operation(exchange) is not None and not exchange.request.upgrade else None
 
     def request_body(self, exchange: Exchange, data: bytes, last: bool) -> BodyResult:
-        """Judge the request, and send it on as the policy says. Raises Rejected."""
+        """Check the request, and forward it as changed by the policy. Raises Rejected."""
         return run(self._judged(exchange, data), is_long=len(data) > SCANNED_AT_ONCE)
 
     def _judged(self, exchange: Exchange, data: bytes) -> Work[bytes]:
@@ -169,7 +169,7 @@ class ModelPolicy(Filter):
         return (yield from view.writing())
 
     def _ask_for(self, exchange: Exchange, view: AiRequest, model: str) -> None:
-        """Raises Rejected where the path names the model in a spelling that is not rewritten."""
+        """Set the model. Raises Rejected if the path names the model in an unsupported spelling."""
         try:
             ask_for_model(exchange, view, model)
         except Unreadable as error:
@@ -256,7 +256,7 @@ def _matches(route: ModelRoute, view: AiRequest) -> Work[bool]:
 
 
 def _said(value: Any, field: str) -> str | None:
-    """What a member of the body says, as text; None where it says nothing that is a text, number or truth value."""
+    """The value of a member of the body as text; None for another type than text, number or boolean."""
     for name in field.split("."):
         if type(value) is not dict:
             return None

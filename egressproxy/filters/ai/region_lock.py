@@ -1,8 +1,7 @@
 """RegionLock: only backends whose `region` is allowed, as `regions` of an EgressPolicy says it.
 
-It is decided where the configuration is compiled, and not for each request: a backend of another region has no way in
-the gateway, so that no fail-over, retry, hedge, mirror or parent leads there. What runs here is nothing. It is a
-restriction: those of all levels add up.
+The compiler enforces it, not a request phase: the gateway has no path to a backend of another region, so no failover,
+retry, hedge, mirror or parent leads there. Restrictions of all levels add up.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Annotated, Final
 from egressproxy.filters.base import REQUEST_HEADS, Filter, FilterContext, FilterType
 from egressproxy.filters.settings import FilterConfig, Within
 
-#: The kinds whose `extensions` the compiler looks through for it.
+#: The kinds in whose `extensions` the compiler looks for this filter.
 _KINDS: Final = ("EgressPolicy", "Backend")
 
 
@@ -26,7 +25,7 @@ class RegionLockConfig(FilterConfig):
 
 
 class RegionLock(Filter):
-    """Runs in no phase. Raises ValueError where it stands in an object that the compiler does not look into."""
+    """Runs in no phase. Raises ValueError in an object of another kind than _KINDS."""
 
     runs_in = frozenset()
 

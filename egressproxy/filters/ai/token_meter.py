@@ -1,7 +1,7 @@
-"""TokenMeter: what requests to AI providers take: tokens, time and money, by OpenTelemetry's names, in metrics and log.
+"""TokenMeter: tokens, time and cost of requests to AI providers, in metrics (by OpenTelemetry's names) and the log.
 
-It reads what the provider tells. A stream of OpenAI's chat is asked for its usage, and the client does not see that
-where it has not asked for it. Nothing is estimated: an answer that tells nothing is counted as one that did not.
+The numbers are the provider's. The filter requests the usage of an OpenAI chat stream, and hides it from a client that
+did not. Nothing is estimated: responses without usage have a count of their own.
 Source: OpenTelemetry semantic conventions, generative AI metrics and model server metrics (in development).
 """
 
@@ -39,27 +39,27 @@ _LABELS: Final = (
     "gen_ai_response_model",
 )  # fmt: skip
 _READ_TYPES: Final = frozenset((b"application/json", b"text/event-stream", b"application/vnd.amazon.eventstream"))
-#: Characters of a model's name that the log has.
+#: The most characters of a model's name in the log.
 _LOGGED: Final = 128
 
 
 @dataclass(frozen=True, slots=True)
 class TokenMeterConfig(FilterConfig):
-    """What is counted beside tokens and times, and by whom."""
+    """Prices, and the label for the tenant."""
 
     prices: tuple[TokenPrice, ...] = ()
-    """What tokens cost; the first entry that matches the model counts."""
+    """The prices of tokens; the first entry that matches the model wins."""
     currency: Annotated[str, Within(pattern=r"^[A-Z]{3}$")] = "USD"
-    """The currency of the prices, as ISO 4217 has it: a label of the metric."""
+    """The ISO 4217 code of the prices' currency, a label of the metric."""
     tenant: Literal["Namespace", "Identity", "Header", "None"] = "Namespace"
-    """What the label `tenant` says: the client's namespace, its namespace and service account (an address where they
-    are not known), or the value of a field."""
+    """The value of the label `tenant`: the client's namespace, its namespace and service account (the address if
+    unknown), or the value of a field."""
     tenant_header: FieldName | Literal[""] = ""
-    """The field for `tenant: Header`. It is what clients say: trust it where a filter or a proxy of yours sets it."""
+    """The field for `tenant: Header`. Clients can forge it, unless your own filter or proxy sets it."""
     max_models: Annotated[int, Within(ge=1, le=1000)] = 100
-    """How many names of models have metrics of their own; others are counted as one."""
+    """The most models with separate metrics; others are counted together."""
     max_tenants: Annotated[int, Within(ge=1, le=1000)] = 200
-    """How many tenants have metrics of their own; others are counted as one."""
+    """The most tenants with separate metrics; others are counted together."""
     max_body_bytes: Annotated[int, Within(ge=1024, le=64 * 1024 * 1024)] = MAX_BUFFERED_BYTES
     """The longest request to a provider that is read; 413 beyond."""
 
@@ -71,7 +71,7 @@ class TokenMeterConfig(FilterConfig):
 
 
 class _Measured(TokenUse):
-    """A TokenUse that knows when things were."""
+    """A TokenUse with timestamps."""
 
     wants_model = True
 
@@ -82,8 +82,8 @@ class _Measured(TokenUse):
 
 
 class TokenMeter(Filter):
-    """Counts at the end of each exchange. Names that clients invent do not fill the metrics: a model has its own label
-    once a provider has served it.
+    """Counts at the end of each exchange. A model gets a label only once a provider has served it, so clients cannot
+    fill the metrics with invented names.
     """
 
     runs_in = frozenset((Phase.REQUEST_HEADERS, Phase.REQUEST_BODY, Phase.RESPONSE_HEADERS, Phase.RESPONSE_BODY))
@@ -124,7 +124,7 @@ class TokenMeter(Filter):
             PER_TOKEN_BUCKETS,
             _LABELS,
         )
-        self._tokens = meter.counter("egress_ai_tokens", "Tokens, by what they are.", (*_LABELS, "kind"))
+        self._tokens = meter.counter("egress_ai_tokens", "Tokens, by kind.", (*_LABELS, "kind"))
         self._cost = meter.counter("egress_ai_cost", "What the tokens cost.", (*_LABELS, "currency"))
         self._untold = meter.counter(
             "egress_ai_untold", "Answers of status 2xx that told no usage.", ("route", "backend", "tenant")

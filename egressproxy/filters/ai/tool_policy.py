@@ -1,8 +1,7 @@
-"""ToolPolicy: which tools may be offered and called, with which arguments; of MCP resources and prompts, too.
+"""ToolPolicy: the tools that may be offered and called, and their arguments; also MCP resources and prompts.
 
-A client of MCP that calls what is not allowed gets an error of JSON-RPC, and the server does not see it; lists are
-shortened. In chat APIs tools that are not allowed are not offered to the model, and an answer that calls one is
-refused, whole or streamed.
+An MCP client that calls a denied tool gets a JSON-RPC error, and the server does not see the call; lists are filtered.
+In chat APIs denied tools are removed from requests, and a response that calls one is refused, whole or streamed.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ from egressproxy.net.cooperative import run
 
 #: JSON-RPC 2.0 section 5.1. Source: Model Context Protocol, Server Features, Tools: that of an unknown tool.
 INVALID_PARAMS: Final = -32602
-#: The longest answer that is read, where nothing says another bound.
+#: The default limit of a response that is read, in bytes.
 _MAX_ANSWER: Final = 4 * 1024 * 1024
-#: What the servers of a list call its elements by.
+#: The member of a result with a list, and the member that names its elements.
 _LISTS: Final = (("tools", "name"), ("resources", "uri"), ("resourceTemplates", "uriTemplate"), ("prompts", "name"))
 #: Methods of MCP that name a resource.
 _OF_RESOURCES: Final = frozenset(("resources/read", "resources/subscribe", "resources/unsubscribe"))
-#: Members of a request to a chat API that mean nothing without tools.
+#: Members of a chat request that are invalid without tools.
 _OF_TOOLS: Final = frozenset(
     (
         "tools",
@@ -52,7 +51,7 @@ _OF_TOOLS: Final = frozenset(
         "mcp_servers",
     )
 )
-#: Where a request says which of the offered tools the model may choose from: OpenAI's two APIs, and Gemini.
+#: The members that limit the model's choice of tools: OpenAI's two APIs, and Gemini.
 _CHOICES: Final = (
     ("tool_choice", "tools"),
     ("tool_choice", "allowed_tools", "tools"),
@@ -62,28 +61,28 @@ _CHOICES: Final = (
         ("allowedFunctionNames", "allowed_function_names"),
     ),
 )
-#: Where batches have their requests, and the member of each that is one.
+#: The member of a batch with the list of requests, and the member of an entry with the request.
 _BATCHES: Final = (
     (("requests",), "params"),
     (("batch", "inputConfig", "requests", "requests"), "request"),
     (("batch", "input_config", "requests", "requests"), "request"),
 )
-#: Types of a choice that are no tool.
+#: Types of a choice that name no tool.
 _CHOICE_TYPES: Final = frozenset(("allowed_tools", "any", "auto", "custom", "function", "none", "required", "tool"))
-#: Longer names are cut where they are told.
+#: The most characters of a name in messages.
 _SHOWN: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
 class ToolPolicyConfig(FilterConfig):
-    """What may be used.
+    """The allowed tools, resources and prompts.
 
     Attributes:
         tools: tools of MCP servers, and those that requests to chat APIs offer.
         resources: URIs of resources of MCP servers.
         prompts: names of prompts of MCP servers.
-        unreadable: what becomes of a body that cannot be read as JSON with one meaning.
-        max_body_bytes: the longest request or answer that is looked at; None: MAX_BUFFERED_BYTES, 4 MiB of an answer.
+        unreadable: the effect on a body that is not JSON or ambiguous.
+        max_body_bytes: the longest request or response that is read; None: MAX_BUFFERED_BYTES, 4 MiB of a response.
     """
 
     tools: Tools
@@ -94,11 +93,11 @@ class ToolPolicyConfig(FilterConfig):
 
 
 class _Denial(Exception):
-    """A message of MCP is not allowed. The text says what, and shows no argument."""
+    """An MCP message is not allowed. The text names the tool, without arguments."""
 
 
 class ToolPolicy(Filter):
-    """Gets requests whole, answers of JSON whole, and streams in pieces."""
+    """Gets requests and JSON responses whole, and streams in pieces."""
 
     decodes = True
 
@@ -119,14 +118,14 @@ class ToolPolicy(Filter):
 
     # --- requests ----------------------------------------------------------------------------------------------------
     def request_headers(self, exchange: Exchange) -> None:
-        """Raises Rejected for what cannot be looked at: a tunnel, or another protocol."""
+        """Raises Rejected for a tunnel or an upgrade, which cannot be read."""
         if (exchange.is_tunnel or exchange.request.upgrade) and self._denies_unreadable:
             what = "a tunnel" if exchange.is_tunnel else "an upgraded connection"
             raise self._refusal(f"what is said in {what} cannot be looked at", status_of_unseen(exchange))
 
     def body_mode_for(self, exchange: Exchange, phase: Phase) -> BodyMode | None:
-        """Requests whole, whatever their type says: a server may read them as JSON all the same. Raises Rejected (502)
-        for an answer of an AI provider whose type is not read here.
+        """Requests whole, with any Content-Type, since a server may read them as JSON anyway. Raises Rejected (502)
+        for a response of an AI provider with an unreadable type.
         """
         if phase is Phase.REQUEST_BODY:
             return BodyMode.BUFFER
@@ -135,19 +134,19 @@ class ToolPolicy(Filter):
             return BodyMode.STREAM
         if not 200 <= exchange.response.status < 300:
             return None
-        # "Accepted", with which servers of MCP over SSE take each message: what they say comes as an event.
+        # MCP servers over SSE accept each message with 202; the response comes as an event.
         if exchange.response.status == 202 and not media_type and operation(exchange) is None:
             return None
         if not media_type or media_type.endswith((b"/json", b"+json")):
             return BodyMode.BUFFER
-        # SDKs of AI providers read what they have asked for, whatever its type says.
+        # SDKs of AI providers ignore the response's type.
         if operation(exchange) is not None and exchange.response.body and self._denies_unreadable:
             shown = (exchange.response.fields.get(b"content-type") or b"").decode("latin-1")[:80]
             raise self._refusal(f"the answer cannot be read: its Content-Type is {shown}", 502)
         return None
 
     def request_body(self, exchange: Exchange, data: bytes, last: bool) -> BodyResult:
-        """Raises Rejected; returns an error of JSON-RPC for what a client of MCP must not do."""
+        """Returns a JSON-RPC error for a denied MCP message. Raises Rejected for other denials."""
         if not data:
             return data
         return run(self._judged_request(exchange, data), is_long=len(data) > SCANNED_AT_ONCE)
@@ -176,7 +175,7 @@ class ToolPolicy(Filter):
         return (yield from self._chat(exchange, data)) if type(value) is dict else data  # a request may look like both
 
     def _batch(self, value: dict[str, Any]) -> Work[None]:
-        """Look at the requests in a batch of Anthropic or Gemini. Raises Rejected, Unreadable."""
+        """Check the requests in a batch of Anthropic or Gemini. Raises Rejected, Unreadable."""
         for path, member in _BATCHES:
             listed = in_object(value, *path)
             for each in listed if type(listed) is list else (listed,):
@@ -222,7 +221,7 @@ class ToolPolicy(Filter):
             raise self._denial("message", "a message that is no object")
         method, params = message.get("method"), message.get("params")
         if type(method) is not str:
-            return  # an answer of the client's
+            return  # a response of the client
         if method == "tools/call":
             name = in_object(params, "name")
             arguments = params.get("arguments", {}) if type(params) is dict else {}
@@ -264,13 +263,13 @@ class ToolPolicy(Filter):
                 raise self._refusal(f"the request makes the model call tool {_shown(tool.name)}, which is not allowed")
         self._narrow_choice(request)
         request.withhold_tools(denied)
-        # No API takes an empty list of tools.
+        # No API accepts an empty list of tools.
         if not request.tools:
             return (yield from dumping({key: each for key, each in request.value.items() if key not in _OF_TOOLS}))
         return (yield from request.writing())
 
     def _narrow_choice(self, request: AiRequest) -> None:
-        """Take out of the tools that the model may choose from what must not be used. Raises Rejected if none stay."""
+        """Remove denied tools from the model's choice. Raises Rejected if no tool remains."""
         for path in _CHOICES:
             listed = in_object(request.value, *path)
             if type(listed) is not list:
@@ -286,7 +285,7 @@ class ToolPolicy(Filter):
 
     # --- answers -----------------------------------------------------------------------------------------------------
     def response_body(self, exchange: Exchange, data: bytes, last: bool) -> BodyResult:
-        """Raises Rejected for a call of a tool that is not allowed."""
+        """Raises Rejected for a call of a denied tool."""
         return run(self._judged_answer(exchange, data, last), is_long=len(data) > SLICE)
 
     def held_bytes(self, exchange: Exchange, phase: Phase) -> int:
@@ -343,7 +342,7 @@ class ToolPolicy(Filter):
             raise self._refusal(f"the model calls tool {_shown(name)}, which is not allowed{how}")
 
     def _shorten(self, message: JsonMessage) -> None:
-        """Take out of the lists of a message of MCP, or of a batch, what must not be used."""
+        """Remove denied entries from the lists of an MCP message or batch."""
         at_once(self._shortening(message))
 
     def _shortening(self, message: JsonMessage) -> Work[None]:
@@ -371,7 +370,7 @@ class ToolPolicy(Filter):
 
 
 def _results(value: Any) -> Iterator[tuple[tuple[str | int, ...], dict[str, Any]]]:
-    """The results of an answer of JSON-RPC, or of those of a batch, with their paths."""
+    """The results of a JSON-RPC response or batch, with their paths."""
     messages: list[tuple[tuple[str | int, ...], Any]] = [((), value)] if type(value) is dict else []
     if type(value) is list:
         messages = [((index,), each) for index, each in enumerate(value)]
@@ -382,7 +381,7 @@ def _results(value: Any) -> Iterator[tuple[tuple[str | int, ...], dict[str, Any]
 
 
 def _forced_tools(request: AiRequest) -> list[str]:
-    """The tool that the request makes the model call, by all of its names; none where it leaves that to the model."""
+    """All names of the tool that the request forces the model to call; empty without such a tool."""
     paths = (
         ("tool_choice", "function", "name"), ("tool_choice", "name"), ("tool_choice", "custom", "name"),
         ("function_call", "name"), ("toolConfig", "toolChoice", "tool", "name"),

@@ -1,4 +1,4 @@
-"""What an audit record tells of a body, as it flows: bytes, SHA-256, content without secrets; models, tools, tokens."""
+"""The audit data of a body as it flows: bytes, SHA-256, content without secrets; models, tools, tokens."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import media_type
 from egressproxy.model.work import Work
 
-#: Of a body that is read as a whole, in bytes: longer ones tell no models and tools.
+#: The longest body in bytes from which models and tools are read.
 MAX_JSON: Final = 4 * 1024 * 1024
-#: Names that a record tells of each kind.
+#: The most names of each kind in a record.
 MAX_NAMES: Final = 64
 MAX_NAME: Final = 256
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class LateText:
-    """The redacted text of a body, made when the record is written: in the writer's thread, not on the event loop."""
+    """The redacted text of a body, computed in the writer's thread instead of on the event loop."""
 
     _redactor: Redactor
     _content: bytes
@@ -61,16 +61,16 @@ class SeenBody:
 
     @property
     def held(self) -> int:
-        """Bytes of it that are kept."""
+        """The number of buffered bytes."""
         return len(self._kept) + (len(self._json) if self._json is not None else 0)
 
     def takes_long(self, data: bytes, *, is_last: bool) -> bool:
-        """Whether this piece is more than is looked at in one go."""
+        """Whether this piece is too long to process without a pause."""
         size = len(data) + len(self._json) if self._json is not None and is_last else 0
         return size > READ_AT_ONCE or (self._framing is not None and len(data) > SLICE)
 
     def feeding(self, exchange: Exchange, data: bytes, *, is_last: bool) -> Work[bytes]:
-        """Look at a piece of the content, in turns; returns it."""
+        """Process a piece of the content as cooperative work; returns the piece."""
         self.size += len(data)
         if self._digest is not None:
             self._digest.update(data)
@@ -109,7 +109,7 @@ class SeenBody:
                 self._add(self.models, (answer.model,))
                 yield from self._look_at_calls(answer)
         except Unreadable:
-            pass  # it is no message of a provider: its hash tells it
+            pass  # not a provider's message: the hash identifies the body
 
     def _look_at_calls(self, message: JsonMessage) -> Work[None]:
         self._add(self.called, (call.name for call in (yield from message.finding_calls())))
@@ -121,7 +121,7 @@ class SeenBody:
                 names.append(cut)
 
     def told(self, redactor: Redactor | None) -> dict[str, Any]:
-        """What the record has of it."""
+        """The entry of this body in the record."""
         made: dict[str, Any] = {"bytes": self.size}
         if self._digest is not None:
             made["sha256"] = self._digest.hexdigest()

@@ -1,9 +1,9 @@
 """ChainWriter: writes records into the files of one chain, in a thread of its own.
 
-Each process has a chain: the first of 0, 1, … whose lock nobody holds. One that starts goes on with what an
-earlier one has left. A record that cannot be written (a full disk) waits, and is tried again; meanwhile `why_not` says
-so, and the filter refuses what comes. What a crash has cut in the middle is taken out of the file, and the chain says
-how many bytes that were.
+Each process has a chain: the first of 0, 1, … with a free lock. A new process continues an earlier process's chain. A
+record that cannot be written (a full disk) stays queued and is retried; meanwhile `why_not` gives the reason, and the
+filter refuses requests. A record that a crash has truncated is removed from the file, and the chain records the number
+of removed bytes.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ from egressproxy.model.secret import SecretBytes
 
 log = logging.getLogger(__name__)
 
-#: Chains of one folder: more than a machine has workers.
+#: The most chains in one folder, more than a machine has workers.
 MAX_CHAINS: Final = 1024
-#: How often what could not be written is tried again, and how often "Interval" syncs, in seconds.
+#: The interval of retries, and of syncs in mode "Interval", in seconds.
 RETRY_S: Final = 1.0
 SYNC_S: Final = 1.0
 #: Records in one write.
 BATCH: Final = 256
-#: How long `close` waits for a disk.
+#: The most seconds for which `close` waits for the disk.
 CLOSE_S: Final = 5.0
 
 
-#: When the disk is told to keep what was written (fsync(2)): behind each write, once in a second, or never.
+#: The time of fsync(2): after each write, once a second, or never.
 Sync = Literal["Always", "Interval", "Never"]
 
 
 @dataclass(frozen=True, slots=True)
 class ChainSettings:
-    """How a record is written. `rotate_bytes`, `rotate_s`: a new file begins; 0: never."""
+    """The settings of a record. `rotate_bytes`, `rotate_s`: the limits of a file; 0: no limit."""
 
     key: SecretBytes | None = None
     sync: Sync = "Interval"
@@ -71,17 +71,17 @@ class ChainSettings:
 
 
 def stamp(seconds: float) -> str:
-    """A moment (seconds since 1970) as RFC 3339 has it, in UTC, to the millisecond."""
+    """A time (seconds since 1970) in RFC 3339 format, UTC, to the millisecond."""
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(seconds))}.{int(seconds % 1 * 1000):03}Z"
 
 
 class ChainWriter:
-    """The writer of one folder in this process. `chain` is "" until it has one. Thread-safe."""
+    """The writer of one folder in this process. `chain` is "" before `start`. Thread-safe."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.chain = ""
-        self.lost = 0  # records that were dropped because too many waited
+        self.lost = 0  # records dropped because the queue was full
         self.written = 0
         self._told_lost = 0
         self._why_not = ""
@@ -97,11 +97,11 @@ class ChainWriter:
         self._opened_at = 0.0
         self._synced_at = 0.0
         self._is_dirty = False
-        self._opening: dict[str, Any] = {}  # what the first record of the file says that has none yet
+        self._opening: dict[str, Any] = {}  # the pending first record of the file
         self._thread: threading.Thread | None = None
 
     def start(self, settings: ChainSettings) -> None:
-        """Take a chain and go on with it. Raises OSError where that cannot be, and may be called again then."""
+        """Take a chain and continue it. Raises OSError; the caller may then try again."""
         with self._wake:
             if self._thread is not None:
                 return
@@ -117,14 +117,14 @@ class ChainWriter:
             atexit.register(self.close)
 
     def why_not(self, settings: ChainSettings) -> str:
-        """Why a record would not be written now; "" where it would."""
+        """The reason why records cannot be written now; "" if they can."""
         if self._why_not:
             return self._why_not
         waiting = len(self._records)
         return f"{waiting} records wait to be written" if waiting >= settings.max_waiting else ""
 
     def put(self, settings: ChainSettings, record: Mapping[str, Any]) -> bool:
-        """Have a record written. False, and it is counted as lost, where twice as many wait as may."""
+        """Queue a record. Returns false, and counts the record as lost, if the queue has twice its limit."""
         with self._wake:
             if self._thread is None or len(self._records) >= 2 * settings.max_waiting:
                 self.lost += 1
@@ -152,7 +152,7 @@ class ChainWriter:
             try:
                 if batch:
                     self._write(batch)
-                elif self._why_not:  # nobody asks for records while they cannot be written: see whether they can
+                elif self._why_not:  # try a write: no records arrive while the filter refuses requests
                     self._begin_file()
                     self._say_head()
                 self._sync(is_over)
@@ -170,7 +170,7 @@ class ChainWriter:
                 return
 
     def _write(self, batch: list[tuple[ChainSettings, Mapping[str, Any]]]) -> None:
-        """Write these records, the first that wait, and take out of the queue what was written. Raises OSError."""
+        """Write these first records of the queue, and remove the written ones. Raises OSError."""
         for settings, record in batch:
             self._begin_file()
             if settings != self._settings or self._is_over(settings):
@@ -190,11 +190,11 @@ class ChainWriter:
         self._say_head()
 
     def _append(self, values: Mapping[str, Any]) -> None:
-        """Raises OSError, and then nothing of the record is in the file."""
+        """Write one record. Raises OSError; the file then has no part of the record."""
         assert self._file is not None
         try:
             line, link = made_line(self.chain, self._link, values, self._settings.key)
-        except Exception as error:  # a text that cannot be redacted ends neither the chain nor its thread
+        except Exception as error:  # a failed redaction must not end the chain or its thread
             log.exception("internal error: an audit record cannot be made as it is")
             told = {name: values[name] for name in ("time", "kind", "request_id") if name in values}
             told["error"] = type(error).__name__
@@ -239,7 +239,7 @@ class ChainWriter:
 
     def _open(self, number: int, settings: ChainSettings, more: Mapping[str, Any]) -> None:
         path = self.folder / file_name(self.chain, number)
-        # Unbuffered: what `write` returns from has gone to the kernel, whole or as far as it could.
+        # Unbuffered: after `write` the kernel has the data, completely or in part.
         file = open(path, "xb", buffering=0, opener=for_its_owner)  # noqa: SIM115 (it stays open)
         if self._file is not None:
             self._file.close()
@@ -257,7 +257,7 @@ class ChainWriter:
             self._say_head()
 
     def _take_chain(self) -> None:
-        """Hold the lock of the first chain that nobody has. Raises OSError."""
+        """Lock the first free chain. Raises OSError."""
         for number in range(MAX_CHAINS):
             file = open(self.folder / f"audit-{number}.lock", "ab", opener=for_its_owner)  # noqa: SIM115 (held)
             try:
@@ -270,7 +270,7 @@ class ChainWriter:
         raise OSError(errno.EAGAIN, f"{MAX_CHAINS} processes write to this folder")
 
     def _resume(self) -> None:
-        """Go on behind the last record of the chain, in a file of its own. Raises OSError."""
+        """Continue the chain after its last record, in a new file. Raises OSError."""
         files = chains_in(self.folder).get(self.chain, [])
         more: dict[str, Any] = {}
         self._link, self._number = Link(), files[-1][0] if files else 0
@@ -284,7 +284,7 @@ class ChainWriter:
             if head is None and files:
                 log.error("audit: chain %s in %s has records, and no head", self.chain, self.folder)
                 more["head"] = "missing"
-        for _, path in reversed(files):  # the last one may have nothing whole in it
+        for _, path in reversed(files):  # the last file may have no complete record
             last, cut = _last_line(path)
             if cut:
                 more["cut_bytes"] = more.get("cut_bytes", 0) + cut
@@ -295,7 +295,7 @@ class ChainWriter:
                 values, digest = read_line(last, self._settings.key)
                 self._link = Link(values["seq"], digest)
             except BadLine:
-                self._link = _told_link(last)  # another key, or a change: verification tells which
+                self._link = _told_link(last)  # another key, or a forgery: verification shows which
             break
         if head is not None and head.seq > self._link.seq:
             more["missing"] = head.seq - self._link.seq
@@ -313,15 +313,15 @@ _writers: dict[Path, ChainWriter] = {}
 
 
 def writer_of(folder: str) -> ChainWriter:
-    """The writer of this folder: one for all filters of the process that write there. It stays as long as the process:
-    exchanges under way have records, too, when a reload has taken their filter out.
+    """The writer of this folder, shared by all filters of the process. It lives as long as the process: exchanges in
+    flight still write records after a reload has removed their filter.
     """
     path = Path(os.path.realpath(folder))
     return _writers.setdefault(path, ChainWriter(path))
 
 
 def _last_line(path: Path) -> tuple[bytes | None, int]:
-    """The last whole line of a file (None: it has none), and how many bytes behind it were taken out."""
+    """The last complete line of a file, or None, and the number of bytes that were cut off after it."""
     with open(path, "r+b", opener=for_its_owner) as file:
         data = file.read()
         end = data.rfind(b"\n") + 1
@@ -333,7 +333,7 @@ def _last_line(path: Path) -> tuple[bytes | None, int]:
 
 
 def _told_link(line: bytes) -> Link:
-    """Where a line says that the chain is, whether or not its hash is right."""
+    """The link that a line states, without a check of its hash."""
     try:
         values = json.loads(line)
         return Link(int(values["seq"]), str(values["hash"]))

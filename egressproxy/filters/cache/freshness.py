@@ -1,8 +1,8 @@
-"""Whether an answer is whole, may be kept and for how long, by the rules of RFC 9111 for a cache with many clients.
+"""Freshness of cached responses: completeness, storability and lifetime, by RFC 9111 for a shared cache.
 
-The answers of AI providers to POST are none that the RFC lets be kept without being told (section 2): the operator
-tells, with the extension. Of what the providers say no-store and private hold for them, too; the time is the config's.
-A stream that fails says so in an event, behind a head with 200.
+RFC 9111 (section 2) allows caching of POST responses only by explicit configuration, which the extension is. The
+providers' no-store and private are respected; the lifetime is the config's. A stream reports a failure in an event,
+after a head with 200.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from egressproxy.ai_apis.usage import TokenUsage, merged, usage_of
 from egressproxy.model.fields import Fields
 from egressproxy.model.work import Work
 
-#: RFC 9111 section 3.5: with one of these a shared cache may keep the answer to a request with Authorization.
+#: RFC 9111 section 3.5: directives with which a shared cache may store the response to a request with Authorization.
 _PERMITS_AUTHORIZED = ("public", "must-revalidate", "s-maxage")
 
-#: What the last events of streams are called: OpenAI's responses, Anthropic's messages.
+#: The types of the last event of a stream: OpenAI's responses, Anthropic's messages.
 _LAST: Final = frozenset(("response.completed", "message_stop"))
-#: OpenAI chat and completions end with this, which is no JSON (an event has a line for it).
+#: The last line of OpenAI chat and completions, which is not JSON.
 _DONE: Final = b"data: [DONE]"
-#: Of an answer, or an event: it did not come to its end. Source: OpenAI, responses object, `status`.
+#: Values of `status` for an incomplete response. Source: OpenAI, responses object.
 _UNFINISHED: Final = frozenset(("failed", "incomplete", "in_progress", "queued", "cancelled"))
 
 
 def cache_control(fields: Fields) -> dict[str, str]:
-    """The directives of Cache-Control by name, in lower case; of one that stands twice the first (section 4.2.1)."""
+    """The directives of Cache-Control by name, in lower case; of duplicates the first (section 4.2.1)."""
     found: dict[str, str] = {}
     for each in b",".join(fields.get_all(b"cache-control")).decode("latin-1").split(","):
         name, _, value = each.strip().partition("=")
@@ -42,21 +42,21 @@ def cache_control(fields: Fields) -> dict[str, str]:
 
 
 def may_store(fields: Fields, *, is_authorized: bool, is_get: bool) -> bool:
-    """Whether the answer with this head may be kept. `is_authorized`: the request has Authorization."""
+    """Whether the response with this head may be stored. `is_authorized`: the request has Authorization."""
     told = cache_control(fields)
     if "no-store" in told or "private" in told or b"set-cookie" in fields:
         return False
     if b"*" in b",".join(fields.get_all(b"vary")):
         return False
     if "no-transform" in told and b"content-encoding" in fields:
-        return False  # what is kept is the content without its coding: RFC 9111 section 5.2.2.6
+        return False  # the store has decoded content: RFC 9111 section 5.2.2.6
     if not is_get:
         return True
     return "no-cache" not in told and (not is_authorized or any(name in told for name in _PERMITS_AUTHORIZED))
 
 
 def lifetime_s(fields: Fields, ttl_s: float, *, is_get: bool) -> float:
-    """Seconds that an answer is fresh: at most `ttl_s`, and what the answer says. Source: section 4.2.1."""
+    """The lifetime of a response in seconds: the response's own, at most `ttl_s`. Source: section 4.2.1."""
     if not is_get:
         return ttl_s
     told = cache_control(fields)
@@ -79,8 +79,8 @@ def _until(expires: bytes | None, date: bytes | None) -> float:
 
 
 def whole_answer(body: bytes, media_type: bytes, operation: Operation) -> Work[tuple[bool, TokenUsage | None]]:
-    """Whether this is a whole answer without an error, and the tokens that it tells of; found in turns. What is
-    unreadable is none.
+    """Whether this is a complete response without an error, and its token usage, as cooperative work. An unreadable
+    body is incomplete.
     """
     try:
         framing = framing_of(media_type, operation)
@@ -120,7 +120,7 @@ def _has_failed(value: Any) -> bool:
 
 
 def _ends(value: Any) -> bool:
-    """Whether this event is the last one, or tells why the answer ends (Gemini, Bedrock)."""
+    """Whether this event is the last, or has the reason for the end (Gemini, Bedrock)."""
     if not isinstance(value, dict):
         return False
     if value.get("type") in _LAST or "messageStop" in value or "stopReason" in value:

@@ -1,4 +1,4 @@
-"""AnswerStore: answers by key, bounded in number, bytes and age. No clock and no exchange: the caller says the time."""
+"""AnswerStore: responses by key, bounded in number, bytes and age. It has no clock: the caller passes the time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from egressproxy.ai_apis.usage import TokenUsage
 
-#: What an entry costs beside its bytes.
+#: The bytes of an entry beside its content.
 _OVERHEAD = 1024
 
 Fields = tuple[tuple[bytes, bytes], ...]
@@ -16,10 +16,10 @@ Fields = tuple[tuple[bytes, bytes], ...]
 
 @dataclass(frozen=True, slots=True)
 class StoredAnswer:
-    """An answer as the client got it, without the fields of its transport and before the filters of its head.
+    """A response as sent to the client, without hop-by-hop fields and before response-header filters.
 
-    `stored_at` and `expires_at` are monotonic seconds; `age_s` is how old it was when it came (RFC 9111 section 4.2.3).
-    `usage` is what it says of tokens. `place`, `route`, `target` and `identity` say what was asked, for a purge.
+    `stored_at` and `expires_at` are monotonic seconds; `age_s` is the initial age (RFC 9111 section 4.2.3). `usage` is
+    the token usage. `place`, `route`, `target` and `identity` describe the request, for a purge.
     """
 
     status: int
@@ -37,7 +37,7 @@ class StoredAnswer:
 
     @property
     def size(self) -> int:
-        """Bytes that it takes, about."""
+        """The approximate size in bytes."""
         fields = sum(len(name) + len(value) for name, value in self.fields)
         return len(self.body) + len(self.target) + fields + _OVERHEAD
 
@@ -46,10 +46,10 @@ class StoredAnswer:
 
 
 class AnswerStore:
-    """The latest used answers. A key leads to variants, by the values of the request's fields that Vary names.
+    """An LRU store of responses. A key has variants, by the values of the request fields that Vary names.
 
-    `size` is in bytes. `hits` counts the answers that were given again. `purges` counts purges: what was asked before
-    one must not be kept behind it.
+    `size` is in bytes. `hits` counts responses served from the store. `purges` counts purges: a request from before a
+    purge must not be stored after it.
     """
 
     __slots__ = ("_entries", "_max_bytes", "_max_entries", "_vary", "hits", "purges", "size")
@@ -67,11 +67,11 @@ class AnswerStore:
         return len(self._entries)
 
     def vary(self, key: bytes) -> tuple[bytes, ...]:
-        """The names of fields that tell the variants of this key apart; () where nothing is known of it."""
+        """The field names of the Vary of this key; () for an unknown key."""
         return self._vary.get(key, ())
 
     def get(self, key: bytes, now: float) -> StoredAnswer | None:
-        """The answer of this key, if it is there and fresh."""
+        """The fresh response of this key, or None."""
         found = self._entries.get(key)
         if found is None:
             return None
@@ -82,7 +82,7 @@ class AnswerStore:
         return found
 
     def put(self, base: bytes, vary: tuple[bytes, ...], key: bytes, answer: StoredAnswer) -> int:
-        """Keep an answer under `key`, which was made of `base` and the fields of `vary`. Returns how many had to go."""
+        """Store a response under `key`, made of `base` and the fields of `vary`. Returns the number of evictions."""
         if answer.size > self._max_bytes:
             return 0
         self._remove(key)
@@ -100,7 +100,7 @@ class AnswerStore:
         return evicted
 
     def remove_where(self, is_meant: Callable[[StoredAnswer], bool]) -> int:
-        """Forget these answers; returns how many they were."""
+        """Remove the matching responses; returns their number."""
         meant = [key for key, answer in self._entries.items() if is_meant(answer)]
         for key in meant:
             self._remove(key)

@@ -1,4 +1,4 @@
-"""AnswerEnd: how an answer that is cut short says so, in the words of each API: it was ended by a filter of content.
+"""AnswerEnd: the end of a response that a content filter has cut short, in the format of each API.
 
 Sources: OpenAI chat `finish_reason` content_filter; OpenAI responses `incomplete_details.reason` content_filter;
 Anthropic `stop_reason` refusal; Gemini `finishReason` SAFETY; Bedrock `stopReason` content_filtered.
@@ -13,7 +13,7 @@ from egressproxy.ai_apis.message import JsonMessage
 from egressproxy.ai_apis.stream_events import Channel
 from egressproxy.ai_apis.strict_json import dumps
 
-#: Characters of texts that are kept for the last event.
+#: The most characters of text that are kept for the last event.
 MAX_SENT: Final = 1024 * 1024
 #: The texts of a message: the type of each part, and the member that has its text.
 _PARTS: Final[dict[object, tuple[str, str]]] = {
@@ -23,7 +23,7 @@ _PARTS: Final[dict[object, tuple[str, str]]] = {
 
 
 class AnswerEnd(Enum):
-    """The events with which a stream ends. NONE: nothing says it; the stream just ends."""
+    """The events that end a stream. NONE: the stream ends without a last event."""
 
     NONE = "none"
     CHAT = "chat"
@@ -33,7 +33,7 @@ class AnswerEnd(Enum):
 
 
 def end_of(channel: Channel) -> AnswerEnd:
-    """How the stream that has this channel ends."""
+    """The end of a stream with this channel."""
     if type(channel.part) is str and channel.part.startswith("response."):
         return AnswerEnd.RESPONSES
     first = channel.group[0] if channel.group else ""
@@ -43,21 +43,21 @@ def end_of(channel: Channel) -> AnswerEnd:
 
 
 class BegunResponse:
-    """What a stream of OpenAI responses has said of itself, and its texts as they were sent, for its last event.
+    """The metadata and the sent texts of a stream of OpenAI responses, for its last event.
 
-    SDKs refuse a last event with another `id` than the first, and take its `output` for all that was said.
+    SDKs refuse a last event with an `id` other than the first event's, and take its `output` as the complete text.
     """
 
     __slots__ = ("_items", "_response", "_size", "_texts")
 
     def __init__(self) -> None:
         self._response: dict[str, Any] = {}
-        self._items: dict[int, str] = {}  # ids of messages by their place
+        self._items: dict[int, str] = {}  # index -> id of the message
         self._texts: dict[Channel, list[str]] = {}
         self._size = 0
 
     def note(self, event: Any) -> None:
-        """An event that has come."""
+        """Read an event of the stream."""
         if type(event) is not dict:
             return
         response, item, index = event.get("response"), event.get("item"), event.get("output_index")
@@ -68,13 +68,13 @@ class BegunResponse:
             self._items[index] = item["id"] if type(item.get("id")) is str else ""
 
     def sent(self, channel: Channel, text: str) -> None:
-        """A piece of text that goes on. No more than MAX_SENT characters are kept."""
+        """Record a forwarded piece of text. At most MAX_SENT characters are kept."""
         if text and channel.part in _PARTS and self._size <= MAX_SENT:
             self._size += len(text)
             self._texts.setdefault(channel, []).append(text)
 
     def cut(self) -> dict[str, Any]:
-        """The response that was cut, with the texts that were sent; without them where they were too many."""
+        """The response that was cut, with the sent texts; without them beyond MAX_SENT."""
         contents: dict[int, list[tuple[object, dict[str, Any]]]] = {}
         for channel, pieces in self._texts.items() if self._size <= MAX_SENT else ():
             output, place, *_ = channel.group
@@ -97,7 +97,7 @@ class BegunResponse:
 
 
 def written_end(end: AnswerEnd, channels: list[Channel], begun: BegunResponse) -> bytes:
-    """The last events of a stream (text/event-stream) in which these channels were open; `begun` of its response."""
+    """The last events of a stream (text/event-stream) with these open channels; `begun` is its response."""
     numbers = sorted({number for channel in channels if type(number := channel.group[-1]) is int})
     if end is AnswerEnd.CHAT:
         choices = [{"index": number, "delta": {}, "finish_reason": "content_filter"} for number in numbers]
@@ -117,7 +117,7 @@ def written_end(end: AnswerEnd, channels: list[Channel], begun: BegunResponse) -
 
 
 def mark_as_cut(message: JsonMessage) -> None:
-    """Have a whole answer say that it was cut short, where its API has a word for that."""
+    """Mark a whole response as cut short, if its API has a value for that."""
     value = message.value
     for key, member, word in (("choices", "finish_reason", "content_filter"), ("candidates", "finishReason", "SAFETY")):
         if type(value.get(key)) is list:

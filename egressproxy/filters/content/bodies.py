@@ -1,4 +1,4 @@
-"""Bodies as texts: what kind of body a message has, and each text of a whole one, which may be replaced."""
+"""Bodies as texts: the kind of a body, and the replaceable texts of a whole body."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from egressproxy.model.work import Work, at_once
 
 
 class BodyKind(Enum):
-    """How texts stand in a body."""
+    """The format of the texts in a body."""
 
     JSON = "json"
     LINES = "lines"  # of JSON
     TEXT = "text"
     FORM = "form"
     EVENTS = "events"  # a stream whose framing an editor of streams knows
-    UNKNOWN = "unknown"  # its type is not said
-    OTHER = "other"  # what has no texts that can be read here
+    UNKNOWN = "unknown"  # no Content-Type
+    OTHER = "other"  # without readable texts
 
 
-_JSON: Final = BodyKind.JSON  # a member looked up on its class costs more
+_JSON: Final = BodyKind.JSON  # faster than a lookup on the class
 _KINDS: Final = {
     b"": BodyKind.UNKNOWN,
     b"application/json": BodyKind.JSON,
@@ -41,24 +41,24 @@ _KINDS: Final = {
     **dict.fromkeys((b"application/xml", b"application/javascript", b"application/yaml"), BodyKind.TEXT),
     b"application/graphql": BodyKind.TEXT,
 }
-#: Messages in envelopes, which may be compressed or in base64, whatever stands behind a plus sign.
+#: Messages in envelopes, which may be compressed or in base64, with any suffix after the plus sign.
 _ENVELOPES: Final = (b"application/grpc", b"application/connect+")
 _content_types: Final = finder(b"content-type").findall
-#: Names and values of a form together.
+#: The most names and values of a form together.
 MAX_FORM_PARTS: Final = 50_000
-#: Values of JSON that are passed over in one go.
+#: The most JSON values to skip without a pause.
 _PASSED: Final = 1024
-#: Bytes of a name or value that are decoded in one go.
+#: The most bytes of a name or value to decode without a pause.
 _DECODED: Final = 16 * 1024
 _CHARSET = re.compile(rb';\s*charset\s*=\s*"?([^\s";,]*)', re.IGNORECASE)
 _READ_CHARSETS: Final = frozenset((b"", b"utf-8", b"utf8", b"us-ascii", b"ascii"))
 
 
-#: A text of a document, with its role, its kind, and `where` it is, for people. One that `is_signed` must stay as it
-#: is; any other one may be replaced.
+#: A text of a document, with its role, its kind, and its location `where`, for people. An `is_signed` text must not be
+#: replaced.
 BodyText: TypeAlias = "TextPart | _String | _TextDocument | _FormPart"
-#: A whole body: its `texts`, each of which may be replaced meanwhile, and the `body` with what was replaced (`writing`:
-#: in turns); the very object that came where nothing was.
+#: A whole body: its `texts`, which may be replaced during the iteration, and the resulting `body` (`writing`: as
+#: cooperative work), the same object if no text was replaced.
 BodyTexts: TypeAlias = "JsonDocument | _LinesDocument | FormDocument | _TextDocument"
 
 
@@ -68,12 +68,12 @@ def media_type_of(fields: Fields) -> bytes:
 
 
 def kind_of(fields: Fields) -> BodyKind:
-    """The kind of a body, by its Content-Type. Text in a charset that is not read here is OTHER."""
+    """The kind of a body, by its Content-Type. Text in an unsupported charset is OTHER."""
     return type_and_kind_of(fields)[1]
 
 
 def type_and_kind_of(fields: Fields) -> tuple[bytes, BodyKind]:
-    """`media_type_of` and `kind_of` at once."""
+    """`media_type_of` and `kind_of` together."""
     lines = tuple(_content_types(fields.block))
     return _known_types.get(lines) or _type_of_lines(lines)
 
@@ -103,15 +103,15 @@ def _kind_of_line(line: bytes) -> tuple[bytes, BodyKind]:
     return media_type, kind
 
 
-#: Of lines that are written again and again: so many of them, up to so many bytes of each.
+#: A cache for frequent values: the most entries, and the most bytes of an entry.
 _known_types: Final[dict[tuple[bytes, ...], tuple[bytes, BodyKind]]] = {}
 _MAX_TYPES: Final = 256
 _MAX_KNOWN: Final = 128
 
 
 def reading_document(exchange: Exchange, body: bytes, kind: BodyKind, *, is_request: bool) -> Work[BodyTexts]:
-    """The texts of a whole body, read in turns; what looks like JSON is read so, if it can be: servers do. Raises
-    Unreadable.
+    """The texts of a whole body, read as cooperative work. A body that looks like JSON is read as JSON, as servers do.
+    Raises Unreadable.
     """
     if kind is _JSON:
         return (yield from _json_document(exchange, body, is_request))
@@ -127,7 +127,7 @@ def reading_document(exchange: Exchange, body: bytes, kind: BodyKind, *, is_requ
 
 
 def _json_document(exchange: Exchange, body: bytes, is_request: bool) -> Work[BodyTexts]:
-    """Of a request that goes to no path of an AI provider it does not matter what its members are called."""
+    """The JSON document of a body. Member names matter only on the paths of AI providers."""
     is_ai = operation(exchange) is not None
     if is_request and is_ai and body[:1] == b"{":
         yield from view_ahead(exchange, body, is_request=True)
@@ -155,18 +155,18 @@ _BINARY: Final = frozenset(
         "thought_signature",
     )
 )
-#: The alphabets of RFC 4648 sections 4 and 5. What has blanks or long numbers is text: words and cards are not base64.
+#: The alphabets of RFC 4648 sections 4 and 5. A string with blanks or long numbers is text, not base64.
 _ALPHABETS: Final = (re.compile(r"[0-9A-Za-z+/\r\n]*"), re.compile(r"[0-9A-Za-z_\r\n-]*"))
 _LONG_NUMBER = re.compile(r"[0-9-]{13}")
 _OVERLAP: Final = 12
-#: Characters of base64 that are looked at in one go, and those before which `;base64,` of a data URL ends.
+#: The most characters of base64 to check without a pause, and the most before the end of `;base64,` in a data URL.
 _LOOKED_AT: Final = 32 * 1024
 _DATA_HEAD: Final = 107
 _MIN_BINARY: Final = 64
 
 
 class _String:
-    """A string of JSON, or a name in it, that is no text of a conversation."""
+    """A JSON string or member name outside of the conversation."""
 
     __slots__ = ("_message", "is_signed", "path", "text")
 
@@ -191,15 +191,15 @@ class _String:
 
 @dataclass(slots=True, eq=False, repr=False)
 class JsonDocument:
-    """`is_ai`: it is a message of an AI provider or of MCP, in which members of some names hold what is no text."""
+    """`is_ai`: a message of an AI provider or of MCP, in which some members hold binary data."""
 
     message: JsonMessage
     is_ai: bool
     _passed: int = 0  # values without a text of their own
 
     def texts(self) -> Iterator[BodyText]:
-        """First the texts of a conversation, if it is one; then every other string, names of members too. An empty text
-        stands for many values without one: a place to yield.
+        """The texts of the conversation, if any; then all other strings and member names. An empty text marks a place
+        to yield.
         """
         told: set[Path] = set()
         outer: dict[Path, str] = {}  # strings of JSON, such as arguments of calls
@@ -217,7 +217,7 @@ class JsonDocument:
         yield from self._strings(self.message.value, (), told)
 
     def _inner_names(self, path: Path) -> Iterator[BodyText]:
-        """What a string of JSON says beside its texts: names, and long numbers. Raises Unreadable."""
+        """The names and long numbers in a string of JSON, beside its texts. Raises Unreadable."""
         text = self.message.at(path)
         value = loads_strictly(text)
         for inner, said, is_name in _names_and_numbers(value, ()):
@@ -239,21 +239,21 @@ class JsonDocument:
             for index, each in enumerate(value):
                 yield from self._strings(each, (*path, index), told)
         elif path in told:
-            told.discard(path)  # it stands there once; each is freed by itself
+            told.discard(path)  # each path occurs once; freed one at a time
         elif type(value) is str and value:
             if path:
                 yield _String(self.message, path, value, is_name=False)
             else:
                 raise Unreadable("it is a string alone")
         elif digits := _digits(value):
-            # Digits are digits with or without quotes: where a number is replaced it becomes a string.
+            # A replaced number becomes a string.
             yield _String(self.message, path, digits, is_name=False)
         self._passed += 1
         if self._passed % _PASSED == 0:
             yield _String(self.message, path, "", is_name=True)
 
     def _meanwhile(self, work: Work[bool], path: Path) -> Generator[BodyText, None, bool]:
-        """The result of this work; an empty text stands for each of its parts."""
+        """The result of this work; an empty text marks each place to yield."""
         while True:
             try:
                 next(work)
@@ -269,14 +269,14 @@ class JsonDocument:
 
 
 def _digits(value: Any) -> str:
-    """A long whole number, however it is written; "" for another value."""
+    """The digits of a long integer in any notation; "" for another value."""
     if type(value) is float and value.is_integer() and abs(value) < 2**63:
         value = int(value)
     return str(value) if type(value) is int and not -(10**8) < value < 10**8 else ""
 
 
 def _names_and_numbers(value: Any, path: Path) -> Iterator[tuple[Path, str, bool]]:
-    """Names of members and long numbers of a value, with the way to them, and whether it is a name."""
+    """The member names and long numbers of a value: path, text, and whether it is a name."""
     if type(value) is dict:
         for key, each in value.items():
             yield path, key, True
@@ -290,12 +290,12 @@ def _names_and_numbers(value: Any, path: Path) -> Iterator[tuple[Path, str, bool
 
 
 def may_be_binary(key: str, text: str) -> bool:
-    """Whether `finding_binary` has to look at more of a string than its beginning."""
+    """Whether the beginning of a string alone does not rule out binary data."""
     return key in _BINARY or text.startswith("data:")
 
 
 def finding_binary(key: str, text: str) -> Work[bool]:
-    """Whether a string of a conversation, the member of this name, is base64 and no text: images are long."""
+    """Whether a string in a conversation, the member `key`, is base64 such as an image, as cooperative work."""
     begin = 0
     if key in _BINARY:
         if len(text) < _MIN_BINARY:
@@ -336,7 +336,7 @@ class _TextDocument:
             self.text = body.decode()
         except UnicodeDecodeError as error:
             raise Unreadable(f"it is not UTF-8, at byte {error.start}") from None
-        if "\0" in self.text:  # UTF-16 is UTF-8 with these, and Python's `json.loads` reads it
+        if "\0" in self.text:  # UTF-16 looks like UTF-8 with NUL, and Python's `json.loads` reads it
             raise Unreadable("it has NUL characters: it is no text, or not UTF-8")
 
     def texts(self) -> Iterator[BodyText]:
@@ -394,14 +394,14 @@ class _LinesDocument:
 
 
 class FormDocument:
-    """`name=value&…`, of a form or of a query. Names and values are texts; what is not replaced stays as it came."""
+    """`name=value&…` of a form or query. Names and values are texts; all other bytes stay unchanged."""
 
     __slots__ = ("_body", "_changed", "_parts")
 
     def __init__(self, body: bytes, parts: list[_FormPart]) -> None:
         self._body = body
         self._parts = parts
-        self._changed: dict[int, tuple[int, bytes]] = {}  # by where they begin: where they end, and what is written
+        self._changed: dict[int, tuple[int, bytes]] = {}  # start -> end, replacement
 
     @classmethod
     def reading(cls, body: bytes) -> Work[FormDocument]:
@@ -422,11 +422,11 @@ class FormDocument:
         return iter(self._parts)
 
     def put(self, begin: int, end: int, text: str) -> None:
-        """Replace the name or value that stands there."""
+        """Replace the name or value at this range."""
         self._changed[begin] = end, quote_plus(text).encode()
 
     def writing(self) -> Work[bytes]:
-        """`body` in turns."""
+        """`body` as cooperative work."""
         if not self._changed:
             return self._body
         pieces, done = list[bytes](), 0
@@ -441,9 +441,9 @@ class FormDocument:
 
 
 def _between_marks(body: bytes) -> Iterator[tuple[int, int]]:
-    """Where each name and value of a form begins and ends, but for empty ones."""
+    """The start and end of each non-empty name and value of a form."""
     at, size = 0, len(body)
-    following = dict.fromkeys(b"&;=", -1)  # where each mark stands next
+    following = dict.fromkeys(b"&;=", -1)  # the next position of each mark
     while at < size:
         for mark, found in following.items():
             if found < at:

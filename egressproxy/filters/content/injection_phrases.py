@@ -1,7 +1,7 @@
-"""InjectionPhrases: how prompts that want to take over a model are commonly worded. Our own words, after reports.
+"""InjectionPhrases: common phrases of prompt injection. The wording is our own, after public reports.
 
-Text is put in order first: look-alikes folded, small letters, one blank for whatever is no letter or digit. So case,
-line breaks and punctuation make no difference; other words do.
+Text is normalised first: look-alikes folded, lower case, one blank for other characters than letters and digits. So
+case, line breaks and punctuation make no difference; other words do.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _SECRETS: Final = (
 )
 _MODES: Final = "(?:developer|debug|god|admin|sudo|root|jailbreak|dan|unrestricted)"
 
-#: Name -> expressions of RE2 for text in order, one of which matches. The names are in metrics and messages.
+#: Name -> RE2 expressions for normalised text, one of which has to match. The names are in metrics and messages.
 PHRASES: Final = {
     "ignore-instructions": (
         r"\b(?:ignore|disregard|forget|override|bypass|do not follow|don t follow|stop following|pay no attention to) "
@@ -65,15 +65,15 @@ PHRASES: Final = {
         r"\b(?:ignora|dimentica) (?:\S+ ){0,5}(?:istruzioni|regole)\b",
     ),
 }
-#: Marks with which chat templates of open models tell who speaks: in a user's text they are no accident.
+#: Role markers in chat templates of open models, which never occur in a user's text by accident.
 _MARKS = re.compile(r"<\|(?:im_start|im_end|system|assistant|endoftext|start_header_id|eot_id)\|>|\[/?INST\]|<</?SYS>>")
 _NOT_WORDS = re.compile(r"[\W_]+")
-#: The same for ASCII, with small letters, at a tenth of the price.
+#: The normalisation of ASCII, at a tenth of the cost.
 _ORDERED: Final = bytes(code if chr(code).isalnum() else 32 for code in range(128)).lower() + bytes(128)
 
 
 class InjectionPhrases:
-    """Looks for all of them."""
+    """A matcher of all phrases."""
 
     __slots__ = ("_all", "_each", "_folder")
 
@@ -87,7 +87,7 @@ class InjectionPhrases:
         self._folder = Folder()
 
     def found(self, text: str) -> str:
-        """The name of a phrase that the text has; "" for none."""
+        """The name of a phrase in the text, "" for none."""
         folded = self._folder.fold(text)[0]
         if _MARKS.search(folded) is not None:
             return "template-marks"
@@ -97,7 +97,7 @@ class InjectionPhrases:
         return next((name for name, expression in self._each.items() if searched_in(expression, ordered)), "")
 
     def may_have(self, folded: str) -> bool:
-        """Whether one of the texts that this folded one is made of may have a phrase. False: none has."""
+        """Whether one of the texts joined in `folded` may have a phrase; false is certain."""
         return _MARKS.search(folded) is not None or searched_in(self._all, _in_order(folded))
 
 

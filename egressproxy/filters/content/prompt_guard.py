@@ -1,7 +1,6 @@
-"""PromptGuard: what may be asked of a model, and what it may say: expressions, known phrases of injection, lengths, and
-a judge.
+"""PromptGuard: rules for prompts and responses of models: expressions, known injection phrases, lengths, and a judge.
 
-It recognises words, not intentions: a guard against the common attempts and for rules of one's own, not a proof.
+It recognises words, not intentions: it stops common attempts and enforces your own rules, and is no proof.
 """
 
 from __future__ import annotations
@@ -34,16 +33,16 @@ from egressproxy.model.fields import Fields, every_spelling
 from egressproxy.model.work import Work, at_once
 from egressproxy.net.cooperative import in_turns
 
-#: Characters by which two pieces of a long text overlap, so that no match of that length is cut.
+#: The overlap in characters of two pieces of a long text, so that no match up to this length is cut.
 _OVERLAP: Final = 1024
-#: Short texts that are looked at together.
+#: The most short texts that are checked together.
 _GROUP: Final = 256
 Direction: TypeAlias = Literal["request", "response"]
-#: What people call it.
+#: The direction in messages for people.
 _SHOWN: Final[dict[Direction, str]] = {"request": "request", "response": "answer"}
 _READ: Final = frozenset((BodyKind.JSON, BodyKind.LINES, BodyKind.TEXT, BodyKind.FORM, BodyKind.UNKNOWN))
 _ANSWERS: Final = frozenset((BodyKind.JSON, BodyKind.TEXT, BodyKind.UNKNOWN, BodyKind.EVENTS))
-#: Roles as the APIs spell them. Nobody knows what a server makes of another one, such as `User`.
+#: The roles in the APIs' spelling. Servers differ in their treatment of other spellings, such as `User`.
 _ROLES_AS_SPELT: Final = frozenset(("system", "developer", "user", "assistant", "model", "tool", "function"))
 _TURNS: Final = ("messages", "input", "contents")
 _SENT_ARGUMENTS: Final = ("params", "arguments")
@@ -52,8 +51,8 @@ _SAID: Final = frozenset((TextKind.TEXT, TextKind.REFUSAL, TextKind.REASONING, T
 
 
 class _Texts(NamedTuple):
-    """What is looked at in a message. `spoken`: texts, each with whether it belongs to the newest turn. `others`: what
-    nobody says, such as the descriptions of tools: expressions and phrases are looked for there, nothing else.
+    """The checked texts of a message. `spoken`: texts with a role, and whether they belong to the newest turn.
+    `others`: texts without a role, such as descriptions of tools; only expressions and phrases are checked there.
     """
 
     spoken: list[tuple[str, bool]]
@@ -62,7 +61,7 @@ class _Texts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class GuardPattern(FilterConfig):
-    """An expression of RE2, with a name for metrics and messages."""
+    """An RE2 expression, with a name for metrics and messages."""
 
     name: RuleName
     pattern: Expression
@@ -71,16 +70,16 @@ class GuardPattern(FilterConfig):
 
 @dataclass(frozen=True, slots=True)
 class PromptGuardConfig(FilterConfig):
-    """What is looked at, what for, and what is done.
+    """The checked texts, the rules, and the action.
 
-    `apply_to`: the messages that are looked at. `roles`: whose texts of a request; with all of them what nobody says
-    is looked at, too. `turns`: all of a conversation, or what stands behind the last word of the model. `deny`: a text
-    that one of them matches is denied. `allow`: if there are any, a text that none of them matches is denied.
-    `injection_phrases`: whether requests are looked at for those that we know. `max_text_length`, `max_total_length`:
-    in characters, 0 for no limit. `judge`: who else decides. `action`: `Annotate` lets pass what is denied, with the
-    name of the rule in the request field `header`; mode `Report` only counts. `message`: what the client is told.
-    `unreadable`: what is done with bodies, tunnels and upgrades that cannot be looked at. `max_body_bytes`: of what is
-    looked at whole; None: MAX_BUFFERED_BYTES of a request, and 8 MiB of an answer.
+    `apply_to`: the checked messages. `roles`: the checked roles of a request; with all roles, texts without a role are
+    checked, too. `turns`: the whole conversation, or the turns after the model's last message. `deny`: expressions
+    that deny a matching text. `allow`: if set, a text must match one of these. `injection_phrases`: whether requests
+    are checked for known phrases. `max_text_length`, `max_total_length`: in characters, 0 for no limit. `judge`: an
+    external classifier. `action`: `Annotate` passes a denied request, with the name of the rule in the request field
+    `header`; mode `Report` only counts. `message`: the text for the client. `unreadable`: the effect on unreadable
+    bodies, tunnels and upgrades. `max_body_bytes`: the longest checked body; None: MAX_BUFFERED_BYTES of a request, and
+    8 MiB of a response.
     """
 
     apply_to: Literal["Requests", "Responses", "Both"] = "Requests"
@@ -114,7 +113,7 @@ class PromptGuardConfig(FilterConfig):
 
 
 class _Collector:
-    """A function of text that keeps what it is told."""
+    """A callable that stores its arguments."""
 
     __slots__ = ("pieces",)
 
@@ -130,7 +129,7 @@ class _Collector:
 
 
 class PromptGuard(ContentFilter):
-    """Reads whole requests, and whole answers where these are looked at: a stream waits for its end."""
+    """Reads whole requests, and whole responses if these are checked: a stream is held until its end."""
 
     only_reads = True
 
@@ -146,7 +145,7 @@ class PromptGuard(ContentFilter):
         self._deny = [(each.name, compiled(each.pattern, ignores_case=each.ignore_case)) for each in config.deny]
         self._allow = [compiled(each.pattern, ignores_case=each.ignore_case) for each in config.allow]
         self._glance = Glance.of([(each.pattern, each.ignore_case) for each in config.deny])
-        #: Otherwise each text counts for itself.
+        #: Otherwise each text has to be checked separately.
         self._sees_at_a_glance = not (config.allow or config.max_text_length or config.max_total_length or config.judge)
         self._phrases = InjectionPhrases() if config.injection_phrases else None
         self._folder = Folder()
@@ -163,21 +162,21 @@ class PromptGuard(ContentFilter):
         self._rule: StateSlot[bytes | None] = StateSlot("prompt guard")  # that has found something, for the head
 
     def request_headers(self, exchange: Exchange) -> None:
-        """Takes the client's own annotation out. Raises Rejected (403, 426) for tunnels and upgrades."""
+        """Removes the client's own annotation. Raises Rejected (403, 426) for tunnels and upgrades."""
         if exchange.is_tunnel or exchange.request.upgrade:
             self._let_pass_unseen(exchange)
         elif self._config.action == "Annotate":
             exchange.request.fields.cut(self._annotations)
 
     def backend_request(self, exchange: Exchange) -> None:
-        """As `request_headers`, for one attempt, whose body has been looked at before."""
+        """`request_headers` for one attempt, whose body was checked before."""
         self.request_headers(exchange)
         rule = exchange.state.get(self._rule)
         if rule is not None:
             exchange.request.fields.set(self._header, rule)
 
     def body_mode_for(self, exchange: Exchange, phase: Phase) -> BodyMode | None:
-        """Whole. Raises Rejected (415, 502) for what cannot be looked at."""
+        """BUFFER, or None for unchecked messages. Raises Rejected (415, 502) for unreadable bodies."""
         is_request = phase is Phase.REQUEST_BODY
         if not (self._on_requests if is_request else self._on_answers):
             return None
@@ -189,7 +188,7 @@ class PromptGuard(ContentFilter):
         return None
 
     def request_body(self, exchange: Exchange, data: bytes, last: bool) -> bytes | Coroutine[Any, Any, bytes]:
-        """Raises Rejected (403, or 400 for a body that cannot be read)."""
+        """Raises Rejected (403, or 400 for an unreadable body)."""
         if self._is_on_leg:
             exchange.keep(self._rule, None)
         return self._looked(exchange, data, exchange.request.fields, "request", 400)
@@ -221,7 +220,7 @@ class PromptGuard(ContentFilter):
         return data
 
     def _judged(self, exchange: Exchange, data: bytes, direction: Direction) -> Work[tuple[_Texts, str]]:
-        """What is looked at, and the name of a rule that denies it; "" for none. Raises Unreadable."""
+        """The checked texts, and the name of the rule that denies them, "" for none. Raises Unreadable."""
         texts = yield from self._asked(exchange, data) if direction == "request" else self._answered(exchange, data)
         for rule in self._rules(texts, direction):
             if rule:
@@ -230,7 +229,7 @@ class PromptGuard(ContentFilter):
         return texts, ""
 
     def _is_clear(self, exchange: Exchange, data: bytes, fields: Fields, direction: Direction) -> bool:
-        """Whether a body is seen at a glance to have nothing that is denied. Raises Unreadable."""
+        """Whether a fast check of the whole body rules out a denial. Raises Unreadable."""
         if not self._sees_at_a_glance or len(data) > SEEN_AT_A_GLANCE or data.lstrip()[:1] != b"{":
             return False
         if kind_of(fields) not in (BodyKind.JSON, BodyKind.UNKNOWN):
@@ -263,7 +262,7 @@ class PromptGuard(ContentFilter):
             exchange.request.fields.set(self._header, rule.encode())
 
     def _rules(self, texts: _Texts, direction: Direction) -> Iterator[str]:
-        """The name of a rule that denies these texts; before it often "": a place to yield."""
+        """The name of a rule that denies these texts, last; an empty name marks a place to yield."""
         config = self._config
         if config.max_total_length and sum(len(text) for text, _ in texts.spoken) > config.max_total_length:
             yield "max-total-length"
@@ -284,7 +283,7 @@ class PromptGuard(ContentFilter):
                 yield "not-allowed"
 
     def _looked_at(self, texts: _Texts) -> Iterator[tuple[str, bool]]:
-        """The texts of these turns, each with whether somebody says it."""
+        """The texts of the checked turns, each with whether it has a role."""
         is_all = self._config.turns == "All"
         for text, is_newest in texts.spoken:
             if is_all or is_newest:
@@ -293,7 +292,7 @@ class PromptGuard(ContentFilter):
             yield text, False
 
     def _suspects(self, looked_at: Iterator[tuple[str, bool]], direction: Direction) -> Iterator[tuple[str, bool]]:
-        """Those of which a rule may deny one. Short ones are looked at together: "" stands for those that are clear."""
+        """The texts that a rule may deny. Short texts are checked together; "" stands for a group without a match."""
         group: list[tuple[str, bool]] = []
         size = 0
         for each in looked_at:
@@ -334,11 +333,11 @@ class PromptGuard(ContentFilter):
             raise self.refusal(str(error), 503) from None
 
     def _asked(self, exchange: Exchange, data: bytes) -> Work[_Texts]:
-        """The texts of a request that are looked at."""
+        """The checked texts of a request."""
         document = yield from reading_document(exchange, data, kind_of(exchange.request.fields), is_request=True)
         texts: list[str] = []
         found: list[Found] = []
-        # Places in the order of the JSON. A word that the model is to go on with (Anthropic) is in the newest turn.
+        # Positions in the JSON's order. A prefill of the response (Anthropic) belongs to the newest turn.
         places: dict[Path, int] = {}
         last, of_model = -1, list[int]()
         for part in document.texts():
@@ -360,7 +359,7 @@ class PromptGuard(ContentFilter):
         is_everybody = self._asks_everybody or _has_other_roles(exchange, data)
         made = _Texts([], [])
         found.reverse()
-        while found:  # each is freed by itself
+        while found:  # freed one at a time
             yield
             each = found.pop()
             if each.role is not TextRole.NONE:
@@ -371,7 +370,7 @@ class PromptGuard(ContentFilter):
         return made
 
     def _answered(self, exchange: Exchange, data: bytes) -> Work[_Texts]:
-        """The texts of an answer, those of a stream put together."""
+        """The texts of a response, those of a stream joined."""
         fields = exchange.response.fields
         framing = framing_of(media_type_of(fields), operation(exchange))
         if framing is None:
@@ -394,7 +393,7 @@ class PromptGuard(ContentFilter):
             return collected[-1]
 
         editor = StreamEditor(framing, collector)
-        yield from editor.feeding(data + b"\n\n")  # some clients read a last event that has not ended
+        yield from editor.feeding(data + b"\n\n")  # some clients read an unterminated last event
         editor.end()
         made = _Texts([], [])
         for each in collected:
@@ -404,13 +403,13 @@ class PromptGuard(ContentFilter):
 
 
 def _by_its_sayer(found: Found) -> Found:
-    """The arguments in a message of MCP (`tools/call`, `prompts/get`), also in a batch, are what its client says."""
+    """The found texts, with the arguments of MCP messages (`tools/call`, `prompts/get`) as the client's."""
     path = found.path[1:] if found.path and type(found.path[0]) is int else found.path
     return found._replace(role=TextRole.USER) if path[:2] == _SENT_ARGUMENTS else found
 
 
 def _has_other_roles(exchange: Exchange, data: bytes) -> bool:
-    """Whether a turn of a request is said by a role in another spelling: a server may read it as any of them."""
+    """Whether a turn of a request has a role in another spelling, which a server may read as any role."""
     if data.lstrip()[:1] != b"{":
         return False
     value = request_view(exchange, data).value

@@ -18,7 +18,7 @@ _MAX_BLOCK: Final = 16384
 
 _TOKENS: Final = (
     r"sk-ant-[0-9A-Za-z_-]{24,}",  # Anthropic
-    r"sk-(?:proj-|svcacct-|admin-|or-v1-)?[0-9A-Za-z_-]{20,}",  # OpenAI, OpenRouter, and those who copy them
+    r"sk-(?:proj-|svcacct-|admin-|or-v1-)?[0-9A-Za-z_-]{20,}",  # OpenAI, OpenRouter, and compatible providers
     r"(?:sk|rk|pk)_(?:live|test)_[0-9A-Za-z]{10,}",  # Stripe
     r"whsec_[0-9A-Za-z+/=]{20,}",  # Stripe, Svix
     r"(?:AKIA|ASIA|ABIA|ACCA)[0-9A-Z]{16}(?![0-9A-Za-z])",  # AWS: identifiers of access keys
@@ -39,7 +39,7 @@ _TOKENS: Final = (
     r"AGE-SECRET-KEY-1[0-9A-Z]{58}",  # age
     r"(?:gsk_|xai-|pplx-|nvapi-|r8_|lsv2_pt_|tvly-)[0-9A-Za-z_-]{30,}",  # Groq, xAI, Perplexity, NVIDIA, Replicate …
 )
-#: Those in which no hyphen or underscore stands behind the first word. The others are looked for at such a sign.
+#: The prefixes without a hyphen or underscore after the first word. The others are searched by that character.
 _WITHOUT_SIGN: Final = ("AKIA", "ASIA", "ABIA", "ACCA", "AIza", "ya29.", "SG.")
 _WORDS: Final = (
     "sk", "rk", "pk", "whsec", "GOCSPX", "ghp", "gho", "ghu", "ghs", "ghr", "github", "glpat", "gldt", "glrt",
@@ -60,7 +60,7 @@ _TOKEN = re.compile("|".join(_TOKENS))
 _JWT = re.compile(r"eyJ[0-9A-Za-z_-]{8,}\.(?:eyJ)?[0-9A-Za-z_-]{8,}\.[0-9A-Za-z_-]*(?:\.[0-9A-Za-z_-]+){0,2}")
 _BEGIN = re.compile(r"-----BEGIN (?:[0-9A-Z ]{1,40} )?PRIVATE KEY(?: BLOCK)?-----")
 _END = re.compile(r"-----END [0-9A-Z ]{0,60}-----")
-#: What the lines of a block are of; a backslash where they stand in a string.
+#: The characters of a block's lines, with backslashes inside of a JSON string.
 _BLOCK = re.compile(r"[0-9A-Za-z+/=\\\s:,.-]*")
 
 _OPEN_TOKEN = re.compile(rf"[0-9A-Za-z_.+/=-]{{1,{TAIL}}}")
@@ -70,7 +70,7 @@ _OPEN_BEGIN = re.compile(r"[0-9A-Z -]{0,64}-----(?!-)")
 
 
 class SecretKeys(Detector):
-    """API_KEY, JWT and PRIVATE_KEY, as far as they are asked for."""
+    """A detector of API_KEY, JWT and PRIVATE_KEY, as configured."""
 
     __slots__ = ("_blocks", "_jwt", "_tokens")
 
@@ -132,7 +132,7 @@ class SecretKeys(Detector):
 
 
 def _is_inside(text: str, at: int) -> bool:
-    """Whether a word goes on at this place, so that nothing begins there."""
+    """Whether this position is inside of a word, where no key begins."""
     return at > 0 and (text[at - 1].isalnum() or text[at - 1] in "_-")
 
 
@@ -152,12 +152,12 @@ def _block_end(text: str, at: int) -> int:
 
 
 def _is_unfinished(text: str, at: int) -> bool:
-    """Whether a block that begins here may go on behind the end of the text."""
+    """Whether a block that begins here may continue after the end of the text."""
     return _block_limit(text, at + 10, at) == len(text) and _END.search(text, at) is None
 
 
 def _block_limit(text: str, start: int, at: int) -> int:
-    """Where the characters end that a block is made of; another block ends it."""
+    """The end of the characters of a block; the start of another block ends it."""
     following = text.find("-----BEGIN ", start, at + _MAX_BLOCK)
     block = _BLOCK.match(text, start, at + _MAX_BLOCK if following < 0 else following)
     return start if block is None else block.end()

@@ -1,7 +1,7 @@
 """AwsInjector: signs the request to a backend of AWS with the gateway's own keys, once per attempt.
 
-What the client has signed is removed first: fields, and the parameters of a presigned URL. The signature covers Host,
-Content-Type and every X-Amz field; what the gateway adds behind it (Via) is not covered.
+The client's own signature is removed first: fields, and the parameters of a presigned URL. The signature covers Host,
+Content-Type and every X-Amz field; fields that the gateway adds later (Via) are not covered.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from egressproxy.model.fields import CREDENTIAL_FIELDS, Fields
 from egressproxy.model.local_response import LocalResponse
 
 _UNSIGNED: Final = b"UNSIGNED-PAYLOAD"
-#: What stands for a body that is signed elsewhere, or not at all, and may stay.
+#: Values of the payload hash for an unsigned body, which may stay.
 _KEPT: Final = frozenset((_UNSIGNED, b"STREAMING-UNSIGNED-PAYLOAD-TRAILER"))
 #: A body whose chunks the client has signed, without and with trailers.
 _IN_CHUNKS: Final = frozenset((b"STREAMING-AWS4-HMAC-SHA256-PAYLOAD", b"STREAMING-AWS4-HMAC-SHA256-PAYLOAD-TRAILER"))
@@ -39,18 +39,18 @@ _PRESIGNED: Final = frozenset(
     (b"x-amz-algorithm", b"x-amz-credential", b"x-amz-date", b"x-amz-expires", b"x-amz-security-token",
      b"x-amz-signature", b"x-amz-signedheaders", b"x-amz-region-set")
 )  # fmt: skip
-#: A clock that is wrong by more is corrected by the answer of the backend, in seconds; AWS refuses at 300 or 900.
+#: A larger clock skew is corrected from the backend's response, in seconds; AWS refuses at 300 or 900.
 _SKEW_S: Final = 60.0
-#: No answer moves it further: AWS itself allows 900.
+#: The largest correction by one response: AWS itself allows 900.
 _MAX_SKEW_S: Final = 900.0
-#: What AWS says in an answer of a time that is wrong, and nothing else.
+#: AWS's error codes for a wrong time.
 _SKEWED: Final = re.compile(rb"RequestTimeTooSkewed|RequestInTheFuture|Signature expired|Signature not yet current")
-#: Bytes of such an answer that are looked at.
+#: The most bytes of such a response that are searched.
 _MAX_ERROR: Final = 4096
 
 
 class _SignedHead(NamedTuple):
-    """The head of a request with its signature: block of fields, path, the signature alone, and its time."""
+    """A signed request head: block of fields, path, the signature alone, and its time."""
 
     block: bytes
     path: bytes
@@ -59,7 +59,7 @@ class _SignedHead(NamedTuple):
 
 
 class AwsInjector(BackendCredential):
-    """The value is AwsKeys. A body that the client signs in chunks is signed anew, on a Backend; else it is refused."""
+    """The value is AwsKeys. A body with signed chunks is signed again on a Backend, and refused elsewhere."""
 
     keeps_length = True
 
@@ -76,7 +76,7 @@ class AwsInjector(BackendCredential):
         self.max_buffer_bytes = self._aws.max_body_bytes
         self._body: StateSlot[_SignedHead | ChunkSigner] = StateSlot("signed body")
         self._refused: StateSlot[bytes] = StateSlot("refused")
-        #: On a Backend, where bodies of each attempt can be changed.
+        #: Only on a Backend can the body of each attempt be changed.
         self._signs_chunks = (
             self._aws.is_s3
             and self._aws.payload == "Auto"
@@ -110,8 +110,8 @@ class AwsInjector(BackendCredential):
         self._signer, self._token = None, b""
 
     def backend_request(self, exchange: Exchange) -> Awaitable[LocalResponse | None] | None:
-        """Signs the request. Raises as BackendCredential; Denied(FILTER_REJECTED, 403) for a body that it cannot
-        sign.
+        """Signs the request. Raises as BackendCredential; Denied(FILTER_REJECTED, 403) for a body that cannot be
+        signed.
         """
         if exchange.backend_origin is not self._approved:
             waiting = self._unready(exchange)
@@ -133,7 +133,7 @@ class AwsInjector(BackendCredential):
         return None
 
     def body_mode_for(self, exchange: Exchange, phase: Phase) -> BodyMode | None:
-        """Bodies in chunks that the client has signed; answers, over TLS, that may say that the time is wrong."""
+        """Reads bodies with signed chunks; and, over TLS, error responses that may report a wrong time."""
         if phase is Phase.RESPONSE_BODY:
             return BodyMode.STREAM if exchange.response.status in (400, 403) and exchange.backend_is_secure else None
         said = exchange.request.fields.get(b"x-amz-content-sha256")
@@ -169,7 +169,7 @@ class AwsInjector(BackendCredential):
         try:
             return chunks.feed(data, last)
         except ChunkError as error:
-            raise self._refusal(f"which is not what it says: {error}") from None
+            raise self._refusal(f"whose chunks are not valid: {error}") from None
 
     def _chunks(self, head: _SignedHead, payload: bytes) -> ChunkSigner:
         assert self._signer is not None
@@ -179,7 +179,7 @@ class AwsInjector(BackendCredential):
         return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(time.time() + self._skew_s)).encode()
 
     def _signed(self, exchange: Exchange, payload: bytes, now: bytes) -> _SignedHead:
-        """The head of this request as it is sent, signed at this time. Changes nothing."""
+        """The head of this request, signed at this time. Changes nothing."""
         signer, request = self._signer, exchange.request
         assert signer is not None
         block = _SIGNED_BY_CLIENT.sub(b"", request.fields.block) + b"\r\nx-amz-date: " + now + self._token
@@ -198,7 +198,7 @@ class AwsInjector(BackendCredential):
         exchange.request.fields.block, exchange.request.path = head.block, head.path
 
     def _payload(self, exchange: Exchange) -> bytes:
-        """The hash of the body, or the word that stands for it."""
+        """The hash of the body, or its placeholder."""
         said = exchange.request.fields.get(b"x-amz-content-sha256") or b""
         if said in _IN_CHUNKS and self._signs_chunks:
             return said
@@ -219,7 +219,7 @@ class AwsInjector(BackendCredential):
         )
 
     def response_body(self, exchange: Exchange, data: bytes, last: bool) -> bytes:
-        """Learns from a refusal for its time how wrong this machine's clock is, and changes nothing."""
+        """Reads this machine's clock skew from a refusal, and changes nothing."""
         held = exchange.state.get(self._refused) or b""
         if len(held) < _MAX_ERROR:
             held = (held + data)[:_MAX_ERROR]
@@ -229,7 +229,7 @@ class AwsInjector(BackendCredential):
         return data
 
     def _correct(self, exchange: Exchange) -> None:
-        """The next requests are signed with the backend's time, or one that is `_MAX_SKEW_S` nearer to it."""
+        """Sign later requests with the backend's time, or a time at most `_MAX_SKEW_S` nearer to it."""
         try:
             theirs = parsedate_to_datetime((exchange.response.fields.get(b"date") or b"").decode("latin-1")).timestamp()
         except (ValueError, TypeError, IndexError, OverflowError):

@@ -1,4 +1,4 @@
-"""Values of this machine: a file beside the manifest, the output of a program. What they hold is in no message."""
+"""Values of this machine: a file beside the manifest, the output of a program. Messages never have their content."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from egressproxy.model import state_folder
 MAX_FILE_BYTES: Final = 65536
 #: A file is read again after this time, in seconds.
 FILE_S: Final = 5.0
-#: What a program sees of the environment besides the variables that its config names.
+#: The environment variables of a program, besides those that its config names.
 _USUAL_VARIABLES: Final = ("PATH", "HOME", "LANG")
 
 
 def locate(folder: str, relative: str) -> Path:
-    """The file that a config names. Raises ValueError where it must not be read. It need not be there."""
+    """The path of the file that a config names, which need not exist. Raises ValueError if reading it is forbidden."""
     if not folder:
         raise ValueError(f"{relative}: `file` needs a manifest in a folder; this object did not come from a file")
     root = Path(folder).resolve()
@@ -37,7 +37,7 @@ def locate(folder: str, relative: str) -> Path:
 
 
 def read_file(path: Path) -> bytes:
-    """The content of a regular file, of at most MAX_FILE_BYTES. Raises FetchError, which names the path and why."""
+    """The content of a regular file of at most MAX_FILE_BYTES. Raises FetchError with path and reason."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with open(descriptor, "rb") as file:
@@ -52,12 +52,12 @@ def read_file(path: Path) -> bytes:
 
 
 def from_file(folder: str, relative: str) -> Callable[[], Awaitable[Fetched]]:
-    """Reads the file every FILE_S seconds. A file that is gone ends its value. Raises ValueError as `locate`."""
+    """Reads the file every FILE_S seconds. A removed file has no value. Raises ValueError as `locate`."""
     locate(folder, relative)
 
     async def fetch() -> Fetched:
         try:
-            found = locate(folder, relative)  # a link may lead elsewhere by now
+            found = locate(folder, relative)  # a link may have changed
         except ValueError as error:
             raise FetchError(str(error), is_final=True) from None
         return Fetched(read_file(found), refresh_s=FILE_S)
@@ -66,7 +66,7 @@ def from_file(folder: str, relative: str) -> Callable[[], Awaitable[Fetched]]:
 
 
 def from_command(command: Command) -> Callable[[], Awaitable[Fetched]]:
-    """Runs the program every `ttlSeconds`. What it last printed serves while it fails."""
+    """Runs the program every `ttlSeconds`. While the program fails, its last output is used."""
     program = command.argv[0]
 
     async def fetch() -> Fetched:
@@ -87,7 +87,7 @@ def from_command(command: Command) -> Callable[[], Awaitable[Fetched]]:
         finally:
             if process.returncode is None:
                 with suppress(ProcessLookupError):
-                    os.killpg(process.pid, signal.SIGKILL)  # whatever it has started, too
+                    os.killpg(process.pid, signal.SIGKILL)  # with its children
                 await process.wait()
         if status != 0:
             raise FetchError(f"{program} ended with status {status}")

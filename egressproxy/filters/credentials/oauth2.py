@@ -30,12 +30,12 @@ _SPACE: Final = b" \t\r\n"
 
 Fetch = Callable[[], Awaitable[Fetched]]
 
-#: How long an assertion is valid, in seconds (RFC 7523 section 3: the server may refuse one that is valid for long).
+#: The lifetime of an assertion in seconds (RFC 7523 section 3: servers may refuse a long one).
 ASSERTION_S: Final = 300
 
 
 def from_oauth2(context: FilterContext, config: OAuth2) -> Fetch:
-    """Asks the token endpoint. A missing Secret is a failed fetch. Raises UnusableReference for a key that is none."""
+    """Fetches from the token endpoint. A missing Secret is a failed fetch. Raises UnusableReference for a bad key."""
     call = context.calls.get(config.token_endpoint.backend_ref.label)
     key = _key(context, config.private_key_ref, config.key_id)
     secret = secret_of(context, config.client_secret_ref)
@@ -51,7 +51,7 @@ def from_oauth2(context: FilterContext, config: OAuth2) -> Fetch:
 
 
 def _grant(config: OAuth2, key: AssertionKey | None) -> list[tuple[str, str]]:
-    """The parameters of the grant, and what is asked for."""
+    """The form parameters of the grant, with scope and resource."""
     form = [("grant_type", "client_credentials")]
     if config.grant == "JwtBearer":
         if key is None:
@@ -70,7 +70,7 @@ def _grant(config: OAuth2, key: AssertionKey | None) -> list[tuple[str, str]]:
 def _authentication(
     config: OAuth2, key: AssertionKey | None, secret: SecretBytes | None, form: list[tuple[str, str]]
 ) -> list[tuple[bytes, bytes]]:
-    """The fields that say which client asks; other methods add to the form."""
+    """The fields that authenticate the client; other methods add to the form."""
     method = config.authentication
     if method in ("ClientSecretBasic", "ClientSecretPost") and secret is None:
         raise FetchError("the Secret of clientSecretRef is missing")
@@ -95,7 +95,7 @@ def _authentication(
 
 
 def from_google_service_account(context: FilterContext, config: GoogleServiceAccount) -> Fetch:
-    """The JWT bearer grant of the JSON file of a service account. Raises UnusableReference for one that is none."""
+    """The JWT bearer grant of a service account's JSON file. Raises UnusableReference for an invalid file."""
     call = context.calls.get(config.token_endpoint.backend_ref.label)
     text = secret_of(context, config.key_ref)
     account = _google_account(text, config) if text is not None else None
@@ -140,13 +140,13 @@ def _key(context: FilterContext, ref: SecretRef | None, key_id: str) -> Assertio
 
 
 def secret_of(context: FilterContext, ref: SecretRef | None) -> SecretBytes | None:
-    """The value of a Secret, without what an editor leaves at its end; None where it is missing."""
+    """The value of a Secret, without trailing whitespace; None if it is missing."""
     value = context.secrets.get(ref.label) if ref is not None else None
     return SecretBytes(value.reveal().rstrip(_SPACE)) if value is not None else None
 
 
 def token_file(path: str) -> str:
-    """A token that the platform has put into a file, and replaces there. Raises FetchError."""
+    """The token in a file that the platform renews. Raises FetchError."""
     try:
         return read_file(Path(path)).decode("ascii").strip()
     except UnicodeDecodeError:
@@ -159,7 +159,7 @@ class AssertionKey:
     __slots__ = ("_key_id", "_sign", "algorithm")
 
     def __init__(self, pem: SecretBytes, key_id: str = "") -> None:
-        """Raises ValueError for what is no such key; the message has nothing of it."""
+        """Raises ValueError for an unsupported key; the message never has its content."""
         self.algorithm, self._sign = _signer(pem)
         self._key_id = key_id
 

@@ -1,4 +1,4 @@
-"""The watch on placeholders: a request to a backend ends if it has one that does not belong there (a canary)."""
+"""The watch on placeholders: a request ends if it has a placeholder of another backend (a canary)."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from egressproxy.telemetry.event_aggregator import EventAggregator
 
 #: The bytes that were looked at, and the last of them.
 _HELD: Final[StateSlot[tuple[int, bytes]]] = StateSlot("placeholder watch")
-#: Before whatever else runs for a backend.
+#: The turn before all other filters of a backend.
 _FIRST: Final = -2
 
 
 def forms_of(text: str) -> set[bytes]:
-    """How this text is written: as it is, and in base64 at every alignment, in both alphabets (as Basic has it)."""
+    """The forms of this text: as is, and in base64 at every alignment, in both alphabets (as in Basic)."""
     value = text.encode()
     return {value, *base64_forms(value)}
 
 
 def pattern_of(placeholders: Iterable[str]) -> re.Pattern[bytes]:
-    """Finds these placeholders in each of their forms."""
+    """The pattern of these placeholders in each of their forms."""
     forms = {form for text in placeholders for form in forms_of(text)}
     longest_first = sorted(forms, key=lambda form: (-len(form), form))
     return re.compile(b"|".join(map(re.escape, longest_first)))
 
 
 class PlaceholderWatch(Filter):
-    """Ends requests to a backend that have placeholders of other backends. `source` has declared one of them.
+    """Ends requests to a backend that have placeholders of other backends. `source` names a declaring object.
 
     It runs before every other filter of the backend, and sees the head as the rule's filters have left it.
     """
@@ -53,7 +53,7 @@ class PlaceholderWatch(Filter):
 
 
 class BodyWatch(Filter):
-    """Ends requests with a placeholder in the first `limit` bytes of their body, decoded if it can be. Others pass."""
+    """Ends requests with a placeholder in the first `limit` bytes of their body, after decoding if supported."""
 
     only_reads = True
     decodes = True
@@ -86,7 +86,7 @@ def misplaced(exchange: Exchange, source: str, where: str) -> Denied:
 
 
 class PlaceholderWatches:
-    """The watches of one configuration. `specs` are its injectors that have a placeholder, at least one."""
+    """The watches of one configuration. `specs` are the injectors with a placeholder, at least one."""
 
     __slots__ = ("_all", "_bodies", "_body_bytes", "_made", "_notices", "_source", "specs")
 
@@ -101,7 +101,7 @@ class PlaceholderWatches:
         self._bodies: ConfiguredFilter | None = None
 
     def on(self, extensions: Iterable[ExtensionIR]) -> ConfiguredFilter | None:
-        """The watch on a backend with these filters, which may be sent their own placeholders; None: it needs none."""
+        """The watch on a backend with these filters, whose own placeholders it allows; or None."""
         foreign = self._all - set(map(_placeholder, extensions))
         if foreign not in self._made:
             watch = PlaceholderWatch(foreign, self._source) if foreign else None
@@ -109,7 +109,7 @@ class PlaceholderWatches:
         return self._made[foreign]
 
     def on_bodies(self) -> ConfiguredFilter | None:
-        """The watch on all bodies; None where no injector asks for it."""
+        """The watch on all bodies; None if no injector requests it."""
         if self._bodies is None and self._body_bytes:
             watch = BodyWatch(self._all, self._body_bytes, self._source)
             self._bodies = self._placed(watch, Phase.REQUEST_BODY, fail_open=True)  # of codings that are not known here

@@ -1,7 +1,7 @@
-"""The usual limit of tokens, or of requests: a token bucket in the memory of this machine, alone, taken in one step.
+"""Fast paths of the usual limits of tokens and requests: a single token bucket in this machine's memory.
 
-It is what Quota, MemoryStore and TokenBucket do together, for one rule; `tests/filters/limits/test_limit_fast_path.py`
-compares them. What does not fit is left to them, and so is everything that is said to clients.
+They do the work of Quota, MemoryStore and TokenBucket for one rule; `tests/filters/limits/test_limit_fast_path.py`
+compares both. A request beyond the limit, and all responses to clients, are left to these.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ _NUMBERS: Final = itertools.count(1)
 
 
 class TokenLimitFastPath(NamedTuple):
-    """Both steps of a rule. `take`: what was taken; None: it does not fit. `settle` counts what it was in the end."""
+    """Both steps of a rule. `take` returns the amount taken, or None above the limit. `settle` counts the final one."""
 
     take: Callable[[Exchange, TokenUse], Reservation | None]
     settle: Callable[[Exchange, Reservation, TokenUse], None]
 
 
 def one_bucket(rule: QuotaRule, least: float) -> TokenLimitFastPath | None:
-    """Both steps of this rule; None where it is no bucket of tokens. `least`: no exchange takes less."""
+    """Both steps of this rule; None if it is no token bucket. `least`: the least amount per exchange."""
     window, table = rule.window, rule.table
     if rule.type != "Tokens" or not isinstance(window, TokenBucket):
         return None
@@ -70,11 +70,10 @@ def one_bucket(rule: QuotaRule, least: float) -> TokenLimitFastPath | None:
 
 
 class RequestLimitFastPath:
-    """The step of one rule that counts requests. `otherwise` is that of the filter, which refuses what does not fit.
+    """The step of one rule that counts requests. `otherwise` is the filter's full step, for requests above the limit.
 
-    Thousands of clients may be counted by turns, or thousands of tenants have one of these each, so that a request
-    finds little of it in the processor's cache: all that it needs is in one object, in one entry of the table, and in
-    the client's identity, which remembers the entry.
+    With thousands of clients or tenants little of this is in the processor's cache. So all data is in one object, one
+    entry of the table, and the client's identity, which caches the entry.
     """
 
     __slots__ = (
@@ -91,13 +90,13 @@ class RequestLimitFastPath:
         self._count = rule.count_allowed
         self._otherwise = otherwise
         self._remembers = set(per) <= OF_CLIENT
-        self._number = next(_NUMBERS)  # no other has it, of no earlier configuration either
+        self._number = next(_NUMBERS)  # unique, also across configurations
 
     @classmethod
     def of(
         cls, rules: Sequence[QuotaRule], per: Sequence[Per], otherwise: Callable[[Exchange], HeaderResult]
     ) -> RequestLimitFastPath | None:
-        """The step for these rules; None where there is more to do than to take one request of a bucket."""
+        """The step for these rules; None if they need more than one token of a bucket."""
         if len(rules) != 1 or rules[0].type != "Requests" or not isinstance(rules[0].window, TokenBucket):
             return None
         return cls(rules[0], per, otherwise)
@@ -108,7 +107,7 @@ class RequestLimitFastPath:
         client, cells = exchange.identity, self._cells
         at = client.limit_at
         with self._lock:
-            # Half of the key is enough: 64 bits of a keyed hash say whose entry it is.
+            # Half of the key is enough: 64 bits of a keyed hash identify the entry.
             if client.limit_number != self._number or self._numbers[at - 2] != client.limit_key:
                 at = self._find(exchange, now)
             until = cells[at]
@@ -121,7 +120,7 @@ class RequestLimitFastPath:
         return self._otherwise(exchange)
 
     def _find(self, exchange: Exchange, now: float) -> int:
-        """Where the numbers of this client are; its identity remembers it from now on."""
+        """The index of this client's entry, cached in its identity."""
         client = exchange.identity
         at = self._find_text(self._text_of(exchange, "") + b"\0", now)
         if self._remembers and client.name != "-" and not self._table.is_shared_entry(at):

@@ -1,4 +1,4 @@
-"""MemoryStore: limits that are counted in the memory of this machine's processes."""
+"""MemoryStore: limits in memory that this machine's processes share."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from egressproxy.filters.limits.rules import Reservation
 
 
 class QuotaStore(Protocol):
-    """Where limits are counted."""
+    """The store of limits' counters."""
 
     def take(self, takes: Sequence[Reservation]) -> Reservation | Awaitable[Reservation | None] | None:
-        """Take all of these, or nothing. Returns the one that does not fit, with the longest wait; None: all do."""
+        """Take all reservations, or none. Returns the exceeded one with the longest wait; None: all were taken."""
 
     def settle(self, take: Reservation, difference: float) -> None:
-        """Count that much more than was taken; less, where it is negative."""
+        """Add `difference` to the amount taken; it may be negative."""
 
     def peek(self, takes: Sequence[Reservation]) -> None:
-        """Say what is left of these now, as far as this process knows. Takes nothing."""
+        """Fill in the remaining amounts, as far as this process knows. Takes nothing."""
 
     def begin(self) -> None:
-        """A configuration that has these limits is in service, perhaps not for the first time."""
+        """Enter service with a configuration, perhaps again."""
 
     def close(self) -> None:
-        """End what it does in the background."""
+        """Stop background work."""
 
 
 class MemoryStore:
@@ -42,7 +42,7 @@ class MemoryStore:
         return first if first.wait_s > 0.0 else None
 
     def settle(self, take: Reservation, difference: float) -> None:
-        """As of QuotaStore. What belongs to a window that has passed is not counted in the next one."""
+        """`QuotaStore.settle`; differences of an expired window are dropped."""
         now = monotonic()
         rule = take.rule
         if take.period and rule.window.period(now) != take.period:
@@ -59,10 +59,10 @@ class MemoryStore:
             take.left, take.reset_s = take.rule.window.left(until, used, now)
 
     def begin(self) -> None:
-        """As of QuotaStore: there is nothing."""
+        """Nothing to do."""
 
     def close(self) -> None:
-        """As of QuotaStore: there is nothing."""
+        """Nothing to do."""
 
 
 def _take_all(takes: Sequence[Reservation], now: float) -> Reservation | None:

@@ -1,4 +1,4 @@
-"""QoSControllerConfig: what is written of limits, as an extension, and what `limits` of an EgressPolicy becomes."""
+"""QoSControllerConfig: the configuration of limits, as an extension or from `limits` of an EgressPolicy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _PRICE = Within(ge=0, allow_inf_nan=False)
 _MILLION = 1_000_000
 
 LimitType = Literal["Requests", "Bytes", "Tokens", "Cost", "Concurrency"]
-#: How many keys one limit has by default.
+#: The default number of keys of a limit.
 MAX_KEYS: Final = 16_384
 _UNITS: Final = (*SECONDS, *CALENDAR)
 _NUMBER: Final = Within(gt=0, allow_inf_nan=False)
@@ -26,26 +26,26 @@ _Short = Annotated[int, Within(ge=1)] | None
 
 @dataclass(frozen=True, slots=True)
 class TokenPrice(FilterConfig):
-    """What tokens of these models cost, for each million of them, in the currency of the limits."""
+    """The price of a million tokens of these models, in the currency of the limits."""
 
     models: Annotated[tuple[str, ...], Within(min_length=1)]
     """Names of models, with `*` for any characters."""
     input: Annotated[float, _PRICE]
-    """Of the request."""
+    """The price of request tokens."""
     output: Annotated[float, _PRICE]
-    """Of the answer."""
+    """The price of response tokens."""
     cached_input: Annotated[float, _PRICE] | None = None
-    """Of what the provider had in its cache. Default: as `input`."""
+    """The price of cached request tokens. Default: as `input`."""
 
     def cost(self, usage: TokenUsage) -> float:
-        """What this many tokens cost."""
+        """The cost of these tokens."""
         cached = self.input if self.cached_input is None else self.cached_input
         fresh = usage.input_tokens - usage.cached_tokens
         return (fresh * self.input + usage.cached_tokens * cached + usage.output_tokens * self.output) / _MILLION
 
 
 def price_of(prices: Sequence[TokenPrice], model: str) -> TokenPrice | None:
-    """The first entry that matches this model, None if none does."""
+    """The first entry that matches this model, or None."""
     for price in prices:
         for pattern in price.models:
             if fnmatchcase(model, pattern):
@@ -54,7 +54,7 @@ def price_of(prices: Sequence[TokenPrice], model: str) -> TokenPrice | None:
 
 
 def dearest(prices: Sequence[TokenPrice]) -> TokenPrice:
-    """At least what any of these models costs."""
+    """A price at least as high as each of these."""
     return TokenPrice(("*",), max(price.input for price in prices), max(price.output for price in prices))
 
 
@@ -63,23 +63,23 @@ class LimitEntry(FilterConfig):
     """One limit: at most `limit` of `type` in each `unit` (or `window`), for each key that `per` names."""
 
     type: LimitType
-    """What is counted. Cost: money, by `prices`. Concurrency: exchanges at the same time."""
+    """The counted unit. Cost: money, by `prices`. Concurrency: exchanges at the same time."""
     limit: Annotated[float, _NUMBER]
-    """How many; for Cost in the currency of the prices."""
+    """The limit; for Cost in the currency of the prices."""
     unit: Literal["", "Second", "Minute", "Hour", "Day", "Month"] = ""
-    """Second, Minute and Hour are token buckets; Day and Month those of the calendar in UTC."""
+    """Second, Minute and Hour are token buckets; Day and Month are calendar periods in UTC."""
     window: Annotated[float, Within(ge=0, allow_inf_nan=False)] = 0.0
-    """Instead of `unit`: seconds, as a token bucket."""
+    """The seconds of a token bucket, instead of `unit`."""
     burst: Annotated[float, Within(ge=0, allow_inf_nan=False)] = 0.0
-    """How many at once, of a token bucket; 0: as many as the limit."""
+    """The size of a token bucket; 0: the limit."""
     per: tuple[Per, ...] = ()
-    """Whose count a request adds to; several: each combination. Empty: one count for everybody."""
+    """The key that a request counts for; several: each combination. Empty: one count for all requests."""
     header: FieldName | Literal[""] = ""
     """The name of the field for Header."""
     count: Literal["Total", "Input", "Output"] = "Total"
-    """Of Tokens and Bytes: those of the request (Input), of the answer (Output), or both."""
+    """For Tokens and Bytes: those of the request (Input), of the response (Output), or both."""
     name: Annotated[str, Within(pattern=r"^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$|^$")] = ""
-    """In metrics, messages and RateLimit fields. Default: made of the others."""
+    """The name in metrics, messages and RateLimit fields. Default: derived from type, window and key."""
 
     def __post_init__(self) -> None:
         if self.type == "Concurrency":
@@ -103,7 +103,7 @@ class LimitEntry(FilterConfig):
 
     @property
     def label(self) -> str:
-        """`name`, or one that says type, window and whose it is: requests-minute-identity."""
+        """`name`, or a name from type, window and key: requests-minute-identity."""
         if self.name:
             return self.name
         counted = self.type if self.count == "Total" else f"{self.count}-{self.type}"
@@ -113,27 +113,27 @@ class LimitEntry(FilterConfig):
 
 @dataclass(frozen=True, slots=True)
 class StoreConfig(FilterConfig):
-    """Where limits are counted. Concurrency is counted on each machine."""
+    """The store of the counters. Concurrency is counted on each machine."""
 
     backend_ref: CalledBackendRef
     """The backend of a Redis that the fleet shares; one server, no cluster."""
     type: Literal["Redis"] = "Redis"
     """Redis."""
     secret_ref: SecretRef | None = None
-    """The Secret with its password."""
+    """The Secret with the password of the Redis."""
     username: str = ""
-    """Its user; "": the default one."""
+    """The user name; "": the default user."""
     database: Annotated[int, Within(ge=0, le=1023)] = 0
-    """The number of its database."""
+    """The number of the database."""
     timeout: Annotated[float, Within(gt=0, le=60)] = 0.1
-    """Seconds until a reply has to be there. Then it is away until it can be reached again."""
+    """The time limit of a reply in seconds. After a timeout the Redis counts as unavailable until it reconnects."""
     on_failure: Literal["Local", "Allow", "Deny"] = "Local"
-    """While it is away. Local: this machine counts by itself, its fair share of what is left. Deny: 503."""
+    """The behaviour while the Redis is unavailable. Local: this machine gets its fair share of the rest. Deny: 503."""
 
 
 @dataclass(frozen=True, slots=True)
 class QoSControllerConfig(FilterConfig):
-    """Limits that hold together: an exchange passes if all of them let it, and counts in none if one does not."""
+    """A set of limits: an exchange passes if all limits permit it, and otherwise counts in none."""
 
     requests_per_second: _Short = None
     """A token bucket of this many requests."""
@@ -142,41 +142,41 @@ class QoSControllerConfig(FilterConfig):
     requests_per_hour: _Short = None
     """A token bucket of this many requests."""
     requests_per_day: _Short = None
-    """Requests of a day of the calendar in UTC."""
+    """Requests in a calendar day in UTC."""
     requests_per_month: _Short = None
-    """Requests of a month of the calendar in UTC."""
+    """Requests in a calendar month in UTC."""
     tokens_per_minute: _Short = None
-    """Tokens of language models, of requests and answers together."""
+    """Tokens of language models, requests and responses together."""
     tokens_per_hour: _Short = None
     """As `tokensPerMinute`."""
     tokens_per_day: _Short = None
-    """As `tokensPerMinute`, of a day of the calendar in UTC."""
+    """As `tokensPerMinute`, in a calendar day in UTC."""
     tokens_per_month: _Short = None
-    """As `tokensPerMinute`, of a month of the calendar in UTC."""
+    """As `tokensPerMinute`, in a calendar month in UTC."""
     per: tuple[Per, ...] = ()
-    """Whose counts these add to; see `limits`."""
+    """The key that requests count for; see `limits`."""
     header: FieldName | Literal[""] = ""
     """The name of the field for `per: [Header]`."""
     limits: tuple[LimitEntry, ...] = ()
     """Further limits, in their general form."""
     prices: tuple[TokenPrice, ...] = ()
-    """What tokens cost, for limits of Cost; the first entry that matches counts. A model without a price is refused."""
+    """Prices of tokens, for limits of Cost; the first match wins. A model without a price is refused."""
     output_tokens: Annotated[int, Within(ge=0)] = 1024
-    """Tokens of the answer that are reserved where a request does not say how many it allows."""
+    """The response tokens to reserve for a request without its own limit."""
     max_output_tokens: Annotated[int, Within(ge=0)] = 32_768
-    """The most that are reserved for one answer, whatever the request allows."""
+    """The most tokens to reserve for one response."""
     mode: Literal["Enforce", "Report"] = "Enforce"
-    """Report: what would be refused passes, and the log and metrics tell of it."""
+    """Report: requests above a limit pass, and are reported in log and metrics."""
     rate_limit_headers: Literal["Denied", "Always", "Never"] = "Denied"
-    """On which responses RateLimit fields say what is left: on those that are refused, on all, or on none."""
+    """The responses with RateLimit fields: refusals, all, or none."""
     store: StoreConfig | None = None
-    """Where the limits of a fleet are counted together. Default: in the memory of each machine."""
+    """The shared store of a fleet. Default: the memory of each machine."""
     max_keys: Annotated[int, Within(ge=0, le=4_000_000)] = MAX_KEYS
-    """How many keys of one limit have numbers of their own; 64 bytes of memory each. What is beyond shares one.
-    0: all limits with 0 have room for 262,144 together, but for those per Header or Model.
+    """The number of separate keys of one limit; 64 bytes of memory each. Further keys share one counter. 0: all
+    limits with 0 share 262,144 keys, except limits per Header or Model.
     """
     max_body_bytes: Annotated[int, Within(ge=1024, le=64 * 1024 * 1024)] = MAX_BUFFERED_BYTES
-    """The longest request to a provider that is read, where tokens, cost or models are limited; 413 beyond."""
+    """The longest request to a provider, if tokens, cost or models are limited; 413 beyond."""
 
     def __post_init__(self) -> None:
         if not self.entries:
@@ -192,7 +192,7 @@ class QoSControllerConfig(FilterConfig):
 
     @property
     def entries(self) -> tuple[LimitEntry, ...]:
-        """Every limit in its general form, with a name; of those without one that are alike, the later have numbers."""
+        """Every limit in its general form, with a name; equal default names get numbers."""
         kinds: tuple[LimitType, ...] = ("Requests", "Tokens")
         made = []
         for kind in kinds:

@@ -1,8 +1,8 @@
-"""Quota: the filter of a QoSController: takes what an exchange needs of each limit, and settles in the end.
+"""Quota: the filter of a QoSController, which takes an exchange's amount of each limit, and settles at the end.
 
-Requests count when they come. Bytes and tokens are reserved from what is known then, and settled when the exchange is
-over. A request to an AI provider is held until its body is whole, where a limit needs to know what it says: the model,
-or how many tokens it may take. All limits of one filter let an exchange pass together, or none of them counts it.
+Requests count on arrival. Bytes and tokens are reserved by estimate, and settled at the end of the exchange. A request
+to an AI provider is buffered if a limit needs its model or its tokens. An exchange counts in all limits of the filter,
+or in none if one refuses.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ from egressproxy.filters.limits.windows import CALENDAR, span_text, window_of
 from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.net.keyed_counters import KEY_BYTES, SHARED, SHARED_KEYS, KeyedCounters, OwnCounters
 
-if TYPE_CHECKING:  # a process whose limits read no bodies does not import what reads them
+if TYPE_CHECKING:  # imported at run time only if a limit reads bodies
     from egressproxy.filters.limits.token_use import TokenUse
 
-#: The least amount: a limit that is used up refuses what is known only in the end, too.
+#: The least amount, so that an exhausted limit also refuses exchanges of unknown amount.
 LEAST: Final = 1.0
-#: Keys that a client makes up: a limit with these has a table of its own, so that it fills that of nobody else.
+#: Keys that clients choose freely: limits with these have a separate table, so that they cannot fill others.
 _OF_ANYBODY: Final = frozenset(("Header", "Model"))
 
 
 class Held:
-    """What one exchange holds: what it took, the place of each concurrency, and what tells its tokens."""
+    """The reservations of one exchange: amounts taken, concurrency slots, and token use."""
 
     __slots__ = ("places", "takes", "use")
 
@@ -54,7 +54,7 @@ class Held:
 
 
 class Quota(Filter):
-    """The limits of one QoSController, where none has to be settled."""
+    """The limits of one QoSController, if no limit needs settlement."""
 
     ignores_trailers = True
     settles = False
@@ -71,7 +71,7 @@ class Quota(Filter):
                 why = "per Backend counts in phase backend-request, in which the backend is known"
                 raise ValueError(f"limit {entry.name}: {why}")
         self.rules = [_rule(context, entry) for entry in entries if entry.type != "Concurrency"]
-        self._head_rules: Sequence[QuotaRule] = self.rules  # of exchanges whose bodies nobody reads
+        self._head_rules: Sequence[QuotaRule] = self.rules  # for exchanges with unread bodies
         self._store = store or self._configured_store(context, config)
         self.concurrency = [_concurrency(context, entry) for entry in entries if entry.type == "Concurrency"]
         self._exchanges = context.meter.counter(
@@ -86,7 +86,7 @@ class Quota(Filter):
             if rule.is_settled:
                 rule.count_reserved = self._amounts.labelled(rule.name, "reserved")
                 rule.count_settled = self._amounts.labelled(rule.name, "settled")
-        self._is_kept = self.settles or self._headers == "Always"  # what an exchange took, until it is over
+        self._is_kept = self.settles or self._headers == "Always"  # keep the amounts until the end
         if type(self) is Quota and isinstance(self._store, MemoryStore) and not (self._is_kept or self.concurrency):
             short = RequestLimitFastPath.of(self.rules, entries[0].per, self.request_headers)
             if short is not None:
@@ -103,7 +103,7 @@ class Quota(Filter):
         return RedisStore(context, config.store, self.rules[0].table)
 
     def request_headers(self, exchange: Exchange) -> HeaderResult:
-        """Take what this exchange needs. Raises LimitExceeded, 429 (503 for concurrency)."""
+        """Take this exchange's amounts. Raises LimitExceeded, 429 (503 for concurrency)."""
         return self._take(exchange, "")
 
     backend_request = request_headers
@@ -118,7 +118,7 @@ class Quota(Filter):
     backend_response = response_headers
 
     def explain(self, exchange: Exchange) -> list[LimitState]:
-        """What is left for this client, of this route and so on; of a limit per Model for requests that name none."""
+        """The states of the limits for this exchange; limits per Model as for requests without a model."""
         now = monotonic()
         takes = [Reservation(rule, rule.text(exchange, ""), rule.window.period(now), 0.0) for rule in self.rules]
         self._store.peek(takes)
@@ -134,7 +134,7 @@ class Quota(Filter):
         held = exchange.state.get(self._held)
         if held is None:
             held = Held(use)
-        else:  # another attempt: every one is a request, and what is settled is taken anew
+        else:  # another attempt counts as a request, and takes settled amounts again
             self._release(held)
             self._leave(held)
             held.use = use
@@ -151,11 +151,11 @@ class Quota(Filter):
         try:
             refusing = self._store.take(takes) if takes else None
         except LimitExceeded:
-            held.takes = []  # an attempt before may have noted it, and what was not taken is not given back
+            held.takes = []  # of an earlier attempt: amounts not taken must not be given back
             self._leave(held)
             raise
         if refusing is not None and isinstance(refusing, Awaitable):
-            held.takes = []  # until the store has taken them: the exchange may end before it is asked
+            held.takes = []  # until the store has taken them: the exchange may end earlier
             if held.places:
                 exchange.keep(self._held, held)
             return Later(partial(self._go_on, exchange, held, takes, refusing))
@@ -163,7 +163,7 @@ class Quota(Filter):
         return None
 
     def _enter(self, exchange: Exchange, held: Held, model: str) -> None:
-        """Count the exchange as one in progress. Raises LimitExceeded."""
+        """Count the exchange as in progress. Raises LimitExceeded."""
         for rule in self.concurrency:
             place = rule.enter(exchange, model)
             if place >= 0:
@@ -182,7 +182,7 @@ class Quota(Filter):
         try:
             refusing = await waiting
         except BaseException:
-            self._leave(held)  # the store itself gives back what it takes for nobody
+            self._leave(held)  # the store gives back abandoned reservations
             raise
         held.takes = takes
         self._finish(exchange, held, refusing)
@@ -223,7 +223,7 @@ class Quota(Filter):
         return rate_limit_fields(takes)
 
     def _release(self, held: Held) -> None:
-        """Give back what another attempt takes anew."""
+        """Give back the amounts that another attempt takes again."""
 
     def _leave(self, held: Held) -> None:
         for rule, place in held.places:
@@ -238,7 +238,7 @@ class Quota(Filter):
 
 
 class SettledQuota(Quota):
-    """Of limits that are settled when the exchange is over: concurrency, and bytes."""
+    """The limits that are settled at the end of the exchange: concurrency, and bytes."""
 
     settles = True
 
@@ -268,7 +268,7 @@ class SettledQuota(Quota):
         return LEAST
 
     def _taken(self, rule: QuotaRule, exchange: Exchange, use: TokenUse | None) -> float | None:
-        """What was taken in the end; None where the amount was known before."""
+        """The final amount; None if the amount was known before."""
         if rule.type != "Bytes":
             return None
         return float(
@@ -289,7 +289,7 @@ def _concurrency(context: FilterContext, entry: LimitEntry) -> ConcurrencyRule:
 
 
 def _identity(context: FilterContext, entry: LimitEntry) -> bytes:
-    """What the limit is known by: not by how much it allows, so that what was spent stays spent when that changes."""
+    """The key of the limit's counters. It does not include the amount, so usage survives a change of the limit."""
     said = (context.source, context.scope, context.name, entry.name, entry.type, entry.count, entry.unit, entry.window)
     return blake2b(repr((*said, entry.per, entry.header.lower())).encode(), digest_size=KEY_BYTES).digest()
 

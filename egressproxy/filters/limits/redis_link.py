@@ -1,8 +1,7 @@
-"""RedisLink: one connection to a Redis, kept open: commands of one turn of the loop go out in one write.
+"""RedisLink: one persistent connection to a Redis; commands of one turn of the loop go out in one write.
 
-It is opened at the first need, and again after it was lost, with pauses that grow. A command that has no reply in
-`timeout_s` ends the connection: a Redis that hangs is away, and nobody waits for it twice. Must be used on the event
-loop.
+It connects at the first use, and reconnects with exponential backoff. A command without reply after `timeout_s` ends
+the connection: a hanging Redis counts as unavailable. Must be used on the event loop.
 """
 
 from __future__ import annotations
@@ -19,20 +18,20 @@ import hiredis
 
 from egressproxy.filters.calls import CallFailed, FilterCall
 
-#: Seconds between attempts to connect: at first, and at most; each is doubled, and varies by a half.
+#: The first and the longest pause between attempts to connect, in seconds; pauses double, with 50 % jitter.
 _FIRST_PAUSE_S: Final = 0.1
 _LONGEST_PAUSE_S: Final = 5.0
-#: Seconds until a connection has to be made.
+#: The time limit of connecting, in seconds.
 _CONNECT_S: Final = 2.0
-#: Commands without a reply. More than these wait for nothing: the Redis is too slow.
+#: The most commands without a reply; with more, the Redis is too slow.
 MAX_WAITING: Final = 10_000
-#: Bytes of one reply: ours are far below.
+#: The most bytes of one reply: ours are far below.
 MAX_REPLY: Final = 1024 * 1024
-#: What begins an array of 10,000 entries or more: hiredis makes room for all of them before the first has come.
+#: The start of an array of 10,000 entries or more: hiredis allocates all of them in advance.
 _LONG_ARRAY: Final = re.compile(rb"[*%~>|][1-9]\d{4}")
 _INCOMPLETE: Final = object()
 
-#: What an error of a Redis means that cannot count for us, by its code.
+#: The error codes of a Redis that cannot count -> the meaning.
 _UNUSABLE: Final = {
     "MOVED": "it is one of several nodes of a Redis Cluster: name a Redis that has all keys",
     "CLUSTERDOWN": "it is a node of a Redis Cluster and does not serve all keys: name a Redis that has all keys",
@@ -44,11 +43,11 @@ _UNUSABLE: Final = {
 
 
 class RedisAway(Exception):
-    """There is no reply. The text says why, and holds no secret."""
+    """There is no reply. The text gives the reason, without secrets."""
 
 
 class ReplyError(Exception):
-    """What a Redis says in place of a reply. `code` is its first word: NOSCRIPT, WRONGPASS, LOADING."""
+    """An error reply. `code` is its first word: NOSCRIPT, WRONGPASS, LOADING."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -56,16 +55,16 @@ class ReplyError(Exception):
 
 
 Reply = bytes | int | ReplyError | list["Reply"] | None
-#: hiredis reads RESP3, too, which nobody has asked for: a message between replies would shift them.
+#: The types of RESP2. hiredis reads RESP3, too, whose push messages would shift the replies.
 _KINDS: Final = frozenset((bytes, int, ReplyError, list, type(None)))
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class RedisLink:
-    """`dial` opens connections to the backend of the Redis. `greeting` are the commands that a new connection begins
-    with (AUTH), in one write; an error in reply to one closes it.
+    """`dial` opens connections to the backend of the Redis. `greeting` are the first commands of a connection (AUTH),
+    in one write; an error reply to one of these closes the connection.
 
-    `on_state` is called with "" when it is connected, and with the reason when it no longer is, or cannot be.
+    `on_state` is called with "" after connecting, and with the reason after a disconnect or a failed attempt.
     """
 
     _dial: FilterCall
@@ -87,7 +86,7 @@ class RedisLink:
 
     @property
     def is_beginning(self) -> bool:
-        """Whether the first connection is neither there nor refused."""
+        """Whether the first attempt to connect is in progress."""
         return self._first is not None and not self._first.done()
 
     def connect(self) -> None:
@@ -98,7 +97,7 @@ class RedisLink:
             self._task = loop.create_task(self._stay_connected())
 
     async def first_outcome(self) -> None:
-        """Wait until the first connection is there, or refused."""
+        """Wait for the result of the first attempt to connect."""
         if self._first is not None:
             await asyncio.shield(self._first)
 
@@ -109,7 +108,7 @@ class RedisLink:
         return self._connection.send(words)
 
     def lose(self, error: ReplyError) -> None:
-        """End the connection, and make another: the Redis replies with this error."""
+        """Reconnect, after the Redis replied with this error."""
         if self._connection is not None:
             self._connection.end(_told(error))
 
@@ -168,11 +167,11 @@ class ReplyReader:
 
     def __init__(self) -> None:
         self._reader = hiredis.Reader(protocolError=ValueError, replyError=ReplyError, notEnoughData=_INCOMPLETE)
-        self._pending = 0  # bytes that have come since the last reply
-        self._begun = b""  # the last bytes that came: the beginning of an array may be cut anywhere
+        self._pending = 0  # bytes since the last reply
+        self._begun = b""  # the last bytes: the start of an array may be cut anywhere
 
     def feed(self, data: bytes) -> list[Reply]:
-        """The replies that end in these bytes. Raises ValueError for what is none."""
+        """The replies that are complete with these bytes. Raises ValueError for invalid bytes."""
         seen = self._begun + data
         if _LONG_ARRAY.search(seen):
             raise ValueError("a reply has too many entries")
@@ -192,12 +191,12 @@ class ReplyReader:
     def _next(self) -> Any:
         try:
             return self._reader.gets()
-        except TypeError:  # of hiredis, for a map of RESP3 whose keys are lists
+        except TypeError:  # of hiredis, for a RESP3 map with list keys
             raise ValueError("this is no reply of RESP2") from None
 
 
 class _Connection(asyncio.Protocol):
-    """Commands in order, replies in order. `lost` is done when it has ended; `why` says why."""
+    """Commands and replies in order. `lost` is done at the end of the connection; `why` has the reason."""
 
     def __init__(self, timeout_s: float) -> None:
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -255,7 +254,7 @@ class _Connection(asyncio.Protocol):
         return bool(self._waiting)
 
     def end(self, why: str) -> None:
-        """End the connection: whoever waits for a reply is told that there is none."""
+        """End the connection; pending replies raise RedisAway."""
         if self.lost.done():
             return
         self.why = why
@@ -268,7 +267,7 @@ class _Connection(asyncio.Protocol):
             future, _ = self._waiting.popleft()
             if not future.done():
                 future.set_exception(RedisAway(why))
-                future.exception()  # not everybody waits for it
+                future.exception()  # some futures have no waiter
 
     def _flush(self) -> None:
         outgoing, self._outgoing = self._outgoing, []

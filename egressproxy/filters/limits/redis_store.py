@@ -1,10 +1,10 @@
-"""RedisStore: limits that a fleet counts together, in a Redis; one round trip for all limits of a filter.
+"""RedisStore: limits shared by a fleet in a Redis; one round trip for all limits of a filter.
 
-A script takes all or nothing, on the clock of the Redis, so that what passes is exact, whoever asks. What the Redis has
-said last is kept in this machine's memory. While it is away, `onFailure` decides: Local goes on from there, and each
-amount counts as often as there are machines, as if the others let pass as much: each has its share of what was left.
-What was taken meanwhile is counted in the Redis when it is back. It does not know then what others have yet to count
-there, so for some seconds an exchange needs room in both: in the Redis, and in the share.
+A script takes all amounts or none, on the clock of the Redis, so limits are exact across machines. This machine caches
+the last state. While the Redis is unavailable, `onFailure` decides: Local continues from the cache, and multiplies each
+amount by the number of machines, so that each machine gets its fair share. Amounts taken meanwhile are added to the
+Redis after it returns. Other machines may not have added theirs yet, so for some seconds an exchange needs room in both
+the Redis and the share.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from egressproxy.filters.limits.rules import Later, Reservation
 from egressproxy.filters.limits.windows import CalendarWindow, TokenBucket
 from egressproxy.net.keyed_counters import KEY_BYTES, KeyedCounters
 
-#: Seconds between the signs of life of a machine: at first, when others are starting, too, and at most.
+#: The first and the longest interval of a machine's heartbeats, in seconds.
 _FIRST_HEARTBEAT_S: Final = 0.5
 _HEARTBEAT_S: Final = 5.0
-#: Seconds for which what ends behind `close` has a connection.
+#: Seconds for which the connection stays open after `close`, for final settlements.
 _LINGER_S: Final = 2.0
-#: The same, where something was taken without the Redis and is to be counted there.
+#: The same with amounts that are still owed to the Redis.
 _OWING_S: Final = 600.0
-#: Keys whose amounts wait for a Redis that is away.
+#: The most keys with amounts owed to the Redis.
 _MAX_OWED: Final = 10_000
 #: Bounds of the histogram of round trips.
 _SECONDS: Final = (0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1)
 
-#: Seconds for which a machine keeps to its share when the Redis is back: until the others have counted there what they
-#: took without it. A link that was lost is made again within ten.
+#: Seconds for which a machine keeps to its share after the Redis returns, until the others have added their amounts.
+#: Links reconnect within ten.
 SHARING_S: Final = 15.0
-#: How many keys its table has room for.
+#: The number of keys in the fleet's table.
 FLEET_KEYS: Final = 2
 
 
 class RedisStore:
-    """Implements QuotaStore. `machine`: numbers that all workers of this machine share, to know it by."""
+    """Implements QuotaStore. `machine`: a table that all workers of this machine share, which identifies it."""
 
     def __init__(self, context: FilterContext, config: StoreConfig, machine: KeyedCounters) -> None:
         self._config = config
@@ -75,7 +75,7 @@ class RedisStore:
             "egress_limit_store_up", "Whether the Redis of these limits is there, in how many processes."
         )
 
-    # --- as of QuotaStore ------------------------------------------------------------------------------------------
+    # --- QuotaStore ------------------------------------------------------------------------------------------------
     def take(self, takes: Sequence[Reservation]) -> Reservation | Awaitable[Reservation | None] | None:
         link = self._connected()
         if link is not None:
@@ -91,7 +91,7 @@ class RedisStore:
         if take.rule.window.period(now) != take.period:
             return
         by = 1
-        if self._fleet.is_sharing(now):  # counts as often as there are machines; is given back as often as it did
+        if self._fleet.is_sharing(now):  # multiplied by the number of machines, also when given back
             machines = self._fleet.machines
             by = machines if difference > 0.0 else getattr(take, "shares", machines)
         self._local.settle(take, difference * by)
@@ -108,7 +108,7 @@ class RedisStore:
         self._connected()
 
     def close(self) -> None:
-        """What is under way or owed is still counted: the connection stays for that, or is made once more."""
+        """Stop. Pending and owed amounts are still counted: the connection stays open, or is reopened once."""
         self._is_closed = True
         if self._link is not None and (self._owed or self._link.is_waiting):
             self._disconnect_in(_OWING_S if self._owed else _LINGER_S)
@@ -138,7 +138,7 @@ class RedisStore:
             if self._config.database:
                 greeting.append([b"SELECT", b"%d" % self._config.database])
             greeting += [[b"SCRIPT", b"LOAD", script.text] for script in (TAKING, SETTLING, LIVING)]
-            greeting.append(LIVING.call([MACHINES], self._sign_of_life))  # finds out who takes no writes
+            greeting.append(LIVING.call([MACHINES], self._sign_of_life))  # also detects a read-only replica
             self._link = RedisLink(self._dial, greeting, self._config.timeout, self._on_state)
             self._link.connect()
             if self._is_closed:
@@ -146,7 +146,7 @@ class RedisStore:
         return self._link if self._link.is_connected else None
 
     async def _asked_first(self, link: RedisLink, takes: Sequence[Reservation]) -> Reservation | None:
-        """As `_asked`, when the first connection is being made: a fleet that starts does not begin with fair shares."""
+        """`_asked` during the first attempt to connect, so that a new fleet does not start with fair shares."""
         await link.first_outcome()
         taken = self.take(takes)
         return await taken if isinstance(taken, Awaitable) else taken
@@ -154,7 +154,7 @@ class RedisStore:
     def _asked_for_share(
         self, link: RedisLink, takes: Sequence[Reservation]
     ) -> Reservation | Awaitable[Reservation | None]:
-        """As `_asked`, of a Redis that is back and does not yet know what others took without it."""
+        """`_asked` for a Redis that has returned, and lacks the amounts that other machines owe."""
         refusing = self._take_share(takes)
         if refusing is not None:
             self._requests.add(1, "local")
@@ -171,7 +171,7 @@ class RedisStore:
             reply = await self._reply(link, takes, TAKING.call(keys, arguments))
             if isinstance(reply, ReplyError) and reply.code == "NOSCRIPT":
                 reply = await self._reply(link, takes, TAKING.call(keys, arguments, by_digest=False))
-            if isinstance(reply, ReplyError):  # such as of a primary that has become a replica
+            if isinstance(reply, ReplyError):  # for one, a primary that became a replica
                 link.lose(reply)
             refusing = self._read(takes, reply)
         except RedisAway:
@@ -188,7 +188,7 @@ class RedisStore:
         return refusing
 
     async def _reply(self, link: RedisLink, takes: Sequence[Reservation], words: list[bytes]) -> Reply:
-        """The reply to a command that takes. A client that leaves meanwhile is given back what it took."""
+        """The reply to a command that takes amounts, which are given back if the client leaves meanwhile."""
         future = link.send(words)
         try:
             return await asyncio.shield(future)
@@ -207,7 +207,7 @@ class RedisStore:
             return
 
     def _read(self, takes: Sequence[Reservation], reply: Reply) -> Reservation | None:
-        """What the script has returned, kept in memory. Raises RedisAway for what it would not return."""
+        """Read the script's result into memory. Raises RedisAway for an invalid result."""
         if not isinstance(reply, list) or len(reply) != 2 * len(takes) + 1 or not isinstance(reply[-1], int):
             code = reply.code if isinstance(reply, ReplyError) else "a reply of another form"
             raise RedisAway(f"it replies {code}")
@@ -226,11 +226,11 @@ class RedisStore:
             table = take.rule.table
             with table.lock:
                 at, cells = table.find_text(take.text, now), table.cells
-                if is_sharing:  # what this machine's share has beyond that stays
+                if is_sharing:  # keep the higher usage of this machine's share
                     until, used = max(until, cells[at]), max(used, cells[at + 1])
                 cells[at], cells[at + 1] = until, used
             if is_refused == 1:
-                # The Redis has refused it, so it waits at least a moment, whatever our clock says.
+                # The Redis has refused, so wait at least a moment, regardless of our clock.
                 take.wait_s = max(window.wait_s(until, used, take.amount, now), 1e-3)
                 if refusing is None or take.wait_s > refusing.wait_s:
                     refusing = take
@@ -239,7 +239,7 @@ class RedisStore:
     def _send_settlement(
         self, link: RedisLink, take: Reservation, difference: float, *, by_digest: bool = True
     ) -> None:
-        """Count a difference in the Redis. Nobody waits for it."""
+        """Add a difference in the Redis, without waiting."""
         try:
             future = link.send(SETTLING.call([_key(take)], _arguments(take, difference), by_digest=by_digest))
         except RedisAway:
@@ -251,7 +251,7 @@ class RedisStore:
         if future.cancelled():
             return
         if future.exception() is not None:
-            # Nobody knows whether it was counted: rather twice than never, and nothing is given back twice.
+            # Unknown whether it was counted: count again rather than never, but never give back twice.
             if difference > 0.0:
                 self._owe(take, difference)
             return
@@ -266,7 +266,7 @@ class RedisStore:
 
     # --- without it ------------------------------------------------------------------------------------------------
     def _take_without(self, takes: Sequence[Reservation]) -> Reservation | None:
-        """Decide while the Redis is away. Raises LimitExceeded (503) where that is to refuse."""
+        """Decide while the Redis is unavailable. Raises LimitExceeded (503) with `onFailure: Deny`."""
         how = self._config.on_failure
         self._requests.add(1, how.lower())
         if how == "Allow":
@@ -281,10 +281,10 @@ class RedisStore:
         return refusing
 
     def _take_share(self, takes: Sequence[Reservation]) -> Reservation | None:
-        """Take all of these from this machine's share, or nothing. Returns as `take`.
+        """Take all reservations from this machine's share, or none. Returns as `take`.
 
-        Each counts as often as there are machines. One that alone is more than a share passes where all is left, and
-        the next ones wait for what it took of the shares of others.
+        Each amount is multiplied by the number of machines. An amount larger than the share passes if the limit is
+        unused, and later ones wait until the surplus has refilled.
         """
         machines = self._fleet.machines
         scaled = []
@@ -315,7 +315,7 @@ class RedisStore:
             self._owed[key] = take, amount + (known[1] if known is not None else 0.0)
 
     def _on_state(self, why: str) -> None:
-        """The Redis is there (""), or it is away for this reason."""
+        """Handle a connect (""), or a disconnect with its reason."""
         if not why:
             if self._fleet.is_sharing(monotonic()):
                 self._fleet.share(monotonic())
@@ -336,7 +336,7 @@ class RedisStore:
         self._up.set(0)
 
     def _pay(self) -> None:
-        """Count in the Redis what was taken without it."""
+        """Add the owed amounts in the Redis."""
         owed, self._owed = self._owed, {}
         self._why_away = ""
         now = monotonic()
@@ -346,7 +346,7 @@ class RedisStore:
                 self._send_settlement(self._link, take, amount)
 
     def _live(self, pause_s: float = _FIRST_HEARTBEAT_S) -> None:
-        """Say that this machine is there, now and again and again, with pauses (seconds) that grow."""
+        """Send a heartbeat now, and repeat it at growing intervals (seconds)."""
         if self._heartbeat is not None:
             self._heartbeat.cancel()
         if self._link is None or not self._link.is_connected or self._is_closed:
@@ -365,7 +365,7 @@ class RedisStore:
 
 
 def _fleet(context: FilterContext, config: StoreConfig) -> RedisFleet:
-    """One for all workers of this machine and the limits of one object that count in this Redis."""
+    """The fleet state for one object's limits in this Redis, shared by all workers of this machine."""
     known_by = repr(("fleet", context.source, config.backend_ref.label, config.database)).encode()
     identity = blake2b(known_by, digest_size=KEY_BYTES).digest()
     table = KeyedCounters(FLEET_KEYS) if context.keyed is None else context.keyed(identity, FLEET_KEYS)
@@ -373,7 +373,7 @@ def _fleet(context: FilterContext, config: StoreConfig) -> RedisFleet:
 
 
 def _state(said: bytes) -> float:
-    """The number of a state. Raises RedisAway for what is none."""
+    """The number of a state. Raises RedisAway for an invalid one."""
     try:
         state = float(said)
     except ValueError:
@@ -384,7 +384,7 @@ def _state(said: bytes) -> float:
 
 
 def _key(take: Reservation) -> bytes:
-    """The same in every process of the fleet; what the key says cannot be read from it."""
+    """The key in the Redis: a hash, equal in every process of the fleet."""
     digest = blake2b(take.text, digest_size=16, key=take.rule.identity).hexdigest()
     return b"%b%b:%b" % (PREFIX, take.rule.identity.hex().encode(), digest.encode())
 
@@ -400,8 +400,8 @@ def _arguments(take: Reservation, amount: float) -> list[bytes]:
 
 
 class RedisFleet:
-    """How many machines there are, and until when each keeps to its share. `table` is that of all workers of this
-    machine, so that one which has asked nothing yet knows it, too. `now`: monotonic seconds.
+    """The number of machines, and the time until which each keeps to its share. All workers of this machine share
+    `table`, so a new worker knows both. `now`: monotonic seconds.
     """
 
     __slots__ = ("_cells", "_machines", "_until")
@@ -414,26 +414,26 @@ class RedisFleet:
 
     @property
     def machines(self) -> int:
-        """How many machines there are, this one included; 1 if the Redis has not told it yet."""
+        """The number of machines, including this one; 1 before the first reply of the Redis."""
         return max(1, int(self._cells[self._machines]))
 
     def told(self, machines: int, now: float) -> None:
-        """The Redis says that there are so many. While they share, those that it misses are still there."""
+        """Set the number of machines from the Redis. During sharing it can only grow."""
         known = self._cells[self._machines]
         if machines != known and (machines > known or not self.is_sharing(now)):
             self._cells[self._machines] = machines
 
     def is_sharing(self, now: float) -> bool:
-        """Whether this machine passes no more than its share, whatever the Redis says."""
+        """Whether this machine is limited to its share."""
         return self._cells[self._until] > now
 
     def share(self, now: float) -> None:
-        """The Redis is away, or just back: this machine keeps to its share until the others have paid."""
+        """Limit this machine to its share: the Redis is unavailable, or lacks owed amounts of others."""
         self._cells[self._until] = now + SHARING_S
 
 
 def _entry(table: KeyedCounters, name: bytes, now: float) -> int:
-    """The place of a number that is never forgotten."""
+    """The index of an entry that never expires."""
     at = table.find(table.key(name), now)
     table.cells[at] = math.inf
     return at + 1

@@ -1,4 +1,4 @@
-"""TokenUse: how many tokens one exchange takes: estimated before, and told by the provider, or seen, in the end."""
+"""TokenUse: the tokens of one exchange: estimated before, and reported by the provider or counted at the end."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ _EMBEDDINGS: Final = Api.OPENAI_EMBEDDINGS
 _AMAZON_INPUT: Final = b"x-amzn-bedrock-input-token-count"
 _AMAZON_OUTPUT: Final = b"x-amzn-bedrock-output-token-count"
 
-#: Answers at once that are reserved for: OpenAI gives as many. Who asks for more is refused, and keeps nobody out.
+#: The most parallel completions to reserve for, as at OpenAI. A request for more is refused by the provider.
 _MOST_CHOICES: Final = 128
-#: The longest whole answer whose usage is read.
+#: The longest whole response whose usage is read, in bytes.
 _MAX_ANSWER: Final = 8 * 1024 * 1024
-#: Events of one stream whose shape is looked at, to know others by it: one block has another than the next.
+#: The most events of a stream whose shape is analysed for the fast path: each block has another shape.
 _MOST_SHAPES: Final = 24
-#: Bytes of a body that cannot be read, for each token: fewer than of any text.
+#: Bytes per token of an unreadable body: fewer than in any text.
 _UNREADABLE: Final = 3
 
 
 def told_in_head(exchange: Exchange) -> TokenUsage | None:
-    """What Amazon tells of an InvokeModel in the head of its answer, whatever form the model's own answer has."""
+    """The usage of an InvokeModel in the head of Amazon's response, for any model."""
     if not exchange.has_response or _AMAZON_INPUT not in exchange.response.fields:
         return None
     counts = [exchange.response.fields.get(name) or b"0" for name in (_AMAZON_INPUT, _AMAZON_OUTPUT)]
@@ -51,15 +51,15 @@ def told_in_head(exchange: Exchange) -> TokenUsage | None:
 
 
 class TokenUse:
-    """Of one exchange, which sets few of these.
+    """The token use of one exchange.
 
     Attributes:
-        input_tokens, output_tokens: what it may take.
-        fault: why the request cannot be read; "" where it can.
-        is_call: its path or body is that of an API that is known.
-        model: the one that it asks for.
-        served_model: the one that the answer names, where `wants_model` asks for that; "" until it does.
-        seen_tokens: about those of the text of a stream that has come so far.
+        input_tokens, output_tokens: the estimate.
+        fault: the reason why the request is unreadable, "" if it is readable.
+        is_call: the path or body belongs to a known API.
+        model: the requested model.
+        served_model: the model in the response, if `wants_model`; "" before it is known.
+        seen_tokens: the approximate tokens of the stream's text so far.
     """
 
     wants_model: ClassVar[bool] = False
@@ -69,19 +69,18 @@ class TokenUse:
     _framing: Framing | None = None
     _shape: DeltaShape | None = None  # of nearly all events
     _shapes_seen = 0
-    _whole: bytearray | None = None  # of an answer that comes in pieces
-    _has_begun = False  # the answer, or one before it
-    _is_over = False  # no more of the answer can be read
-    _has_ended = False  # all of the answer has come
+    _whole: bytearray | None = None  # the buffer of an unstreamed response
+    _has_begun = False  # a response has begun, in this or an earlier attempt
+    _is_over = False  # the rest of the response is unreadable
+    _has_ended = False  # the response is complete
 
     def read(
         self, exchange: Exchange, body: bytes, usual_output: int, most_output: int, *, names_model: bool = True
     ) -> bytes:
-        """Look at a request, and estimate it. Returns the body to send: a stream is asked for its usage.
+        """Read a request, and estimate its tokens. Returns the body to send, which requests the usage of a stream.
 
-        `names_model`: somebody needs `model`. Output is what the request allows, `usual_output` tokens where it says
-        nothing, and never more than `most_output` for each of the answers that it asks for. What cannot be read is
-        estimated by its length.
+        `names_model`: `model` is needed. The output is the request's limit, by default `usual_output` tokens, and at
+        most `most_output` for each requested completion. An unreadable body is estimated by its length.
         """
         try:
             view = request_view(exchange, body)
@@ -93,7 +92,7 @@ class TokenUse:
     def reading(
         self, exchange: Exchange, body: bytes, usual_output: int, most_output: int, *, names_model: bool = True
     ) -> Work[bytes]:
-        """`read` in turns."""
+        """`read` as cooperative work."""
         try:
             yield from view_ahead(exchange, body, is_request=True)
             view = request_view(exchange, body)
@@ -119,7 +118,7 @@ class TokenUse:
         *,
         names_model: bool,
     ) -> bool:
-        """Returns whether the stream is asked for its usage in the client's place."""
+        """Returns whether the usage of the stream is requested on our behalf."""
         self.is_call = True
         if names_model:
             self.model = view.model
@@ -127,7 +126,7 @@ class TokenUse:
         asked = view.operation
         if asked is None or asked.api is not _EMBEDDINGS:
             if most is None or most < 0:
-                # What an answer in the background has taken is told when somebody asks for it, and not before.
+                # The usage of a background response is known only when it is retrieved.
                 most = most_output if view.value.get("background") else usual_output
             output = most if most < most_output else most_output
             self.output_tokens = output if choices == 1 else output * min(choices, _MOST_CHOICES)
@@ -136,13 +135,13 @@ class TokenUse:
         return asks
 
     def guess(self, length: int, usual_output: int) -> None:
-        """Estimate a request of which only the length is known: bytes, negative where nothing tells it."""
+        """Estimate a request by its length in bytes, negative if unknown."""
         self.is_call = True
         self.input_tokens = max(0, length) // _UNREADABLE
         self.output_tokens = usual_output
 
     def begin_answer(self, exchange: Exchange, media_type: bytes) -> bool:
-        """An answer of this type has begun. Returns whether it comes in events."""
+        """Start reading a response of this type. Returns whether it is an event stream."""
         asked = operation(exchange)
         is_whole = media_type == b"application/json" and (asked is None or not asked.is_stream)  # nearly all
         if is_whole and not self._has_begun:
@@ -157,7 +156,7 @@ class TokenUse:
         return self._framing is not None
 
     def feed(self, exchange: Exchange, data: bytes, last: bool) -> bytes:
-        """Look at a piece of the answer. Returns what is sent for it: the usage that only we asked for is left out."""
+        """Read a piece of the response. Returns the piece to send, without usage that only we requested."""
         self._has_ended = last
         if self._is_over:
             return data
@@ -173,17 +172,17 @@ class TokenUse:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that are kept of an answer that comes in pieces, or of an event of its stream that has not ended."""
+        """The buffered bytes of a response, or of an incomplete event of its stream."""
         if self._whole is not None:
             return len(self._whole)
         return self._framing.held if self._framing is not None else 0
 
     def takes_long(self, data: bytes) -> bool:
-        """Whether this piece of a stream is more than is looked at in one go."""
+        """Whether this piece of a stream is too long to process without a pause."""
         return len(data) > SLICE and self._framing is not None and not self._is_over
 
     def feeding(self, exchange: Exchange, data: bytes, last: bool) -> Work[bytes]:
-        """`feed` in turns."""
+        """`feed` as cooperative work."""
         made, left = list[bytes](), len(data)
         for piece in sliced(data):
             left -= len(piece)
@@ -196,7 +195,7 @@ class TokenUse:
         try:
             frames = framing.feed(data)
         except BrokenStream as error:
-            self._is_over = True  # whatever it is, it goes on; what was seen of it counts
+            self._is_over = True  # forward the unreadable rest; the tokens seen so far count
             frames, broken = error.frames, error.rest
         if last and not self._is_over:
             rest = framing.rest()
@@ -255,17 +254,17 @@ class TokenUse:
             add_usage(exchange, usage_of(said))
 
     def taken(self, exchange: Exchange) -> TokenUsage | None:
-        """What it took in the end; None where nothing tells, so that the estimate stays.
+        """The final usage; None if unknown, so that the estimate stays.
 
-        What failed before an answer took nothing, nor did what another filter has answered in a provider's place. Where
-        nobody has waited for the answer, its provider may have answered in full, and where a filter has kept it back it
-        has: the estimate stays. A stream that was cut took its input, and what was seen of its text.
+        An exchange that failed before a response, or that another filter answered, used nothing. If the client left
+        early, or a filter withheld the response, the provider may have answered in full: the estimate stays. A stream
+        that was cut used its input, and the text seen so far.
         """
         if not exchange.attempts:
-            return usage_told(exchange) or TokenUsage()  # a cache may tell what its answer has taken once
+            return usage_told(exchange) or TokenUsage()  # a cache may report the original usage
         told = usage_told(exchange) or told_in_head(exchange)
         if told is not None and not told.total_tokens:
-            told = None  # no answer takes nothing: its server does not count
+            told = None  # no response uses zero tokens: its server does not count
         if told is not None and self._framing is None:
             return told
         if told is None and self.is_call and _is_given_up(exchange):
@@ -281,7 +280,7 @@ class TokenUse:
 
 
 def _is_given_up(exchange: Exchange) -> bool:
-    """Whether the client, or the gateway, has left a provider that may be answering."""
+    """Whether the client or the gateway gave up while the provider may be answering."""
     if exchange.reason is Reason.CLIENT_GONE:
         return not exchange.status
     return (
@@ -292,7 +291,7 @@ def _is_given_up(exchange: Exchange) -> bool:
 
 
 def _is_answered(exchange: Exchange) -> bool:
-    """Whether the provider has given what was asked for, whatever the client got of it."""
+    """Whether the provider's response is complete, even if the client did not get all of it."""
     return 200 <= exchange.status < 300 or (
         exchange.status > 0 and exchange.has_response and 200 <= exchange.response.status < 300
     )

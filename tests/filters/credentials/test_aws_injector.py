@@ -183,7 +183,7 @@ def test_a_head_that_was_changed_behind_the_body_is_refused():
 def test_a_body_that_is_no_chunks_is_refused():
     filter_, x = made("s3"), put_in_chunks()
     filter_.backend_request(x)
-    with pytest.raises(Denied, match="not what it says"):
+    with pytest.raises(Denied, match="chunks are not valid"):
         filter_.request_body(x, b"hello", True)
 
 
