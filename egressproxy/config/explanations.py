@@ -1,7 +1,7 @@
-"""What the schema refuses, in the words of the manifest: pydantic's errors as message and remedy.
+"""Schema errors for users: pydantic's errors as message and remedy.
 
-A remedy names the nearest thing that would have been right. Values are shown only where the caller hands over what was
-written, which it does not for Secrets.
+A remedy names the nearest valid value. Values are shown only if the caller passes the written text, which it does not
+for Secrets.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from egressproxy.config.resources.object_references import LocalObjectReference
 from egressproxy.config.resources.values import RefusedValue
 from egressproxy.model.near_names import did_you_mean
 
-#: Longer values are cut in messages.
+#: The most characters of a value in messages.
 _SHOWN = 60
-#: User name and password of a URL (RFC 3986 section 3.2.1), as people have it in HTTPS_PROXY and may write it here.
+#: User name and password of a URL (RFC 3986 section 3.2.1), which users may copy from HTTPS_PROXY.
 _USERINFO = re.compile(r"(?<=//)[^/\s@]*@|[^/\s@:]{1,256}:[^/\s@]*@")
 _LOOKED_AT = 1024
 #: References to Secrets.
 _OF_SECRETS = ("credentialsRef", "identityKeyRef", "secretRef")
 _NO_LIST = ("{shown} stands where a list is expected", "write it as [value], or as lines that start with -")
-#: Errors that are explained by what pydantic says of the limit: message and remedy.
+#: Errors with a limit from pydantic: message and remedy.
 _TEXTS = {
     "missing": ("{field} is missing", "add {field}"),
     "bool_type": ("{shown} is not a truth value", "write true or false, without quotes"),
@@ -45,11 +45,11 @@ _TEXTS = {
     "string_too_short": ("the text is empty", "write a value, or remove the field"),
     "string_pattern_mismatch": ("{shown} does not have the form that is expected here", "it has to match {pattern}"),
 }
-#: The first that fits: a truth value is a number, too.
+#: The first match wins: a bool is an int, too.
 _TYPE_NAMES = {"a truth value": bool, "a number": int | float, "a mapping": dict, "a list": list, "text": str}
 _IN_EXTENSIONS = "credentials for a backend are extensions of that Backend: type egressproxy.io/CredentialInjector:v1"
 _IN_BACKENDS = "write a Backend of group egressproxy.io, with protocolOptions.ai.apis, and an HTTPRoute"
-#: Where kinds of other gateways (Envoy Gateway, Envoy AI Gateway, Istio) have their like.
+#: The equivalents of other gateways' kinds (Envoy Gateway, Envoy AI Gateway, Istio).
 _ELSEWHERE = {
     "BackendTrafficPolicy": "write its settings into spec.traffic of an EgressPolicy, where most have the same names",
     "ClientTrafficPolicy": "write an EgressPolicy for the Gateway: limits, traffic.timeouts",
@@ -59,7 +59,7 @@ _ELSEWHERE = {
     "ServiceEntry": "write a Backend of type Fqdn, and a route to it or destinations.allow of an EgressPolicy",
     "DestinationRule": "write spec.traffic of an EgressPolicy, and tls into the port of the Backend",
 }
-#: The same for fields of Envoy Gateway's BackendTrafficPolicy that have another name here.
+#: The equivalents of fields of Envoy Gateway's BackendTrafficPolicy.
 _OTHER_FIELDS = {
     "numRetries": "write attempts",
     "numAttemptsPerPriority": "write attempts",
@@ -71,7 +71,7 @@ UNKNOWN_FIELD = ("extra_forbidden", "unexpected_keyword_argument")
 
 
 def unknown_kind(api_version: str, kind: str) -> tuple[str, str, str]:
-    """The field to blame, message and remedy for an apiVersion and kind that no model reads."""
+    """The field at fault, message and remedy for an unknown apiVersion and kind."""
     group = api_version.rpartition("/")[0]
     versions = [version for version, known in BY_API_VERSION if known == kind]
     versions = [version for version in versions if version.rpartition("/")[0] == group] or versions
@@ -82,17 +82,17 @@ def unknown_kind(api_version: str, kind: str) -> tuple[str, str, str]:
     return "kind", f"unknown kind {_cut(kind)}", remedy
 
 
-#: Fields of a spec by which an object has a say in what a gateway does (GEP-713, GEP-1713).
+#: Fields of a spec by which an object attaches to a gateway (GEP-713, GEP-1713).
 _ATTACHES = frozenset({"targetRef", "targetRefs", "parentRef", "parentRefs"})
 
 
 def foreign_kind(api_version: str, kind: str, spec: object) -> tuple[str, bool]:
-    """What to do about an object of a vendor's kind, and whether it asks something of a gateway."""
+    """The remedy for an object of a vendor's kind, and whether it attaches to a gateway."""
     if kind in _ELSEWHERE:
         return _ELSEWHERE[kind], True
     attaches = isinstance(spec, dict) and not spec.keys().isdisjoint(_ATTACHES)
     if attaches or "k8s.io/" in api_version or any(kind == known for _, known in BY_API_VERSION):
-        return "nobody knows this kind here, and nothing does what it asks", True
+        return "this kind is unknown here, and its settings have no effect", True
     return "objects of this kind do nothing here", False
 
 
@@ -104,7 +104,7 @@ def field_path(loc: tuple[str | int, ...]) -> tuple[tuple[str | int, ...], bool]
 
 
 def path_text(path: Sequence[str | int]) -> str:
-    """As in `spec.rules[0].matches` or `data["ca.crt"]`."""
+    """The path as text: `spec.rules[0].matches` or `data["ca.crt"]`."""
     text = ""
     for step in path:
         if isinstance(step, int):
@@ -121,11 +121,11 @@ def explain(
 ) -> tuple[str, str]:
     """Message and remedy. `kind` is the model of the object (or filter config) in which `path` starts.
 
-    `written` is the scalar as it stands in the file, None where it may not be shown.
+    `written` is the scalar in the file, None if it must not be shown.
     """
     error, context, value = details["type"], details.get("ctx", {}), details["input"]
     if show and isinstance(value, str) and field_path(details["loc"])[1]:
-        written = value  # a key, which has no node of its own
+        written = value  # a key, which has no node
     shown = _cut(written) if written else '""' if value == "" and show else _type_name(value)
     field = str(path[-1]) if path else ""
     match error:
@@ -149,7 +149,7 @@ def explain(
             return f"{shown} is not a number", _number_remedy(value)
         case "model_type" | "dataclass_type" | "dict_type" | "model_attributes_type" | "mapping_type":
             if field in _OF_SECRETS:
-                shown = _type_name(value)  # a credential may be written where its reference belongs
+                shown = _type_name(value)  # a user may write a credential in place of a reference
             return f"{shown} stands where a mapping is expected", _mapping_remedy(kind, path)
         case "literal_error" | "enum":
             return _not_one_of(shown, value, kind, path, str(context.get("expected", "")))
@@ -202,7 +202,7 @@ def _fields(model: type[Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _is_required(kind: type[Any], path: tuple[str | int, ...]) -> bool:
-    """Whether the field at this path has to be written, as far as the model that reads it says."""
+    """Whether the field at this path is required in its model."""
     model = _model_at(kind, path[:-1])
     if model is None or not path or not issubclass(model, BaseModel):
         return False
@@ -247,7 +247,7 @@ def _model_at(kind: type[Any], path: tuple[str | int, ...]) -> type[Any] | None:
 
 
 def _annotations_at(kind: type[Any], path: tuple[str | int, ...]) -> list[Any]:
-    """The types that may stand at this path, with Optional, Annotated, tuple and dict taken off."""
+    """The types at this path, without Optional, Annotated, tuple and dict."""
     current: list[Any] = [kind]
     for step in path:
         below: list[Any] = []

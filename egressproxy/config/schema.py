@@ -1,10 +1,9 @@
-"""JSON Schema of every kind, for editors: one `oneOf` over apiVersion and kind, made from the models.
+"""JSON Schema of every kind, for editors: one `oneOf` over apiVersion and kind, generated from the models.
 
-Descriptions are the docstrings that stand below the fields in the models. They are read from the source, since Python
-keeps no docstrings of attributes, and only when a schema is made, so that reading manifests does not pay for them
-(pydantic's `use_attribute_docstrings` would parse the source at import). What is served of Gateway API's kinds, and at
-which level, stands in `gateway_api_fields.md`, whose tables docs/gateway-api.md repeats; what is not served of ours in
-`config.compile.status.supported_features`.
+Descriptions are the docstrings below the fields of the models. They are read from the source, since Python keeps no
+docstrings of attributes, and only when a schema is generated: pydantic's `use_attribute_docstrings` would parse the
+source at import. `gateway_api_fields.md` lists the served fields of Gateway API's kinds and their levels, and
+docs/gateway-api.md repeats its tables; `config.compile.status.supported_features` lists our own unserved fields.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from egressproxy.config.resources.kinds import KINDS
 from egressproxy.config.resources.meta import Model, Resource
 from egressproxy.config.resources.values import Duration
 
-#: Shapes that several kinds share have a section of their own: the section, and the models that it is about.
+#: Sections for types that several kinds share -> the models.
 SHARED: Final[Mapping[str, tuple[str, ...]]] = {
     "Listeners": ("Listener",),
     "parentRefs": ("ParentReference",),
@@ -35,11 +34,11 @@ SHARED: Final[Mapping[str, tuple[str, ...]]] = {
     "Filters": ("HttpFilter", "GrpcFilter"),
     "sessionPersistence": ("SessionPersistence",),
 }
-#: From what everybody has to have to what everybody does in a way of their own.
+#: Gateway API's support levels, from mandatory to vendor-specific.
 _LEVELS: Final = ("core", "extended", "implementation-specific")
 _KEY: Final = "x-egressproxy-support"
 _ROW: Final = re.compile(r"\| `([^`]+)` \| ([a-z-]+) \| (yes|partly|no) \| (\S+) \|\s?(.*)\|")
-#: Where a reader of the page goes on, who is not here.
+#: A link to another page, which is useless in a description.
 _SEE: Final = re.compile(r"(?:^|(?<=\. ))See \[[^]]*\]\([^)]*\)[.;] ?")
 _LINK: Final = re.compile(r"\[([^]]*)\]\([^)]*\)")
 
@@ -57,15 +56,15 @@ class ManifestJsonSchema(GenerateJsonSchema):
     """Writes defaults as a manifest has them."""
 
     def encode_default(self, dft: Any) -> Any:
-        """A duration as text; of a section that is empty what it means is in its own fields."""
+        """The default in a manifest's form: a duration as text, no empty sections."""
         if isinstance(dft, Duration):
             return str(dft)
         return {} if isinstance(dft, Model) else super().encode_default(dft)
 
 
 def json_schema(kinds: tuple[type[Resource], ...] = KINDS) -> dict[str, Any]:
-    """A JSON Schema (2020-12) for objects of these kinds, with descriptions and what is served; rules between fields
-    are checked when a manifest is loaded.
+    """A JSON Schema (2020-12) for objects of these kinds, with descriptions and support levels. It lacks rules between
+    fields, which the loader checks.
     """
     references, definitions = models_json_schema(
         [(kind, "validation") for kind in kinds], by_alias=True, schema_generator=ManifestJsonSchema
@@ -102,7 +101,7 @@ def written_schema(_request: bytes) -> bytes:
 
 
 def models_by_name() -> dict[str, type[Model]]:
-    """Every model that is loaded, by the name of its class, which is also its name in a JSON Schema."""
+    """The loaded models by class name, which is also the name in a JSON Schema."""
     found: dict[str, type[Model]] = {}
     left = [Model]
     while left:
@@ -113,7 +112,7 @@ def models_by_name() -> dict[str, type[Model]]:
 
 
 def field_descriptions(model: type[Model]) -> dict[str, str]:
-    """The description of each field that has one, by the field's name in a manifest; its own goes before a base's."""
+    """The descriptions of fields, by name in a manifest; a model's own override its bases'."""
     found: dict[str, str] = {}
     for each in reversed(model.__mro__):
         for attribute, text in _of_module(each.__module__).get(each.__qualname__, {}).items():
@@ -125,7 +124,7 @@ def field_descriptions(model: type[Model]) -> dict[str, str]:
 
 @cache
 def gateway_api_fields() -> Mapping[str, Mapping[str, FieldSupport]]:
-    """Section (a kind, or one of SHARED) -> path as in `spec.rules[].name` -> what becomes of the field."""
+    """Section (a kind, or one of SHARED) -> path such as `spec.rules[].name` -> support of the field."""
     sections: dict[str, dict[str, FieldSupport]] = {}
     rows: dict[str, FieldSupport] = {}
     for line in files("egressproxy.config").joinpath("gateway_api_fields.md").read_text("utf-8").splitlines():
@@ -137,10 +136,10 @@ def gateway_api_fields() -> Mapping[str, Mapping[str, FieldSupport]]:
 
 
 def publish_support(parts: Mapping[str, dict[str, Any]], roots: Mapping[str, str]) -> None:
-    """Write into the parts of a JSON Schema what is served. `roots`: the part of each kind of Gateway API.
+    """Write support levels into the parts of a JSON Schema. `roots`: the part of each kind of Gateway API.
 
-    A field gets `x-egressproxy-support`, and words at the end of its description, since that is what `kubectl explain`
-    shows. Of a field with fields of its own the level is the first of theirs.
+    A field gets `x-egressproxy-support`, and a sentence in its description, which `kubectl explain` shows. The level of
+    an object is the first level of its fields.
     """
     said: dict[int, tuple[dict[str, Any], list[FieldSupport]]] = {}
     leaves: set[int] = set()
@@ -148,7 +147,7 @@ def publish_support(parts: Mapping[str, dict[str, Any]], roots: Mapping[str, str
         for start in SHARED.get(section, (roots.get(section, ""),)):
             for path, support in rows.items():
                 steps = _along(parts, start, path)
-                for field in steps[path.startswith("spec.") :]:  # of the whole there is no level
+                for field in steps[path.startswith("spec.") :]:  # the root has no level
                     said.setdefault(id(field), (field, []))[1].append(support)
                 leaves.update(map(id, steps[-1:]))
     for key, (field, supports) in said.items():
@@ -162,7 +161,7 @@ def publish_support(parts: Mapping[str, dict[str, Any]], roots: Mapping[str, str
 
 
 def _is_api(kind: type[Resource]) -> bool:
-    """Whether it is one of Gateway API's kinds; its Backend is the working group's, and has our fields."""
+    """Whether the kind is Gateway API's; its Backend is the working group's, with our fields."""
     return kind.GROUP.startswith("gateway.networking.") and kind.KIND != "Backend"
 
 
@@ -171,7 +170,7 @@ def _part_of(reference: dict[str, Any]) -> str:
 
 
 def _without_titles(part: Any) -> None:
-    """The generated titles repeat the field names, and hide the descriptions in editors."""
+    """Remove the generated titles, which repeat field names and hide descriptions in editors."""
     if isinstance(part, dict):
         if isinstance(part.get("title"), str):
             del part["title"]
@@ -184,7 +183,7 @@ def _without_titles(part: Any) -> None:
 
 @cache
 def _of_module(name: str) -> Mapping[str, Mapping[str, str]]:
-    """Class -> attribute -> docstring, of a module; empty where its source is not there."""
+    """Class -> attribute -> docstring, of a module; empty without its source."""
     try:
         tree = ast.parse(inspect.getsource(sys.modules[name]))
     except (OSError, TypeError):
@@ -202,7 +201,7 @@ def _of_class(node: ast.ClassDef) -> dict[str, str]:
 
 
 def _along(parts: Mapping[str, dict[str, Any]], start: str, path: str) -> list[dict[str, Any]]:
-    """The properties that a path leads through; none where the part is not there, or does not have it."""
+    """The properties along a path; empty if the part or the path is missing."""
     found: list[dict[str, Any]] = []
     part = parts.get(start, {})
     for name in path.replace("[]", "").split("."):
@@ -215,7 +214,7 @@ def _along(parts: Mapping[str, dict[str, Any]], start: str, path: str) -> list[d
 
 
 def _referred(field: Mapping[str, Any]) -> str:
-    """The part that a field holds, or each of its items; "" for none."""
+    """The name of the part in a field or its items, "" for none."""
     place = field.get("items", field)
     for each in (place, *place.get("anyOf", ())):
         each = each.get("items", each)

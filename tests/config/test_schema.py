@@ -41,9 +41,9 @@ def test_references_lead_somewhere() -> None:
 @pytest.mark.parametrize(
     ("path", "text"),
     [
-        (("EgressPolicy",), "What may leave"),
+        (("EgressPolicy",), "Rules for egress traffic"),
         (("EgressPolicy", "spec", "destinations"), "Deny beats allow"),
-        (("Backend", "spec", "destination"), "Exactly the block of its own type"),
+        (("Backend", "spec", "destination"), "exactly the block of its type"),
     ],
 )
 def test_descriptions_are_there_for_editors(path: tuple[str, ...], text: str) -> None:

@@ -11,7 +11,7 @@ _HTTPS = "https://"
 
 
 def plain_servers(dns: Dns) -> tuple[str, tuple[str, ...]]:
-    """Transport and servers in the form of DnsIR; those over HTTPS without an address are left out."""
+    """Transport and servers in the form of DnsIR, without HTTPS servers that have no address."""
     transport = "tcp" if any(server.startswith("tcp://") for server in dns.servers) else dns.transport
     servers = (_with_address(server, dns) for server in dns.servers)
     return transport, tuple(
@@ -32,7 +32,7 @@ def dns_notes(dns: Dns, section: str) -> Iterator[str]:
 
 
 def dns_blockers(dns: Dns, owner: str) -> Iterator[str]:
-    """What the section asks for that is not enforced: a place where it holds is closed. `owner` says whose it is."""
+    """The unenforceable settings of the section, which close its places. `owner` names the object for people."""
     if dns.servers and all(_with_address(server, dns) is None for server in dns.servers):
         yield f"dns of {owner}: no server in dns.servers has an address: {_REMEDY}"
 
@@ -44,7 +44,7 @@ _REMEDY = (
 
 
 def _with_address(server: str, dns: Dns) -> str | None:
-    """The server as DnsIR wants it: over HTTPS by its address, with its name behind a #. None: it has no address."""
+    """The server in the form of DnsIR: over HTTPS by address, with the name after a #. None: no address is known."""
     if not server.startswith(_HTTPS):
         return server
     rest, _, name = server.removeprefix(_HTTPS).partition("#")

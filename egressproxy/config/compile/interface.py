@@ -1,4 +1,4 @@
-"""The compiler's inputs and result: values only. It knows filters by FilterCatalog, which the application fills."""
+"""The compiler's inputs and result: values only. The application provides filter types through FilterCatalog."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from egressproxy.model.published_object import Key
 
 #: `GatewayClass.spec.controllerName` of the classes that are ours, and the name under which we write status.
 CONTROLLER = "egressproxy.io/gateway-controller"
-#: The GatewayClass that exists where the configuration holds none.
+#: The default GatewayClass of a configuration without one.
 BUILTIN_CLASS: Final = "egressproxy"
 #: Namespace and name of the ConfigMap with the catalogue of filter types, which the gateway makes.
 CATALOG: Final = ("egressproxy-system", "egressproxy-filter-catalog")
@@ -26,14 +26,14 @@ CATALOG: Final = ("egressproxy-system", "egressproxy-filter-catalog")
 #: Kinds that several groups have.
 _OF_SEVERAL_GROUPS: Final = frozenset({"Backend", "XBackendDestination"})
 
-#: What files held: kind, namespace, name and keys of the object that they are; the value of each key.
+#: The contents of files: kind, namespace, name and keys of their object -> the value of each key.
 Materials = Mapping[tuple[str, ...], tuple[bytes, ...]]
 #: The `status` of an object as Kubernetes shapes it.
 Status = dict[str, Any]
 
 
 class Reference(Protocol):
-    """What references to objects have in common; some have `namespace` and `port`, too. Group "" is the core group."""
+    """A reference to an object; some have `namespace` and `port`, too. Group "" is the core group."""
 
     @property
     def group(self) -> str: ...
@@ -44,7 +44,7 @@ class Reference(Protocol):
 
 
 class SecretReference(Reference, Protocol):
-    """One entry of a Secret, as the config of a filter names it (a `secretRef`)."""
+    """A filter config's reference to an entry of a Secret (a `secretRef`)."""
 
     @property
     def namespace(self) -> str: ...  # "": that of the declaring object
@@ -66,17 +66,17 @@ class BackendReference(Reference, Protocol):
     @property
     def label(self) -> str: ...  # under which the filter finds the call
     @property
-    def is_grpc(self) -> bool: ...  # it is called by gRPC, whatever else it speaks
+    def is_grpc(self) -> bool: ...  # called over gRPC
 
 
 class FilterTypeInfo(Protocol):
-    """What the compiler needs to know of a filter type, `domain/Kind:version`.
+    """The compiler's view of a filter type, `domain/Kind:version`.
 
-    `phases` are members of `filters.base.Phase`. `config_model` is a pydantic model, or a dataclass that pydantic
-    reads. Of a config, `secret_refs` are the Secrets that it refers to, `backend_refs` the backends, each with its
-    field, `backend_names` the backends of rules that it names, and `machine_field` is the field that leads to a file,
-    the environment or a program of this machine, "" for none. `package` is the installed package that makes it known,
-    "" for a type of ours. `runs_code`: a config names a program of the operator's.
+    `phases` are members of `filters.base.Phase`. `config_model` is a pydantic model, or a dataclass for pydantic. Of a
+    config, `secret_refs` are the referenced Secrets, `backend_refs` the referenced backends with their fields,
+    `backend_names` the named backends of rules, and `machine_field` is the field with a file, variable or program of
+    this machine, "" for none. `package` is the installed package of the type, "" for a type of ours. `runs_code`: a
+    config names code of the operator.
     """
 
     @property
@@ -105,10 +105,10 @@ class FilterCatalog(Protocol):
     def names(self) -> Sequence[str]: ...
     def get(self, type_name: str, /) -> FilterTypeInfo | None: ...
     def why_unusable(self, type_name: str, /) -> str:
-        """Why the type of an installed package is not there, "" where no package has one of this name."""
+        """Why a type of an installed package is unusable, "" if no package has it."""
 
     def misfit(self, spec: ExtensionIR, config: Any, /) -> tuple[str, SecretReference | None] | None:
-        """Why what a config names does not fit its filter, and which Secret; None where nothing is known against it."""
+        """Why a value that a config refers to does not fit the filter, and its Secret; None if no fault is known."""
 
     def support(self, type_name: str, /) -> str:
         """The support level of a type, in Gateway API's words: core, extended or implementation-specific."""
@@ -120,16 +120,16 @@ RefusesBackends = Callable[[BackendIR], Denied | None]
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What the application gives the compiler.
+    """The application's settings for the compiler.
 
     `bind_addresses` are IP literals and networks (see `addresses`) for Gateways without `spec.addresses`.
     `check_pattern` raises ValueError for a regular expression that the data plane does not accept; the default accepts
     all. `why_unusable` returns why this machine cannot bind an IP address, "" if it can. `can_take_any_certificate`
-    returns whether a TLS server can accept clients whose certificate is not valid (GEP-91 AllowInsecureFallback).
-    `denials` returns for a policy the function that says why a backend is denied under it, whatever clients ask for;
-    the default denies nothing. `system_roots` is the mark of the system's CA certificates. `unbound` are addresses and
-    ports that could not be bound, with a sentence why: what a cluster's Gateways ask for there is not served.
-    `gateway_namespaces` are those whose Gateways and ListenerSets are taken from a cluster; none: all.
+    returns whether a TLS server can accept clients with invalid certificates (GEP-91 AllowInsecureFallback). `denials`
+    returns for a policy the function that says why it denies a backend for all clients; the default denies nothing.
+    `system_roots` is the mark of the system's CA certificates. `unbound` are the addresses and ports that could not be
+    bound, with reasons; a cluster's listeners there are not served. `gateway_namespaces` limits the namespaces whose
+    Gateways and ListenerSets are read from a cluster; empty: all.
     """
 
     bind_addresses: tuple[str, ...] = ("127.0.0.1",)
@@ -151,9 +151,9 @@ class Compiled:
     `validities` are those of all certificates. `created` is the RFC 3339 time at which an object without a
     creationTimestamp was first seen; it is shown to users and does not decide which object is older. `filter_types`
     describes the types that FilterType objects make known, by name, as the catalogue shows them. `materials`, which
-    holds secrets, is what files with certificates held, for the next compilation. A result with `problems` must not be
-    served: it is what else is known of a configuration that would be refused. `users` are the Gateways whose routes
-    lead to a backend; `published_status` gives a status the form that others read.
+    holds secrets, is the content of certificate files, for the next compilation. A result with `problems` must not be
+    served; it is only for reports. `users` are the Gateways whose routes lead to a backend; `published_status` converts
+    a status to its public form.
     """
 
     spec: ConfigIR
@@ -175,7 +175,7 @@ def kind_of(key: Key) -> str:
 
 
 def scope_of(key: Key) -> str:
-    """Who shares what is counted for an object: `Kind namespace/name`, with the group where ours has the kind, too."""
+    """The scope of an object's counters: `Kind namespace/name`, with the group if our group has the kind, too."""
     group, kind, namespace, name = key
     return f"{f'{kind}.{group}' if kind in _OF_SEVERAL_GROUPS and group != OUR_GROUP else kind} {namespace}/{name}"
 
@@ -183,7 +183,7 @@ def scope_of(key: Key) -> str:
 def age_of(resource: Resource) -> tuple[str, str]:
     """The sort key where the older object wins: creationTimestamp (objects without one last), then namespace/name.
 
-    Those of a cluster come after all others: nobody there takes what the operator's files have.
+    Objects of a cluster sort last, so that they cannot displace objects of the operator's files.
     """
     behind = "~~" if resource.origin.is_from_cluster else ""
     return (behind + (resource.metadata.creation_timestamp or "~"), resource.full_name)
@@ -205,5 +205,5 @@ def problem_at(
 
 
 def unserved(resource: Resource, field_path: str, message: str, remedy: str, code: str) -> Problem:
-    """A problem of what is not served, for an object that has no status to say it in."""
+    """A problem of an unserved field, for an object without status."""
     return problem_at(resource, field_path, message, remedy, severity=Severity.UNSERVED, code=code)

@@ -1,8 +1,7 @@
-"""References between objects: whether the target exists, and whether the reference is permitted.
+"""References between objects: lookup of targets, and permission.
 
-A reference across namespaces needs a ReferenceGrant in the target's namespace (Gateway API, ReferenceGrant). What
-cannot be resolved raises `UnresolvedRef` with the reason word that Gateway API has for it; the caller puts it into
-status.
+A reference across namespaces needs a ReferenceGrant in the target's namespace (Gateway API, ReferenceGrant). An
+unresolved reference raises `UnresolvedRef` with Gateway API's reason, which the caller puts into status.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from egressproxy.model.secret import SecretBytes as SecretValue
 R = TypeVar("R")
 T = TypeVar("T")
 
-#: Under which keys people keep a credential, for references that say none: the first that is there.
+#: The usual keys of a credential, for references without a key: the first existing one.
 CREDENTIAL_KEYS: Final = ("token", "apiKey", "api-key")
 #: What an editor leaves at the end of a Secret; the injector takes it off.
 #: The label that each Namespace has.
@@ -47,10 +46,10 @@ _TRUST_BUNDLE: Final = (ClusterTrustBundle.GROUP, ClusterTrustBundle.KIND)
 
 
 class UnresolvedRef(Exception):
-    """A reference whose target does not exist, or that is not permitted. `reason` is a condition's reason.
+    """A reference without a target, or without permission. `reason` is a condition's reason.
 
-    `message` may be told to clients. `hint` says what else there is: names of objects and keys, for status alone.
-    `field` is the field of the object that refers, where that is known; `others` are further faults of the object.
+    `message` may be shown to clients. `hint` lists existing names of objects and keys, for status alone. `field` is the
+    field of the referring object, if known; `others` are further faults of the object.
     """
 
     def __init__(
@@ -73,7 +72,7 @@ class UnresolvedRef(Exception):
 
 
 def resolve_each(read: Callable[[R], T], refs: Iterable[R]) -> tuple[list[T], list[UnresolvedRef]]:
-    """What `read` returns for each of these references, and why it returns nothing for the others."""
+    """The results of `read` for these references, and the errors of the others."""
     found, problems = [], []
     for ref in refs:
         try:
@@ -92,13 +91,13 @@ class References:
         """`before`: the `materials` of the configuration in service."""
         self._resources = resources
         self._before = before
-        #: Of certificates, keys and lists in files: what they held when they could be used last.
+        #: The last usable contents of certificates, keys and lists in files.
         self.materials: dict[tuple[str, ...], tuple[bytes, ...]] = {}
-        #: By the object that refers to such files: why what they held before stays in force, as sentences.
+        #: Referring object -> the reasons why earlier contents of files stay in force, as sentences.
         self.kept: dict[Key, dict[str, None]] = {}
-        #: For hints on what is not there.
+        #: Hints for missing names.
         self.suggestions = NameSuggestions(resources)
-        #: Of every certificate that was read, by use, kind, namespace and name, with the object that asked first.
+        #: The validity of every certificate read, by use, kind, namespace and name, with the first referring object.
         self.validities: dict[tuple[CertificateUse, str, str, str], tuple[Validity, Resource]] = {}
         #: target namespace -> (from group, kind, namespace, to group, kind, name or "")
         self._grants: dict[str, set[tuple[str, str, str, str, str, str]]] = defaultdict(set)
@@ -120,16 +119,16 @@ class References:
                 labels = declared.metadata.labels if declared is not None else {}
                 selector = allowed.selector
                 if selector is None or (declared is None and self._resources.has_cluster and selector.keys - {_NAME}):
-                    return False  # in a cluster a Namespace is there; it was not read
+                    return False  # a cluster's Namespace that was not read
                 return selector.matches({**labels, _NAME: namespace})
         return False
 
     def namespace_of(self, source: Resource, ref: Reference) -> str:
-        """The namespace that a reference means: its own, or that of the object which holds it."""
+        """The namespace of a reference, by default the namespace of the referring object."""
         return getattr(ref, "namespace", None) or source.namespace
 
     def names(self, source: Resource, refs: Iterable[Reference]) -> str:
-        """What these references mean, for people: `Kind namespace/name`, joined by commas."""
+        """The objects of these references for people: `Kind namespace/name`, joined by commas."""
         return ", ".join(
             f"{ref.kind} {ref.name}"
             if _is_trust_bundle(ref)
@@ -138,11 +137,10 @@ class References:
         )
 
     def check_permitted(self, source: Resource, ref: Reference, kind: str = "") -> None:
-        """Raise UnresolvedRef (RefNotPermitted) where the reference leaves the namespace without a ReferenceGrant.
+        """Raise UnresolvedRef (RefNotPermitted) for a reference to another namespace without a ReferenceGrant.
 
-        An object without a namespace needs no grant: it is written by who may write in all of them.
-        `kind` is the kind that the object has, where the reference may call it by another ("": it does not): a grant
-        for one kind of backends must not open those of another.
+        A cluster-scoped object needs no grant: its author may write in all namespaces. `kind` is the actual kind of the
+        object if the reference may name an alias ("": it does not): a grant for one kind must not open another.
         """
         namespace = self.namespace_of(source, ref)
         if namespace == source.namespace or not source.NAMESPACED:
@@ -160,7 +158,7 @@ class References:
                 f"{source} refers to {ref.kind} {namespace}/{ref.name}: add a ReferenceGrant in namespace {namespace} "
                 f"from {f'{source.KIND} ({source.GROUP})' if source.GROUP else source.KIND} "
                 f"of namespace {source.namespace}"
-                f"{f' to {kind}, which it is' if kind not in ('', ref.kind) else ''}",
+                f"{f' to {kind}, its actual kind' if kind not in ('', ref.kind) else ''}",
                 hint,
             )
 
@@ -228,7 +226,7 @@ class References:
     def secret_value(self, source: Resource, ref: SecretReference) -> SecretValue:
         """One entry of a Secret. Raises UnresolvedRef: RefNotPermitted, SecretNotFound, SecretKeyAmbiguous.
 
-        Where no key is said it is the only one, or the first of `CREDENTIAL_KEYS` that is there.
+        The default key is the only one, or the first existing one of `CREDENTIAL_KEYS`.
         """
         self.check_permitted(source, ref)
         namespace = self.namespace_of(source, ref)
@@ -273,7 +271,7 @@ class References:
         return pair
 
     def validity(self, source: Resource, ref: Reference, use: CertificateUse) -> Validity:
-        """Of a certificate that was read for this use."""
+        """The validity of a certificate that was read for this use."""
         return self.validities[use, ref.kind, self.namespace_of(source, ref), ref.name][0]
 
     def _note(self, source: Resource, ref: Reference, use: CertificateUse, spans: Sequence[Span]) -> None:
@@ -283,15 +281,15 @@ class References:
         self.validities.setdefault(key, (Validity(*key, min(begins), min(ends), max(ends)), source))
 
     def ca_bundle(self, source: Resource, ref: Reference, key: str = "ca.crt") -> str:
-        """CA certificates, PEM, under `key` or of a ClusterTrustBundle, which all may name. Raises UnresolvedRef."""
+        """CA certificates, PEM, under `key` or of a ClusterTrustBundle (no grant needed). Raises UnresolvedRef."""
         read = partial(read_ca_bundle, field="spec.trustBundle" if _is_trust_bundle(ref) else "ca.crt")
         bundle, spans = self._read(source, ref, f"{ref.kind} {ref.name}", (key,), read)
         self._note(source, ref, CertificateUse.CA, spans)
         return bundle
 
     def _read(self, source: Resource, ref: Reference, name: str, keys: tuple[str, ...], read: Callable[..., T]) -> T:
-        """What `read` makes of these entries. Where they are files that cannot be used, since one of a pair is written
-        and the other is not yet, or a part of one: of what they held when they last could.
+        """The result of `read` for these entries. For files in an unusable state, such as half of a key pair during a
+        rotation, the last usable contents are read.
 
         Raises UnresolvedRef.
         """
@@ -331,12 +329,12 @@ class References:
         return found.spec.trust_bundle.encode()
 
     def ca_bundles(self, source: Resource, refs: Iterable[Reference]) -> tuple[str, list[UnresolvedRef]]:
-        """What these references to CA certificates give together, PEM; and why the others give nothing."""
+        """The CA certificates of these references, PEM; and the errors of the others."""
         bundles, problems = resolve_each(partial(self.ca_bundle, source), refs)
         return "".join(bundles), problems
 
     def ca_of(self, owner: Key, refs: Sequence[Reference]) -> tuple[str, str]:
-        """The CA certificates that all these references give, PEM, and their names for people. Raises UnresolvedRef."""
+        """The CA certificates of all these references, PEM, and their names for people. Raises UnresolvedRef."""
         source = self._resources.get(*owner)
         assert source is not None
         return "".join(self.ca_bundle(source, ref) for ref in refs), self.names(source, refs)
@@ -349,7 +347,7 @@ class References:
         return text
 
     def crls(self, refs: Iterable[tuple[Resource, Reference]], field: str, problems: dict[str, None]) -> str:
-        """The lists of references, each in `field` of an object; PEM, each once. `problems` gets what is unreadable."""
+        """The revocation lists of these references in `field`, PEM, each once. `problems` gets read errors."""
         lists: dict[str, None] = {}
         for source, ref in refs:
             try:
@@ -364,14 +362,14 @@ def _is_trust_bundle(ref: Reference) -> bool:
 
 
 def _keys_of(found: Secret | ConfigMap) -> str:
-    """The names of its entries, and nothing of what they hold."""
+    """The names of the entries, without values."""
     keys = found.keys if isinstance(found, Secret) else tuple(sorted({*found.data, *found.binary_data}))
     shown = ", ".join(keys[:8]) + (" and more" if len(keys) > 8 else "")
     return f"it has {shown}" if keys else "it is empty"
 
 
 def _config_data(config_map: ConfigMap, key: str) -> bytes | None:
-    """`data` as text, `binaryData` as base64; None where neither has the key."""
+    """The entry in `data` (text) or `binaryData` (base64), or None."""
     if key in config_map.data:
         return config_map.data[key].encode()
     try:

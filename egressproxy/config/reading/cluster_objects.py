@@ -1,10 +1,10 @@
-"""Objects that come from a cluster, as JSON, one in a line.
+"""Objects from a cluster, as JSON, one in a line.
 
-An API server has checked them against the schemas that it has, which may be older than ours, and other people write
-them. So one that cannot be read takes no other with it: it is left out and told. What it would have restricted stays
-closed: an EgressPolicy that cannot be read denies everything at its targets, and a BackendTLSPolicy trusts nobody. A
-route has no backends, so that what it is for does not go another way, without its filters. Where the targets cannot
-be read either, they are all that it may name in its namespace.
+An API server has checked them against its schemas, which may be older than ours, and other people write them. So an
+unreadable object does not block others: it is left out and reported. Its restrictions fail closed: an unreadable
+EgressPolicy denies all destinations at its targets, and a BackendTLSPolicy trusts no CA. An unreadable route has no
+backends, so that its requests do not match another route, without its filters. If the targets are unreadable, too, the
+policy applies to all possible targets in its namespace.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from egressproxy.config.resources.x_backend import XBackend
 from egressproxy.model import deep_json
 from egressproxy.model.kinds import READ_KINDS
 
-#: Written by somebody who is trusted with less than a file of the operator's.
+#: The origin of cluster objects, whose authors have fewer rights than the operator.
 _ORIGIN: Final = Origin(is_from_api=True, is_from_cluster=True)
-#: In place of what cannot be read: nothing may leave, and no certificate is good.
+#: The specs that replace unreadable ones: no destination is allowed, no certificate is trusted.
 _CLOSED: Final[dict[type[Resource], dict[str, Any]]] = {
     EgressPolicy: {
         "destinations": {"allow": [], "deny": [{"cidrs": ["0.0.0.0/0", "::/0"]}]},
-        # Of a type that nobody knows: what would run it stays closed, a parent's way, too.
+        # An unknown type, which closes all its places, including paths through a parent.
         "extensions": [
             {"name": f"cannot-be-read-{phase}", "type": "invalid.example/CannotBeRead:v1", "phase": phase}
             for phase in ("request-headers", "connect")
@@ -50,7 +50,7 @@ _CLOSED: Final[dict[type[Resource], dict[str, Any]]] = {
 }
 
 
-#: What stands for their rules leads nowhere.
+#: Routes whose replacement has rules without backends.
 _STREAMS: Final = (TlsRoute, TcpRoute)
 _ROUTES: Final = (HttpRoute, GrpcRoute, *_STREAMS)
 _NOWHERE: Final = {"backendRefs": [{"name": "route-cannot-be-read", "port": 1}]}
@@ -65,9 +65,9 @@ _TARGETS: Final = {
 def cluster_objects(
     packed: bytes, tell: Callable[[Problem], None], others: Iterable[Resource], read: set[tuple[str, str]]
 ) -> Iterator[Resource]:
-    """The objects of `kubernetes.cluster_source`; `tell` is called for each that is not served as it is written.
-    `others` are objects from elsewhere, which policies may be for, too. `read` gets the kinds (group and kind) of which
-    the source says that all are among them.
+    """The objects of `kubernetes.cluster_source`; `tell` is called for each that is not served as written. `others`
+    are objects of other sources, which may be policy targets, too. `read` gets the completely read kinds (group and
+    kind).
     """
     everything, unknown = list(others), []
     for line in zlib.decompress(packed).split(b"\n"):
@@ -106,7 +106,7 @@ def _read(value: dict[str, Any], tell: Callable[[Problem], None], *, is_too_deep
 
 
 def _closed(kind: type[Resource], value: dict[str, Any], tell: Callable[[Problem], None]) -> Resource | _Unknown | None:
-    """What stands for a restriction that cannot be read, None for other kinds."""
+    """The replacement for an unreadable restriction, None for other kinds."""
     spec = value.get("spec")
     if kind in _ROUTES and isinstance(spec, dict):
         return _closed_route(kind, value, spec, tell)
@@ -123,7 +123,7 @@ def _closed(kind: type[Resource], value: dict[str, Any], tell: Callable[[Problem
 def _closed_route(
     kind: type[Resource], value: dict[str, Any], spec: dict[str, Any], tell: Callable[[Problem], None]
 ) -> Resource | None:
-    """A route without backends for what this one is for, as far as that can be read."""
+    """A route without backends, with the readable matches of this one."""
     kept: dict[str, Any] = {name: spec[name] for name in ("parentRefs", "hostnames") if name in spec}
     rules = spec.get("rules")
     written = [each for each in rules if isinstance(each, dict)] if isinstance(rules, list) else []
@@ -138,12 +138,12 @@ def _closed_route(
 
 
 def _policy(kind: type[Resource], value: dict[str, Any], targets: object) -> Any:
-    """What closes these targets; None where it cannot be made."""
+    """A policy that closes these targets, or None."""
     return _stand_in(kind, value, {"targetRefs": targets, **_CLOSED[kind]})
 
 
 def _stand_in(kind: type[Resource], value: dict[str, Any], spec: dict[str, Any]) -> Resource | None:
-    """The object with this spec; None where it cannot be made."""
+    """The object with this spec, or None if it is invalid."""
     head = {name: value[name] for name in ("apiVersion", "kind", "metadata")}
     closed = {**head, "spec": spec}
     try:
@@ -162,7 +162,7 @@ class _Unknown(NamedTuple):
     targets: object
 
     def closed(self, everything: Iterable[Resource], tell: Callable[[Problem], None]) -> Iterator[Resource]:
-        """What closes all that it may target in its namespace, and whatever of its targets can be read."""
+        """The policies that close all possible targets in its namespace, and its readable targets."""
         written = self.targets if isinstance(self.targets, list) else []
         refs = [each for each in written if _policy(self.kind, self.value, [each]) is not None]
         namespace = self.value["metadata"].get("namespace", "default")
@@ -174,14 +174,14 @@ class _Unknown(NamedTuple):
         parts = [_policy(self.kind, self.value, [ref]) for ref in refs]
         made = next(filter(None, parts), None)
         if made is not None:
-            # More than one policy of the schema may name, and each of them was checked.
+            # May exceed the schema's limit of targets, each of which was checked.
             together = tuple(dict.fromkeys(ref for part in parts if part is not None for ref in part.spec.target_refs))
             whole = made.model_copy(update={"spec": made.spec.model_copy(update={"target_refs": together})})
             spec = {"targetRefs": refs, **_CLOSED[self.kind]}
             whole.written({**made.to_manifest(), "spec": spec}, _ORIGIN)
             yield whole
-        message = "what it restricts cannot be read: everything in its namespace that it may be for is closed"
-        tell(_problem(self.value, "spec.targetRefs", message, "mend it, or remove it", Severity.UNSERVED))
+        message = "the targets cannot be read: all possible targets in the namespace of the policy are closed"
+        tell(_problem(self.value, "spec.targetRefs", message, "correct or remove the policy", Severity.UNSERVED))
 
 
 def _problems(error: ValidationError, kind: type[Resource], value: dict[str, Any]) -> Iterator[Problem]:

@@ -1,10 +1,10 @@
 """Reads files into validated resources, or raises every problem with its file, line and column.
 
-A set is accepted or refused as a whole: a typo must not become a silent allow. A set without any object is refused too,
-since a truncated or deleted file looks like that.
+A set is accepted or refused as a whole: a typo must not become a silent allow. A set without objects is refused, too,
+since it may come from a truncated or deleted file.
 
-A field that is null counts as absent, as in an API server. Kinds of Kubernetes that have no meaning for a gateway are
-left out with a warning (`resources.kinds`).
+A null field counts as absent, as in an API server. Kubernetes kinds without meaning for a gateway are left out with a
+warning (`resources.kinds`).
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from egressproxy.model import state_folder
 from egressproxy.model.published_object import Key
 from egressproxy.model.secret import ConfigSource, SecretBytes, SecretSource
 
-#: A file's time is one between 1980 and 2100: archives and images have others where they mean none.
+#: The range of meaningful file times, 1980 to 2100: archives and images use other times as placeholders.
 _TIMES = (315_532_800, 4_102_444_800)
 
-#: Kinds of which a cluster has more than is needed: what nothing refers to is not read.
+#: Kinds of which only referenced objects are read from a cluster.
 BY_REFERENCE: Final = frozenset(
     (kind.GROUP, kind.KIND) for kind in (Secret, ConfigMap, Service, Namespace, ClusterTrustBundle)
 )
@@ -47,12 +47,11 @@ R = TypeVar("R", bound=Resource)
 
 
 class ResourceSet:
-    """Objects in file order, one for each key. `warnings`: those not read, and namespaces without effect.
+    """Objects in file order, one for each key. `warnings`: unread objects, and namespaces without effect.
 
-    `problems` is why it must not be put into service, and `broken` what is missing for that: see `read_all`. `wanted`
-    are the keys of objects that were looked up, of the kinds in `BY_REFERENCE`, whether they are there or not; of Pods
-    it is one key without a name. `read`: where objects of a cluster are among them, the kinds of which the cluster says
-    that all are.
+    A set with `problems` must not be put into service; `broken` has the unreadable parts: see `read_all`. `wanted` are
+    the keys of all lookups of kinds in `BY_REFERENCE`, successful or not; for Pods it is one key without a name.
+    `read`: of a cluster, the completely read kinds.
     """
 
     __slots__ = ("_by_class", "broken", "by_key", "objects", "problems", "read", "wanted", "warnings")
@@ -85,8 +84,8 @@ class ResourceSet:
         return self.by_key.get(key)
 
     def named(self, *key: str) -> Resource | None:
-        """As `get`, of what a tenant may name without a grant, and nobody reads: parents and targets.
-        That is no reason to read a Secret.
+        """`get` for names that a tenant may write without a grant, and whose content is not used: parents and targets.
+        Unlike `get` it does not cause a Secret to be read.
         """
         group, kind, namespace, name = key
         is_target = (group, kind) not in BY_REFERENCE or kind == Service.KIND
@@ -99,13 +98,11 @@ class ResourceSet:
 
     @property
     def has_cluster(self) -> bool:
-        """Whether objects of a cluster are among them."""
+        """Whether the set has objects of a cluster."""
         return self.read is not None
 
     def is_read(self, kind: type[Resource]) -> bool:
-        """Whether all objects of a kind are among them, as far as the cluster has any: of those that are read all at
-        once, and only where somebody has asked.
-        """
+        """Whether the set has all of the cluster's objects of a kind, for kinds read completely and on demand."""
         return self.read is None or (kind.GROUP, kind.KIND) in self.read
 
     def of(self, kind: type[R]) -> tuple[R, ...]:
@@ -117,18 +114,18 @@ class ResourceSet:
 
 
 def load(paths: Sequence[ConfigSource], state: Path | None = None) -> ResourceSet:
-    """As `read_all`. Raises ConfigError with every problem in every file."""
+    """`read_all` that raises ConfigError with every problem in every file."""
     return _checked(read_all(paths, state))
 
 
 def read_all(paths: Sequence[ConfigSource], state: Path | None = None, cluster: bytes | None = None) -> ResourceSet:
     """Read files and folders. Of a folder: every *.yaml, *.yml and *.json in it, not below it, without dot names.
 
-    Secrets may come from elsewhere, too (`source_files`); none of them may stand in a manifest, as well.
-    `state` is the folder of objects that were written through the API, `cluster` those of an API server
-    (`cluster_objects`): each may have none. An object of a file stands in place of one of the cluster.
+    Secrets may have other sources (`source_files`), but no Secret may have both. `state` is the folder of objects
+    written through the API, `cluster` has objects of an API server (`cluster_objects`); both may be empty. An object of
+    a file overrides one of the cluster.
 
-    What cannot be read is in the `problems` of the set, which holds the rest.
+    Read errors are in the `problems` of the set, which has the readable objects.
     """
     reader = _ManifestReader()
     with _collector_paused():
@@ -165,10 +162,10 @@ def _checked(resources: ResourceSet) -> ResourceSet:
 
 @contextmanager
 def _collector_paused() -> Iterator[None]:
-    """Pause the garbage collector, which would walk the growing heap again and again.
+    """Pause the garbage collector, which would traverse the growing heap again and again.
 
-    Reading makes no cycles. Measured with 10,000 entries: 0.3 s instead of 1.2 s, and 15 ms instead of 350 ms for
-    which the event loop of another thread stands still.
+    Reading makes no cycles. Measured with 10,000 entries: 0.3 s instead of 1.2 s, and the event loop of another thread
+    stops for 15 ms instead of 350 ms.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -185,18 +182,18 @@ class _ManifestReader:
         self.problems: list[Problem] = []
         self.warnings: list[Problem] = []
         self.read_kinds: set[tuple[str, str]] | None = None  # with objects of a cluster: see ResourceSet
-        self.unread: list[Problem] = []  # folders with files, and no manifest among them
+        self.unread: list[Problem] = []  # folders with files but no manifest
         self.broken = BrokenObjects()
         self._origin = Origin()  # of the file that is being read
 
     def require_objects(self, where: str) -> None:
-        """Add a problem if there is no object: a truncated file looks like that."""
+        """Add a problem if there is no object, as after a truncated file."""
         if not self.objects and not self.problems:
             remedy = "write at least one manifest, or check the path"
             self.problems += self.unread or [Problem.of_file(where, "no objects found", remedy)]
 
     def finish(self) -> ResourceSet:
-        """What was read, and what is wrong with it."""
+        """The objects read, with all problems."""
         warnings = (*self.unread, *self.warnings)
         return ResourceSet(self.objects.values(), warnings, self.problems, self.broken, self.read_kinds)
 
@@ -216,7 +213,7 @@ class _ManifestReader:
             remedy = f"give its output to the gateway: kubectl kustomize {path}"
             problem = Problem.of_file(file, "it is left out: kustomizations are not built here", remedy)
             self.warnings.append(replace(problem, severity=Severity.NOTE, code="KindLeftOut"))
-        # Reading a named pipe would hold up every reload from here on.
+        # Reading a named pipe would block every later reload.
         special = [file for file in found if file.exists() and not file.is_file()]
         remedy = "remove it from the folder, or rename it"
         for file in special:
@@ -224,7 +221,9 @@ class _ManifestReader:
         return [file for file in found if file not in special]
 
     def _add_unread(self, folder: Path) -> None:
-        """A folder with files of other names, as of a ConfigMap whose keys have no suffix; or with folders alone."""
+        """Report a folder without manifests: with other names, as of a ConfigMap with keys without suffix, or with only
+        folders.
+        """
         try:
             seen = sorted((each.name, each.is_file()) for each in folder.iterdir() if each.name[0] != ".")
         except OSError:
@@ -237,13 +236,13 @@ class _ManifestReader:
         if not names:
             names = [name for name, _ in seen]
             why = "no folder in it is looked into"
-            remedy = f"give each of them: {folder / names[0]}"
+            remedy = f"name each folder: {folder / names[0]}"
         shown = ", ".join(names[:3]) + (" and more" if len(names) > 3 else "")
         message = f"nothing of this folder is read: {why} (there is {shown})"
         self.unread.append(Problem.of_file(folder, message, remedy))
 
     def add_cluster_objects(self, packed: bytes) -> None:
-        """Objects of an API server; those that files have, too, are left out."""
+        """Add objects of an API server, except those that files have, too."""
 
         def tell(problem: Problem) -> None:
             (self.problems if problem.severity is Severity.ERROR else self.warnings).append(problem)
@@ -257,7 +256,7 @@ class _ManifestReader:
                 self.warnings.append(problem)
 
     def add_secrets(self, sources: Sequence[SecretSource]) -> None:
-        """Objects for the Secrets whose data no manifest holds."""
+        """Add objects for Secrets from other sources than manifests."""
         before = len(self.problems)
         found = read_secrets(sources, self.problems)
         self.broken.has_unknown |= len(self.problems) > before
@@ -269,7 +268,7 @@ class _ManifestReader:
             self._add_of_option(Secret, value, secret.origin)
 
     def add_trust_bundles(self, sources: Sequence[SecretSource]) -> None:
-        """Objects for the ClusterTrustBundles whose certificates stand in files."""
+        """Add objects for ClusterTrustBundles from certificate files."""
         before = len(self.problems)
         found = list(read_trust_bundles(sources, self.problems))
         self.broken.has_unknown |= len(self.problems) > before
@@ -352,12 +351,12 @@ class _ManifestReader:
             self._warn_of_namespace(document, made)
 
     def _add_unreadable(self, problem: Problem) -> None:
-        """A problem of what may hold any objects."""
+        """Add a problem of a text whose objects are unknown."""
         self.problems.append(problem)
         self.broken.has_unknown = True
 
     def _warn_of_namespace(self, document: Document, made: Resource) -> None:
-        """A cluster-scoped object with a namespace, which an API server leaves out without a word."""
+        """Warn of a cluster-scoped object with a namespace, which an API server drops silently."""
         path, namespace = ("metadata", "namespace"), made.metadata.namespace
         message = f"a {made.KIND} has no namespace: it holds in all of them, and not in {namespace} alone"
         place = document.place_of(path, key=True)
@@ -400,7 +399,7 @@ class _ManifestReader:
     def _add_problems(self, error: ValidationError, kind: type[Resource], document: Document) -> None:
         for details in error.errors(include_url=False, include_input=True):
             if details["type"] == "too_short" and details["input"]:
-                continue  # there are entries, and what is wrong with them is said of each
+                continue  # the entries have problems of their own
             path, on_key = field_path(details["loc"])
             on_key = on_key or details["type"] == "extra_forbidden"
             show = kind is not Secret
@@ -410,14 +409,14 @@ class _ManifestReader:
     def _add(
         self, document: Document, path: FieldPath, message: str, remedy: str, place: SourceLocation | None = None
     ) -> None:
-        """A problem of the field at this path, which is told at its value unless `place` says otherwise."""
+        """Add a problem of the field at this path, by default located at its value."""
         place = place or document.place_of(path)
         named = _object_name(document.value)
         self.problems.append(Problem(self._origin.file, *place, named, path_text(path), message, remedy))
 
 
 def _object_name(value: Any) -> str:
-    """ "Kind namespace/name", as far as they are text."""
+    """ "Kind namespace/name", as far as these are text."""
     if not isinstance(value, dict):
         return ""
     kind = value.get("kind")

@@ -1,12 +1,12 @@
-"""The files that a configuration is read from: manifests of a folder, Secrets and trust bundles in raw files.
+"""The files of a configuration: manifests of a folder, Secrets and trust bundles in raw files.
 
-A mounted Secret is a folder: a file for each key, which is a symbolic link into a folder that is exchanged as a whole,
-by renaming the link `..data`. So names that start with `..` are none of ours, and links are followed. A Secret may also
-come from a variable of the environment.
+A mounted Secret is a folder with a file for each key, which is a symbolic link into a folder. Renaming the link
+`..data` exchanges that folder as a whole. So links are followed, and names that start with `..` are ignored. A Secret
+may also come from an environment variable.
 
-ClusterTrustBundles come from PEM files and folders of them, such as those of the operating system and of cert-manager's
-trust-manager. Of a folder every file counts whose name ends in .pem, .crt or .cer, and the links that `openssl rehash`
-makes; each certificate once. What stands beside certificates (comments, keys) is not taken over.
+ClusterTrustBundles come from PEM files and folders, such as those of the operating system and of cert-manager's
+trust-manager. Of a folder all files with the suffix .pem, .crt or .cer count, and the links of `openssl rehash`; each
+certificate once. Other content (comments, keys) is dropped.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from egressproxy.config.reading.problems import Problem
 from egressproxy.model.secret import SecretSource
 
 SUFFIXES: Final = (".yaml", ".yml", ".json")
-#: Of one Secret, as in Kubernetes (v1 Secret, MaxSecretSize).
+#: The most bytes of one Secret, as in Kubernetes (v1 Secret, MaxSecretSize).
 MAX_BYTES: Final = 1024 * 1024
-#: In one folder.
+#: The most files in one folder.
 MAX_FILES: Final = 1024
-#: That are named as the origin of one.
+#: The most places in the text of an origin.
 MAX_PLACES: Final = 5
 #: The keys of a Secret (v1 Secret, data), and the names of objects and namespaces.
 _KEY: Final = re.compile(r"[-._a-zA-Z0-9]{1,253}")
 _LABEL: Final = r"[a-z0-9](?:[-a-z0-9]{0,61}[a-z0-9])?"
 _NAMES: Final = (("namespace", re.compile(_LABEL)), ("name", re.compile(rf"(?=.{{1,253}}$){_LABEL}(?:\.{_LABEL})*")))
-#: A mounted Secret that is exchanged while it is read is read again.
+#: The most reads of a mounted Secret that is exchanged meanwhile.
 MAX_LOOKS: Final = 5
-#: Of one file of certificates, and of a whole bundle; the CAs of an operating system have 250 KB.
+#: The most bytes of a certificate file, and of a whole bundle; the CAs of an operating system have 250 KB.
 MAX_BUNDLE: Final = 4 * 1024 * 1024
 MAX_BUNDLE_FILES: Final = 4096
 _OURS: Final = re.compile(r"(?!\.\.).+", re.DOTALL)
@@ -45,7 +45,7 @@ _BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 
 @dataclass(slots=True)
 class SecretData:
-    """One Secret, its entries by key, and where they are from."""
+    """One Secret: its entries by key, and their origins."""
 
     namespace: str
     name: str
@@ -55,7 +55,7 @@ class SecretData:
 
     @property
     def origin(self) -> str:
-        """For people: all places, each once, or the folders of many."""
+        """The origin for people: all places, each once, or the folders of many."""
         places = list(dict.fromkeys(self.origins.values()))
         if len(places) > MAX_PLACES:
             places = list(dict.fromkeys(os.path.dirname(place) or place for place in places))
@@ -70,7 +70,7 @@ def manifest_files(folder: Path) -> list[Path]:
 
 
 def read_secrets(sources: Iterable[SecretSource], problems: list[Problem]) -> list[SecretData]:
-    """What is there; what is wrong with it is added to the problems, and holds no value."""
+    """The existing Secrets; faults are added to `problems`, without values."""
     made: dict[tuple[str, str], SecretData] = {}
     for source in sources:
         for one in _secrets_of(source, problems):
@@ -93,7 +93,7 @@ def read_secrets(sources: Iterable[SecretSource], problems: list[Problem]) -> li
 
 
 def secret_folders(sources: Iterable[SecretSource]) -> Iterator[Path]:
-    """Every folder whose entries matter, for who watches them; those that are there now."""
+    """The existing folders to watch."""
     for source in sources:
         path = source.path
         if path is None:
@@ -109,7 +109,7 @@ def secret_folders(sources: Iterable[SecretSource]) -> Iterator[Path]:
 
 
 def read_trust_bundles(sources: Iterable[SecretSource], problems: list[Problem]) -> Iterator[tuple[SecretSource, str]]:
-    """The PEM of each of these sources that is a trust bundle. What cannot be read is added to the problems."""
+    """The PEM of each source that is a trust bundle. Read errors are added to `problems`."""
     for source in sources:
         if not source.is_trust_bundle or source.path is None:
             continue
@@ -176,7 +176,7 @@ def _entries(source: SecretSource, problems: list[Problem]) -> Iterator[tuple[st
 
 
 def _of_folder(folder: Path, problems: list[Problem]) -> list[tuple[str, bytes, str]]:
-    """An entry for each file. Of a mounted Secret all are of one moment: a certificate without its key is none."""
+    """An entry for each file. The entries of a mounted Secret are read atomically: certificate and key must match."""
     before = len(problems)
     found: list[tuple[str, bytes, str]] = []
     for _ in range(MAX_LOOKS):
@@ -191,14 +191,14 @@ def _of_folder(folder: Path, problems: list[Problem]) -> list[tuple[str, bytes, 
                 found.append((file.name, value, str(folder / file.name)))
                 left -= len(value)
             if left < 0:
-                break  # too much for a Secret: the rest would only take memory
+                break  # too large for a Secret
         if real == folder or real == Path(os.path.realpath(mounted)):
-            break  # else it was exchanged meanwhile
+            break  # otherwise exchanged meanwhile: read again
     return found
 
 
 def _listed(folder: Path, problems: list[Problem], form: re.Pattern[str] = _OURS, most: int = MAX_FILES) -> list[Path]:
-    """What is in a folder under names of this form: by default all but what Kubernetes has there for itself."""
+    """The folder's entries with names of this form: by default all except Kubernetes' internal ones."""
     try:
         found = sorted(each for each in folder.iterdir() if form.fullmatch(each.name))
     except OSError as error:
@@ -218,7 +218,7 @@ def _folders(folder: Path) -> Iterator[Path]:
 
 
 def _read(key: str, file: Path, problems: list[Problem]) -> bytes | None:
-    """The content of a regular file, for this key, without one newline at the end, which editors add."""
+    """The content of a regular file, for this key, without one trailing newline, which editors add."""
     if not _KEY.fullmatch(key):
         remedy = "letters, digits, -, _ and ., as Kubernetes has them; or say the key: --secret NAME:KEY=PATH"
         problems.append(Problem.of_file(file, f"{key!r} cannot be a key of a Secret", remedy))
@@ -228,7 +228,7 @@ def _read(key: str, file: Path, problems: list[Problem]) -> bytes | None:
 
 
 def _content(file: Path, most: int, problems: list[Problem]) -> bytes | None:
-    """What a regular file has, one byte more than `most` at the most."""
+    """The content of a regular file, at most one byte more than `most`."""
     try:
         descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # a pipe must not hold up a reload
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -254,7 +254,7 @@ def _bundle_files(path: Path, problems: list[Problem]) -> list[Path]:
 
 
 def _certificates(text: str) -> Iterator[str]:
-    """Each block, with its lines as they are. One without an end is given as it is, so that it is reported."""
+    """The certificate blocks, unchanged. An unterminated block is included, so that it is reported."""
     for part in text.split(_BEGIN)[1:]:
         body, end, _ = part.partition(_END)
         yield f"{_BEGIN}\n{chr(10).join(body.split())}\n{end}\n"

@@ -1,11 +1,11 @@
-"""Watches files and folders of manifests, and says when they have changed. Never reads what is in them.
+"""Watches files and folders of manifests, and reports changes. Never reads their content.
 
-The Python files beside them count, too: a filter may be in one.
+Python files beside the manifests count, too, since they may be filters.
 
-A change is a new fingerprint of these files: their names, inodes, sizes and times, with symbolic links followed. So the
-temporary file of an editor is not a change, and the swap of the `..data` link of a mounted ConfigMap is one. Events of
-the operating system (inotify) say when to compare. Where there are no events, or one is lost, a comparison every half
-second finds the change; it is reported by the next comparison, so that a change with an event is not reported twice.
+A change is a new fingerprint of these files: names, inodes, sizes and times, with symbolic links followed. So an
+editor's temporary file is no change, and the swap of the `..data` link of a mounted ConfigMap is one. Events of the
+operating system (inotify) trigger a comparison. A comparison every half second finds changes without events; the next
+comparison reports these, so that a change with an event is not reported twice.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _QUIET_MS = 50
 #: … but a folder that is written to without end is reported after this.
 _PATIENCE_MS = 300
 _LOOK_MS = 500
-#: How often `also` alone is asked, in seconds.
+#: The interval of calls of `also` alone, in seconds.
 ALONE_S = 5.0
 
 _FILTERS = ".py"
 
-#: The link to the files of a mounted ConfigMap or Secret, which is replaced where they change.
+#: The link to the files of a mounted ConfigMap or Secret, which each change replaces.
 _SWAPPED = "..data"
 
-#: (path, device, inode, size, modified in ns) of every file that counts; zeros where there is none.
+#: (path, device, inode, size, modified in ns) of every watched file; zeros for a missing one.
 _Fingerprint = tuple[tuple[str, int, int, int, int], ...]
 
 
@@ -45,10 +45,9 @@ def changes(
 ) -> AsyncIterator[None]:
     """Yield once for every settled change of these files and folders, counted from this call, until `stop` is set.
 
-    A single file is watched through its folder, since replacing it by rename gives it a new inode. Files and folders
-    that are not there are waited for; where there are none, `also` alone is asked now and then. Changes during the
-    consumer's work are yielded after it. Of Secrets in raw files every file counts. `also` is called, in any thread,
-    for what else may change.
+    A single file is watched through its folder, since a rename gives it a new inode. Missing files and folders are
+    watched for; without any, only `also` is called. Changes during the consumer's work are yielded after it. Of Secrets
+    in raw files every file counts. `also` is called, in any thread, for the state of other sources.
     """
     paths = tuple(source for source in sources if isinstance(source, Path))
     secrets = tuple(source for source in sources if isinstance(source, SecretSource))
@@ -73,33 +72,33 @@ async def _changes(
         async with aclosing(_looks(paths, raw, folders, stop)) as looks:
             async for touched in looks:
                 now = await asyncio.to_thread(look)
-                # A look in the moment of a rename finds it before its event does, which is no second change.
+                # A poll may find a rename before its event, which is then no second change.
                 is_held = now != last and not touched and not is_held
                 if (touched or now != last) and not is_held:
                     last = now
                     yield None
                 if _inodes(paths, secret_folders(secrets)) != folders:
-                    break  # one was removed or made again: an old watch does not see the new one
+                    break  # a folder was removed or recreated: an old watch does not see the new one
 
 
 async def _looks(
     paths: Sequence[Path], raw: Sequence[Path], folders: dict[str, int], stop: asyncio.Event
 ) -> AsyncGenerator[bool, None]:
-    """Yield whenever it is time to look; true if one that counts was certainly written to."""
-    if not folders:  # nothing is written to
+    """Yield at each time to compare; true if a watched file was certainly written."""
+    if not folders:  # no file to watch
         if not await _is_set(stop, ALONE_S):
             yield False
         return
     is_left = False
     try:
-        # Its `awatch` would import anyio's event loop, a megabyte.
+        # `awatch` would import anyio's event loop, a megabyte.
         events = watchfiles.watch(
-            # The library knows names of UTF-8 alone: others have the regular look alone.
+            # The library supports only UTF-8 names: other folders are only polled.
             *(folder for folder in folders if folder.encode(errors="ignore").decode() == folder),
             watch_filter=None,
             debounce=_PATIENCE_MS,
             step=_QUIET_MS,
-            stop_event=SimpleNamespace(is_set=lambda: is_left or stop.is_set()),  # asked in a thread
+            stop_event=SimpleNamespace(is_set=lambda: is_left or stop.is_set()),  # called in a thread
             rust_timeout=_LOOK_MS,
             yield_on_timeout=True,
             recursive=False,
@@ -112,15 +111,15 @@ async def _looks(
                 return
             ours = [path for _, path in found if is_ours(path)]
             if found and not ours and monotonic() < look_at:
-                continue  # what is written elsewhere comes in place of the regular look, and may never end
+                continue  # endless writes of other files must not replace the poll
             look_at = monotonic() + _LOOK_MS / 1000
             yield any(_counts(path, paths) for path in ours)
     except (OSError, RuntimeError, UnicodeError):
-        # No such folder any more, no inotify to be had, or a name that is no text: look now and then.
+        # A missing folder, no inotify available, or a name that is no text: poll.
         if not await _is_set(stop, _LOOK_MS / 1000):
             yield False
     finally:
-        is_left = True  # the thread sees it within _QUIET_MS
+        is_left = True  # the thread notices within _QUIET_MS
 
 
 async def _is_set(stop: asyncio.Event, within_s: float) -> bool:
@@ -132,7 +131,7 @@ async def _is_set(stop: asyncio.Event, within_s: float) -> bool:
 
 
 def _in_folders(paths: Iterable[Path], raw: Iterable[Path]) -> Callable[[str], bool]:
-    """Whether something happened in the folders of the paths, or to the folders themselves."""
+    """A predicate for events in the folders of the paths, or of the folders themselves."""
     own = {os.path.abspath(folder) for folder in (*map(_folder, paths), *raw)}
     return lambda path: not own.isdisjoint((os.path.abspath(path), os.path.dirname(os.path.abspath(path))))
 
@@ -147,13 +146,13 @@ def _counts(path: str, paths: Sequence[Path]) -> bool:
 
 
 def _folder(path: Path) -> Path:
-    """The folder whose entries matter: the path itself, or that of a single file."""
+    """The folder to watch: the path itself, or the folder of a single file."""
     is_file = path.is_file() or (path.suffix in SUFFIXES and not path.is_dir())
     return path.parent if is_file else path
 
 
 def _inodes(paths: Iterable[Path], raw: Iterable[Path]) -> dict[str, int]:
-    """What to watch, with inodes: the folders, and those above manifests, where a removed one will come back."""
+    """The folders to watch, with inodes, including the parents of manifest folders, which may be recreated."""
     found: dict[str, int] = {}
     own = [_folder(path) for path in paths]
     for folder in (*own, *(Path(os.path.abspath(each)).parent for each in own), *raw):
@@ -163,7 +162,7 @@ def _inodes(paths: Iterable[Path], raw: Iterable[Path]) -> dict[str, int]:
 
 
 def _fingerprint(paths: Iterable[Path], secrets: Iterable[SecretSource]) -> _Fingerprint:
-    """Of manifests and filters; and of everything that is in the folders of Secrets, or is one's single file."""
+    """The fingerprint of manifests and filters, and of all files of Secrets."""
     files: list[Path] = []
     for path in paths:
         try:
@@ -180,7 +179,7 @@ def _fingerprint(paths: Iterable[Path], secrets: Iterable[SecretSource]) -> _Fin
 
 
 def _state(file: Path) -> tuple[str, int, int, int, int]:
-    """Of what it leads to; zeros where there is nothing."""
+    """The state of the file after following links; zeros if it is missing."""
     try:
         stat = file.stat()
     except OSError:

@@ -1,10 +1,10 @@
-"""YAML text to plain values, with the place of every field. Knows nothing of kinds.
+"""YAML text to plain values, with the location of every field; independent of kinds.
 
-Only PyYAML's parser and composer are used; scalars are read here, because YAML 1.1 is full of traps. Numbers are those
-of JSON (and 0x); timestamps stay text; `22:22` and `0777` stay text, so that a field that wants a number refuses them;
-`no` and `on` are truth values, as Kubernetes reads them, so that a field that wants text refuses them.
-A later anchor replaces one of the same name, and `<<` merges mappings, as in kubectl and Helm.
-Refused: tags that make objects, keys that stand twice, aliases that multiply, endless nesting, anything but UTF-8.
+Only PyYAML's parser and composer are used; scalars are read here, because of YAML 1.1's traps. Numbers are those of
+JSON (and 0x); timestamps stay text; `22:22` and `0777` stay text, so that numeric fields refuse them; `no` and `on` are
+booleans, as in Kubernetes, so that text fields refuse them. A later anchor replaces one of the same name, and `<<`
+merges mappings, as in kubectl and Helm.
+Refused: tags that make objects, duplicate keys, exponential aliases, endless nesting, other encodings than UTF-8.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import yaml
 from yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 
-#: Names of fields, and numbers of items.
+#: Names of fields, and indices of items.
 FieldPath = tuple[str | int, ...]
 
 MAX_FILE_BYTES = 16 * 1024 * 1024
-#: A node takes about half a kilobyte while it is read.
+#: The most nodes of a file; each takes about half a kilobyte.
 MAX_NODES = 1_000_000
 MAX_DEPTH = 100
 _TOO_DEEP = f"nested deeper than {MAX_DEPTH} levels"
 _TOO_DEEP_REMEDY = "remove what does not belong there"
-#: How many nodes aliases may add to those that are written.
+#: The most nodes that aliases may add.
 MAX_ALIASED_NODES = 100_000
 
 _PREFIX = "tag:yaml.org,2002:"
@@ -47,19 +47,19 @@ _NUMERIC_START = frozenset("-+.0123456789")
 
 
 class SourceLocation(NamedTuple):
-    """Counted from 1; 0 is the file as a whole."""
+    """Line and column, counted from 1; 0 is the file as a whole."""
 
     line: int = 0
     column: int = 0
 
 
-#: A field, the place of its value, and that of its key (or of the value).
+#: A field, the location of its value, and of its key (or of the value).
 PlacedField = tuple[FieldPath, SourceLocation, SourceLocation]
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that is wrong with the text itself."""
+    """An error in the text itself."""
 
     place: SourceLocation
     message: str
@@ -68,7 +68,7 @@ class Fault:
 
 @dataclass(slots=True, eq=False)
 class Document:
-    """A YAML document, or an item of a list: a value, and its places. `has_nulls`: the file has, up to its end."""
+    """A YAML document, or an item of a list: a value, and its locations. `has_nulls`: the file so far has nulls."""
 
     node: Node
     value: Any
@@ -76,16 +76,16 @@ class Document:
     has_nulls: bool = False
 
     def item(self, key: str, index: int) -> Document:
-        """The document that stands at `value[key][index]`."""
+        """The document at `value[key][index]`."""
         return Document(self._find((key, index))[1], self.value[key][index], (), self.has_nulls)
 
     def place_of(self, path: Sequence[str | int], *, key: bool = False) -> SourceLocation:
-        """Where the field at this path is written: its value, or its key; if missing, the nearest place above."""
+        """The location of the field at this path: its value, or its key; if missing, the nearest parent."""
         key_node, node, _ = self._find(path)
         return _place(key_node if key and key_node is not None else node)
 
     def written(self, path: Sequence[str | int]) -> str | None:
-        """The text of the scalar at this path as it stands in the file, None if it is no scalar or missing."""
+        """The source text of the scalar at this path, None if it is no scalar or missing."""
         _, node, depth = self._find(path)
         return node.value if depth == len(path) and isinstance(node, ScalarNode) else None
 
@@ -112,9 +112,9 @@ class Document:
 
 
 def read_documents(data: bytes) -> Iterator[Document | Fault]:
-    """Read the documents of a file one by one, as far as possible; a Fault is what is wrong outside of them.
+    """Read the documents of a file one by one, as far as possible; a Fault is an error outside of documents.
 
-    A document is best dropped before the next is asked for: nodes are many, and slow the garbage collector down.
+    Drop a document before the next: many nodes slow the garbage collector down.
     """
     text, number = "", 0
     try:
@@ -129,7 +129,7 @@ def read_documents(data: bytes) -> Iterator[Document | Fault]:
                 if error.problem != "second occurrence":
                     raise
                 loader = _RedefiningLoader(text)
-                for _ in range(number + 1):  # those before it, and it
+                for _ in range(number + 1):  # through the faulty document
                     loader.check_node()
                     node = loader.get_node()
             number += 1
@@ -157,7 +157,7 @@ def levels_of(value: Any) -> Iterator[list[Any]]:
 
 
 def _document(node: Node | None, loader: _Loader, may_have_aliases: bool) -> Document | None:
-    """The document of this node; None where it is empty, as between two separators."""
+    """The document of this node; None for an empty one, as between two separators."""
     if node is None:
         return None
     if may_have_aliases:
@@ -185,7 +185,7 @@ def _decode(data: bytes) -> str:
 
 
 class _Refused(Exception):
-    """The file is not read any further."""
+    """An error that ends reading the file."""
 
     def __init__(self, place: SourceLocation, message: str, remedy: str) -> None:
         super().__init__(message)
@@ -195,11 +195,11 @@ class _Refused(Exception):
 if TYPE_CHECKING:
     _Parser = yaml.SafeLoader
 else:
-    _Parser = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml where PyYAML was built with it
+    _Parser = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # libyaml if PyYAML was built with it
 
 
 class _Loader(_Parser):
-    """Composes nodes, counting them; `resolve` gives scalars the tags of this module rather than those of YAML 1.1."""
+    """Composes and counts nodes; `resolve` gives scalars the tags of this module instead of YAML 1.1's."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -208,7 +208,7 @@ class _Loader(_Parser):
         self.has_nulls = False
 
     def resolve(self, kind: type[Node], value: Any, implicit: Any) -> str:
-        """The tag of a node that is written without one; `implicit[0]`: a scalar stands without quotes."""
+        """The tag of an untagged node; `implicit[0]`: an unquoted scalar."""
         if kind is ScalarNode:
             tag = _tag(value) if implicit[0] else _STR
             if tag is _NULL:
@@ -217,7 +217,7 @@ class _Loader(_Parser):
         return _SEQ if kind is SequenceNode else _MAP
 
     def descend_resolver(self, current_node: Node | None, current_index: Any) -> None:
-        """Count a node before it is composed. Raises _Refused for one too many, and too deep in others."""
+        """Count a node before composing it. Raises _Refused for too many or too deeply nested nodes."""
         self.nodes += 1
         self.depth += 1
         if self.nodes > MAX_NODES:
@@ -240,10 +240,10 @@ else:
 
 
 class _RedefiningLoader(_PythonComposer):
-    """PyYAML's composer in Python, which is slower and can be told to take an anchor again: libyaml's cannot."""
+    """PyYAML's slower composer in Python, which can redefine anchors, unlike libyaml's."""
 
     def compose_node(self, parent: Node | None, index: Any) -> Node | None:
-        """An alias means the node before it that has this anchor. Source: YAML 1.2.2 section 3.2.2.2."""
+        """Compose a node. An alias refers to the last earlier node with its anchor: YAML 1.2.2 section 3.2.2.2."""
         if not self.check_event(yaml.AliasEvent):
             self.anchors.pop(self.peek_event().anchor, None)  # type: ignore[no-untyped-call]
         return super().compose_node(parent, index)
@@ -295,7 +295,7 @@ def _is_merge(key: Node) -> bool:
 
 
 def _merge(node: MappingNode, faults: list[Fault]) -> None:
-    """Put the pairs of merged mappings in the place of `<<`; a key of its own wins, then that of the first mapping.
+    """Replace `<<` by the pairs of the merged mappings; the mapping's own keys win, then those of the first mapping.
 
     Source: the merge key of YAML 1.1 (yaml.org/type/merge).
     """
@@ -335,13 +335,13 @@ def _scalar(node: ScalarNode, faults: list[Fault]) -> Any:
 
 
 def _tag_fault(node: Node) -> Fault:
-    # A local tag may be a mistyped secret (`password: !x`), so only the public ones are named.
+    # A local tag may be a mistyped secret (`password: !x`), so errors name only public tags.
     name = f"the tag !!{node.tag.removeprefix(_PREFIX)}" if node.tag.startswith(_PREFIX) else "a tag of your own"
     return Fault(_place(node), f"{name} is not possible here", "write plain values; quote text that starts with !")
 
 
 def _check_aliases(root: Node, written: int) -> None:
-    """Refuse aliases that contain themselves or multiply (the billion laughs), before anything is built from them."""
+    """Refuse recursive and exponential aliases (billion laughs), before values are built."""
     sizes: dict[int, int] = {}
 
     def size(node: Node) -> int:
@@ -371,12 +371,12 @@ def _syntax_fault(error: yaml.MarkedYAMLError, text: str) -> Fault:
     if mark is not None and text[mark.index : mark.index + 1] == "\t":
         return Fault(place, "a tab stands where YAML takes blanks only", "indent with blanks")
     if error.context == "while scanning an alias":
-        # What was written is not repeated: it may be a password.
+        # Do not repeat the text, which may be a password.
         return Fault(place, "a plain value cannot start with *", 'quote it, as in "*.example.com"')
     if "alias" in problem or "anchor" in problem:
-        # The parser names it, and `password: *x` would show the password.
+        # The parser's message would show the password in `password: *x`.
         return Fault(place, "an alias or anchor that does not fit", "quote text that starts with * or &")
-    if "nesting depth" in problem:  # the bound of PyYAML's own, from 6.0.4 on: it reads ahead of what is composed
+    if "nesting depth" in problem:  # PyYAML's own limit, from 6.0.4 on, hit by its read-ahead
         return Fault(place, _TOO_DEEP, _TOO_DEEP_REMEDY)
     return Fault(place, f"not YAML: {problem}", "check brackets, quotes and indentation up to this place")
 

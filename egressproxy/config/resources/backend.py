@@ -1,8 +1,8 @@
-"""Every shape of Backend, and BackendTLSPolicy.
+"""The kinds of Backend, and BackendTLSPolicy.
 
-Ours (`egressproxy.io`), and the working group's `Backend` and `XBackendDestination` in both of their groups have one
-shape, of which ours is the superset; XBackend has its own (`x_backend`). `config.compile` makes all of them one
-BackendIR. Sources: GEP-4894, the AI Gateway working group's egress proposal, BackendTLSPolicy of Gateway API v1.
+Our Backend (`egressproxy.io`) is a superset of the working group's `Backend` and `XBackendDestination` in both of their
+groups; XBackend has its own shape (`x_backend`). `config.compile` reads all of them into one BackendIR. Sources:
+GEP-4894, the AI Gateway working group's egress proposal, BackendTLSPolicy of Gateway API v1.
 """
 
 from typing import Annotated, Any
@@ -20,9 +20,8 @@ from egressproxy.config.resources.x_backend import BackendTlsValidation, XBacken
 
 
 class WorkingGroupExtension(Extension):
-    """The proposals call the configuration `rawConfig` in places, and give no name in others.
-
-    Where no phase is named it is backend-request.
+    """An extension as in the proposals, which name the configuration `rawConfig` in places. The default phase is
+    backend-request.
     """
 
     name: Name = ""
@@ -36,30 +35,30 @@ class WorkingGroupExtension(Extension):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The config of the filter, under whichever of its two names it is written."""
+        """The config of the filter, under either of its two names."""
         return self.config if self.raw_config is None else self.raw_config
 
     @property
     def label(self) -> str:
-        """Its name; without one the kind of its type: `pool` of `vendor.example/pool:v1`."""
+        """The name, by default the kind of the type: `pool` of `vendor.example/pool:v1`."""
         return self.name or self.type.rpartition("/")[2].partition(":")[0] or self.type
 
 
 class DestinationSpec(Model):
-    """What every Backend with a destination has: `tls` holds for those ports that do not say their own."""
+    """The spec of every Backend with a destination."""
 
     destination: BackendDestination
     """Where requests go."""
     tls: BackendTls | None = None
-    """How TLS is spoken at the ports that do not say it themselves."""
+    """TLS settings of ports without their own."""
     extensions: Annotated[tuple[WorkingGroupExtension, ...], Field(max_length=64)] = ()
-    """Filters that run for what goes to this backend and comes back."""
+    """Filters for requests to this backend and its responses."""
 
     def model_post_init(self, context: Any) -> None:
         if self.destination.type == "Failover":
             for name in ("tls", "extensions", "region", "resolver", "parent"):
                 if getattr(self, name, None):
-                    raise RefusedValue(f"{name} does not belong to type Failover", "write it at its endpoints")
+                    raise RefusedValue(f"{name} does not belong to type Failover", "write it at the endpoints")
         fqdn = self.destination.fqdn
         places = {
             "spec.tls": self.tls,
@@ -73,18 +72,18 @@ class DestinationSpec(Model):
 
 class BackendSpec(DestinationSpec):
     region: Annotated[str, Field(min_length=1, max_length=63)] | None = None
-    """Where the backend stands, for `regions` of policies."""
+    """The region of the backend, for `regions` of policies."""
     resolver: Dns | None = None
-    """How the backend's name is resolved, as `dns` of a policy."""
+    """DNS settings for the backend's name, as `dns` of a policy."""
     parent: BackendParent | None = None
-    """The proxy that this backend is reached through."""
+    """The proxy to this backend."""
 
 
 class Backend(Resource, group=OUR_GROUP, kind="Backend", versions=("v1alpha1",)):
-    """Where requests go, how it is reached, and which filters run for it."""
+    """The destination of requests, its protocol and TLS, and its filters."""
 
     spec: BackendSpec
-    """Where requests go, how it is reached, and which filters run for it."""
+    """The destination of requests, its protocol and TLS, and its filters."""
 
 
 # --- the working group's Backend -------------------------------------------------------------------------------------
@@ -114,7 +113,7 @@ _TLS_OF_BOTH = (
 
 
 class WorkingGroupBackendSpec(DestinationSpec):
-    """`filters` are of a draft, and refer to objects: a Backend with any is not served, since they cannot run."""
+    """The spec of a draft. Its `filters` refer to objects and cannot run, so a Backend with filters is not served."""
 
     filters: Annotated[tuple[dict[str, Any], ...], Field(max_length=64)] = ()
     """Not served: write extensions instead."""
@@ -125,50 +124,50 @@ class EitherShapeSpec(WorkingGroupBackendSpec):
 
 
 class WorkingGroupBackend(Resource, group=GATEWAY_GROUP, kind="Backend", versions=("v1alpha1",)):
-    """What the working group's proposals write; `GatewayBackend` reads those with the spec of XBackend."""
+    """The Backend of the working group's proposals; `GatewayBackend` has the spec of XBackend."""
 
     spec: EitherShapeSpec
-    """Where requests go, and which filters run for it."""
+    """The destination of requests, and its filters."""
 
 
 class XBackendDestination(
     Resource, group="ainetworking.prototype.x-k8s.io", kind="XBackendDestination", versions=("v0alpha0",)
 ):
-    """The prototype's. Routes may refer to it as kind `Backend` too."""
+    """The prototype's kind. Routes may also refer to it as kind `Backend`."""
 
     spec: WorkingGroupBackendSpec
-    """Where requests go, and which filters run for it."""
+    """The destination of requests, and its filters."""
 
 
 class PrototypeBackend(XBackendDestination, kind="Backend"):
-    """The same by the prototype's first name."""
+    """XBackendDestination under the prototype's first name."""
 
 
 class GatewayXBackendDestination(XBackendDestination, group=GATEWAY_GROUP, versions=("v1alpha1",)):
-    """The same in the group that later versions of the proposal use."""
+    """XBackendDestination in the group of later versions of the proposal."""
 
 
 # --- BackendTLSPolicy, and XBackend by its other name ----------------------------------------------------------------
 
 
 class GatewayBackend(XBackend, group=GATEWAY_GROUP, kind="Backend"):
-    """An XBackend by the name and group that it is to have (GEP-4894)."""
+    """An XBackend under its future name and group (GEP-4894)."""
 
 
 class BackendTlsTargetReference(PolicyTargetReference):
-    """A Service or Backend, or with `sectionName` one of its ports. Its schema says what is served of it."""
+    """A Service or Backend, or with `sectionName` one of its ports."""
 
 
 class BackendTlsPolicySpec(Model):
     target_refs: Annotated[tuple[BackendTlsTargetReference, ...], Field(min_length=1, max_length=16)]
-    """The Services and Backends that the policy is for. What a Backend has in its own tls goes before it."""
+    """The Services and Backends of the policy. A Backend's own tls takes precedence."""
     validation: BackendTlsValidation
-    """What the servers' certificates have to be."""
+    """The requirements for the servers' certificates."""
     options: dict[str, str] = Field(default_factory=dict, max_length=16)
     """Further settings."""
 
     def model_post_init(self, context: Any) -> None:
-        """Several ports of one target may be named; the whole of it and a port of it may not (rules of the CRD)."""
+        """Check targets: either several ports of an object, or the whole object (rules of the CRD)."""
         whole = [(ref.group, ref.kind, ref.name) for ref in self.target_refs if not ref.section_name]
         for ref in self.target_refs:
             if ref.section_name and (ref.group, ref.kind, ref.name) in whole:
@@ -185,4 +184,4 @@ class BackendTlsPolicy(Resource, group=GATEWAY_GROUP, kind="BackendTLSPolicy", v
     """TLS origination for Services and Backends."""
 
     spec: BackendTlsPolicySpec
-    """Which Services and Backends it is for, and what their certificates have to be."""
+    """The Services and Backends of the policy, and the requirements for their certificates."""

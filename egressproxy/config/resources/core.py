@@ -1,7 +1,7 @@
-"""Kubernetes' own kinds, as far as they are read.
+"""The parts of Kubernetes' own kinds that are read.
 
-Their many other fields are let through, since real manifests have them. A Secret's values are
-`model.secret.SecretBytes` from the moment they are decoded; its manifest is kept with the values redacted.
+Other fields are accepted, since real manifests have them. A Secret's values are `model.secret.SecretBytes` from
+decoding on; its stored manifest has redacted values.
 """
 
 from collections.abc import Mapping
@@ -25,17 +25,17 @@ REDACTED = "cmVkYWN0ZWQ="  # base64 of "redacted": clients of an API decode it
 
 
 class _Core(Resource, group="", versions=("v1",)):
-    """Fields that are not read are let through."""
+    """Base of Kubernetes' own kinds; unknown fields are accepted."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 class Namespace(_Core, kind="Namespace", namespaced=False):
-    """Its labels decide what `from: Selector` admits."""
+    """A namespace, whose labels are matched by `from: Selector`."""
 
 
 class Secret(_Core, kind="Secret"):
-    """`value(key)` gives the bytes. Values never appear in text, errors or manifests."""
+    """A Secret. Values never appear in text, errors or manifests."""
 
     type: str = "Opaque"
     data: Annotated[dict[str, SecretValue], NULL_IS_EMPTY_MAP] = Field(default_factory=dict, repr=False)
@@ -43,7 +43,7 @@ class Secret(_Core, kind="Secret"):
     immutable: Bool | None = None
 
     def value(self, key: str) -> SecretBytes | None:
-        """The value of a key; `stringData` goes before `data`, as an API server would merge them."""
+        """The value of a key; `stringData` overrides `data`, as in an API server."""
         return self.string_data.get(key, self.data.get(key))
 
     @property
@@ -60,7 +60,7 @@ class Secret(_Core, kind="Secret"):
 
 
 def _redacted(annotations: Mapping[str, Any] | None) -> dict[str, str]:
-    """Without values: kubectl and other tools keep the whole object in one, under names that nobody can list."""
+    """The annotations without values: kubectl and other tools keep a copy of the whole object in an annotation."""
     return {name: "redacted" for name in annotations or () if name != LAST_APPLIED}
 
 
@@ -112,14 +112,14 @@ class PodStatus(OpenModel):
 
 
 class Pod(_Core, kind="Pod"):
-    """For identity alone: which service account has which address. Its status is input, unlike that of other kinds."""
+    """A Pod, read for identity alone: its address and service account. Its status is input, unlike other kinds'."""
 
     spec: PodSpec = PodSpec.model_construct()
     status: PodStatus | None = None
 
 
 class EndpointConditions(OpenModel):
-    """None means unknown, and counts as ready (discovery.k8s.io/v1)."""
+    """The conditions of an endpoint; None is unknown, and counts as ready (discovery.k8s.io/v1)."""
 
     ready: Bool | None = None
     serving: Bool | None = None
@@ -158,23 +158,23 @@ class EndpointSlice(_Core, group="discovery.k8s.io", kind="EndpointSlice"):
 
     @property
     def service(self) -> str:
-        """Name of the Service (same namespace), "" where the label is missing."""
+        """The name of the Service (same namespace), "" without the label."""
         return self.metadata.labels.get("kubernetes.io/service-name", "")
 
 
 class TrustBundleMeta(ObjectMeta):
-    """A bundle of a signer has the signer's name in front of its own, with a colon for each slash."""
+    """The metadata of a bundle. A signer's bundle has the signer's name as prefix, with a colon for each slash."""
 
     name: Annotated[str, Field(pattern=r"^[a-z0-9]([-a-z0-9.:]*[a-z0-9])?$", max_length=253)]
 
 
 class ClusterTrustBundleSpec(Model):
-    """The certificates, and whose they are."""
+    """The certificates, and their signer."""
 
     signer_name: str = ""
-    """The signer whose certificates these are. Default: none. It does nothing here."""
+    """The signer of the bundle. Default: none. Not used here."""
     trust_bundle: str
-    """CA certificates in PEM, one behind the other."""
+    """Concatenated CA certificates in PEM."""
 
 
 class ClusterTrustBundle(

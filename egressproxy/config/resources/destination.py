@@ -1,7 +1,7 @@
-"""The destination of a Backend, as ours and as every published form of the working group's proposals writes it.
+"""The destination of a Backend, in our form and in every published form of the working group's proposals.
 
-Enum values are compared without regard to case, field names exactly. What the fields mean together is read in one
-place: `config.compile.backends.published_forms`. The object itself keeps the form in which it was written.
+Enum values ignore case, field names do not. `config.compile.backends.published_forms` interprets the forms; the object
+itself keeps its form.
 Sources: the AI Gateway working group's egress proposal and its prototype, and its draft of a Backend GEP for egress and
 service decoration.
 """
@@ -35,7 +35,7 @@ from egressproxy.config.resources.values import (
 from egressproxy.config.resources.x_backend import XBackendPort, XBackendValidation
 from egressproxy.ir.policy import MAX_BUFFERED_BYTES
 
-#: Key of the validation context: the object is of a published group, whose schema admits more than ours.
+#: Key of the validation context for objects of a published group, whose schema admits more than ours.
 PUBLISHED = "is_published"
 
 
@@ -51,11 +51,11 @@ class KeyedSecretReference(SecretObjectReference):
     """A reference to a Secret and a key in it."""
 
     key: Name | None = None
-    """The key in it. Default: ca.crt for certificates to trust, tls.crt and tls.key for a certificate to show."""
+    """The key of the Secret. Default: ca.crt for trusted CAs, tls.crt and tls.key for a client certificate."""
 
 
 class CertificateEntry(Model):
-    """A Secret and the key in it that holds certificates: the draft of the Backend GEP has it in two places."""
+    """A Secret with certificates and their key, which the draft of the Backend GEP has in two places."""
 
     secret_ref: KeyedSecretReference
     """The Secret."""
@@ -67,12 +67,12 @@ class CertificateEntry(Model):
             raise RefusedValue("the key stands in secretRef and beside it", "keep one of them")
 
     def key_or(self, default: str) -> str:
-        """The key, wherever it stands."""
+        """The key, from either place."""
         return self.key or self.secret_ref.key or default
 
 
 class CaBundleReference(ObjectReference):
-    """A reference to CA certificates: a ConfigMap (`ca.crt`), where no kind is written."""
+    """A reference to CA certificates, by default to a ConfigMap (`ca.crt`)."""
 
     kind: Kind = "ConfigMap"
     """ConfigMap or Secret; or ClusterTrustBundle with group certificates.k8s.io."""
@@ -96,7 +96,7 @@ CaBundleReferences = Annotated[
 ]
 
 
-#: What an earlier draft of GEP-4894 has in the tls of a port.
+#: The `validation` in a port's tls, of an earlier draft of GEP-4894.
 Validation = Annotated[
     XBackendValidation | None,
     JsonSchema(
@@ -111,26 +111,26 @@ Validation = Annotated[
 
 
 class BackendTls(Model):
-    """TLS origination. `clientCertificateRef` belongs to mode Mutual, and only there. `serverName` is `sni`."""
+    """TLS origination. `clientCertificateRef` is for mode Mutual alone. `serverName` is an alias of `sni`."""
 
     mode: ModeName
     server_name: Annotated[ExternalHostname | None, Field(description="The same as sni.")] = None
     sni: ExternalHostname | None = None
-    """The server name that is sent, and that the certificate has to be for. Default: the hostname."""
+    """The SNI, which the certificate has to match. Default: the hostname."""
     ca_bundle_ref: CaBundleReferences = ()
     client_certificate_ref: SecretObjectReference | None = None
-    """The Secret (tls.crt, tls.key) with the certificate that the gateway shows. For mode Mutual."""
+    """The Secret (tls.crt, tls.key) with the gateway's client certificate. For mode Mutual."""
     subject_alt_names: Annotated[tuple[Name, ...], Field(max_length=64)] = ()
-    """Names of which the certificate has to carry one, instead of `sni`."""
+    """Names of which the certificate must have one, instead of `sni`."""
     validation: Validation = None
     pins: Annotated[tuple[Pin, ...], Field(max_length=16)] = ()
-    """Public keys of which the server's chain has to have one: sha256/ and the base64 of the SPKI's hash."""
+    """Public keys of which the server's chain must have one: sha256/ and the base64 of the SPKI's hash."""
     crl_refs: Annotated[tuple[ObjectReference, ...], Field(max_length=16)] = ()
     """ConfigMaps (key crl.pem) with lists of revoked certificates."""
     min_version: Literal["1.2", "1.3"] = "1.2"
-    """The oldest TLS version that is spoken."""
+    """The minimum TLS version."""
     insecure_skip_verify: Bool = False
-    """Take any certificate. The Backend says that it is insecure."""
+    """Accept any certificate. The status of the Backend reports it as insecure."""
 
     def model_post_init(self, context: Any) -> None:
         if self.sni is not None and self.server_name is not None and self.sni != self.server_name:
@@ -145,7 +145,7 @@ class BackendTls(Model):
         if twice and self.validation is not None:
             raise RefusedValue(f"validation says what {' and '.join(twice)} beside it says", "keep one of them")
         if self.mode is None or (isinstance(context, dict) and context.get(PUBLISHED)):
-            return  # a published schema admits it: status says what is missing
+            return  # a published schema admits it: status reports the missing part
         if self.mode == "Mutual" and self.client_certificate_ref is None:
             raise RefusedValue("mode Mutual needs clientCertificateRef", "add clientCertificateRef, or use mode Simple")
         if self.mode != "Mutual" and self.client_certificate_ref is not None:
@@ -153,35 +153,34 @@ class BackendTls(Model):
 
 
 class FqdnTls(BackendTls):
-    """TLS as the draft of the Backend GEP has it below `fqdn`.
-
-    Without mode it is Mutual where a client certificate stands, else Simple.
+    """TLS below `fqdn`, as in the draft of the Backend GEP. The default mode is Mutual with a client certificate, else
+    Simple.
     """
 
     mode: ModeName | None = None  # type: ignore[assignment]
     ca_certificates: Annotated[tuple[CertificateEntry, ...], Field(max_length=16)] = ()
-    """Secrets with the CAs that may have signed the certificate. Default: those of the system."""
+    """Secrets with the trusted CAs. Default: the system's CAs."""
     client_certificate: CertificateEntry | None = None
-    """The Secret with the certificate that the gateway shows."""
+    """The Secret with the gateway's client certificate."""
 
 
 class FqdnBackend(Model):
-    """A host outside of the cluster. Published forms say port, tls and protocol here; ours says them in `ports`."""
+    """A host outside of the cluster. Published forms have port, tls and protocol here; ours has them in `ports`."""
 
     hostname: ExternalHostname
-    """The name that is resolved and dialled, and the Host that is sent unless a route rewrites it. No IP address and no
-    name of the cluster.
+    """The name to resolve and dial, and the Host field unless a route rewrites it. No IP address and no name of the
+    cluster.
     """
     port: Annotated[Port | None, Field(description="The port, where the destination has no ports.")] = None
     tls: FqdnTls | None = None
-    """How TLS is spoken at the ports that do not say it."""
+    """TLS settings of ports without their own."""
     protocol: NamedProtocol | None = None
-    """What is spoken at the ports that do not say it."""
+    """The protocol of ports without their own."""
 
 
 class IpBackend(Model):
     address: Address
-    """The IPv4 or IPv6 address that is dialled, as it is written."""
+    """The IPv4 or IPv6 address to dial."""
 
 
 class ServiceBackend(Model):
@@ -191,7 +190,7 @@ class ServiceBackend(Model):
     """Namespace of the Service. Default: that of the Backend; another one needs a ReferenceGrant."""
 
 
-#: What providers call a model.
+#: A provider's name of a model.
 ModelName = Annotated[str, Field(min_length=1, max_length=256)]
 
 
@@ -199,15 +198,15 @@ class FailoverEndpoint(Model):
     """The lowest priority number with a healthy endpoint serves; the rest wait."""
 
     backend_ref: BackendObjectReference
-    """The Backend or Service that serves. No Dynamic one, and none of type Failover."""
+    """The Backend or Service. Not of type Dynamic or Failover."""
     priority: Annotated[int, Field(strict=True, ge=0)] = 0
-    """Lower goes first."""
+    """The priority; lower is preferred."""
     weight: Annotated[int, Field(strict=True, ge=0, le=1_000_000)] = 1
     """Its share among the endpoints of the same priority."""
     model_alias: ModelName | None = None
-    """The model that this endpoint is asked for, whatever model the request names, unless `modelAliases` has it."""
+    """The model for this endpoint, in place of each requested model that `modelAliases` does not have."""
     model_aliases: Annotated[dict[ModelName, ModelName], Field(max_length=64)] = Field(default_factory=dict)
-    """By the model that the request names: the model that this endpoint is asked for. Others stay as they are."""
+    """Requested model -> the model for this endpoint. Other models stay unchanged."""
 
 
 class Failover(Model):
@@ -216,50 +215,50 @@ class Failover(Model):
     codes: Annotated[tuple[Annotated[int, Field(strict=True, ge=400, le=599)], ...], Field(max_length=32)] = (
         429, 500, 502, 503, 529,
     )  # fmt: skip
-    """Statuses of an endpoint after which the request goes to the next one; a first event that tells of an error counts
-    as the status of that. Connections that fail are without being named.
+    """Statuses after which the request goes to the next endpoint; an error in the first event of a stream counts as its
+    status. Failed connections always do.
     """
     first_byte: Duration | None = None
-    """The time for an attempt to bring the first byte of a response body; then the next endpoint is asked. The head is
-    held until then. Default: none, and the head is sent on as it comes.
+    """The time limit for the first byte of a response body, after which the next endpoint is tried. The head is held
+    until then. Default: no limit, and the head is forwarded at once.
     """
     replay: Literal["All", "Idempotent"] = "All"
-    """What goes on to the next endpoint when one may have seen it: every request, or those with idempotent methods."""
+    """The requests that may go to another endpoint after one may have processed them: all, or idempotent methods."""
     max_replay_bytes: Annotated[int, Field(strict=True, ge=0, le=64 * 1024 * 1024)] = 1024 * 1024
-    """The longest request body that is kept for further endpoints, in bytes."""
+    """The longest request body that is buffered for further endpoints, in bytes."""
     attempts_header: Bool = False
-    """Whether the response says in X-Egress-Attempts which endpoints were asked, and how each attempt ended."""
+    """Whether the response field X-Egress-Attempts lists the endpoints and results of all attempts."""
 
 
 class McpOptions(Model):
-    """What the MCP server speaks, and where."""
+    """The revision and the path of the MCP server."""
 
     version: Annotated[str, Field(max_length=256)] = ""
-    """The revision of the Model Context Protocol that the server speaks, such as 2025-06-18: a client whose
-    MCP-Protocol-Version is another one gets 400. Default: the server itself says what it speaks.
+    """The server's revision of the Model Context Protocol, such as 2025-06-18: a client with another
+    MCP-Protocol-Version gets 400. Default: the server negotiates the revision.
     """
     path: Annotated[str, Field(max_length=1024)] = "/mcp"
-    """Path of the server's MCP endpoint: requests for the path that a rule matches go there."""
+    """Path of the server's MCP endpoint, which replaces the path that a rule matches."""
 
 
 class AiOptions(Model):
-    """Which APIs of AI providers are served here: requests of another one are translated to the first of them."""
+    """The AI provider's APIs; requests of another API are translated to the first of these."""
 
     apis: Annotated[
         tuple[Literal["OpenAIChat", "OpenAIResponses", "AnthropicMessages"], ...], Field(min_length=1, max_length=3)
     ]
-    """The APIs that are served. A request of another of these APIs is translated to the first in the list."""
+    """The APIs of the backend. A request of another supported API is translated to the first in the list."""
     prefix: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
-    """The path below which they are served: `/openai/v1` for /openai/v1/chat/completions, /openai/v1/responses or
-    /openai/v1/messages. Default: /v1 for requests that are translated; others keep their path.
+    """The base path of the APIs: `/openai/v1` for /openai/v1/chat/completions, /openai/v1/responses or
+    /openai/v1/messages. Default: /v1 for translated requests; others keep their path.
     """
     untranslatable: Literal["Refuse", "Drop"] = "Drop"
-    """What becomes of a field that the API has nothing like. Drop: fields that only tune the answer are left out, and
-    told in the response field X-Egress-Dropped, the access log and a metric; all others are refused with 400. Refuse:
-    every one is refused, and a Failover asks the next endpoint.
+    """The effect on a field without equivalent in the API. Drop: fields that only tune the response are dropped, and
+    listed in the response field X-Egress-Dropped, the access log and a metric; other fields are refused with 400.
+    Refuse: all are refused, and a Failover tries the next endpoint.
     """
     max_body_bytes: Annotated[int, Field(strict=True, ge=1024, le=64 * 1024 * 1024)] = MAX_BUFFERED_BYTES
-    """The longest request that is changed or translated for it; 413 beyond. Others pass unread. Default: 32 MiB."""
+    """The longest request that is changed or translated; 413 beyond. Others pass unread. Default: 32 MiB."""
 
     def model_post_init(self, context: Any) -> None:
         check_unique(self.apis, "API", "apis")
@@ -267,27 +266,26 @@ class AiOptions(Model):
 
 class ProtocolOptions(Model):
     mcp: McpOptions | None = None
-    """For protocol MCP."""
+    """Options of protocol MCP."""
     ai: AiOptions | None = None
-    """For a provider of AI: its APIs, and translation to them."""
+    """Options of an AI provider: its APIs, and translation."""
 
 
 class BackendPort(XBackendPort):
-    """One port: `number` (a published form calls it `port`), what is spoken there, and how it is secured."""
+    """One port: `number` (`port` in a published form), protocol, and TLS."""
 
     name: Annotated[Label | None, Field(description="A name for people: references name the number.")] = None
     port: Annotated[Port | None, Field(description="The same as number.")] = None
     protocol: ProtocolName = "HTTP"
     tls: BackendTls | None = None
-    """How TLS is spoken at this port. Default: as `tls` of the destination or of the spec says."""
+    """TLS settings of this port. Default: `tls` of the destination or of the spec."""
     protocol_options: ProtocolOptions | None = None
     """Settings of one protocol."""
 
 
 class BackendDestination(Model):
-    """Exactly the block of its own type. Without ports: 443, with the tls that stands at the destination or beside it.
-
-    Dynamic takes the port that the request named.
+    """A destination, with exactly the block of its type. Default port: 443, with the tls of the destination or spec;
+    Dynamic uses the port of the request.
     """
 
     BLOCKS: ClassVar[dict[str, tuple[str, ...]]] = {
@@ -312,14 +310,14 @@ class BackendDestination(Model):
     endpoint_selector: dict[str, Any] | None = None
     """For type EndpointSelector, of a draft."""
     tls: BackendTls | None = None
-    """How TLS is spoken at the ports that do not say it themselves."""
+    """TLS settings of ports without their own."""
     ports: Annotated[tuple[BackendPort, ...], Field(max_length=16)] = ()
-    """Ports that a reference may name, each once. A Dynamic destination is bound to the port that stands here."""
+    """Ports that a reference may name, each once. A Dynamic destination is limited to the port in this list."""
 
     @model_validator(mode="before")
     @classmethod
     def _without_vendors_blocks(cls, value: Any) -> Any:
-        """A vendor's type has fields of its own, which are not known: the type closes the whole."""
+        """Drop the unknown fields of a vendor's type; the compiler closes the object by its type."""
         if not isinstance(value, dict) or not is_vendors(value.get("type")):
             return value
         known = {field.alias or to_camel(name) for name, field in cls.model_fields.items()}
@@ -345,7 +343,7 @@ class BackendDestination(Model):
         for field, value in (("ports", self.ports), ("tls", self.tls)):
             if self.type == "Failover" and value:
                 message = f"{field} does not belong to a destination of type Failover"
-                raise RefusedValue(message, f"{field} is that of its backends")
+                raise RefusedValue(message, f"write {field} at the backends of its endpoints")
         if self.ports and self.fqdn is not None and self.fqdn.port is not None:
             raise RefusedValue("fqdn.port says again what ports says", "keep ports alone")
         if len({port.value for port in self.ports}) != len(self.ports):

@@ -1,4 +1,4 @@
-"""Extensions: filters of a Backend or EgressPolicy; PayloadProcessingPipeline; FilterType, for types of one's own."""
+"""Extensions: filters of a Backend or EgressPolicy; PayloadProcessingPipeline; FilterType, for custom types."""
 
 from typing import Annotated, Any, Final, Literal, get_args
 
@@ -30,42 +30,40 @@ PhaseName = Literal[
     "response-body",
 ]
 PHASES: Final[tuple[str, ...]] = get_args(PhaseName)
-#: A phase; a vendor's own is read, and closes the place that asks for it.
+#: A phase; a vendor's phase is accepted, and closes the place.
 AnyPhase = Annotated[str, *vendors_too("phase", *PHASES)]
 
 
 class ExtensionErrorBudget(Model):
     failures: Annotated[Int, Field(ge=1, le=10_000)]
-    """So many failures within the window take the filter out: refused at once, or without it where it may fail open."""
+    """Failures within the window after which the filter is disabled: requests are refused, or with failOpen skip it."""
     window: Duration
-    """The window, and how long the filter is out of service."""
+    """The window, and the time for which the filter is disabled."""
 
 
 class Extension(Model):
-    """A filter in one phase. `config` is checked against the schema of its type when the configuration is compiled; a
-    type that is not known then is told in status.
-
-    `phase` None: the type's own, where it has just one. Filters of a phase run by priority, lower first.
+    """A filter in one phase. The compiler checks `config` against the schema of its type, and reports an unknown type
+    in status. Filters of a phase run by priority, lower first.
     """
 
     name: Name
-    """Name of the filter, unique in its object: logs, metrics and errors say it."""
+    """Name of the filter in logs, metrics and errors, unique in its object."""
     type: ExtensionType
-    """What it is: domain/Kind:version. `egressproxy filters` lists the types that are known."""
+    """The filter type: domain/Kind:version. `egressproxy filters` lists the known types."""
     phase: AnyPhase | None = None
-    """When it runs. May be left out where the type has one phase."""
+    """The phase. Optional for a type with one phase."""
     priority: Int = 100
     """Order within the phase: lower first."""
     fail_open: Bool = False
-    """Go on without the filter where it fails. By default the request is refused then."""
+    """Whether requests go on without a failed filter. By default they are refused."""
     pre_auth: Bool = False
-    """Run before the filters of its phase that do not say so, whatever their priority. Where a listener asks for a
-    token, it is checked before any filter runs: the filter sees whose request it is.
+    """Whether the filter runs before all filters of its phase without preAuth, regardless of priority. A listener
+    checks tokens before any filter runs, so the filter knows the client.
     """
     timeout: Duration | None = None
-    """How long the filter may take."""
+    """The time limit of the filter."""
     error_budget: ExtensionErrorBudget | None = None
-    """Take the filter out of service where it fails too often. Without it, it runs however often it fails."""
+    """The failures after which the filter is disabled. Default: no limit."""
     config: dict[str, Any] = Field(default_factory=dict)
     """Settings of the filter, checked against the schema of its type."""
 
@@ -82,15 +80,15 @@ class Processor(Model):
     type: ExtensionType | None = None
     """In process: the type of the filter, as of an extension."""
     phase: AnyPhase | None = None
-    """When it runs."""
+    """The phase."""
     config: dict[str, Any] = Field(default_factory=dict)
-    """Settings of the filter; of a remote processor those of ExternalProcessor, but for `backendRefs`."""
+    """Settings of the filter; for a remote processor those of ExternalProcessor except `backendRefs`."""
     backend_refs: Annotated[tuple[BackendObjectReference, ...], Field(max_length=16)] = ()
-    """Remote: who is asked, by Envoy's ext_proc."""
+    """Remote: the servers, called by Envoy's ext_proc."""
     timeout: Duration | None = None
-    """How long the step may take."""
+    """The time limit of the step."""
     failure_mode: Literal["open", "closed"] = "closed"
-    """closed: where the step fails the request is refused. open: it goes on without."""
+    """The effect of a failed step. closed: the request is refused. open: the step is skipped."""
 
     def model_post_init(self, context: Any) -> None:
         require_one_of("a processor", type=self.type, backendRefs=self.backend_refs or None)
@@ -140,31 +138,31 @@ class PythonSource(Model):
     """A Python file of the operator's, as for egressproxy.io/Python:v1."""
 
     path: Annotated[str, Field(min_length=1, max_length=1024)]
-    """The file: it starts at the folder of this manifest, and stays inside."""
+    """The file, relative to the folder of this manifest and inside of it."""
     settings: dict[str, Any] = Field(default_factory=dict)
     """Further fields of egressproxy.io/Python:v1: the secrets and backends of the filter, each with its namespace."""
 
 
 class ProcessorSource(Model):
-    """A processor that is asked over the network."""
+    """A remote processor."""
 
     protocol: Literal["ExtProc", "Webhook"]
     """ExtProc: Envoy's ext_proc over gRPC. Webhook: HTTP with JSON."""
     backend_refs: Annotated[tuple[BackendObjectReference, ...], Field(min_length=1, max_length=16)]
-    """Who is asked. A reference without namespace means `default`: a FilterType has none of its own."""
+    """The servers. The default namespace of a reference is `default`, since a FilterType has none."""
     settings: dict[str, Any] = Field(default_factory=dict)
-    """Further fields of the built-in type that asks it: what is sent, what may be changed."""
+    """Further fields of the built-in type that calls the processor: data to send, allowed changes."""
 
 
 class FilterTypeSpec(Model):
     type: DeclaredType
-    """The type that `extensions` name, as acme.example.com/PIIDetector:v1. The domain is one's own."""
+    """The type for `extensions`, such as acme.example.com/PIIDetector:v1, with a domain of your own."""
     summary: Annotated[str, Field(max_length=256)] = ""
     """One sentence for the catalogue."""
     phases: Annotated[tuple[PhaseName, ...], Field(min_length=1, max_length=7)]
-    """Where extensions of the type may be placed."""
+    """The phases of extensions of the type."""
     config_schema: ConfigSchema | None = None
-    """What `config` of such an extension may hold. Without it `config` is empty."""
+    """The schema of an extension's `config`. Default: `config` is empty."""
     python: PythonSource | None = None
     """The type is a Python file."""
     processor: ProcessorSource | None = None
@@ -175,7 +173,7 @@ class FilterTypeSpec(Model):
 
 
 class FilterTypeDefinition(Resource, group=OUR_GROUP, kind="FilterType", versions=("v1alpha1",), namespaced=False):
-    """An extension type of one's own."""
+    """A custom extension type."""
 
     spec: FilterTypeSpec
-    """The type, and what runs it."""
+    """The type, and its implementation."""

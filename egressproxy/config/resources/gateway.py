@@ -22,7 +22,7 @@ from egressproxy.model.unix_socket import UNIX_SOCKET, UnixSocket, parse_unix_so
 
 class ParametersReference(LocalObjectReference):
     namespace: Label | None = None
-    """Namespace of the parameters, where they have one."""
+    """Namespace of the parameters, if namespaced."""
 
 
 class GatewayClassSpec(Model):
@@ -32,7 +32,7 @@ class GatewayClassSpec(Model):
             min_length=1, max_length=253, pattern=r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9/\-._~%!$&'()*+,;=:]+$"
         ),
     ]
-    """Who serves Gateways of this class."""
+    """The controller of Gateways of this class."""
     parameters_ref: ParametersReference | None = None
     """Parameters of the class."""
     description: Annotated[str, Field(max_length=64)] | None = None
@@ -41,11 +41,11 @@ class GatewayClassSpec(Model):
 
 class GatewayClass(Resource, group=GATEWAY_GROUP, kind="GatewayClass", versions=("v1", "v1beta1"), namespaced=False):
     spec: GatewayClassSpec
-    """Who serves Gateways of the class."""
+    """The controller of the class, and its parameters."""
 
 
 class RouteNamespaces(Model):
-    """From where routes may attach to a listener."""
+    """The namespaces from which routes may attach to a listener."""
 
     from_: Annotated[Literal["All", "Selector", "Same", "None"], Field(alias="from")] = "Same"
     """All namespaces, the Same one, those of a Selector, or None."""
@@ -61,21 +61,21 @@ class RouteGroupKind(Model):
 
 
 class AllowedRoutes(Model):
-    """`kinds` empty: those that the listener's protocol carries."""
+    """The routes that may attach to a listener."""
 
     namespaces: RouteNamespaces = RouteNamespaces.model_construct()
-    """From where routes may attach."""
+    """The namespaces of routes that may attach."""
     kinds: Annotated[tuple[RouteGroupKind, ...], Field(max_length=8)] = ()
-    """Which kinds of routes may attach. Left out: those that the protocol carries."""
+    """The kinds of routes that may attach. Default: the kinds of the protocol."""
 
 
 class ListenerTls(Model):
-    """Terminate needs a certificate (or options that name one); Passthrough has none."""
+    """TLS of a listener. Terminate needs a certificate (or options that name one); Passthrough has none."""
 
     mode: TlsMode = TlsMode.TERMINATE
-    """Terminate: TLS ends here. Passthrough: it goes on to the backend."""
+    """Terminate: TLS ends at the gateway. Passthrough: TLS ends at the backend."""
     certificate_refs: Annotated[tuple[SecretObjectReference, ...], Field(max_length=64)] = ()
-    """Secrets (tls.crt, tls.key) with the certificates that are shown."""
+    """Secrets (tls.crt, tls.key) with the listener's certificates."""
     options: dict[str, str] = Field(default_factory=dict, max_length=16)
     """Further settings."""
 
@@ -85,20 +85,20 @@ class ListenerTls(Model):
 
 
 class Listener(Model):
-    """One listener. `protocol` is open: one that is not served is a condition in status, not an error."""
+    """One listener. An unsupported `protocol` is a condition in status, not an error."""
 
     name: Subdomain
     """Name of the listener, unique in its object: `sectionName` of routes and policies."""
     hostname: Hostname | None = None
-    """The name that clients ask for, or *.suffix. Left out: every name."""
+    """The hostname in requests, exact or *.suffix. Default: every name."""
     port: Port
-    """The port that is bound."""
+    """The port to bind."""
     protocol: Annotated[str, Field(min_length=1, max_length=255)]
-    """What clients speak."""
+    """The protocol of clients."""
     tls: ListenerTls | None = None
     """TLS of the listener."""
     allowed_routes: AllowedRoutes = AllowedRoutes.model_construct()
-    """Which routes may attach."""
+    """The routes that may attach."""
 
     def model_post_init(self, context: Any) -> None:
         protocol = self.protocol.upper()
@@ -116,7 +116,7 @@ class GatewayAddress(Model):
     """`type` IPAddress: an address to bind; egressproxy.io/UnixSocket: a Unix socket. Others are reported in status."""
 
     type: Annotated[str, Field(min_length=1, max_length=253)] = "IPAddress"
-    """What the address is."""
+    """The type of the address."""
     value: Annotated[str, Field(max_length=253)] | None = None
     """The address."""
 
@@ -135,7 +135,7 @@ class GatewayAddress(Model):
 
     @property
     def ip(self) -> str:
-        """The address in its canonical form; "" for other types, and where the choice is left to the process."""
+        """The address in canonical form; "" for other types, and for the default of the process."""
         return str(ip_address(self.value)) if self.type == "IPAddress" and self.value else ""
 
     @property
@@ -145,51 +145,51 @@ class GatewayAddress(Model):
 
 class GatewayInfrastructure(Model):
     labels: dict[str, str] = Field(default_factory=dict, max_length=8)
-    """Labels of what is made for the Gateway."""
+    """Labels of resources created for the Gateway."""
     annotations: dict[str, str] = Field(default_factory=dict, max_length=8)
-    """Annotations of what is made for the Gateway."""
+    """Annotations of resources created for the Gateway."""
     parameters_ref: LocalObjectReference | None = None
-    """Parameters of what is made for the Gateway."""
+    """Parameters of resources created for the Gateway."""
 
 
 class FrontendValidation(Model):
-    """Client certificates: by whom they have to be signed."""
+    """The CAs of client certificates."""
 
     ca_certificate_refs: Annotated[tuple[ObjectReference, ...], Field(min_length=1, max_length=16)]
-    """The CAs that have to have signed the certificates of clients."""
+    """The CAs that sign client certificates."""
     mode: Literal["AllowValidOnly", "AllowInsecureFallback"] = "AllowValidOnly"
-    """AllowValidOnly: clients without a good certificate are turned away. AllowInsecureFallback: they are let in."""
+    """AllowValidOnly: clients without a valid certificate are refused. AllowInsecureFallback: they are accepted."""
 
 
 class FrontendTls(Model):
     validation: FrontendValidation | None = None
-    """What is asked of the certificates of clients."""
+    """The validation of client certificates."""
 
 
 class FrontendTlsPort(Model):
     port: Port
     """The port."""
     tls: FrontendTls
-    """What holds at this port instead of the default."""
+    """The settings of this port instead of the default."""
 
 
 class FrontendTlsSettings(Model):
     """TLS towards clients: for every TLS listener, and for some ports instead."""
 
     default: FrontendTls
-    """What holds at ports that are not listed."""
+    """The settings of unlisted ports."""
     per_port: Annotated[tuple[FrontendTlsPort, ...], Field(max_length=64)] = ()
-    """What holds at single ports instead."""
+    """The settings of single ports instead."""
 
     def model_post_init(self, context: Any) -> None:
         check_unique([entry.port for entry in self.per_port], "port", "perPort")
 
 
 class GatewayBackendTls(Model):
-    """The client certificate that the Gateway shows to backends."""
+    """The Gateway's client certificate for backends."""
 
     client_certificate_ref: SecretObjectReference | None = None
-    """The Secret (tls.crt, tls.key) with the certificate that backends are shown."""
+    """The Secret (tls.crt, tls.key) with the client certificate."""
 
 
 class GatewayTls(Model):
@@ -204,20 +204,20 @@ class ListenerNamespaces(RouteNamespaces):
 
 
 class AllowedListeners(Model):
-    """From where ListenerSets may attach; by default from nowhere."""
+    """The namespaces from which ListenerSets may attach; by default none."""
 
     namespaces: ListenerNamespaces = ListenerNamespaces.model_construct()
-    """From where ListenerSets may attach."""
+    """The namespaces of ListenerSets that may attach."""
 
 
 class ListenersSpec(Model):
-    """What Gateways and ListenerSets have in common."""
+    """The common part of Gateways and ListenerSets."""
 
     listeners: Annotated[tuple[Listener, ...], Field(min_length=1, max_length=64)]
-    """What is bound, and what may attach to it."""
+    """The listeners."""
 
     def model_post_init(self, context: Any) -> None:
-        """Unique names; and one listener per port, protocol and hostname (rules of the CRD)."""
+        """Check unique names, and one listener per port, protocol and hostname (rules of the CRD)."""
         check_unique([listener.name for listener in self.listeners], "name", "listeners")
         seen: dict[tuple[int, str, str], str] = {}
         for listener in self.listeners:
@@ -232,67 +232,67 @@ class ListenersSpec(Model):
 
 class GatewaySpec(ListenersSpec):
     gateway_class_name: Name
-    """The GatewayClass, which says who serves the Gateway."""
+    """The GatewayClass, which names the controller of the Gateway."""
     addresses: Annotated[tuple[GatewayAddress, ...], Field(max_length=16)] = ()
     """Addresses to bind. Default: those of the process."""
     infrastructure: GatewayInfrastructure | None = None
-    """Settings of what is made for the Gateway."""
+    """Settings of resources created for the Gateway."""
     allowed_listeners: AllowedListeners = AllowedListeners.model_construct()
-    """From where ListenerSets may attach."""
+    """The namespaces of ListenerSets that may attach."""
     tls: GatewayTls | None = None
     """TLS of all listeners, and with all backends."""
     default_scope: Literal["All", "None"] = "None"
-    """Whether routes attach that name no Gateway."""
+    """Whether routes without a parent attach to the Gateway."""
 
 
 class Gateway(Resource, group=GATEWAY_GROUP, kind="Gateway", versions=("v1", "v1beta1")):
-    """What is bound, and what may attach to it."""
+    """Listeners: addresses, ports and TLS to bind, and the routes that may attach."""
 
     spec: GatewaySpec
-    """What is bound, and what may attach to it."""
+    """Listeners: addresses, ports and TLS to bind, and the routes that may attach."""
 
 
 class ListenerSetSpec(ListenersSpec):
     parent_ref: ParentGatewayReference
-    """The Gateway that the listeners are added to."""
+    """The Gateway to which the listeners are added."""
 
 
 class ListenerSet(Resource, group=GATEWAY_GROUP, kind="ListenerSet", versions=("v1",)):
     """Listeners that are added to a Gateway from outside."""
 
     spec: ListenerSetSpec
-    """Which listeners are added to which Gateway."""
+    """The Gateway, and the listeners to add."""
 
 
 class ReferenceGrantFrom(Model):
     group: Group
-    """API group of who may refer."""
+    """API group of the referring objects."""
     kind: Kind
-    """Kind of who may refer."""
+    """Kind of the referring objects."""
     namespace: Label
-    """Namespace of who may refer."""
+    """Namespace of the referring objects."""
 
 
 class ReferenceGrantTo(Model):
-    """`name` None: every object of that kind."""
+    """The target of a grant: one object, or without `name` all objects of the kind."""
 
     group: Group
-    """API group of what may be referred to."""
+    """API group of the target."""
     kind: Kind
-    """Kind of what may be referred to."""
+    """Kind of the target."""
     name: Name | None = None
-    """Name of what may be referred to."""
+    """Name of the target."""
 
 
 class ReferenceGrantSpec(Model):
     from_: Annotated[tuple[ReferenceGrantFrom, ...], Field(alias="from", min_length=1, max_length=16)]
-    """Who may refer to objects of this namespace."""
+    """The objects that may refer to objects of this namespace."""
     to: Annotated[tuple[ReferenceGrantTo, ...], Field(min_length=1, max_length=16)]
-    """Which objects of this namespace may be referred to."""
+    """The objects of this namespace that may be referred to."""
 
 
 class ReferenceGrant(Resource, group=GATEWAY_GROUP, kind="ReferenceGrant", versions=("v1", "v1beta1", "v1alpha2")):
     """Lets objects of other namespaces refer to objects of this one."""
 
     spec: ReferenceGrantSpec
-    """Who may refer to what."""
+    """The allowed references."""

@@ -1,4 +1,4 @@
-"""Section `identity` of an EgressPolicy: who its clients are, and what says it."""
+"""Section `identity` of an EgressPolicy: the authentication of clients."""
 
 from typing import Annotated, Any, Final
 
@@ -33,7 +33,7 @@ CertificateSubject = Annotated[str, Field(max_length=1024), AfterValidator(_subj
 
 
 class CertificateClient(Model):
-    """Who shows a certificate with this subject, or with this subject alternative name: one of the four."""
+    """The clients with a certificate of this subject or subject alternative name (one of the four)."""
 
     subject: CertificateSubject | None = None
     """The whole subject, such as CN=robot,O=team, in any order."""
@@ -44,9 +44,9 @@ class CertificateClient(Model):
     email: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """A mail address of the certificate."""
     namespace: Label
-    """The namespace that the client counts as."""
+    """The namespace of the client."""
     service_account: Name
-    """The service account that the client counts as."""
+    """The service account of the client."""
 
     def model_post_init(self, context: Any) -> None:
         if sum(each is not None for each in (self.subject, self.dns_name, self.uri, self.email)) != 1:
@@ -57,32 +57,32 @@ class CertificateIdentity(Model):
     """Client certificates; namespace and service account come from the SPIFFE id, or from `clients`."""
 
     ca_certificate_refs: Annotated[tuple[ObjectReference, ...], Field(max_length=16)] = ()
-    """CAs (key ca.crt) that sign the certificates which say who a client is. Where spec.tls.frontend of the Gateway
-    asks for certificates, others that it takes say nothing. Where it does not, clients may show one of these, or none.
+    """CAs (key ca.crt) whose certificates identify clients. If spec.tls.frontend of the Gateway requires certificates,
+    those of other CAs do not identify a client. Otherwise client certificates are optional.
     """
     crl_refs: Annotated[tuple[ObjectReference, ...], Field(max_length=16)] = ()
     """ConfigMaps (key crl.pem) with lists of revoked client certificates."""
     trust_domains: Annotated[tuple[TrustDomain, ...], Field(max_length=16)] = ()
-    """SPIFFE trust domains that are believed, such as cluster.local: spiffe://cluster.local/ns/NAMESPACE/sa/ACCOUNT is
-    that service account. The first is the gateway's own; a namespace of another counts as NAMESPACE@DOMAIN. Default:
-    none, and clients are not told apart by their certificates.
+    """Accepted SPIFFE trust domains, such as cluster.local: spiffe://cluster.local/ns/NAMESPACE/sa/ACCOUNT is that
+    service account. The first is the gateway's own; a namespace of another counts as NAMESPACE@DOMAIN. Default: none,
+    and SPIFFE ids do not identify clients.
     """
     clients: Annotated[tuple[CertificateClient, ...], Field(max_length=1024)] = ()
-    """Who shows which certificates without such an id."""
+    """The clients whose certificates have no SPIFFE id."""
 
 
 ClaimName = Annotated[str, Field(min_length=1, max_length=253)]
 
 
 class ClaimMappings(Model):
-    """Which claims of a token say what."""
+    """The claims of a token for namespace, service account and groups."""
 
     namespace: ClaimName | None = None
-    """The claim that says the namespace. Left out: tokens of this issuer say none."""
+    """The claim with the namespace. Default: none."""
     service_account: ClaimName | None = None
-    """The claim that says the service account. Left out: tokens of this issuer say none."""
+    """The claim with the service account. Default: none."""
     groups: ClaimName = "groups"
-    """The claim that lists the groups of the client."""
+    """The claim with the groups of the client."""
 
     def model_post_init(self, context: Any) -> None:
         if self.service_account is not None and self.namespace is None:
@@ -104,27 +104,27 @@ KeyUri = Annotated[str, Field(max_length=2048), AfterValidator(_key_uri)]
 
 
 class TokenIssuer(Model):
-    """Who signs tokens (JWT), and with which keys."""
+    """An issuer of tokens (JWT), and its keys."""
 
     issuer: Annotated[str, Field(min_length=1, max_length=253)]
-    """The `iss` that a token has to have."""
+    """The required `iss` of a token."""
     audiences: Annotated[
         tuple[Annotated[str, Field(min_length=1, max_length=253)], ...], Field(min_length=1, max_length=16)
     ]
-    """Of which the token's `aud` has to name one. A token for somebody else is no credential here."""
+    """The accepted audiences: `aud` of a token must have one of these."""
     jwks_ref: ObjectReference | None = None
-    """The ConfigMap or Secret (key jwks.json) with the keys that tokens are signed with."""
+    """The ConfigMap or Secret (key jwks.json) with the signing keys."""
     jwks_uri: Annotated[KeyUri | None, Field(alias="jwksURI")] = None
-    """The URL (https) that these keys are fetched from, instead. Its address has to be one that may be dialled."""
+    """The URL (https) of the signing keys, instead. The policy must allow its address."""
     ca_certificate_refs: Annotated[tuple[ObjectReference, ...], Field(max_length=16)] = ()
-    """CAs (key ca.crt) of which one has signed the certificate of that URL. Default: those of the system."""
+    """The trusted CAs (key ca.crt) for that URL. Default: the system's CAs."""
     service_accounts: Bool = False
-    """The tokens are those of Kubernetes service accounts: their subject says namespace and service account."""
+    """Whether the tokens are those of Kubernetes service accounts, whose subject has namespace and service account."""
     claim_mappings: ClaimMappings = ClaimMappings.model_construct()
-    """Which claims say what, for issuers other than Kubernetes."""
+    """The claims of issuers other than Kubernetes."""
     trust_domain: TrustDomain | None = None
-    """The trust domain of the namespaces in these tokens. One that is not the gateway's own (the first of
-    certificate.trustDomains, else that of the first issuer) counts as NAMESPACE@DOMAIN. Default: the gateway's own.
+    """The trust domain of the namespaces in these tokens. A namespace of another domain than the gateway's own (the
+    first of certificate.trustDomains, else the first issuer's) counts as NAMESPACE@DOMAIN. Default: the gateway's own.
     """
 
     @property
@@ -143,7 +143,7 @@ class TokenIssuer(Model):
             )
 
 
-#: Fields that are read before any other, or that tokens cannot be in.
+#: Fields that are read earlier, or that cannot carry tokens.
 _TAKEN_FIELDS: Final = frozenset((
     "proxy-authorization", "host", "connection", "content-length", "transfer-encoding", "content-type", "te", "upgrade",
     "expect", "via", "trailer", "keep-alive", "proxy-connection", "cookie", "x-egress-identity",
@@ -152,15 +152,15 @@ _TAKEN_FIELDS: Final = frozenset((
 
 
 class TokenIdentity(Model):
-    """A bearer token (JWT). Clients that know passwords alone send it as one: https_proxy=http://any:TOKEN@gateway."""
+    """A bearer token (JWT). Clients without bearer support send it as password: https_proxy=http://any:TOKEN@gateway."""
 
     issuers: Annotated[tuple[TokenIssuer, ...], Field(min_length=1, max_length=16)]
-    """Those whose tokens are believed."""
+    """The accepted issuers."""
     header: HeaderName | None = None
-    """The field that carries the token. Default: Proxy-Authorization on a forward proxy, Authorization elsewhere."""
+    """The field with the token. Default: Proxy-Authorization on a forward proxy, Authorization elsewhere."""
     forward_claims: Annotated[tuple[ClaimName, ...], Field(max_length=16)] = ()
-    """Claims that a parent with identityKeyRef is told of the client, for the subjects of its policies; also those that
-    policies here ask for. It is always told the groups.
+    """Claims to forward to a parent with identityKeyRef, for the subjects of its policies, beside the claims in
+    policies here. Groups are always forwarded.
     """
 
     @field_validator("header")
@@ -185,11 +185,11 @@ class TokenIdentity(Model):
 
 
 class BasicIdentity(Model):
-    """User name and password. One whose name is namespace.serviceAccount counts as that service account."""
+    """User name and password. A user named namespace.serviceAccount counts as that service account."""
 
     secret_ref: SecretObjectReference
-    """The Secret with the users: an entry for each, whose value is a hash of the password (Argon2 or bcrypt), or an
-    entry .htpasswd with a line for each.
+    """The Secret with the users: an entry per user with the hash of the password (Argon2 or bcrypt), or an entry
+    .htpasswd with a line per user.
     """
 
 
@@ -197,9 +197,9 @@ class AddressIdentityEntry(Model):
     cidrs: Annotated[tuple[Cidr, ...], Field(min_length=1)]
     """Networks of these clients."""
     namespace: Label
-    """The namespace that they count as."""
+    """The namespace of these clients."""
     service_account: Name
-    """The service account that they count as."""
+    """The service account of these clients."""
 
 
 class AddressIdentity(Model):
@@ -208,36 +208,36 @@ class AddressIdentity(Model):
     pods: Bool = True
     """Look the source address up among the Pods."""
     clients: tuple[AddressIdentityEntry, ...] = ()
-    """Networks and who is in them."""
+    """Networks and their service accounts."""
 
 
 class ProxyProtocolIdentity(Model):
-    """Load balancers that say whose a connection is, in the PROXY protocol, version 1 or 2."""
+    """Load balancers that send the client's address in the PROXY protocol, version 1 or 2."""
 
     from_: Annotated[tuple[Cidr, ...], Field(alias="from", min_length=1, max_length=64)]
-    """Networks of these load balancers. A connection from there without a header is closed, and a header of anybody
-    else is not read.
+    """Networks of these load balancers. A connection from there without a header is closed; headers from other networks
+    are not read.
     """
 
 
 class GatewayIdentity(Model):
-    """Other gateways of ours, which say in X-Egress-Identity who their clients are. In a policy of a Gateway."""
+    """Other egressproxy gateways, which forward client identities in X-Egress-Identity. In a policy of a Gateway."""
 
     key_refs: Annotated[tuple[SecretObjectReference, ...], Field(min_length=1, max_length=8)]
-    """Secrets (entry `key`, 32 bytes or more) that those gateways name in parent.identityKeyRef. Several: while one is
-    replaced.
+    """Secrets (entry `key`, 32 bytes or more) that those gateways name in parent.identityKeyRef. Use several during a
+    rotation.
     """
     trust_domain: TrustDomain | None = None
-    """The trust domain of the namespaces that they tell. Default: the gateway's own."""
+    """The trust domain of forwarded namespaces. Default: the gateway's own."""
 
 
 class Identity(Model):
-    """Who clients are. What a request shows (a token, a password, the signature of another gateway) goes before what
-    its connection shows (a certificate, an address). A credential that is shown and wrong is always refused.
+    """The authentication of clients. Credentials of a request (token, password, another gateway's signature) take
+    precedence over those of its connection (certificate, address). A wrong credential is always refused.
     """
 
     required: Bool | None = None
-    """Refuse clients that are not known: 407 on a forward proxy, 401 elsewhere, 403 without token and basic. Default:
+    """Whether to refuse unknown clients: 407 on a forward proxy, 401 elsewhere, 403 without token and basic. Default:
     true with token or basic.
     """
     certificate: CertificateIdentity | None = None
@@ -249,6 +249,6 @@ class Identity(Model):
     address: AddressIdentity | None = None
     """By source address."""
     proxy_protocol: ProxyProtocolIdentity | None = None
-    """Senders whose PROXY header says the source address. All listeners of a port have to name them."""
+    """Senders whose PROXY header has the source address. All listeners of a port must have the same."""
     gateways: GatewayIdentity | None = None
-    """By the signature of another gateway, which knows the client."""
+    """By the signature of another gateway."""

@@ -21,14 +21,12 @@ LimitUnit = Literal["Second", "Minute", "Hour", "Day", "Month"]
 
 
 class CountedLimit(Model):
-    """What is counted for whom."""
+    """A limit with a key."""
 
     per: LimitKey
-    """Whose count a request adds to. Identity: the service account, else the name of the client, or its address where
-    it is not known.
-    """
+    """The key that a request counts for. Identity: the service account, else the client's name, else its address."""
     also_per: tuple[LimitKey, ...] = ()
-    """Further parts: each combination has a count of its own."""
+    """Further parts of the key: each combination has a separate count."""
     header: HeaderName | None = None
     """The name of the field for Header."""
 
@@ -43,16 +41,16 @@ class CountedLimit(Model):
 
 
 class Rate(CountedLimit):
-    """At most `limit` in each `window` or `unit`; `burst` at once (default: as many as the limit)."""
+    """At most `limit` in each `window` or `unit`, and `burst` at once."""
 
     limit: Positive
-    """How many in each window."""
+    """The number per window."""
     window: PositiveDuration = Duration("1s", 1.0)
-    """Length of the window, in which the count refills steadily."""
+    """Length of the window, over which a token bucket refills."""
     unit: LimitUnit | None = None
     """Instead of window. Day and Month are those of the calendar, in UTC."""
     burst: Positive | None = None
-    """How many at once. Default: as many as the limit."""
+    """The size of the token bucket. Default: the limit."""
 
     def model_post_init(self, context: Any) -> None:
         if self.unit is not None and "window" in self.model_fields_set:
@@ -66,53 +64,53 @@ class AmountRate(Rate):
     """A Rate of bytes or tokens."""
 
     count: Literal["Total", "Input", "Output"] = "Total"
-    """Those of the request (Input), of the answer (Output), or both."""
+    """The counted part: the request (Input), the response (Output), or both."""
 
 
 class CostRate(Rate):
     """A Rate of money, in the currency of the prices."""
 
     limit: Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]  # type: ignore[assignment]
-    """How much in each window."""
+    """The amount per window."""
     unit: LimitUnit | None = "Month"
     """Instead of window. Day and Month are those of the calendar, in UTC."""
 
 
 class Concurrency(CountedLimit):
     limit: Positive
-    """How many at the same time."""
+    """The number at the same time."""
 
 
 class ModelPrice(Model):
-    """What tokens of these models cost, for each million of them."""
+    """The price of a million tokens of these models."""
 
     models: Annotated[tuple[str, ...], Field(min_length=1)]
-    """Names of models, with `*` for any characters. The first entry that matches counts."""
+    """Names of models, with `*` for any characters. The first match wins."""
     input: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
-    """Of the request."""
+    """The price of request tokens."""
     cached_input: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)] | None = None
-    """Of what the provider had in its cache. Default: as input."""
+    """The price of cached request tokens. Default: as input."""
     output: Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
-    """Of the answer."""
+    """The price of response tokens."""
 
 
 class LimitStore(Model):
-    """Where counts are kept: this process, or a Redis that several share."""
+    """The store of counts: memory of this machine, or a shared Redis."""
 
     type: Literal["Memory", "Redis"] = "Memory"
-    """Memory: this machine's processes count together. Redis: several machines do."""
+    """Memory: the processes of this machine count together. Redis: several machines count together."""
     backend_ref: BackendObjectReference | None = None
     """The backend of the Redis: one server, no cluster."""
     secret_ref: SecretObjectReference | None = None
-    """The Secret with its password."""
+    """The Secret with the password of the Redis."""
     username: str = ""
-    """Its user. Default: the default one."""
+    """The user name. Default: the default user."""
     database: Annotated[int, Field(strict=True, ge=0, le=1023)] = 0
-    """The number of its database."""
+    """The number of the database."""
     timeout: PositiveDuration = Duration("100ms", 0.1)
-    """How long a reply may take. Then the Redis is away until it can be reached again."""
+    """The time limit of a reply. After a timeout the Redis counts as unavailable until it reconnects."""
     on_failure: Literal["Local", "Allow", "Deny"] = "Local"
-    """While it is away. Local: this machine counts by itself, its fair share of what is left. Deny: 503."""
+    """The behaviour while the Redis is unavailable. Local: this machine gets its fair share of the rest. Deny: 503."""
 
     def model_post_init(self, context: Any) -> None:
         if self.type == "Redis" and self.backend_ref is None:
@@ -120,8 +118,8 @@ class LimitStore(Model):
 
 
 class Limits(Model):
-    """0 or absent: no limit, or the built-in one for heads and for what is held of bodies; absent
-    `connectionsPerClient`: three quarters of `connections` and `tunnels`.
+    """Limits of listeners and requests. 0 or absent: no limit, but heads and buffered bodies have built-in limits, and
+    `connectionsPerClient` defaults to three quarters of `connections` and `tunnels`.
     """
 
     max_head_bytes: Annotated[int, Field(strict=True, ge=1024, le=1_048_576)] | None = None
@@ -131,43 +129,43 @@ class Limits(Model):
     max_body_bytes: Count | None = None
     """Size of a request's body; 413 beyond."""
     max_buffered_bytes: Count | None = None
-    """Size of a request's body that something has to hold: a filter, an authorization server, a translation; 413
-    beyond. Default: 32 MiB; 0: as much as each of them takes.
+    """Size of a request's body that is buffered for a filter, an authorization server or a translation; 413 beyond.
+    Default: 32 MiB; 0: their own limits.
     """
     buffered_bytes_per_client: Count | None = None
-    """Bytes of bodies that are held for one client, in each worker; beyond them its further bodies wait. Default:
-    64 MiB; 0: no limit, where one address is many clients.
+    """Bytes of buffered bodies of one client, in each worker; further bodies of the client wait. Default: 64 MiB; 0: no
+    limit, for one address with many clients.
     """
     buffered_bytes_per_connection: Count | None = None
-    """The same of one connection with HTTP/2. Default: 64 MiB; 0: no limit."""
+    """Bytes of buffered bodies of one HTTP/2 connection. Default: 64 MiB; 0: no limit."""
     connections: Count | None = None
     """Connections to one listener, in each worker."""
     connections_per_client: Count | None = None
-    """Of these, the share of one client. Default: three quarters; 0: all of them."""
+    """The most connections of one client. Default: three quarters; 0: all."""
     tunnels: Count | None = None
     """Tunnels of one listener, in each worker."""
     requests: tuple[Rate, ...] = ()
     """Requests by time; 429 with Retry-After beyond."""
     tokens: tuple[AmountRate, ...] = ()
-    """Tokens of language models by time, reserved before and settled when the provider has told them; 429 beyond."""
+    """Tokens of language models by time, reserved by estimate and settled with the provider's usage; 429 beyond."""
     bytes: tuple[AmountRate, ...] = ()
     """Bytes by time, as the access log counts them; 429 beyond."""
     cost: tuple[CostRate, ...] = ()
     """Money by time, of tokens at these prices; 429 beyond."""
     prices: tuple[ModelPrice, ...] = ()
-    """What tokens cost. A model without a price is refused where cost is limited."""
+    """The prices of tokens. A limit of cost refuses models without a price."""
     concurrency: tuple[Concurrency, ...] = ()
     """Requests at the same time."""
     mode: Literal["Enforce", "Report"] = "Enforce"
-    """Report: what these limits would refuse passes, and log and metrics tell of it. Not for sizes and connections."""
+    """Report: requests above a limit pass, and are reported in log and metrics. Not for sizes and connections."""
     rate_limit_headers: Literal["Denied", "Always", "Never"] = "Denied"
-    """On which responses RateLimit fields say what is left: on those that are refused, on all, or on none."""
+    """The responses with RateLimit fields: refusals, all, or none."""
     max_keys: Annotated[int, Field(strict=True, ge=1, le=4_000_000)] = 16_384
-    """How many keys of one limit have counts of their own; 64 bytes of memory each. What is beyond shares one.
-    Without it, all policies with `subjects` have room for 262,144 together, but for limits per Header or Model.
+    """The number of separate keys of one limit; 64 bytes of memory each. Further keys share one count. By default, all
+    policies with `subjects` share 262,144 keys, except limits per Header or Model.
     """
     store: LimitStore | None = None
-    """Where these limits are counted, but for concurrency, which each machine counts."""
+    """The store of these limits, except concurrency, which each machine counts."""
 
     def model_post_init(self, context: Any) -> None:
         if self.cost and not self.prices:
@@ -175,5 +173,5 @@ class Limits(Model):
 
     @property
     def are_counted(self) -> bool:
-        """Whether any of them counts requests, or what they take."""
+        """Whether there is a limit of requests, tokens, bytes, cost or concurrency."""
         return bool(self.requests or self.tokens or self.bytes or self.cost or self.concurrency)

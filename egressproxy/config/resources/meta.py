@@ -1,8 +1,8 @@
-"""What every object has: group, version, kind, metadata, where it was written.
+"""The common base of objects: group, version, kind, metadata, origin.
 
-Models are frozen and strict: an unknown field is an error, text is not taken for a number. Attributes are snake_case,
-the manifest's spelling is the alias. Defaults are those that the CRDs declare, since no API server fills them in.
-The modules of this folder keep their annotations as objects: pydantic would compile each text of them at every start.
+Models are frozen and strict: an unknown field is an error, and text is no number. Attributes are snake_case with the
+manifest's spelling as alias. Defaults are the CRDs', since no API server fills them in. The modules of this folder have
+real annotations: pydantic would compile textual ones at every start.
 """
 
 from collections.abc import Mapping
@@ -20,14 +20,14 @@ OUR_GROUP = "egressproxy.io"
 
 LAST_APPLIED = "kubectl.kubernetes.io/last-applied-configuration"
 
-#: Where a field is written: line and column of its value, then those of its key.
+#: The location of a field: line and column of its value, then of its key.
 Spot = tuple[int, int, int, int]
 
 
 class Model(BaseModel):
-    """Base of everything in a manifest. Rules between fields stand in `model_post_init`, which raises RefusedValue.
+    """Base of all parts of a manifest. Rules between fields are in `model_post_init`, which raises RefusedValue.
 
-    A default that is itself a model comes from `model_construct`, for which no schema has to be built at import.
+    A default that is itself a model comes from `model_construct`, which needs no schema at import.
     """
 
     model_config = ConfigDict(
@@ -41,19 +41,19 @@ class Model(BaseModel):
 
 
 class OpenModel(Model):
-    """Base of Kubernetes' own shapes, of which we read a part: other fields are let through."""
+    """Base of Kubernetes' own types, of which we read a part; unknown fields are accepted."""
 
     model_config = ConfigDict(extra="ignore")
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where an object was written: `file` as given or found, `line` from 1; both empty for objects made in code.
+    """The origin of an object: `file` as given or found, `line` from 1; both empty for objects made in code.
 
-    `places` has those fields, by path, that are judged only after the object was read. `is_from_api`: it was written
-    through the admin API, by somebody who is trusted with less than a file of the operator's. `is_from_cluster`: such
-    an object came from an API server, which has taken it already: it cannot be refused, and must not hold up others.
-    `time` is when the file was changed last, in RFC 3339, "" where that is not known.
+    `places` has the fields, by path, that are checked only later. `is_from_api`: written through the admin API, whose
+    users have fewer rights than the operator's files. `is_from_cluster`: from an API server, which has accepted the
+    object already, so it cannot be refused and must not block others. `time` is the file's modification time in RFC
+    3339, "" if unknown.
     """
 
     file: str = ""
@@ -65,7 +65,7 @@ class Origin:
 
     @property
     def is_of_option(self) -> bool:
-        """Whether an option of the command line has made it, of files or variables: no manifest has a line of it."""
+        """Whether a command-line option created the object, from files or variables instead of a manifest."""
         return bool(self.file) and not self.line
 
     def place_of(self, path: str, *, key: bool = False) -> tuple[int, int]:
@@ -99,7 +99,7 @@ class ObjectMeta(OpenModel):
     @field_validator("annotations")
     @classmethod
     def _without_copies(cls, value: dict[str, str]) -> dict[str, str]:
-        """kubectl keeps a copy of the whole manifest there, a Secret's values included."""
+        """Drop kubectl's copy of the whole manifest, which includes a Secret's values."""
         return {name: text for name, text in value.items() if name != LAST_APPLIED}
 
 
@@ -110,13 +110,13 @@ class Resource(Model):
     KIND: ClassVar[str]
     VERSIONS: ClassVar[tuple[str, ...]]
     NAMESPACED: ClassVar[bool] = True
-    #: Whether an explicit null counts as a field that is not there, as an API server has it.
+    #: Whether an explicit null counts as an absent field, as in an API server.
     NULLS_ARE_ABSENT: ClassVar[bool] = True
 
     api_version: str
     kind: str
     metadata: Annotated[ObjectMeta, NULL_IS_EMPTY_MAP]
-    #: Ours to write: on input it is ignored.
+    #: Written by us, ignored on input.
     status: Annotated[Any, BeforeValidator(lambda _: None)] = Field(default=None, exclude=True, repr=False)
 
     _origin: Origin = PrivateAttr(default_factory=Origin)
@@ -151,14 +151,14 @@ class Resource(Model):
         return self._origin
 
     def written(self, raw: Mapping[str, Any], origin: Origin) -> None:
-        """Remember the manifest and its place. For the loader, right after validation."""
+        """Store the manifest and its origin. For the loader, right after validation."""
         self._raw = self._redact(dict(raw))
         self._origin = origin
 
     def to_manifest(self) -> dict[str, Any]:
         """The object in Kubernetes' shape, as written, with its namespace, without status and without secret values.
 
-        The parts below `metadata` and `spec` are the object's own: not to be changed.
+        The parts below `metadata` and `spec` are shared: the caller must not change them.
         """
         made = dict(self._raw or self._redact(self.model_dump(mode="json", by_alias=True, exclude_unset=True)))
         made["apiVersion"], made["kind"] = self.api_version, self.kind
@@ -176,7 +176,7 @@ class Resource(Model):
         return raw
 
     def __eq__(self, other: object) -> bool:
-        """By content; where it was written does not matter."""
+        """Equality of content, regardless of origin."""
         return type(self) is type(other) and self.__dict__ == other.__dict__
 
     def __hash__(self) -> int:
@@ -186,12 +186,12 @@ class Resource(Model):
         return f"{self.KIND} {self.full_name}"
 
 
-#: Whatever stands below is a filter's own, or a schema of JSON, to which null may mean something.
+#: Fields with a filter's own data or a JSON schema, in which null may have a meaning.
 _FREE_FORM = frozenset({"config", "rawConfig", "inline"})
 
 
 def without_nulls(manifest: dict[str, Any]) -> dict[str, Any]:
-    """A manifest as an API server keeps it: fields that are null are not there. `metadata` itself is left alone."""
+    """A manifest as stored by an API server: without null fields. `metadata` itself is unchanged."""
     return {name: _without_nulls(value) for name, value in manifest.items() if value is not None or name == "metadata"}
 
 
@@ -209,24 +209,24 @@ def _without_nulls(value: Any) -> Any:
 
 class LabelSelectorRequirement(Model):
     key: str
-    """The label that is looked at."""
+    """The key of the label."""
     operator: Literal["In", "NotIn", "Exists", "DoesNotExist"]
-    """In and NotIn compare the label's value with `values`; Exists and DoesNotExist ask for the label alone."""
+    """In and NotIn compare the label's value with `values`; Exists and DoesNotExist test the key alone."""
     values: tuple[str, ...] = ()
     """For In and NotIn."""
 
 
 class LabelSelector(Model):
-    """metav1.LabelSelector: all of it has to hold; empty selects everything."""
+    """metav1.LabelSelector: all conditions must hold; empty selects all objects."""
 
     match_labels: dict[str, str] = {}
-    """Labels that have to be there with these values."""
+    """The required labels and values."""
     match_expressions: tuple[LabelSelectorRequirement, ...] = ()
     """Further conditions on labels."""
 
     @property
     def keys(self) -> set[str]:
-        """The labels that it asks for."""
+        """The label keys in the selector."""
         return {*self.match_labels, *(each.key for each in self.match_expressions)}
 
     def matches(self, labels: Mapping[str, str]) -> bool:

@@ -1,4 +1,4 @@
-"""BackendParent: the upstream gateway through which something is reached, and what it is shown to be let in."""
+"""BackendParent: the upstream proxy to a backend, and its credentials."""
 
 from typing import Annotated, Any
 
@@ -12,14 +12,14 @@ from egressproxy.config.resources.values import Bool, Cidr, Label, Port, Refused
 
 
 class NoProxyEntry(Model):
-    """Destinations that no parent is asked for, by name, or by address where a client names an address."""
+    """Destinations that bypass the parent, by name, or by address if the client named an address."""
 
     hostnames: Annotated[tuple[DestinationHostname, ...], Field(max_length=256)] = ()
     """Names, exact or as *.suffix (any name below the suffix, and not the suffix itself)."""
     cidrs: Annotated[tuple[Cidr, ...], Field(max_length=256)] = ()
-    """Networks, for addresses that clients name. Names are not resolved for it."""
+    """Networks, for addresses that clients name. Names are not resolved for this check."""
     ports: Annotated[tuple[Port, ...], Field(max_length=64)] = ()
-    """Ports that the entry is for. Left out: every port."""
+    """Ports of the entry. Default: every port."""
 
     def model_post_init(self, context: Any) -> None:
         if not self.hostnames and not self.cidrs:
@@ -27,28 +27,27 @@ class NoProxyEntry(Model):
 
 
 class ParentProxyRef(Model):
-    """A Backend that is a proxy, and what it is shown.
+    """A Backend that is a proxy, and its credentials.
 
-    `credentialsRef` names a Secret with `username` and `password` (type kubernetes.io/basic-auth): an HTTP proxy is
-    shown them in Proxy-Authorization, a SOCKS5 proxy where it asks for them. Where it has no TLS, that needs
-    `allowPlaintext: true`.
+    `credentialsRef` names a Secret with `username` and `password` (type kubernetes.io/basic-auth): an HTTP proxy gets
+    them in Proxy-Authorization, a SOCKS5 proxy on request. Without TLS this needs `allowPlaintext: true`.
     """
 
     group: Group = OUR_GROUP
     """API group of the parent's kind."""
     kind: Kind = "Backend"
-    """Backend, of whichever group."""
+    """Backend, of any group."""
     name: Annotated[str, Field(max_length=253)] = ""
-    """Name of the Backend that is the proxy."""
+    """Name of the proxy's Backend."""
     namespace: Label | None = None
     """Namespace of the parent. Default: that of the object; another one needs a ReferenceGrant."""
     credentials_ref: SecretObjectReference | None = None
-    """Secret with username and password, which the parent is shown (type kubernetes.io/basic-auth)."""
+    """Secret with the username and password for the parent (type kubernetes.io/basic-auth)."""
     allow_plaintext: Bool = False
-    """Show them to a parent without TLS, too. Without this, nothing goes through such a parent."""
+    """Whether to send credentials to a parent without TLS. By default such a parent is not used."""
     identity_key_ref: SecretObjectReference | None = None
-    """Secret (entry `key`, 32 bytes or more) that a gateway of ours which is the parent has, too: it is told who the
-    client is, in X-Egress-Identity.
+    """Secret (entry `key`, 32 bytes or more) shared with a parent that is an egressproxy gateway, which gets the
+    client's identity in X-Egress-Identity.
     """
 
     def model_post_init(self, context: Any) -> None:
@@ -65,14 +64,14 @@ class ParentProxyRef(Model):
 
 
 class BackendParent(ParentProxyRef):
-    """The Backend through which this one is reached; or `direct: true`: none, whatever a policy says."""
+    """The Backend that is the proxy; or `direct: true` for none, regardless of policies."""
 
     direct: Bool = False
-    """In place of a name: no proxy, though a policy of a wider level names one."""
+    """No proxy, though a policy of a wider level names one."""
     fallbacks: Annotated[tuple[ParentProxyRef, ...], Field(max_length=7)] = ()
-    """Parents that are asked, in this order, where those before cannot be connected to."""
+    """Parents to try in order if connecting to the earlier ones fails."""
     no_proxy: Annotated[tuple[NoProxyEntry, ...], Field(max_length=64)] = ()
-    """Destinations that are reached past the parents, as the address policy allows."""
+    """Destinations that bypass the parents, within the address policy."""
 
     def model_post_init(self, context: Any) -> None:
         others = self.model_fields_set - {"direct"}

@@ -36,20 +36,17 @@ from egressproxy.ir.policy import Dnssec, Family, Mode, ReverseCheck, SniCheck
 
 
 class DestinationEntry(Model):
-    """Hosts by name or by network: an allowed one is for clients that name an address, a denied one for every address.
-
-    `ports` empty: every port.
-    """
+    """Hosts by name or by network. Networks in `allow` match addresses that clients name, in `deny` every address."""
 
     hostnames: tuple[DestinationHostname, ...] = ()
     """Names, exact or as *.suffix (any name below the suffix, and not the suffix itself)."""
     ports: tuple[Port, ...] = ()
-    """Ports that the entry is for. Left out: every port."""
+    """Ports of the entry. Default: every port."""
     cidrs: tuple[Cidr, ...] = ()
-    """Networks. In `allow`: for clients that name an address. In `deny`: for every address that is dialled."""
+    """Networks. In `allow`: for addresses that clients name. In `deny`: for every dialled address."""
     sni: SniCheck = SniCheck.MATCH
-    """Match: the server name in a tunnel's ClientHello has to be the host that was asked for. Any: it may be another
-    one, or missing. For entries of `allow`.
+    """Match: the SNI in a tunnel must equal the requested host. Any: the SNI may differ or be missing. For entries of
+    `allow`.
     """
 
     def model_post_init(self, context: Any) -> None:
@@ -58,7 +55,7 @@ class DestinationEntry(Model):
 
 
 class _NotNull:
-    """A field that may be left out, and must not be null: that would lift a restriction by accident."""
+    """An optional field that must not be null: a null would lift a restriction by accident."""
 
     @staticmethod
     def check(value: object) -> object:
@@ -80,21 +77,21 @@ _NOT_NULL: Final = _NotNull()
 
 
 class Destinations(Model):
-    """Deny beats allow. `allow` None: this policy does not say; `allow: []` allows nothing."""
+    """Allowed and denied destinations. Deny beats allow. `allow: []` allows nothing."""
 
     allow: Annotated[tuple[DestinationEntry, ...] | None, _NOT_NULL] = None
-    """Destinations that clients may name. An empty list allows nothing; left out, this policy does not say."""
+    """Destinations that clients may name. An empty list allows nothing; absent, this policy does not decide."""
     deny: Annotated[tuple[DestinationEntry, ...], _NOT_NULL] = ()
-    """Destinations that are refused, by whatever spelling and at whatever level. Deny beats allow."""
+    """Destinations that are refused, in any spelling and at any level. Deny beats allow."""
 
 
 class AddressEntry(Model):
-    """Addresses that may be dialled beside public ones: for these names, or for every name."""
+    """Allowed addresses beside public ones: for these names, or for every name."""
 
     cidrs: tuple[Cidr, ...] = ()
-    """Networks that may be dialled though they are not public."""
+    """Networks that may be dialled although not public."""
     hostnames: tuple[DestinationHostname, ...] = ()
-    """The names that may lead there. Left out: every name."""
+    """The names that may resolve to these networks. Default: every name."""
 
     def model_post_init(self, context: Any) -> None:
         if not self.cidrs and not self.hostnames:
@@ -102,68 +99,65 @@ class AddressEntry(Model):
 
 
 class AddressRanges(Model):
-    """Addresses, whatever name leads to them."""
+    """Address ranges, for all names."""
 
     cidrs: Annotated[tuple[Cidr, ...], Field(min_length=1)]
     """Networks."""
 
 
 class Addresses(Model):
-    """`allow` opens what is not public, `deny` closes what is, `only` closes all that is not in it.
-
-    `only` None: this policy does not say; `only: []` closes everything.
-    """
+    """Address rules: `allow` adds non-public addresses, `deny` excludes addresses, `only` excludes all others."""
 
     allow: Annotated[tuple[AddressEntry, ...], _NOT_NULL] = ()
-    """Addresses that may be dialled beside the public ones."""
+    """Allowed addresses beside the public ones."""
     deny: Annotated[tuple[AddressRanges, ...], _NOT_NULL] = ()
     """Addresses that are never dialled, public or not."""
     only: Annotated[tuple[AddressRanges, ...] | None, _NOT_NULL] = None
-    """Addresses beside which nothing is dialled that a name or a client leads to. An empty list closes everything."""
+    """The only allowed addresses from DNS or from a client. An empty list refuses all."""
 
 
 class NewNames(Model):
-    """How many names that are not known yet each client may have looked up below one domain (its last two labels)."""
+    """A limit on lookups of new names below one domain (its last two labels), per client."""
 
     limit: Positive
-    """How many in each window."""
+    """The number per window."""
     window: PositiveDuration = Duration("1m", 60.0)
-    """Length of the window, in which the count refills steadily."""
+    """Length of the window, over which a token bucket refills."""
 
 
 class Dns(Model):
-    """How names are resolved. `servers` empty: those of the system."""
+    """DNS settings."""
 
     servers: Annotated[tuple[ServerAddress, ...], Field(max_length=8)] = ()
-    """Name servers: ip[:port], tls://ip[#name] or https://ip/path#name. Default: those of the system."""
+    """Name servers: ip[:port], tls://ip[#name] or https://ip/path#name. Default: the system's."""
     transport: Literal["udp", "tcp", "tls", "https"] = "udp"
-    """How servers without a scheme are asked. udp goes over to TCP after a truncated answer."""
+    """The transport for servers without a scheme. udp falls back to TCP after a truncated answer."""
     ca_certificate_refs: Annotated[tuple[ObjectReference, ...], Field(max_length=16)] = ()
-    """ConfigMaps or Secrets (key ca.crt), or ClusterTrustBundles, with the CAs that alone may have signed the
-    certificates of `servers` over TLS and HTTPS. Default: those of the system."""
+    """ConfigMaps or Secrets (key ca.crt), or ClusterTrustBundles, with the only trusted CAs of `servers` over TLS and
+    HTTPS. Default: the system's CAs."""
     timeout: Duration | None = None
-    """How long one lookup may take."""
+    """The time limit of one lookup."""
     hosts: dict[SingleHostname, tuple[Address, ...]] = Field(default_factory=dict)
-    """Addresses of names that no server is asked for."""
+    """Static addresses of names."""
     min_ttl: Annotated[Duration | None, Field(alias="minTTL")] = None
-    """Answers live at least as long."""
+    """The least lifetime of answers."""
     max_ttl: Annotated[Duration | None, Field(alias="maxTTL")] = None
-    """Answers live at most as long."""
+    """The longest lifetime of answers."""
     stale_ttl: Annotated[Duration | None, Field(alias="staleTTL")] = None
-    """How long an expired answer serves on while the servers do not answer."""
+    """The time for which an expired answer is used while the servers do not answer."""
     max_negative_ttl: Annotated[Duration | None, Field(alias="maxNegativeTTL")] = None
-    """It is remembered at most as long that a name does not exist or has no address. Default: 30s."""
+    """The longest lifetime of negative answers (no such name, or no address). Default: 30s."""
     prefetch: Bool = True
-    """A name that is used shortly before its answer ends is asked for again at once, so that nobody waits."""
+    """Whether a name in use is queried again shortly before its answer expires, so that no request waits."""
     dnssec: Dnssec = Dnssec.OFF
-    """Require: answers count only where the server says that DNSSEC has authenticated them (AD)."""
+    """Require: only answers that the server has authenticated by DNSSEC (AD) count."""
     new_names: NewNames | None = None
-    """A bound on new names, against data that leaves in names. Default: any number."""
+    """A limit on new names, against DNS tunnelling. Default: no limit."""
     family: Family = Family.ANY
-    """Any: both families. IPv4, IPv6: this one alone. IPv4Preferred, IPv6Preferred: this one first."""
+    """Any: both families. IPv4, IPv6: only this family. IPv4Preferred, IPv6Preferred: this family first."""
     reverse_check: ReverseCheck = ReverseCheck.OFF
-    """Compare the names of each address (PTR) with the one that led there. Enforce: dial no address without one that
-    agrees. Report: note what would be denied."""
+    """The check of each address's names (PTR) against the dialled name. Enforce: dial only addresses with a matching
+    name. Report: only report denials."""
 
     def model_post_init(self, context: Any) -> None:
         if self.min_ttl is not None and self.max_ttl is not None and self.min_ttl.seconds > self.max_ttl.seconds:
@@ -174,24 +168,23 @@ class Dns(Model):
 
 
 class PolicyTls(Model):
-    """The floor for TLS to backends."""
+    """The minimum for TLS to backends."""
 
     min_version: Literal["1.2", "1.3"] | None = None
-    """The oldest TLS version that is spoken to backends."""
+    """The minimum TLS version to backends."""
     pins: Annotated[tuple[Pin, ...], Field(max_length=16)] = ()
-    """Public keys of which every server's chain has to have one."""
+    """Public keys of which every server's chain must have one."""
     crl_refs: Annotated[tuple[ObjectReference, ...], Field(max_length=16)] = ()
     """ConfigMaps (key crl.pem) with lists of revoked certificates."""
     ca_bundle_refs: Annotated[tuple[ObjectReference, ...], Field(max_length=16)] = ()
-    """ConfigMaps or Secrets (key ca.crt), or ClusterTrustBundles, with the CAs that alone may have signed servers'
-    certificates."""
+    """ConfigMaps or Secrets (key ca.crt), or ClusterTrustBundles, with the only trusted CAs of servers."""
 
 
 class Intercept(Model):
-    """Names whose TLS is terminated with a certificate signed by this CA; the rest stays opaque."""
+    """Names whose TLS is terminated with a certificate signed by this CA; other tunnels stay opaque."""
 
     hostnames: Annotated[tuple[DestinationHostname, ...], Field(min_length=1)]
-    """Names whose tunnels are opened."""
+    """Names whose tunnels are intercepted."""
     ca_certificate_ref: SecretObjectReference
     """The Secret (tls.crt, tls.key) with the CA that signs the certificates shown to clients."""
 
@@ -200,7 +193,7 @@ class Intercept(Model):
 
 
 class Regions(Model):
-    """Only backends of these regions."""
+    """The allowed regions of backends."""
 
     allowed: tuple[Annotated[str, Field(min_length=1, max_length=63)], ...]
     """Regions, as Backends write them in `region`. A backend without one is not used."""
@@ -216,14 +209,14 @@ class ClaimSubject(Model):
 
 
 class Subject(Model):
-    """Clients that the policy is for. All that is written has to fit. A client that is not known fits nothing."""
+    """Clients of the policy. All fields must match. An unknown client matches none."""
 
     namespace: Label | None = None
     """The clients of this namespace."""
     trust_domain: TrustDomain | None = None
     """The trust domain of the namespace. Default: the gateway's own."""
     service_account: Name | None = None
-    """Of these, the ones with this service account. Left out: all."""
+    """The service account in that namespace. Default: all."""
     group: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """The clients of this group."""
     claim: ClaimSubject | None = None
@@ -238,51 +231,51 @@ class Subject(Model):
 
 
 class EgressPolicyTargetReference(PolicyTargetReference):
-    """What a policy applies to; `sectionName` narrows it to one listener, rule or port."""
+    """A target of a policy; `sectionName` narrows it to one listener, rule or port."""
 
     name: Name
     """Name of the object."""
     namespace: Label | None = None
-    """Namespace of the object. Default: that of the policy. Another one needs a ReferenceGrant, and the policy then
-    holds for the clients of its own namespace, within what the owner allows.
+    """Namespace of the object. Default: the policy's. Another namespace needs a ReferenceGrant, and the policy then
+    applies to the clients of its own namespace, within the owner's limits.
     """
 
 
 class EgressPolicySpec(Model):
-    """Every section is optional: a policy says something about what stands in it, and nothing about the rest."""
+    """The spec of a policy. Every section is optional; a policy does not decide about absent sections."""
 
     target_refs: Annotated[tuple[EgressPolicyTargetReference, ...], Field(max_length=64)]
-    """What the policy is for: Gateways, listeners, routes or Backends. `[]`: only rules of routes whose ExtensionRef
-    filter names it.
+    """The targets: Gateways, listeners, routes or Backends. `[]`: only rules of routes whose ExtensionRef filter names
+    the policy.
     """
     subjects: Annotated[tuple[Subject, ...], Field(max_length=256), _NOT_NULL] = ()
-    """The clients that the policy is for. Left out: all. It says nothing about others."""
+    """The clients of the policy. Default: all."""
     mode: Mode | None = None
-    """Enforce (the default), Report (let pass what `destinations` would refuse, count it and log it), or Open (allow
-    what no `deny` names).
+    """Enforce (the default), Report (pass, count and log requests that `destinations` would refuse), or Open (allow all
+    destinations that no `deny` names).
     """
     destinations: Annotated[Destinations | None, _NOT_NULL] = None
-    """Which destinations clients may name, and which are closed to all."""
+    """The destinations that clients may name, and denied destinations."""
     addresses: Annotated[Addresses | None, _NOT_NULL] = None
-    """Which resolved addresses may be dialled. By default public ones alone."""
+    """The resolved addresses that may be dialled. Default: public addresses."""
     dns: Dns | None = None
     """How names are resolved."""
     parent: Annotated[BackendParent | None, _NOT_NULL] = None
-    """The proxy through which allowed destinations, and Dynamic and Fqdn backends that name no parent, are reached."""
+    """The proxy for allowed destinations, and for Dynamic and Fqdn backends without a parent."""
     tls: PolicyTls | None = None
-    """What TLS to backends has to be at least."""
+    """The minimum for TLS to backends."""
     intercept: Intercept | None = None
-    """Tunnels that are opened, to see what they carry."""
+    """Interception of TLS in tunnels."""
     identity: Identity | None = None
-    """Where the namespace and service account of a client come from."""
+    """The authentication of clients."""
     limits: Limits | None = None
-    """How much may pass."""
+    """Limits of connections and requests."""
     traffic: Traffic | None = None
-    """Times, retries, and how connections to backends are used."""
+    """Timeouts, retries, and connections to backends."""
     regions: Annotated[Regions | None, _NOT_NULL] = None
-    """In which regions backends may stand."""
+    """The allowed regions of backends."""
     extensions: Annotated[tuple[Extension, ...], Field(max_length=256)] = ()
-    """Filters that run for what the policy is for."""
+    """Filters for the targets of the policy."""
 
     @field_validator("extensions")
     @classmethod
@@ -292,7 +285,7 @@ class EgressPolicySpec(Model):
 
 
 class EgressPolicy(Resource, group=OUR_GROUP, kind="EgressPolicy", versions=("v1alpha1",)):
-    """What may leave, and how: for Gateways, listeners, routes or Backends.
+    """Rules for egress traffic of Gateways, listeners, routes or Backends.
 
     A null is refused where it would lift a restriction: `deny:` with nothing below it is an accident.
     """

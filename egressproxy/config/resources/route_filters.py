@@ -45,9 +45,9 @@ class HeaderModifier(Model):
 
 class Fraction(Model):
     numerator: Annotated[int, Field(strict=True, ge=0)]
-    """How many requests are copied …"""
+    """The number of requests to copy …"""
     denominator: Annotated[int, Field(strict=True, ge=1)] = 100
-    """… of so many."""
+    """… out of this many."""
 
     def model_post_init(self, context: Any) -> None:
         if self.numerator > self.denominator:
@@ -56,11 +56,11 @@ class Fraction(Model):
 
 class RequestMirror(Model):
     backend_ref: BackendObjectReference
-    """Where the copy goes. What is answered to it is dropped."""
+    """The destination of the copy, whose response is dropped."""
     percent: Annotated[int, Field(strict=True, ge=0, le=100)] | None = None
-    """The share of requests that are copied. Default: all."""
+    """The percentage of requests to copy. Default: all."""
     fraction: Fraction | None = None
-    """The same as a fraction."""
+    """The share as a fraction."""
 
     def model_post_init(self, context: Any) -> None:
         if self.percent is not None and self.fraction is not None:
@@ -73,7 +73,7 @@ class PathModifier(Model):
     replace_full_path: Annotated[str, Field(max_length=1024)] | None = None
     """The new path."""
     replace_prefix_match: Annotated[str, Field(max_length=1024)] | None = None
-    """What stands instead of the prefix that matched."""
+    """The replacement of the matched prefix."""
 
     def model_post_init(self, context: Any) -> None:
         own = "replaceFullPath" if self.type == "ReplaceFullPath" else "replacePrefixMatch"
@@ -83,22 +83,22 @@ class PathModifier(Model):
 
 class RequestRedirect(Model):
     scheme: Literal["http", "https"] | None = None
-    """Scheme of the new place. Default: that of the request."""
+    """Scheme of the redirect. Default: the request's."""
     hostname: PreciseHostname | None = None
-    """Host of the new place. Default: that of the request."""
+    """Host of the redirect. Default: the request's."""
     path: PathModifier | None = None
-    """Path of the new place. Default: that of the request."""
+    """Path of the redirect. Default: the request's."""
     port: Port | None = None
-    """Port of the new place. Default: that of the scheme, else of the listener."""
+    """Port of the redirect. Default: the scheme's, else the listener's."""
     status_code: Literal[301, 302, 303, 307, 308] = 302
-    """Status of the answer."""
+    """Status of the response."""
 
 
 class UrlRewrite(Model):
     hostname: PreciseHostname | None = None
-    """The Host that is sent."""
+    """The new Host."""
     path: PathModifier | None = None
-    """The path that is sent."""
+    """The new path."""
 
 
 _ORIGIN = re.compile(r"\*|[A-Za-z][A-Za-z0-9+.-]*://[^:/?#\s]+(:[0-9]{1,5})?")
@@ -118,7 +118,7 @@ AnyMethod = Literal["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS"
 
 class CorsFilter(Model):
     allow_origins: Annotated[tuple[Origin, ...], Field(max_length=64)] = ()
-    """Origins whose pages may read answers."""
+    """Origins whose pages may read responses."""
     allow_credentials: Bool = False
     """Whether pages may send credentials."""
     allow_methods: Annotated[tuple[AnyMethod, ...], Field(max_length=9)] = ()
@@ -126,9 +126,9 @@ class CorsFilter(Model):
     allow_headers: Annotated[tuple[HeaderName, ...], Field(max_length=64)] = ()
     """Fields that pages may send."""
     expose_headers: Annotated[tuple[HeaderName, ...], Field(max_length=64)] = ()
-    """Fields of answers that pages may read."""
+    """Response fields that pages may read."""
     max_age: Annotated[int, Field(strict=True, ge=1, le=2_147_483_647)] = 5
-    """Seconds for which browsers may keep the answer to a preflight request."""
+    """Seconds for which browsers may cache the response to a preflight request."""
 
     def model_post_init(self, context: Any) -> None:
         for name, values in (
@@ -144,23 +144,21 @@ HeaderNames = Annotated[tuple[HeaderName, ...], Field(max_length=64), NULL_IS_EM
 
 
 class ExternalAuthGrpc(Model):
-    """`allowed_headers` empty: the server sees all fields."""
+    """An authorization server over gRPC."""
 
     allowed_headers: HeaderNames = ()
     """Fields that the server sees. Default: all."""
 
 
 class ExternalAuthHttp(Model):
-    """`path` goes before the request's own. The lists empty: the server sees Authorization alone; all of its fields are
-    copied into the request.
-    """
+    """An authorization server over HTTP."""
 
     path: Annotated[str, Field(max_length=1024, pattern=r"^(?:[-A-Za-z0-9/._~!$&'()*+,;=:@]|%[0-9a-fA-F]{2})*$")] = ""
-    """What stands before the path of the request that the server is asked."""
+    """The prefix of the path in the request to the server."""
     allowed_headers: HeaderNames = ()
     """Fields that the server sees beside Authorization."""
     allowed_response_headers: HeaderNames = ()
-    """Fields of the server's answer that are copied into the request. Default: all."""
+    """Fields of the server's response that are copied into the request. Default: all."""
 
 
 class ExternalAuthBody(Model):
@@ -170,9 +168,9 @@ class ExternalAuthBody(Model):
 
 class ExternalAuthFilter(Model):
     protocol: Literal["HTTP", "GRPC"]
-    """What the server is asked in."""
+    """The protocol of the server."""
     backend_ref: BackendObjectReference
-    """The server that decides."""
+    """The authorization server."""
     grpc: ExternalAuthGrpc | None = None
     """For protocol GRPC."""
     http: ExternalAuthHttp | None = None
@@ -189,13 +187,13 @@ class GrpcFilter(Model):
     """A filter holds exactly the block of its own type (a rule of the CRD)."""
 
     type: Literal["RequestHeaderModifier", "ResponseHeaderModifier", "RequestMirror", "ExtensionRef"]
-    """Which filter it is: its block stands beside."""
+    """The type of the filter, which needs the block of its name."""
     request_header_modifier: HeaderModifier | None = None
     """Changes fields of the request."""
     response_header_modifier: HeaderModifier | None = None
-    """Changes fields of the answer."""
+    """Changes fields of the response."""
     request_mirror: RequestMirror | None = None
-    """Sends a copy of the request somewhere else."""
+    """Sends a copy of the request to another backend."""
     extension_ref: LocalObjectReference | None = None
     """A filter of another kind."""
 
@@ -207,7 +205,7 @@ class GrpcFilter(Model):
 
 
 class HttpFilter(GrpcFilter):
-    """As those of GRPCRoute, and more."""
+    """A filter of an HTTPRoute: all of GRPCRoute's, and more."""
 
     type: Literal[  # type: ignore[assignment]
         "RequestHeaderModifier",
@@ -220,23 +218,23 @@ class HttpFilter(GrpcFilter):
         "ExternalAuth",
     ]
     request_redirect: RequestRedirect | None = None
-    """Answers with a redirect."""
+    """Responds with a redirect."""
     url_rewrite: UrlRewrite | None = None
-    """Changes the Host and the path that are sent."""
+    """Changes the Host and the path of the request."""
     cors: CorsFilter | None = None
-    """Answers preflight requests, and says which pages may read answers."""
+    """Responds to preflight requests, and sets the CORS fields of responses."""
     external_auth: ExternalAuthFilter | None = None
-    """Asks a server whether the request may pass."""
+    """Checks the request with an authorization server."""
 
     @property
     def backend_ref(self) -> BackendObjectReference | None:
-        """The backend that the filter itself asks or sends to: a mirror, an authorization server."""
+        """The backend that the filter itself calls: a mirror, an authorization server."""
         block = self.request_mirror or self.external_auth
         return block.backend_ref if block is not None else None
 
 
 def _once_each(filters: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Only RequestMirror and ExtensionRef may be repeated; a redirect and a rewrite exclude each other."""
+    """Check filters: only RequestMirror and ExtensionRef may be repeated; redirect and rewrite exclude each other."""
     types: list[str] = [entry.type for entry in filters]
     for kind in types:
         if types.count(kind) > 1 and kind not in ("RequestMirror", "ExtensionRef"):

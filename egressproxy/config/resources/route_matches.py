@@ -1,4 +1,4 @@
-"""What the rules of HTTPRoutes and GRPCRoutes match: paths, fields, query parameters, methods."""
+"""The matches of HTTPRoutes and GRPCRoutes: paths, fields, query parameters, methods."""
 
 import re
 from typing import Annotated, Any, Literal
@@ -19,10 +19,10 @@ class PathMatch(Model):
     type: PathMatchType = PathMatchType.PREFIX
     """How the path is compared."""
     value: Annotated[str, Field(max_length=1024)] = "/"
-    """The path, its beginning, or the expression."""
+    """The path, its prefix, or the expression."""
 
     def model_post_init(self, context: Any) -> None:
-        """The rules of the CRD for paths."""
+        """Check the rules of the CRD for paths."""
         if self.type is PathMatchType.REGEX:
             return
         if not self.value.startswith("/"):
@@ -53,7 +53,7 @@ class QueryParamMatch(Model):
 
 
 class HeadersMatch(Model):
-    """All of it has to hold."""
+    """Conditions on a request; all must hold."""
 
     headers: Annotated[tuple[HeaderMatch, ...], Field(max_length=16)] = ()
     """Fields that the request has to have, all of them."""
@@ -63,14 +63,14 @@ class HeadersMatch(Model):
 
 
 class HttpMatch(HeadersMatch):
-    """All of it has to hold."""
+    """Conditions on a request; all must hold."""
 
     path: PathMatch = PathMatch.model_construct()
-    """What the path has to be."""
+    """The required path."""
     query_params: Annotated[tuple[QueryParamMatch, ...], Field(max_length=16)] = ()
     """Query parameters that the request has to have, all of them."""
     method: Method | None = None
-    """What the method has to be."""
+    """The required method."""
 
     def model_post_init(self, context: Any) -> None:
         super().model_post_init(context)
@@ -102,13 +102,13 @@ class GrpcMethodMatch(Model):
 
 
 class GrpcMatch(HeadersMatch):
-    """All of it has to hold."""
+    """Conditions on a request; all must hold."""
 
     method: GrpcMethodMatch | None = None
-    """What service and method have to be."""
+    """The required service and method."""
 
 
-#: Without any it is one that everything matches.
+#: The default is one match for all requests.
 HttpMatches = Annotated[
     tuple[HttpMatch, ...], Field(max_length=64), AfterValidator(lambda matches: matches or (HttpMatch(),))
 ]

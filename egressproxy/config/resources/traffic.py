@@ -1,4 +1,4 @@
-"""`traffic` of an EgressPolicy: timeouts, retries, hedging, connections; what is about endpoints is in `resilience`."""
+"""`traffic` of an EgressPolicy: timeouts, retries, hedging, connections; settings of endpoints are in `resilience`."""
 
 from typing import Annotated, Literal
 
@@ -11,10 +11,10 @@ from egressproxy.ir.policy import Priority
 
 
 class TrafficTimeouts(Model):
-    """0s disables."""
+    """Timeouts; 0s disables."""
 
     connect: Duration | None = None
-    """To open a connection, and before that to wait for one where there are too many."""
+    """To open a connection, including the wait for a free one at the limit."""
     tls_handshake: Duration | None = None
     """For TLS with a client or a backend."""
     request_headers: Duration | None = None
@@ -24,9 +24,9 @@ class TrafficTimeouts(Model):
     backend_request: Duration | None = None
     """For one attempt at a backend."""
     idle: Duration | None = None
-    """For kept-alive connections and bodies that stall."""
+    """For idle connections and stalled bodies."""
     tunnel_idle: Duration | None = None
-    """For tunnels in which nothing moves, and event streams of MCP servers."""
+    """For idle tunnels, and event streams of MCP servers."""
 
 
 class RetryBudget(Model):
@@ -35,7 +35,7 @@ class RetryBudget(Model):
     percent: Percent = 20
     """The share of requests that may be retries."""
     interval: Duration = Duration("10s", 10.0)
-    """The time that requests are counted over."""
+    """The time window of the count."""
     min_per_second: Count = 10
     """Retries that are always possible."""
 
@@ -46,58 +46,58 @@ class RetryOn(Model):
     triggers: tuple[
         Literal["cancelled", "deadline-exceeded", "internal", "resource-exhausted", "unavailable"], ...
     ] = ()
-    """Statuses of calls of gRPC that are tried again, where an answer is its status alone."""
+    """gRPC statuses to retry, for responses without messages."""
 
 
 class Retries(Model):
     attempts: Count = 1
     """Attempts after the first; 100 at most."""
     codes: tuple[Annotated[int, Field(strict=True, ge=400, le=599)], ...] = ()
-    """Statuses of a backend that are tried again; a first event that tells of an error counts as the status of that.
-    Connections that fail are without being named.
+    """Statuses to retry; an error in the first event of a stream counts as its status. Failed connections are always
+    retried.
     """
     retry_on: RetryOn = RetryOn.model_construct()
-    """What else is tried again."""
+    """Further conditions for a retry."""
     backoff: Duration | None = None
     """Pause before the first retry; it doubles with each."""
     max_backoff: Duration | None = None
     """The longest pause. Default: ten times the backoff."""
     budget: RetryBudget | None = None
-    """How many retries there may be in all."""
+    """A limit on the share of retries."""
 
 
 class Hedging(Model):
-    """Requests that are not answered in time are sent to another endpoint, too. Names are gRPC's (hedgingPolicy)."""
+    """Hedging: slow requests are also sent to another endpoint. Names are gRPC's (hedgingPolicy)."""
 
     hedging_delay: PositiveDuration
-    """How long an answer may take until the next attempt begins; the earlier ones go on."""
+    """The time without a response until the next attempt begins; earlier attempts continue."""
     max_attempts: Annotated[int, Field(strict=True, ge=2, le=5)] = 2
     """Attempts at the same time, the first one included."""
     non_fatal_status_codes: tuple[Annotated[int, Field(strict=True, ge=400, le=599)], ...] = (500, 502, 503, 504)
-    """Statuses that are not passed on while another attempt may still bring a better one."""
+    """Statuses that are held back while another attempt is in progress."""
     methods: Annotated[tuple[Literal["GET", "HEAD", "OPTIONS", "PUT", "DELETE"], ...], Field(min_length=1)] = (
         "GET",
         "HEAD",
         "OPTIONS",
     )
-    """The methods that this is for; idempotent ones only."""
+    """The methods to hedge; idempotent ones only."""
 
 
 class Connections(Model):
-    """Of kept-alive connections to backends. 0s and 0: no limit."""
+    """Limits of kept-alive connections to backends. 0s and 0: no limit."""
 
     max_age: Duration | None = None
-    """A connection that is older takes no further request."""
+    """The age after which a connection takes no further request."""
     max_requests: Count | None = None
-    """A connection that has carried as many takes no further one."""
+    """The number of requests after which a connection takes no further one."""
     share_tenants: StrictBool | None = None
-    """Connections serve clients of several tenants, one after the other. By default each serves one namespace (or one
-    client that has none), where `identity` says who clients are.
+    """Whether connections are reused across tenants. By default a connection serves one namespace (or one client
+    without a namespace), if `identity` is configured.
     """
 
 
 class Http2(Model):
-    """Of clients that speak HTTP/2."""
+    """Settings for HTTP/2 clients."""
 
     extended_connect: StrictBool | None = None
     """WebSockets over HTTP/2 (RFC 8441); of Gateways and listeners."""
@@ -105,24 +105,24 @@ class Http2(Model):
 
 class Traffic(Model):
     priority: Priority | None = None
-    """Which requests go first where the gateway is overloaded. Default: Normal."""
+    """The priority of requests during overload. Default: Normal."""
     timeouts: TrafficTimeouts = TrafficTimeouts.model_construct()
-    """How long things may take."""
+    """Timeouts."""
     retries: Retries | None = None
-    """What is tried again, for requests whose rule has no `retry` of its own."""
+    """Retries of requests whose rule has no `retry`."""
     hedging: Hedging | None = None
-    """Requests that take long are sent to a second endpoint, too, and the first good answer is passed on."""
+    """Slow requests are also sent to a second endpoint; the first good response wins."""
     connections: Connections = Connections.model_construct()
-    """How long connections to backends are kept."""
+    """Limits of connections to backends."""
     http2: Http2 = Http2.model_construct()
-    """What clients of HTTP/2 may do."""
+    """Settings for HTTP/2 clients."""
     half_close: StrictBool | None = None
-    """Clients of HTTP/1.1 may end their side (FIN) at any time and still get the response. Default: a client that does
-    so later than with its request has left.
+    """Whether HTTP/1.1 clients may half-close (FIN) at any time and still get the response. Default: a FIN after the
+    request means that the client has left.
     """
     circuit_breaker: CircuitBreaker | None = None
-    """How much one endpoint of a backend is asked for at the same time."""
+    """Limits of concurrent use of one endpoint."""
     load_balancer: LoadBalancer | None = None
-    """How an endpoint of a backend is chosen. Default: they take turns."""
+    """The choice of an endpoint. Default: round robin."""
     health_check: HealthCheck | None = None
-    """Endpoints that fail are left out."""
+    """Health checks, which exclude failing endpoints."""

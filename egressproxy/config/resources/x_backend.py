@@ -1,4 +1,6 @@
-"""XBackend, and what BackendTLSPolicy shares. Sources: GEP-4488, GEP-4894, BackendTLSPolicy of Gateway API v1."""
+"""XBackend, and its parts shared with BackendTLSPolicy. Sources: GEP-4488, GEP-4894, BackendTLSPolicy of Gateway API
+v1.
+"""
 
 from typing import Annotated, Any, Literal
 
@@ -15,9 +17,9 @@ class SubjectAltName(Model):
     type: Literal["Hostname", "URI"]
     """Hostname or URI."""
     hostname: Name | None = None
-    """For type Hostname: the name that the certificate carries."""
+    """For type Hostname: the name in the certificate."""
     uri: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[^:/?#]+://[^/?#]*[^?#]*")] | None = None
-    """For type URI: the identifier that the certificate carries, such as spiffe://example.org/ns/a."""
+    """For type URI: the identifier in the certificate, such as spiffe://example.org/ns/a."""
 
     def model_post_init(self, context: Any) -> None:
         require_own_block(f"type {self.type}", self.type.lower(), {"hostname": self.hostname, "uri": self.uri})
@@ -27,20 +29,20 @@ WellKnown = Annotated[str, *vendors_too("set of CA certificates", "System")]
 
 
 class BackendTlsValidation(Model):
-    """Who has to have signed the backend's certificate, and which name it has to carry."""
+    """The trusted CAs of the backend's certificate, and the required name."""
 
     ca_certificate_refs: Annotated[tuple[LocalObjectReference, ...], Field(max_length=8)] = ()
-    """ConfigMaps or Secrets (key ca.crt) with the CAs that may have signed the certificate."""
+    """ConfigMaps or Secrets (key ca.crt) with the trusted CAs."""
     well_known_ca_certificates: Annotated[WellKnown | None, Field(alias="wellKnownCACertificates")] = None
-    """Instead: System, the CAs of the system. A vendor's own, as in example.com/x, closes what is verified with it."""
+    """Instead: System, the system's CAs. A vendor's value, such as example.com/x, closes the backend."""
     hostname: PreciseHostname
-    """The server name that is sent, and that the certificate has to be for."""
+    """The SNI, which the certificate has to match."""
     subject_alt_names: Annotated[tuple[SubjectAltName, ...], Field(max_length=5)] = ()
-    """Names of which the certificate has to carry one, instead of `hostname`."""
+    """Names of which the certificate must have one, instead of `hostname`."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the certificate has to carry one of: hostnames in lower case, URIs as they are written."""
+        """The accepted names of the certificate: hostnames in lower case, URIs unchanged."""
         return tuple(name.hostname.lower() if name.hostname else name.uri or "" for name in self.subject_alt_names)
 
     def model_post_init(self, context: Any) -> None:
@@ -49,23 +51,23 @@ class BackendTlsValidation(Model):
 
 
 class XBackendValidation(BackendTlsValidation):
-    """As in BackendTLSPolicy, but that all of it may be left out: without a hostname it is the backend's."""
+    """BackendTlsValidation with optional fields; the default hostname is the backend's."""
 
     hostname: PreciseHostname | None = None  # type: ignore[assignment]
 
     def model_post_init(self, context: Any) -> None:
-        """Without a source it is the system's CAs; the API's own examples leave it out."""
+        """Default to the system's CAs; the API's own examples omit the source."""
         if self.ca_certificate_refs and self.well_known_ca_certificates is not None:
             raise RefusedValue("caCertificateRefs and wellKnownCACertificates exclude each other", "keep one of them")
 
 
 class XBackendTls(Model):
     mode: Annotated[str, *vendors_too("mode", "None", "ServerOnly", "ClientAndServer")]
-    """None: plain text. ServerOnly: the server shows a certificate. ClientAndServer: the gateway shows one, too."""
+    """None: plain text. ServerOnly: TLS. ClientAndServer: mutual TLS."""
     client_certificate_ref: SecretObjectReference | None = None
-    """The Secret (tls.crt, tls.key) with the certificate that the gateway shows. For mode ClientAndServer."""
+    """The Secret (tls.crt, tls.key) with the gateway's client certificate. For mode ClientAndServer."""
     validation: XBackendValidation | None = None
-    """What the server's certificate has to be. Default: for the hostname, by a CA of the system."""
+    """The validation of the server's certificate. Default: for the hostname, by the system's CAs."""
 
     def model_post_init(self, context: Any) -> None:
         if not is_vendors(self.mode) and (self.mode == "ClientAndServer") != (self.client_certificate_ref is not None):
@@ -73,14 +75,14 @@ class XBackendTls(Model):
 
 
 class XBackendPort(Model):
-    """`number`, which earlier versions call `port`."""
+    """A port: `number`, in earlier versions `port`."""
 
     name: Label | None = None
     """Name of the port."""
     port: Port | None = None
-    """The same as number."""
+    """An alias of number."""
     number: Port | None = Field(default=None, validate_default=True)
-    """The port that is dialled."""
+    """The port to dial."""
 
     @field_validator("number")
     @classmethod
@@ -93,33 +95,33 @@ class XBackendPort(Model):
 
     @property
     def value(self) -> int:
-        """The port's number, under whichever name."""
+        """The port's number, under either name."""
         return self.number or self.port or 0
 
 
 class ExternalHostnameBackend(Model):
     hostname: ExternalHostname
-    """The name that is resolved and dialled."""
+    """The name to resolve and dial."""
 
 
 Protocol = Annotated[str, *vendors_too("protocol", "TCP", "HTTP", "HTTP2", "HTTP11", "H2C", "MCP", "GRPC", "WSS")]
 
 
 class XBackendSpec(Model):
-    """`port` is an object with `number`, or `port` and `name`; the plain number is taken too."""
+    """The spec. `port` is an object with `number`, or `port` and `name`; a plain number is accepted, too."""
 
     type: Annotated[str, *vendors_too("type", "ExternalHostname", "EndpointSelector")]
-    """What kind of place it is."""
+    """The type of the destination."""
     port: XBackendPort
-    """The port that is dialled."""
+    """The port to dial."""
     external_hostname: ExternalHostnameBackend | None = None
     """For type ExternalHostname: the host."""
     endpoint_selector: dict[str, Any] | None = None
-    """For type EndpointSelector: which Pods."""
+    """For type EndpointSelector: the Pods."""
     protocol: Protocol | None = None
-    """What is spoken."""
+    """The protocol."""
     tls: XBackendTls | None = None
-    """How TLS is spoken."""
+    """TLS settings."""
 
     @field_validator("port", mode="before")
     @classmethod
@@ -127,7 +129,7 @@ class XBackendSpec(Model):
         return {"port": value} if isinstance(value, int) and not isinstance(value, bool) else value
 
     def model_post_init(self, context: Any) -> None:
-        """A rule of the CRD."""
+        """Check a rule of the CRD."""
         blocks = {"externalHostname": self.external_hostname, "endpointSelector": self.endpoint_selector}
         if is_vendors(self.type):
             return
@@ -137,4 +139,4 @@ class XBackendSpec(Model):
 
 class XBackend(Resource, group="gateway.networking.x-k8s.io", kind="XBackend", versions=("v1alpha1",)):
     spec: XBackendSpec
-    """Where requests go, and how it is reached."""
+    """The destination of requests, and its protocol and TLS."""

@@ -123,7 +123,7 @@ def test_a_policy_whose_targets_cannot_be_read_closes_what_it_may_target():
     far["metadata"] = {"name": "far", "namespace": "far"}
     far["spec"]["listeners"][0]["port"] = 3129
     resources = read(GATEWAY, far, wrong, ALLOW)
-    assert any("what it restricts cannot be read" in each for each in told(resources))
+    assert any("the targets cannot be read" in each for each in told(resources))
     assert not resources.problems
     made = compiled(resources, ("127.0.0.1",))
     closed = {each.gateway: each.default_backend for each in made.spec.listeners}

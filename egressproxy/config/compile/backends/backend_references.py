@@ -1,4 +1,4 @@
-"""Backends, references to them, and what these come to. Source: Gateway API v1 BackendObjectReference."""
+"""Backends, and references to backends. Source: Gateway API v1 BackendObjectReference."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from egressproxy.ir.backend import BackendIR, Destination
 from egressproxy.model.published_object import Key
 
 AnyRule = HttpRule | GrpcRule | StreamRule
-#: Says which object a reference means.
+#: Returns the key of the object that a reference means.
 KeyOf = Callable[[Resource, Reference], Key]
-#: Those with a `destination`, which are subclasses of these.
+#: The backends with a `destination`, and their subclasses.
 DestinationBackend = Backend | WorkingGroupBackend | XBackendDestination
 AnyBackend = DestinationBackend | XBackend
 #: Every class of backends beside Services.
@@ -51,21 +51,21 @@ BACKEND_KINDS: tuple[type[AnyBackend], ...] = (
     XBackend,
     GatewayBackend,
 )
-#: (group, kind) of everything that a backendRef may name.
+#: The (group, kind) pairs that a backendRef may name.
 KNOWN_KINDS = frozenset({("", "Service"), *((kind.GROUP, kind.KIND) for kind in BACKEND_KINDS)})
-#: Routes may call an XBackendDestination `Backend` (the prototype does), where no Backend of its group has the name.
+#: Routes may refer to these as kind `Backend` (as the prototype does), if no Backend of the group has the name.
 _CALLED_BACKEND = (XBackendDestination, GatewayXBackendDestination)
 _ALIASES = {(kind.GROUP, "Backend"): kind.KIND for kind in _CALLED_BACKEND}
 
 
 @dataclass(frozen=True, slots=True)
 class ResolvedBackend:
-    """A backend that can be used. `target` is what policies name to mean it; `port` its number.
+    """A usable backend. `target` is its key in policies; `port` the number.
 
-    `extensions` are its own. `resolver` is the DNS section of the object, `region` where it stands ("" unknown).
-    `parents` are those on the way, the next one first, `fallbacks` those on each other way;
-    `parent_by` is the policy that has named them, "" for the backend itself (`is_direct`: which says that it has none),
-    and `error` why they cannot be used. `service` is the Service that a destination of that type means.
+    `extensions` are its own. `resolver` is the DNS section of the object, `region` its region ("" unknown). `parents`
+    are the proxies on the path, the next one first, `fallbacks` those on each fallback path; `parent_by` is the policy
+    that names them, "" for the backend itself (`is_direct`: without any), and `error` the reason why they are unusable.
+    `service` is the Service of a destination of that type.
     """
 
     spec: BackendIR
@@ -82,7 +82,7 @@ class ResolvedBackend:
     error: str = ""
 
 
-#: What a forward proxy reaches where no route matches: the destination that the request names.
+#: The default backend of a forward proxy: the destination in the request.
 ANY_DESTINATION = ResolvedBackend(BackendIR("-", Destination.DYNAMIC), ("", "", "", "-"), 0)
 
 
@@ -106,7 +106,7 @@ def backend_refs(route: Resource) -> Iterator[tuple[str, Reference]]:
         for field, entry in rule_filters(index, rule):
             if entry.request_mirror is not None:
                 yield f"{field}.requestMirror.backendRef", entry.request_mirror.backend_ref
-            if getattr(entry, "external_auth", None) is not None:  # a GRPCRoute has none
+            if getattr(entry, "external_auth", None) is not None:  # absent in a GRPCRoute
                 yield f"{field}.externalAuth.backendRef", entry.external_auth.backend_ref
 
 
@@ -118,22 +118,22 @@ def endpoint_refs(backend: Resource | None) -> Iterator[tuple[str, FailoverEndpo
 
 
 def only_parents(resources: ResourceSet, key_of: KeyOf) -> set[Key]:
-    """Backends that others are reached through, and that no route leads to."""
+    """The backends that are parents of others, and not of routes."""
     found = _parents(resources, key_of)
     return found and found - _targets(resources, key_of, HttpRoute, GrpcRoute, TlsRoute, TcpRoute)
 
 
 def stream_carriers(resources: ResourceSet, key_of: KeyOf) -> set[Key]:
-    """What streams of others go through, and no request: parents, and backends of TLSRoutes and TCPRoutes alone.
+    """The backends that carry only streams: parents, and backends of TLSRoutes and TCPRoutes alone.
 
-    The TLS inside is the client's, or that of the backend behind the parent.
+    The TLS inside belongs to the client, or to the backend behind the parent.
     """
     found = _parents(resources, key_of) | _targets(resources, key_of, TlsRoute, TcpRoute)
     return found and found - _targets(resources, key_of, HttpRoute, GrpcRoute)
 
 
 def object_key(resources: ResourceSet, ref: Reference, namespace: str) -> Key:
-    """The object that a reference means, whether it is there or not; it may be there under its other name."""
+    """The key of the object that a reference means, existing or not; the object may exist under its alias."""
     key = (ref.group, ref.kind, namespace, ref.name)
     alias = _ALIASES.get((ref.group, ref.kind))
     if alias is None or resources.get(*key) is not None:
@@ -153,7 +153,7 @@ def _parents(resources: ResourceSet, key_of: KeyOf) -> set[Key]:
 
 
 def _targets(resources: ResourceSet, key_of: KeyOf, *kinds: type[AnyRoute]) -> set[Key]:
-    """What routes of these kinds lead to, by way of Failovers, too."""
+    """The backends of routes of these kinds, including those of Failovers."""
     found = {key_of(route, ref) for kind in kinds for route in resources.of(kind) for _, ref in backend_refs(route)}
     for key in tuple(found):
         named = resources.get(*key)

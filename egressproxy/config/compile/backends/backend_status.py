@@ -1,4 +1,4 @@
-"""The status of Backends, used or not: whether they can be used, and what is insecure or without effect in them."""
+"""The status of Backends, used or not: usability, insecure settings and settings without effect."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.resources.x_backend import XBackend
 from egressproxy.model.published_object import Key
 
-#: Reasons that are about the Backend itself; the others are about what it refers to.
+#: Reasons about the Backend itself; other reasons are about referenced objects.
 _OF_BACKENDS = frozenset({"UnsupportedValue", "TlsNotConfigured"})
-#: Gateway API has the reason for references (RouteReasonUnsupportedProtocol), and no such backend can be used.
+#: Gateway API has this reason for references (RouteReasonUnsupportedProtocol); such a backend is unusable.
 _NOT_ACCEPTED = _OF_BACKENDS | {"UnsupportedProtocol"}
 
 
@@ -78,7 +78,7 @@ def _set_conditions(
         except UnresolvedRef as unresolved:
             failed += 1
             _set_unresolved(unresolved, conditions)
-    if isinstance(backend, Backend):  # the rest shows even where one part cannot be used
+    if isinstance(backend, Backend):  # report the rest, too, if one part is unusable
         for problem in backends.parents.problems([backend]).values():
             _set_unresolved(problem.copy("spec.parent"), conditions)
     if not isinstance(backend, XBackend):
@@ -89,7 +89,7 @@ def _set_conditions(
 
 
 def _set_endpoints(conditions: Conditions, backends: BackendCompiler, backend: DestinationBackend) -> None:
-    """The conditions of a Failover: it can be used while one of its endpoints can."""
+    """Set the conditions of a Failover, which is usable while one of its endpoints is."""
     problems = backends.endpoint_problems(backend)
     for problem in problems:
         conditions.fail("ResolvedRefs", problem.reason, f"{problem.field}: {problem.with_hint}")
@@ -128,7 +128,7 @@ def _set_unresolved(unresolved: UnresolvedRef, conditions: Conditions) -> None:
 
 
 def summary(backend: AnyBackend, tls_policies: BackendTlsPolicies) -> str:
-    """What a Backend means, in whichever form it is written, for people."""
+    """A summary of a Backend of any form, for people."""
     if not isinstance(backend, XBackend):
         return destination_summary(backend.spec, tls_policies.forms(backend))
     spec = backend.spec
@@ -139,7 +139,7 @@ def summary(backend: AnyBackend, tls_policies: BackendTlsPolicies) -> str:
 
 
 def _insecure_reason(backend: AnyBackend, forms: Sequence[PortForm], has_requests: bool) -> str:
-    """Why a backend is not protected, or less than it seems; "" if it is. `has_requests`: not streams alone."""
+    """The reason why a backend is insecure; "" for a secure one. `has_requests`: not streams alone."""
     is_external = isinstance(backend, XBackend) or backend.spec.destination.type == "Fqdn"
     reasons = []
     is_plain = any(form.tls is not None and form.tls.mode == "None" and form.protocol != "TCP" for form in forms)
@@ -162,11 +162,11 @@ def _backend_notes(backend: DestinationBackend, forms: Sequence[PortForm]) -> It
 
 
 def same_name_notes(source: Resource, backends: BackendCompiler) -> Iterator[tuple[str, str]]:
-    """For each reference of a route, a Backend or a policy to such a name: its field, and what it means."""
+    """For each reference to an ambiguous name: its field, and the object it means."""
     for field_path, ref in _references(source) if backends.same_names else ():
         meant = backends.target_key(source, ref)
         named = backends.same_names.get(meant[2:], ())
-        if meant in named:  # else it means none of them: a Service, or nothing
+        if meant in named:  # else a Service, or no object
             others = [key for key in named if key != meant]
             has = "has that name, too, and is another" if len(others) == 1 else "have that name, too, and are others"
             listed = ", ".join(sorted(map(kind_of, others)))

@@ -1,5 +1,5 @@
-"""The parents that a Backend or a policy names: each a backend itself, which has to be a fixed place, and must not lead
-back to who names it.
+"""The parents that a Backend or a policy names. A parent is a backend with a fixed destination, and must not lead back
+to the object that names it.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.ir.backend import BackendIR, Destination, NoProxyRule, OtherParent, Protocol
 from egressproxy.model.published_object import Key
 
-#: Upstream gateways in a row: each is another CONNECT and another handshake.
+#: The most parents in a chain: each costs a CONNECT and a handshake.
 MAX_PARENTS = 8
 
 
 @dataclass(slots=True, eq=False, repr=False)
 class ParentCompiler:
-    """`resolve` gives the backend that a reference names, `target_key` the object that it means (`BackendCompiler`)."""
+    """`resolve` returns the backend of a reference, `target_key` the key of its object (`BackendCompiler`)."""
 
     _resources: ResourceSet
     _references: References
@@ -37,7 +37,7 @@ class ParentCompiler:
     _busy: list[Key] = field(default_factory=list)
 
     def through(self, resolved: ResolvedBackend, source: Resource, ref: BackendParent) -> ResolvedBackend:
-        """The backend, reached through the parent that `source` (itself, or a policy) names. Raises UnresolvedRef."""
+        """The backend with the parent that `source` (the backend, or a policy) names. Raises UnresolvedRef."""
         no_proxy = tuple(NoProxyRule(each.hostnames, each.cidrs, each.ports) for each in ref.no_proxy)
         if is_direct(resolved.spec, no_proxy):
             return replace(resolved, is_direct=True)
@@ -64,7 +64,7 @@ class ParentCompiler:
         return replace(resolved, spec=spec, parents=parents, fallbacks=fallbacks)
 
     def problems(self, sources: Iterable[EgressPolicy | Backend]) -> dict[Key, UnresolvedRef]:
-        """Why what these policies or Backends send through a parent cannot go there, by object."""
+        """The errors of the parents of these policies or Backends, by object."""
         problems = {}
         for source in sources:
             if source.spec.parent is not None and not source.spec.parent.direct:
@@ -75,7 +75,7 @@ class ParentCompiler:
         return problems
 
     def _parent(self, source: Resource, ref: ParentProxyRef) -> ResolvedBackend:
-        """The upstream gateway, which has to be a fixed place, and must not lead back here. Raises UnresolvedRef."""
+        """The parent, which needs a fixed destination, and must not lead back here. Raises UnresolvedRef."""
         if self._has_too_many(source, ref):
             raise UnresolvedRef("InvalidParent", f"{source} has more than {MAX_PARENTS} parents in a row")
         if source.key in self._busy:
@@ -96,29 +96,29 @@ class ParentCompiler:
             remedy = f"write them in the parent of {source}, or name one parent in {parent.spec.name}"
             raise UnresolvedRef("UnsupportedValue", message, remedy)
         if any(must_run(placed.spec) for placed in parent.extensions):
-            # They might refuse something, so leaving them out in silence would open what they close.
+            # Ignoring these filters would allow requests that they refuse.
             raise UnresolvedRef(
                 "UnsupportedValue", f"the parent of {source} has extensions, which are not supported yet on a parent"
             )
         return parent
 
     def _has_too_many(self, source: Resource, ref: ParentProxyRef) -> bool:
-        """Whether the parents in a row from here on are more than there may be, as they are written: whoever has them
-        is told, and those on the way that have fewer are not, in whatever order they are read.
+        """Whether the chain of parents from here on, as written, is too long. The error thus hits the object with the
+        long chain, independent of the order of reading.
         """
         seen = {source.key}
         while len(seen) <= MAX_PARENTS:
             key = self._target_key(source, ref)
             found = self._resources.get(*key)
             if key in seen or not isinstance(found, Backend) or found.spec.parent is None or found.spec.parent.direct:
-                return False  # the last one; or they go round, which is found where they are read
+                return False  # the end of the chain; or a cycle, which `_parent` reports
             seen.add(key)
             source, ref = found, found.spec.parent
         return True
 
 
 def is_direct(backend: BackendIR, rules: Iterable[NoProxyRule]) -> bool:
-    """Whether its name, or each of its addresses, is listed. Where a client names it, the data plane decides."""
+    """Whether the backend's name, or each of its addresses, is listed. For Dynamic backends the data plane decides."""
     if backend.destination is Destination.DYNAMIC:
         return False
     if backend.destination is Destination.FQDN:

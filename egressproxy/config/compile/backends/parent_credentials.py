@@ -1,4 +1,4 @@
-"""What a parent is shown. Sources: RFC 7617 (Basic), RFC 1929 (SOCKS5), Secrets of type kubernetes.io/basic-auth."""
+"""Credentials for a parent. Sources: RFC 7617 (Basic), RFC 1929 (SOCKS5), Secrets of type kubernetes.io/basic-auth."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MAX_COUNTED = 255
 def parent_credentials(
     references: References, source: Resource, ref: ParentProxyRef, parent: BackendIR
 ) -> ParentCredentials | None:
-    """What `source` has its parent shown; None: nothing. Raises UnresolvedRef, also where plain text is not allowed."""
+    """The credentials of `source` for its parent, or None. Raises UnresolvedRef, also for forbidden plain text."""
     secret = ref.credentials_ref
     if secret is None:
         return None
@@ -47,7 +47,7 @@ def parent_credentials(
 def identity_key(
     references: References, source: Resource, ref: ParentProxyRef, parent: BackendIR
 ) -> SecretBytes | None:
-    """The key of `parent.identityKeyRef`; None where it names none. Raises UnresolvedRef."""
+    """The key of `parent.identityKeyRef`, or None. Raises UnresolvedRef."""
     secret = ref.identity_key_ref
     if secret is None:
         return None
@@ -61,7 +61,7 @@ def identity_key(
 
 
 def checked_key(value: bytes, name: str) -> SecretBytes:
-    """The key from the entry `key` of a Secret. Raises UnresolvedRef where it is too short."""
+    """The key from the entry `key` of a Secret. Raises UnresolvedRef if it is too short."""
     if len(value) < MIN_KEY_BYTES:
         message = f"{name}: key has {len(value)} bytes, and needs {MIN_KEY_BYTES} or more: openssl rand -hex 32"
         raise UnresolvedRef("InvalidCredentials", message)
@@ -69,7 +69,7 @@ def checked_key(value: bytes, name: str) -> SecretBytes:
 
 
 def _counted(value: bytes, name: str, key: str) -> bytes:
-    """With its length in front. Source: RFC 1929 section 2."""
+    """The value with its length as prefix. Source: RFC 1929 section 2."""
     if not 0 < len(value) <= _MAX_COUNTED:
         message = f"{name}: {key} has {len(value)} bytes, and SOCKS5 takes 1 to {_MAX_COUNTED} (RFC 1929)"
         raise UnresolvedRef("InvalidCredentials", message)
@@ -77,7 +77,7 @@ def _counted(value: bytes, name: str, key: str) -> bytes:
 
 
 def _part(value: bytes, name: str, key: str) -> bytes:
-    """Without the line end that an editor or `echo` has left."""
+    """The value without a trailing line end."""
     value = value.removesuffix(b"\n").removesuffix(b"\r")
     if _CONTROL.search(value):
         raise UnresolvedRef("InvalidCredentials", f"{name}: {key} holds a control character (CR, LF or the like)")

@@ -1,10 +1,9 @@
-"""Checks the configs of extensions, and tells what is wrong with them at their fields.
+"""Checks the configs of extensions, and reports faults by field.
 
-Those of built-in types and of packages are read by pydantic (`settings_adapter`). Those of types that FilterTypes make
-known are checked against its JSON Schema (`ConfigSchemaChecker`). Such a schema is an operator's, and part of the
-configuration: what it costs to apply is bounded. Patterns are RE2's, which never backtracks; keywords are counted; only
-references within the schema are followed. Values of a config are not shown, since a credential may stand where its
-reference belongs.
+Pydantic reads configs of built-in and packaged types (`settings_adapter`). The JSON Schema of a FilterType checks
+configs of its type (`ConfigSchemaChecker`). The cost of applying a schema is bounded: patterns are RE2, which never
+backtracks, keywords are counted, and only references within the schema are followed. Errors never show a config's
+values, since a user may write a credential in place of a reference.
 Source: JSON Schema 2020-12 (the default), and the drafts that `$schema` names.
 """
 
@@ -25,14 +24,13 @@ from egressproxy.config.resources.meta import Resource
 from egressproxy.ir.policy import FieldFault
 from egressproxy.model.near_names import did_you_mean
 
-#: Applications of a keyword in one check. A config of a thousand values under a schema of usual size takes some ten
-#: thousand.
+#: The most keyword applications in one check. A config of a thousand values with a usual schema takes ten thousand.
 MAX_STEPS: Final = 100_000
-#: Characters of a schema as JSON.
+#: The most characters of a schema as JSON.
 MAX_SCHEMA: Final = 262_144
-#: Levels of a schema: of objects and lists. YAML has a bound of its own, the JSON of a ConfigMap has none.
+#: The most levels of objects and lists in a schema. YAML has its own bound, JSON in a ConfigMap has none.
 MAX_LEVELS: Final = 100
-#: Of the faults of one config, these many are told.
+#: The most reported faults of one config.
 MAX_FAULTS: Final = 20
 #: Source: JSON Schema Validation 2020-12 section 6: keywords with one limit, in words.
 _LIMITS: Final = {
@@ -49,18 +47,18 @@ _LIMITS: Final = {
     "maxProperties": "more than {limit} fields",
     "pattern": "not of the form {limit}",
 }
-#: How many applications are left in the check in progress: one process checks one config at a time.
+#: The remaining applications in the current check: a process checks one config at a time.
 _steps = [0]
-#: For the types of catalogues, which are part of the program: there are few.
+#: The adapters of catalogue types, which are few.
 ADAPTERS: Final[dict[type[Any], TypeAdapter[Any]]] = {}
 
 
 class SchemaError(ValueError):
-    """This is no schema, or one that cannot be applied in bounded time."""
+    """An invalid schema, or one that exceeds the bounds."""
 
 
 class ConfigFault(NamedTuple):
-    """A fault of a config: the path to the value, what is wrong, what helps, and whether the key is to blame."""
+    """A fault of a config: the path to the value, message, remedy, and whether the key is at fault."""
 
     loc: tuple[str | int, ...]
     message: str
@@ -69,7 +67,7 @@ class ConfigFault(NamedTuple):
 
 
 class ConfigSchemaChecker:
-    """One schema, ready to check configs. Raises SchemaError where it is none."""
+    """One compiled schema. Raises SchemaError for an invalid schema."""
 
     __slots__ = ("_validator", "schema")
 
@@ -83,7 +81,7 @@ class ConfigSchemaChecker:
             raise SchemaError(f"the schema is nested deeper than {MAX_LEVELS} levels")
         if len(json.dumps(schema, default=str)) > MAX_SCHEMA:
             raise SchemaError(f"the schema is longer than {MAX_SCHEMA} characters")
-        # Where it knows no draft it returns the default, which is taken for that here: nobody asks for draft 3.
+        # Draft 3, which no schema uses, serves as marker for an unknown draft.
         draft = jsonschema.validators.validator_for(schema, default=jsonschema.Draft3Validator)
         if "$schema" not in schema:
             draft = jsonschema.Draft202012Validator
@@ -92,7 +90,7 @@ class ConfigSchemaChecker:
         try:
             draft.check_schema(schema, format_checker=jsonschema.FormatChecker(()))  # type: ignore[call-arg]
         except jsonschema.SchemaError as error:
-            # Where `type` has a wrong name: which there are is said by one of the forms that it may have.
+            # For a wrong name of `type`, one of the alternatives lists the valid names.
             nearest = next((each for each in error.context or () if each.validator == "enum"), error)
             raise SchemaError(f"{'.'.join(map(str, error.absolute_path)) or 'the schema'}: {nearest.message}") from None
         except RecursionError:
@@ -105,7 +103,7 @@ class ConfigSchemaChecker:
         self._validator = _bounded(draft)(schema, registry=Registry())
 
     def faults(self, config: Mapping[str, Any]) -> list[ConfigFault]:
-        """What is wrong with this config, at most MAX_FAULTS. Raises SchemaError where the schema cannot be applied."""
+        """The faults of this config, at most MAX_FAULTS. Raises SchemaError if the schema cannot be applied."""
         _steps[0] = MAX_STEPS
         found: dict[ConfigFault, None] = {}
         try:
@@ -117,7 +115,7 @@ class ConfigSchemaChecker:
             raise SchemaError("the schema refers to itself without end, or is nested too deeply") from None
         except SchemaError:
             raise
-        except Exception as error:  # a reference that leads nowhere, in one of several classes of the library
+        except Exception as error:  # for one, an unresolvable reference, in several classes of the library
             raise SchemaError(f"the schema cannot be applied: {type(error).__name__}: {error}") from None
         return list(found)
 
@@ -125,15 +123,15 @@ class ConfigSchemaChecker:
 def config_problems(
     owner: Resource, found: FilterTypeInfo, error: ValidationError, path: str, field: str
 ) -> Iterator[Problem]:
-    """The problems of a config that `owner` has at `path` in this field, and that does not fit the type's schema."""
+    """The problems of a config in this field at `path` of `owner`, by the type's schema."""
     for detail in error.errors(include_url=False, include_input=True):
         if detail["type"] == "too_short" and detail["input"]:
-            continue  # there are entries, and what is wrong with them is said of each
+            continue  # the entries have problems of their own
         loc, on_key = field_path(detail["loc"])
         at_fault = detail.get("ctx", {}).get("error")
         if isinstance(at_fault, FieldFault):
             loc = (*loc, *at_fault.path)
-        # Text is not shown: a credential may be written where its reference belongs.
+        # Never show text: a user may write a credential in place of a reference.
         value = detail["input"]
         written = json.dumps(value) if isinstance(value, bool | int | float) else None
         message, remedy = explain(detail, found.config_model, loc, written, show=written is not None)
@@ -143,7 +141,7 @@ def config_problems(
 
 
 def first_error(error: ValidationError) -> str:
-    """The first of what is wrong, in one line: its field, and why."""
+    """The first fault in one line: field and reason."""
     detail = error.errors(include_url=False, include_input=False)[0]
     where = ".".join(str(part) for part in detail["loc"])
     message = str(detail["msg"]).removeprefix("Value error, ")
@@ -151,7 +149,7 @@ def first_error(error: ValidationError) -> str:
 
 
 def settings_adapter(model: type[Any]) -> TypeAdapter[Any]:
-    """What checks the configs of a type: made once, at the first config."""
+    """The adapter that checks configs of a type, created at the first config."""
     if model not in ADAPTERS:
         ADAPTERS[model] = TypeAdapter(model)
     return ADAPTERS[model]
@@ -265,7 +263,7 @@ def _faults(error: Any) -> Iterator[ConfigFault]:
         case _ if keyword in _LIMITS:
             yield ConfigFault(loc, _LIMITS[keyword].format(limit=limit), "")
         case "anyOf" | "oneOf":
-            number = "none" if keyword == "anyOf" else "none, or more than one,"
+            number = "none" if keyword == "anyOf" else "none or several"
             yield ConfigFault(loc, f"fits {number} of the {len(limit)} possible forms", "")
         case _:
             yield ConfigFault(loc, f"does not fit {keyword or 'the schema'}", "")

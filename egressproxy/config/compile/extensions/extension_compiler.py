@@ -1,9 +1,9 @@
 """Extensions, compiled to ExtensionIR.
 
-Three ways to ask for a filter, one mechanism: an `extensions` entry of a Backend or EgressPolicy, a filter of an
-HTTPRoute (`route_filters`), an entry of a policy's `limits`. The config of each is checked against the schema of its
-type here, so that the data plane meets valid ones only. A Secret that is missing leaves the ExtensionIR without it:
-the filter then refuses every request (it fails closed). An unknown type closes the place (`extension_faults`).
+Three sources of filters share one mechanism: an `extensions` entry of a Backend or EgressPolicy, a filter of an
+HTTPRoute (`route_filters`), and an entry of a policy's `limits`. Each config is checked against the schema of its type,
+so the data plane gets only valid ones. A missing Secret is missing in the ExtensionIR: the filter then refuses every
+request (it fails closed). An unknown type closes the place (`extension_faults`).
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ from egressproxy.model.published_object import Key
 
 
 class FilterNotSupported(Exception):
-    """An HTTPRoute filter that this build cannot run; the message names it, `index` is its place in the list."""
+    """An HTTPRoute filter that this build cannot run; the message names it, `index` is its position in the list."""
 
     index = 0
 
 
 class Caller(NamedTuple):
-    """The object that declares an extension which calls backends, and their references, each with its field there."""
+    """The object that declares an extension with calls of backends, and their references with fields."""
 
     owner: Resource
     refs: tuple[tuple[str, BackendReference], ...]
@@ -66,26 +66,26 @@ def as_backend_ref(ref: BackendReference) -> BackendObjectReference:
 
 
 class ExtensionCompiler:
-    """Turns what was written into ExtensionIR; collects what is a load error and which Secrets are missing."""
+    """Compiles filters to ExtensionIR; collects load errors and missing Secrets."""
 
     def __init__(self, catalog: FilterCatalog, declared: FilterTypes, references: References) -> None:
         self._catalog = catalog
         self._declared = declared
         self._references = references
-        #: What keeps the configuration from being loaded, each problem once.
+        #: The problems that refuse the configuration, each once.
         self.load_errors: dict[Problem, None] = {}
         self._valid: dict[tuple[str, str], FilterSettings | None] = {}
-        #: What is wrong with extensions and is told in status, by declaring object.
+        #: The faults of extensions for status, by declaring object.
         self.faults: dict[Key, ExtensionFaults] = defaultdict(ExtensionFaults)
-        #: What is called by extensions whose configs refer to backends.
+        #: The calls of extensions whose configs refer to backends.
         self.callers: dict[ExtensionIR, Caller] = {}
-        #: Backends of rules that configs name, "namespace/name": each with the object that declares it, and its field.
+        #: The rule backends ("namespace/name") that configs name: declaring object, name, field.
         self.named_backends: dict[tuple[Key, str, str], None] = {}
 
     def extensions(
         self, owner: Resource, declared: Sequence[Extension], place: AttachmentPoint, path: str = "spec.extensions"
     ) -> tuple[RankedExtension, ...]:
-        """The `spec.extensions` of a Backend or EgressPolicy, or what stands in this field. Load errors are noted."""
+        """The `spec.extensions` of a Backend or EgressPolicy, or the entries of another field. Notes load errors."""
         made = [self._extension(_Entry(owner, one, f"{path}[{i}]", place)) for i, one in enumerate(declared)]
         return tuple(RankedExtension(spec, age_of(owner), i) for i, spec in enumerate(made) if spec is not None)
 
@@ -101,7 +101,7 @@ class ExtensionCompiler:
         index: int = 0,
         path: str = "",
     ) -> RankedExtension:
-        """A filter of our own that the field `path` has asked for, and no entry. Raises FilterNotSupported."""
+        """A built-in filter for another field than `extensions`, at `path`. Raises FilterNotSupported."""
         found = self._catalog.get(type_name)
         if found is None or phase not in _phases(found):
             raise FilterNotSupported(f"{name} needs the filter {type_name} in phase {phase}, which this version lacks")
@@ -124,7 +124,7 @@ class ExtensionCompiler:
         return RankedExtension(spec, age_of(owner), index)
 
     def _extension(self, entry: _Entry) -> ExtensionIR | None:
-        """None where a load error was noted."""
+        """The compiled entry; None after a load error."""
         try:
             return self._compiled(entry)
         except ConfigError as refused:
@@ -146,23 +146,23 @@ class ExtensionCompiler:
             return self._known(entry, found)
         except ConfigError:
             raise
-        except Exception as error:  # the schema of a package, and what reads its references, end no loading
+        except Exception as error:  # the code of a package must not end the load
             if not found.package:
                 raise
-            # Without the text, which may hold a value of the config.
+            # Without the text, which may contain a value of the config.
             why = f"package {found.package}: its config cannot be read ({type(error).__name__})"
             return self._unknown(entry, why)
 
     def _unknown(self, entry: _Entry, why: str) -> ExtensionIR:
-        """An extension that nothing runs: status says so, and its place is closed unless failOpen is set."""
+        """An extension of an unknown type: reported in status; its place is closed unless failOpen is set."""
         unknown = entry.closed()
         names = (*self._catalog.names(), *self._declared.names())
         self.faults[entry.owner.key].note_unknown(unknown, entry.path, names, why)
         return unknown
 
     def _unfit(self, entry: _Entry, refused: ConfigError, *, must_run: bool = False) -> ExtensionIR:
-        """The same of a type whose name is not ours: a vendor may mean more by it than is known here. With `must_run`
-        its place is closed whatever failOpen says.
+        """`_unknown` for a published type name with an unsupported config, of which a vendor may know more. With
+        `must_run` its place is closed regardless of failOpen.
         """
         unfit = entry.closed()
         if must_run:
@@ -174,7 +174,7 @@ class ExtensionCompiler:
         """An extension of a type of the catalogue. Raises ConfigError."""
         owner = entry.owner
         if found.runs_code and owner.origin.is_from_api:
-            # Who may write an object may not run programs: of the file, not even whether it is there is said.
+            # Writers of objects must not run programs, nor learn whether a file exists.
             message = f"{found.name} runs a Python file, and an object that was written through the API must not"
             remedy = "declare it in a manifest in a folder of --config, and put the file beside that"
             raise entry.error("type", message, remedy)
@@ -209,9 +209,8 @@ class ExtensionCompiler:
         path: str,
         calls_path: str = "",
     ) -> ExtensionIR:
-        """The extension with its config (`text` is it as JSON), whose field in `owner` is `path`; what is wrong with it
-        is noted in `faults`. Noted are also the backends that it refers to, which each place resolves anew, and those
-        that it names: below `calls_path` where that is another field.
+        """The extension with its config (`text`: as JSON), whose field in `owner` is `path`. Notes faults, the backends
+        it refers to, which each place resolves anew, and the backends it names, below `calls_path` if set.
         """
         secrets = () if config is None else secrets_of(self._references, owner, found, config, path, self.faults)
         settings = self._settings(found, text)
@@ -229,7 +228,7 @@ class ExtensionCompiler:
         return spec
 
     def _declared_extension(self, entry: _Entry, declared: DeclaredType) -> ExtensionIR:
-        """An extension of a type that a FilterType makes known. Raises ConfigError."""
+        """An extension of a FilterType's type. Raises ConfigError."""
         try:
             settings = entry.settings(declared.name, declared.phases)
         except ConfigError as refused:
@@ -254,7 +253,7 @@ class ExtensionCompiler:
         assert implementation is not None
         config = settings_adapter(implementation.config_model).validate_json(text)
         made = entry.made(type=declared.name, implementation=declared.implementation, **settings)
-        # What the type calls, the FilterType names: who uses the type needs no right to it.
+        # The FilterType names the called backend, so users of the type need no grant.
         calls_path = "spec.processor" if declared.definition.spec.python is None else ""
         return self._with_config(
             made, declared.definition, implementation, config, text, declared.settings_path, calls_path
@@ -301,7 +300,7 @@ class _Entry(NamedTuple):
         return made
 
     def made(self, **more: Any) -> Callable[..., ExtensionIR]:
-        """Makes the ExtensionIR, but for its config."""
+        """A factory of the ExtensionIR without its config."""
         extension, place = self.written, self.place
         return partial(
             ExtensionIR,
@@ -316,12 +315,12 @@ class _Entry(NamedTuple):
 
     @property
     def is_ours(self) -> bool:
-        """Whether the type is called as ours are in our own kinds, and not by a published name or a vendor's."""
+        """Whether the type has our own name, not a published name or a vendor's."""
         domain, has_domain, _ = self.written.type.rpartition("/")
         return domain == OUR_GROUP or (not has_domain and self.owner.GROUP == OUR_GROUP)
 
     def closed(self) -> ExtensionIR:
-        """An extension that nothing runs."""
+        """An extension that never runs and closes its place."""
         phase = self.written.phase
         if phase not in PHASES:
             phase = "backend-request" if self.place.level == BACKEND_LEVEL else "request-headers"
@@ -341,6 +340,6 @@ def _canonical(config: Mapping[str, Any]) -> str:
 
 
 def _folder(owner: Resource) -> str:
-    """Where the relative paths of its configs start; "" for an object that must not read files."""
+    """The base of relative paths in configs; "" for an object that must not read files."""
     file = "" if owner.origin.is_from_api else owner.origin.file
     return file and (dirname(file) or ".")

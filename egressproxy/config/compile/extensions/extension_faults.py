@@ -23,13 +23,13 @@ from egressproxy.model.secret import SecretBytes
 
 #: The types whose Secret becomes part of a field line, where a line break would start another one.
 INJECTOR: Final = "egressproxy.io/CredentialInjector:"
-#: What an editor leaves at the end of a Secret; the injector takes it off.
+#: Trailing whitespace of a Secret, which the injector strips.
 _SPACE: Final = b" \t\r\n"
 
 
 @dataclass(slots=True)
 class ExtensionFaults:
-    """`unknown`: sentences about types; `unresolved`: (reason, sentence) of Secrets, and of backends that they call."""
+    """`unknown`: sentences about types; `unresolved`: (reason, sentence) of Secrets and called backends."""
 
     unknown: dict[str, None] = field(default_factory=dict)
     unresolved: dict[tuple[str, str], None] = field(default_factory=dict)
@@ -42,33 +42,33 @@ class ExtensionFaults:
         self.unknown[sentence] = None
 
     def note_unfit(self, spec: ExtensionIR, problems: Iterable[Problem]) -> None:
-        """An extension whose type is known, and cannot do what is asked of it."""
+        """An extension of a known type that does not support its config."""
         for each in problems:
             remedy = f" ({each.remedy})" if each.remedy else ""
             self.unknown[f"{each.field_path}: {each.message}{remedy}: {_follows(spec)}"] = None
 
     def note_secret(self, unresolved: UnresolvedRef, path: str) -> None:
-        """A Secret that gives no value; `path` is the field that names it."""
+        """A Secret without a usable value; `path` is its field."""
         sentence = f"{unresolved.with_hint}; requests are refused"
         if unresolved.reason == "SecretNotFound":
             sentence = f"missing: {unresolved.with_hint}; until it is there, requests are refused"
         self.unresolved[unresolved.reason, f"{path}: {sentence}"] = None
 
     def note_misfit(self, why: str, path: str) -> None:
-        """A Secret or variable that is there and does not fit its filter; `path` is the field that names it."""
+        """A Secret or variable that exists and does not fit its filter; `path` is its field."""
         self.unresolved["InvalidSecret", f"{path}: {why}; until it is mended, requests are refused"] = None
 
     def note_backend(self, unresolved: UnresolvedRef, path: str) -> None:
-        """A backend that a filter cannot call; `path` is the field that names it."""
-        self.unresolved[unresolved.reason, f"{path}: {unresolved.with_hint}; what needs it fails"] = None
+        """A backend that a filter cannot call; `path` is its field."""
+        self.unresolved[unresolved.reason, f"{path}: {unresolved.with_hint}; filters that call the backend fail"] = None
 
     def note_name(self, name: str, path: str) -> None:
-        """A backend that a filter chooses or leaves out, and that does not exist; `path` is the field that names it."""
+        """A missing backend that a filter chooses or excludes; `path` is its field."""
         sentence = f"{path}: no backend {name} exists, so this has no effect; write `name`, or `namespace/name`"
         self.unresolved["BackendNotFound", sentence] = None
 
     def set_conditions(self, conditions: Conditions) -> None:
-        """Set ResolvedRefs and Degraded where they are concerned; what they say already is kept."""
+        """Add the faults to ResolvedRefs and Degraded."""
         for reason, message in self.unresolved:
             conditions.fail("ResolvedRefs", reason, message)
         if self.unknown:
@@ -80,7 +80,7 @@ def _follows(spec: ExtensionIR) -> str:
 
 
 def nearest_types(written: str, names: Sequence[str]) -> str:
-    """What the author of an unknown type may have meant, as the end of a sentence: by kind, whatever the domain."""
+    """Suggestions for an unknown type, as the end of a sentence: by kind, in any domain."""
     kinds = {_kind(name): name for name in names}
     near = difflib.get_close_matches(_kind(written), list(kinds), n=3, cutoff=0.6)
     if not near:
@@ -94,7 +94,7 @@ def must_run(spec: ExtensionIR) -> bool:
 
 
 def closing(specs: Iterable[ExtensionIR]) -> str:
-    """The extensions among these that close their place, in words that a client may read; "" where there is none."""
+    """The extensions that close their place, in words for clients; "" for none."""
     found = (f"extension {spec.name} ({spec.type})" for spec in specs if not spec.is_known and must_run(spec))
     return ", ".join(dict.fromkeys(found))
 
@@ -107,8 +107,8 @@ def secrets_of(
     path: str,
     faults: Mapping[Key, ExtensionFaults],
 ) -> tuple[tuple[str, SecretBytes], ...]:
-    """The labels and values of the Secrets that a config of this type (whose field in `owner` is `path`) refers to,
-    those that are there. The others are noted in `faults`, which has an entry for each object that is asked for.
+    """The labels and values of the existing Secrets that a config of this type refers to (`path`: its field in
+    `owner`). Missing ones are noted in `faults`.
     """
     secrets = []
     for ref in found.secret_refs(config):
@@ -116,7 +116,7 @@ def secrets_of(
             value = references.secret_value(owner, ref)
             is_line = found.name.startswith(INJECTOR) and not ref.is_document
             if is_line and not VALUE.fullmatch(value.reveal().strip(_SPACE)):
-                # A line break inside would add a field to every request (RFC 9110 section 5.5): as good as missing.
+                # An inner line break would inject a field into every request (RFC 9110 section 5.5).
                 where = f"{references.namespace_of(owner, ref)}/{ref.name} key {ref.key or '(the only one)'}"
                 why = "it holds a line break or another control character; store the credential alone, on one line"
                 raise UnresolvedRef("SecretNotFound", f"a usable value of Secret {where} ({why})")
@@ -130,8 +130,8 @@ def secrets_of(
 def misfit_of(
     catalog: FilterCatalog, spec: ExtensionIR, found: FilterTypeInfo, config: Any, path: str
 ) -> tuple[str, str] | None:
-    """What this config (whose field is `path`) names, is there, and does not fit the filter: why, and its field. None
-    where all of it fits, where some is missing (`secrets_of` has noted that), and for a config of None.
+    """The reason and the field of an existing value that does not fit the filter (`path`: the config's field). None if
+    all fit, if one is missing (noted by `secrets_of`), and for a config of None.
     """
     if config is None:
         return None

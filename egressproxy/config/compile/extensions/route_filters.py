@@ -17,7 +17,7 @@ from egressproxy.ir.policy import BACKEND_LEVEL, ExtensionIR
 ROUTE_FILTER_PRIORITY = 50
 #: CORS before the others: a preflight request carries no credential, and must not be redirected.
 CORS_PRIORITY = 40
-#: ExternalAuth judges what the client has asked for, not what the other filters make of it.
+#: ExternalAuth checks the client's original request, before other filters change it.
 EXTERNAL_AUTH_PRIORITY = 45
 
 HEADER_POLICY = "egressproxy.io/HeaderPolicy:v1"
@@ -36,7 +36,7 @@ def route_filters(
     port: int,
     protocol: ListenerProtocol,
 ) -> tuple[RankedExtension, ...]:
-    """The filters of an HTTPRoute rule, or of one of its backendRefs, but mirrors. Raises FilterNotSupported."""
+    """The filters of an HTTPRoute rule or backendRef, except mirrors. Raises FilterNotSupported."""
     place = AttachmentPoint(BACKEND_LEVEL if on_backend else ROUTE_LEVEL, str(route))
     request, response = (
         ("backend-request", "backend-response") if on_backend else ("request-headers", "response-headers")
@@ -63,7 +63,7 @@ def route_filters(
             elif entry.cors is not None:
                 type_name, config, priority = CORS, entry.cors.model_dump(by_alias=True), CORS_PRIORITY
             elif entry.request_mirror is not None:
-                continue  # it changes nothing of the request: `mirrors` reads it
+                continue  # a mirror, which `mirrors` reads
             elif entry.extension_ref is not None:
                 made += pipelines.extensions(route, entry.extension_ref, place, priority, index)
                 continue
@@ -77,20 +77,20 @@ def route_filters(
 
 
 def external_auth_place(route: Resource) -> ExtensionIR:
-    """Where the ExternalAuth filter of a rule runs; what it asks stands beside the rule's extensions."""
+    """The position of the ExternalAuth filter of a rule; its server is beside the rule's extensions."""
     return ExtensionIR(
         name="ExternalAuth",
         type="egressproxy.io/ExternalAuth",
         phase="request-headers",
         priority=EXTERNAL_AUTH_PRIORITY,
         level=ROUTE_LEVEL,
-        timeout_s=0.0,  # it has a time limit of its own
+        timeout_s=0.0,  # ExternalAuth has its own time limit
         source=str(route),
     )
 
 
 def _given(written: UrlRewrite | RequestRedirect) -> dict[str, Any]:
-    """Only what is given; of the path, its type and the value that belongs to it."""
+    """The set fields; of the path, its type and matching value."""
     config = written.model_dump(by_alias=True, exclude_none=True)
     path = written.path
     if path is not None:

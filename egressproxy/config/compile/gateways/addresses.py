@@ -1,9 +1,8 @@
-"""Which addresses each Gateway binds, and which ports the Gateways take from each other.
+"""The addresses of each Gateway, and port conflicts between Gateways.
 
-A Gateway binds what its `spec.addresses` name. One that names none binds the single addresses of the process (all of
-them), unless an older Gateway has one of its ports there and the process has networks to choose from: then it gets an
-address of its own from them. Which one depends on its name and on older Gateways alone, so that it is the same after
-every reload, restart and `check`.
+A Gateway binds its `spec.addresses`. By default it binds all single addresses of the process. If an older Gateway has
+one of its ports there, it gets an own address from the networks of the process, if any. The choice depends only on its
+name and on older Gateways, so it is stable across reloads, restarts and `check`.
 Source: Gateway API v1 Gateway.spec.addresses.
 """
 
@@ -16,26 +15,26 @@ from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 
 from egressproxy.model.unix_socket import is_unix, parse_unix_socket
 
-#: How many addresses of a network are tried for one Gateway.
+#: The most addresses of a network that are tried for one Gateway.
 PROBES = 4096
 
 
 class AddressBook:
-    """Which Gateway has which address and port. Ask for the oldest Gateway first."""
+    """The owners of addresses and ports. Callers take addresses for the oldest Gateway first."""
 
     __slots__ = ("_asked", "_bind", "_given", "_paths", "_taken")
 
     def __init__(self, bind: Iterable[str], asked: Collection[str]) -> None:
-        """`bind`: addresses and networks of the process; `asked`: addresses that Gateways name, which stay theirs."""
+        """`bind`: addresses and networks of the process; `asked`: addresses that Gateways name, which are reserved."""
         self._bind = tuple(bind)
         self._asked = frozenset(asked)
         self._given: set[str] = set()
-        self._paths: dict[str, str] = {}  # who took the path of a Unix socket first
-        #: By port: who took an address first; "any 4" is the first at any address of IPv4, "all 4" at 0.0.0.0.
+        self._paths: dict[str, str] = {}  # path of a Unix socket -> owner
+        #: Port -> address -> owner; "any 4" has the first owner of any IPv4 address, "all 4" of 0.0.0.0.
         self._taken: dict[int, dict[str, str]] = defaultdict(dict)
 
     def holder(self, port: int, address: str) -> str | None:
-        """Who has this port at this address, or at one that overlaps with it."""
+        """The owner of this port at this or an overlapping address, or None."""
         if is_unix(address):
             return self._paths.get(parse_unix_socket(address).path)
         taken = self._taken[port]
@@ -46,7 +45,7 @@ class AddressBook:
         return taken.get(str(parsed)) or taken.get(every)
 
     def take(self, port: int, address: str, name: str) -> None:
-        """Give this port of an IP address (or of every address: `0.0.0.0`, `::`) to a Gateway, unless one has it."""
+        """Give this port of an address (or of all: `0.0.0.0`, `::`) to a Gateway, unless it has an owner."""
         if is_unix(address):
             self._paths.setdefault(parse_unix_socket(address).path, name)
             return
@@ -57,9 +56,9 @@ class AddressBook:
             taken.setdefault(f"all {parsed.version}", name)
 
     def choose(self, name: str, ports: Collection[int], bind: Collection[str] = ()) -> tuple[str, ...]:
-        """What a Gateway (`namespace/name`) binds by default, of networks one for each IP version; () for none free.
+        """The default addresses of a Gateway (`namespace/name`), of networks one per IP version; () if none is free.
 
-        `bind` stands in place of the addresses and networks of the process.
+        `bind` replaces the addresses and networks of the process.
         """
         entries = tuple(dict.fromkeys(bind or self._bind))
         single = tuple(entry for entry in entries if "/" not in entry)
@@ -75,7 +74,7 @@ class AddressBook:
         return tuple(found) or single
 
     def _own(self, name: str, ports: Collection[int], networks: list[IPv4Network | IPv6Network]) -> str:
-        """An address that no Gateway has; else one whose ports are free; else ""."""
+        """An address without an owner; else one with free ports; else ""."""
         shared = ""
         for address in _addresses(name, networks):
             if address in self._asked or not self._is_free((address,), ports):
@@ -90,11 +89,11 @@ class AddressBook:
 
 
 def _addresses(name: str, networks: Iterable[IPv4Network | IPv6Network]) -> Iterator[str]:
-    """The hosts of the networks, each from a place on that the name decides: a younger Gateway moves no older one."""
+    """The hosts of the networks, each from an offset by the name, so a younger Gateway never moves an older one."""
     start = int.from_bytes(blake2b(name.encode(), digest_size=8).digest())
     for network in networks:
         first, last = int(network.network_address), int(network.broadcast_address)
-        if last - first > 1:  # neither the network's own address nor that of all its hosts
+        if last - first > 1:  # without network and broadcast address
             first, last = first + 1, last - 1
         count = last - first + 1
         for step in range(min(count, PROBES)):

@@ -1,5 +1,5 @@
-"""`identity.certificate` of EgressPolicies: which CAs sign certificates that say who a client is, which certificates
-are revoked (RFC 5280), and whose SPIFFE ids are believed.
+"""`identity.certificate` of EgressPolicies: the CAs of identifying client certificates, revocation (RFC 5280), and
+accepted SPIFFE trust domains.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ def add_certificate_rules(
     policies_of: Callable[[ListenerPlan], Iterable[EgressPolicy]],
     references: References,
 ) -> None:
-    """EgressPolicy `identity.certificate`: it holds for all listeners of a port of a Gateway, since a client has shown
-    its certificate before one of them is chosen. A list that cannot be read closes them.
+    """Add the policies' `identity.certificate` to all listeners of a port of a Gateway, since a client sends its
+    certificate before a listener is chosen. An unreadable list closes them.
     """
     by_port: dict[int, list[ListenerPlan]] = defaultdict(list)
     for listener in listeners:
@@ -66,7 +66,7 @@ def add_certificate_rules(
 def _authorities(
     certificates: Iterable[tuple[EgressPolicy, CertificateIdentity]], references: References, problems: dict[str, None]
 ) -> str:
-    """The CAs that every policy lists which lists any, PEM; "" for none. `problems` gets why some cannot be had."""
+    """The CAs that all policies with CAs have in common, PEM; "" for none. `problems` gets the unreadable ones."""
     shared, named = "", []
     for policy, written in certificates:
         if not written.ca_certificate_refs:
@@ -86,7 +86,7 @@ def _authorities(
 
 
 def _known(certificates: Iterable[CertificateIdentity]) -> tuple[CertificateClientIR, ...]:
-    """Who shows which certificates, as every policy says that says it of any, in the order of the first."""
+    """The certificate clients that all policies with such clients have in common, in the order of the first."""
     lists = [[_client(client) for client in each.clients] for each in certificates if each.clients]
     return tuple(client for client in lists[0] if all(client in other for other in lists)) if lists else ()
 
@@ -100,8 +100,8 @@ def _client(written: CertificateClient) -> CertificateClientIR:
 def _trust_domains(
     certificates: Iterable[tuple[EgressPolicy, CertificateIdentity]], problems: dict[str, None]
 ) -> tuple[str, ...]:
-    """Those that every policy lists which lists any: another one on the port makes nobody known. The first is the own
-    one: where it is not the same in all lists, that is added to `problems`.
+    """The trust domains that all policies with trust domains have in common. The first is the gateway's own; a
+    difference between the lists' first domains is added to `problems`.
     """
     lists = [(policy, each.trust_domains) for policy, each in certificates if each.trust_domains]
     if not lists:

@@ -1,4 +1,4 @@
-"""Which Gateways are ours, what they bind, and which ListenerSets they admit. Source: Gateway API v1."""
+"""Our Gateways: their addresses, and admitted ListenerSets. Source: Gateway API v1."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ _CLASS_REMEDY = f"add a GatewayClass with controllerName: {CONTROLLER}"
 def class_statuses(
     classes: GatewayClasses, generations: Mapping[Key, int], catalogue: Callable[[ClassParameters], str]
 ) -> dict[Key, Status]:
-    """The status of every GatewayClass that is ours. `catalogue` says where that of the filter types is: asked for only
-    where there is a class, since it looks through the installed packages.
+    """The status of every GatewayClass of ours. `catalogue` returns the location of the catalogue of filter types. It
+    is called only if there is a class, since it searches the installed packages.
     """
     statuses: dict[Key, Status] = {}
     for name, parameters in classes.parameters.items():
@@ -51,7 +51,7 @@ def plan_gateways(
     resources: ResourceSet, references: References, defaults: Defaults, generations: Mapping[Key, int],
     classes: GatewayClasses,
 ) -> tuple[list[GatewayPlan], list[Problem]]:  # fmt: skip
-    """Every Gateway that is ours, oldest first, with its listeners checked (without their routes); and warnings."""
+    """All Gateways of ours, oldest first, with checked listeners (without routes); and warnings."""
     warnings: list[Problem] = []
     named = classes.by_name
     ours = [gateway for gateway in sorted(resources.of(Gateway), key=age_of) if _is_ours(gateway, named, warnings)]
@@ -80,7 +80,7 @@ def plan_gateways(
 
 
 def of_other_controllers(resources: ResourceSet) -> Iterator[Problem]:
-    """Gateways of other controllers: meant to stand here, and worth a word where no other Gateway is served."""
+    """Notes about Gateways of other controllers, for a configuration without a Gateway of ours."""
     classes = {c.name: c.spec.controller_name for c in resources.of(GatewayClass)}
     for gateway in resources.of(Gateway):
         name = gateway.spec.gateway_class_name
@@ -115,7 +115,7 @@ def _refuse_insecure_fallback(plan: GatewayPlan, defaults: Defaults) -> None:
 
 
 def _why_not_taken(owner: Gateway | ListenerSet, defaults: Defaults) -> str:
-    """Why an object of a cluster may bind nothing here, "" if it may: what it would bind is the operator's."""
+    """Why a cluster's object may not bind addresses of the operator's machine here, "" if it may."""
     namespaces = defaults.gateway_namespaces
     if not namespaces or not owner.origin.is_from_cluster or owner.namespace in namespaces:
         return ""
@@ -146,7 +146,7 @@ def _find_refusal(plan: GatewayPlan, parameters: ClassParameters, defaults: Defa
 
 
 def _find_addresses(plan: GatewayPlan, book: AddressBook, defaults: Defaults, of_class: Collection[str]) -> None:
-    """What it binds: `spec.addresses`, else those of its class, else those of the process. Status names those that this
+    """Set the addresses: `spec.addresses`, else the class's, else the process's. Status reports addresses that this
     machine lacks.
     """
     spec = plan.gateway.spec
@@ -163,7 +163,7 @@ def _find_addresses(plan: GatewayPlan, book: AddressBook, defaults: Defaults, of
     missing = [f"{address} ({why})" for address, why in asked.items() if why]
     found += [str(address.unix) for address in spec.addresses if address.unix is not None]
     if missing:
-        served = "; it is served on the others" if found else ""
+        served = "; the Gateway is served on its other addresses" if found else ""
         place = f"the {ADDRESSES} of its GatewayClass" if of_class and not spec.addresses else "spec.addresses"
         remedy = f"correct {place}, or give this machine the address and reload"
         plan.unusable = ("AddressNotUsable", f"these addresses cannot be bound: {', '.join(missing)}{served}: {remedy}")
@@ -192,7 +192,7 @@ def _add_listener_sets(
     plan: GatewayPlan, sets: Iterable[ListenerSet], references: References, generations: Mapping[Key, int],
     defaults: Defaults,
 ) -> None:  # fmt: skip
-    """Add the listeners of the ListenerSets that the Gateway admits, oldest set first."""
+    """Add the listeners of admitted ListenerSets, oldest set first."""
     gateway = plan.gateway
     allowed = gateway.spec.allowed_listeners.namespaces
     for listener_set in sets:
@@ -211,7 +211,7 @@ def _add_listener_sets(
 
 
 def _refuse_unbound(plan: GatewayPlan, defaults: Defaults) -> None:
-    """Leave out what cannot be bound, where a cluster asks for it. What a file asks for refuses the whole file."""
+    """Leave out unbindable addresses of a cluster's objects. In a file such an address refuses the whole file."""
     for listener in plan.listeners if defaults.unbound else ():
         if not listener.owner.origin.is_from_cluster:
             continue
@@ -221,7 +221,9 @@ def _refuse_unbound(plan: GatewayPlan, defaults: Defaults) -> None:
 
 
 def _claim_ports(plan: GatewayPlan, book: AddressBook) -> None:
-    """The younger Gateway's listener stays closed. Without a listener of its own, its sets claim nothing either."""
+    """Claim the ports; on a conflict the younger Gateway's listener stays closed. A Gateway without a valid listener
+    claims no ports for its ListenerSets.
+    """
     remedy = "give this Gateway spec.addresses or another port, or the process a network (--bind)"
     for listener in plan.listeners:
         port = listener.listener.port

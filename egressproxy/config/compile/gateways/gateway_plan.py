@@ -1,7 +1,7 @@
-"""GatewayPlan: one Gateway on its way into the IR, with its listeners and ListenerSets, and what their status says.
+"""GatewayPlan: one Gateway during compilation, with its listeners, ListenerSets and their status.
 
-A Gateway that is not accepted serves nothing, and neither do the ListenerSets at it. One that is accepted serves those
-of its listeners that are good, on those of its addresses that this machine has.
+A refused Gateway and its ListenerSets serve nothing. An accepted Gateway serves its valid
+listeners on the addresses that this machine has.
 Source: Gateway API v1 Gateway, ListenerSet.
 """
 
@@ -20,14 +20,14 @@ from egressproxy.model.unix_socket import UNIX_SOCKET, is_unix
 
 @dataclass(slots=True, eq=False)
 class SetPlan:
-    """A ListenerSet that names a Gateway of ours. `refusal` is why none of it is served, "" if its listeners decide."""
+    """A ListenerSet of a Gateway of ours. `refusal` is the reason why it is not served, "" if its listeners decide."""
 
     listener_set: ListenerSet
     conditions: Conditions
     refusal: str = ""
 
     def refuse(self, accepted: str, programmed: str, message: str) -> None:
-        """Take all of it out of service, with the reasons of both conditions."""
+        """Serve no listener of the set; `accepted` and `programmed` are the reasons of both conditions."""
         if not self.refusal:
             self.refusal = message
             self.conditions.set("Accepted", False, accepted, message)
@@ -36,9 +36,9 @@ class SetPlan:
 
 @dataclass(slots=True, eq=False)
 class GatewayPlan:
-    """One Gateway of ours. `addresses` is what it binds; `problem` why it is not accepted, "" if it is.
+    """One Gateway of ours. `addresses` to bind; `problem` is the reason why it is not accepted, "" if it is.
 
-    `unusable` is the reason and message of `Programmed` where an address that it asks for cannot be had.
+    `unusable` is the reason and message of `Programmed` for an unavailable address.
     """
 
     gateway: Gateway
@@ -57,7 +57,7 @@ class GatewayPlan:
         return [plan for plan in self.listeners if plan.owner is owner]
 
     def refuse(self, reason: str, message: str) -> None:
-        """Not accept it: nothing of it is served, and nothing that others attach to it."""
+        """Refuse the Gateway with its listeners and ListenerSets."""
         if self.problem:
             return
         self.problem = message
@@ -69,13 +69,13 @@ class GatewayPlan:
             attached.refuse("ParentNotAccepted", "ParentNotProgrammed", of_others)
 
     def refuse_without_listeners(self) -> None:
-        """Not accept it where none of its own listeners can be served."""
+        """Refuse the Gateway if none of its own listeners can be served."""
         if all(listener.problem for listener in self.own):
             names = "; ".join(f"{listener.listener.name}: {listener.problem}" for listener in self.own)
             self.refuse("ListenersNotValid", f"no listener can be served ({names})")
 
     def recheck_listeners(self) -> None:
-        """The same, when more was found to be wrong with its listeners: not where they only have no address."""
+        """Refuse the Gateway after further faults of listeners, other than missing addresses."""
         if self.unusable is None or self.addresses:
             self.refuse_without_listeners()
 
@@ -97,7 +97,7 @@ class GatewayPlan:
                 self._close_set(attached)
 
     def _set_references_condition(self) -> None:
-        """`ResolvedRefs` sums up those of the listeners, unless a reference of the Gateway's own is bad."""
+        """Set `ResolvedRefs` from the listeners' conditions, unless a reference of the Gateway itself is invalid."""
         if self.conditions.says("ResolvedRefs") and not self.conditions.holds("ResolvedRefs"):
             return
         bad = [plan.listener.name for plan in self.own if not plan.conditions.holds("ResolvedRefs")]
@@ -108,7 +108,7 @@ class GatewayPlan:
             self.conditions.set("ResolvedRefs", True, "ResolvedRefs", "every reference is resolved")
 
     def invalid(self, listeners: Iterable[ListenerPlan]) -> list[str]:
-        """The names of those that are not served for what they are, whatever is wrong with the addresses."""
+        """The names of listeners that are invalid themselves, regardless of addresses."""
         unusable = self.unusable[1] if self.unusable is not None else ""
         return [plan.listener.name for plan in listeners if plan.problem and plan.problem != unusable]
 
@@ -140,7 +140,7 @@ class GatewayPlan:
 
 
 def _set_listener_conditions(conditions: Conditions, lost: list[str]) -> None:
-    """`Accepted` and `Programmed` of a Gateway or ListenerSet some of whose listeners are served. `lost` are not."""
+    """Set `Accepted` and `Programmed` of a Gateway or ListenerSet with some served listeners; `lost` are not served."""
     if lost:
         conditions.set("Accepted", True, "ListenersNotValid", f"these listeners are not served: {', '.join(lost)}.")
         conditions.set("Programmed", True, "Programmed", "the other listeners are served")

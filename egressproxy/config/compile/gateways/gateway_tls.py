@@ -14,7 +14,7 @@ from egressproxy.model.certificate import CertificateUse
 
 
 def frontend_validation(gateway: Gateway, port: int) -> FrontendValidation | None:
-    """How clients of this port are verified: by its own `perPort` entry, else by the default. None: not at all."""
+    """The validation of clients of this port: its `perPort` entry, else the default, else None."""
     tls = gateway.spec.tls
     if tls is None or tls.frontend is None:
         return None
@@ -23,7 +23,7 @@ def frontend_validation(gateway: Gateway, port: int) -> FrontendValidation | Non
 
 
 def set_frontend_conditions(gateway: Gateway, conditions: Conditions) -> None:
-    """State `InsecureFrontendValidationMode` where clients are let in with any certificate, or none."""
+    """State `InsecureFrontendValidationMode` if clients are accepted with an invalid certificate, or without one."""
     tls = gateway.spec.tls
     if tls is None or tls.frontend is None:
         return
@@ -58,7 +58,7 @@ class ClientCertificates:
                 self._by_gateway[str(gateway)] = unresolved
 
     def set_condition(self, gateway: Gateway, conditions: Conditions) -> None:
-        """State `ResolvedRefs` of a Gateway that has one; it stays accepted, whatever becomes of its certificate."""
+        """State `ResolvedRefs` of a Gateway with a client certificate. A bad one does not refuse the Gateway."""
         found = self._by_gateway.get(str(gateway))
         if isinstance(found, UnresolvedRef):
             reason = found.reason if found.reason == "RefNotPermitted" else "InvalidClientCertificateRef"
@@ -68,10 +68,10 @@ class ClientCertificates:
             conditions.set("ResolvedRefs", True, "ResolvedRefs", "every reference is resolved")
 
     def shown_to(self, backend: BackendIR, gateway: str) -> BackendIR:
-        """The backend as routes of this Gateway reach it: shown its certificate, unless it brings one of its own.
+        """The backend for routes of this Gateway: with the Gateway's certificate, unless it has its own.
 
-        A destination that a client names (Dynamic) is shown nothing: it is the client's choice who that is. Raises
-        UnresolvedRef where the certificate cannot be had: a backend may let an unknown client do something else.
+        A Dynamic backend gets no certificate, since the client chooses the destination. Raises UnresolvedRef for an
+        unusable certificate: a backend may treat a client without one differently.
         """
         tls, found = backend.tls, self._by_gateway.get(gateway)
         if found is None or tls is None or tls.client_certificate or backend.destination is Destination.DYNAMIC:

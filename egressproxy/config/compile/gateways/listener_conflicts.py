@@ -1,7 +1,7 @@
-"""Which listeners of a Gateway and of its ListenerSets are in each other's way.
+"""Conflicts between the listeners of a Gateway and its ListenerSets.
 
-Listeners share a port where what a client sends tells them apart. Source: Gateway API v1 ListenerSetSpec.listeners (the
-Gateway's go first, then those of the oldest ListenerSet), GatewaySpec.listeners (which listeners are distinct).
+Listeners share a port if the client's first bytes tell them apart. Source: Gateway API v1 ListenerSetSpec.listeners
+(the Gateway's go first, then those of the oldest ListenerSet), GatewaySpec.listeners (which listeners are distinct).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ _PROXY_OVER_TLS = "forward-proxy over TLS"
 def find_conflicts(listeners: Iterable[ListenerPlan]) -> None:
     """State `Conflicted` of the listeners that cannot share their port with others.
 
-    `listeners` are those of the Gateway, then those of its ListenerSets, the oldest set first. One that is in the way
-    of an earlier object's listener loses alone. Within one object none goes before the other: all in conflict lose.
+    `listeners` are those of the Gateway, then those of its ListenerSets, the oldest set first. A listener in conflict
+    with an earlier object's listener loses alone. Within one object all listeners in conflict lose.
     """
     by_port: dict[int, list[ListenerPlan]] = defaultdict(list)
     for listener in listeners:
@@ -44,7 +44,7 @@ def _judge_port(listeners: list[ListenerPlan]) -> None:
 
 
 def _find_overlaps(listeners: list[ListenerPlan]) -> None:
-    """State `OverlappingTLSConfig`, for information: what comes over the wrong connection is answered with 421."""
+    """State `OverlappingTLSConfig`, for information: a request on the wrong connection gets 421."""
     speaking = [one for one in listeners if one.listener.tls is not None and not one.conditions.holds("Conflicted")]
     for listener in speaking:
         others = [
@@ -63,8 +63,8 @@ def _state_conflict(listener: ListenerPlan, others: Iterable[ListenerPlan]) -> b
         if not _may_share(listener, other):
             remedy = "another hostname or port" if _are_told_apart_by_name(listener, other) else "another port"
             problem = f"listener {other.name} has protocol {other.listener.protocol} on the same port"
-            kind, message = "ProtocolConflict", f"{problem}: give one of them {remedy}"
-            # A Gateway's own are invalid, those of a ListenerSet in conflict (the reasons of Listener, ListenerEntry).
+            kind, message = "ProtocolConflict", f"{problem}: change a listener to {remedy}"
+            # The reasons differ by API type: Listener of a Gateway, ListenerEntry of a ListenerSet.
             reason = "Invalid" if listener.owner is listener.gateway else "ProtocolConflict"
         elif other.hostname == listener.hostname:
             kind = reason = "HostnameConflict"
@@ -78,8 +78,8 @@ def _state_conflict(listener: ListenerPlan, others: Iterable[ListenerPlan]) -> b
 
 
 def _may_share(one: ListenerPlan, other: ListenerPlan) -> bool:
-    """Whether what two listeners speak can share a port: the same, told apart by hostname; or HTTP and streams inside
-    TLS, told apart by the name in the ClientHello (a forward proxy takes the names that no other listener has).
+    """Whether the protocols of two listeners can share a port: equal ones, by hostname; or HTTP and streams inside TLS,
+    by SNI (a forward proxy takes all names that no other listener has).
     """
     if _family(one) == _family(other):
         return True

@@ -1,7 +1,7 @@
-"""One listener: what it serves, with which certificates, and what may attach to it.
+"""ListenerPlan: one listener during compilation: protocol, certificates, and allowed routes.
 
-A listener that cannot do all that was asked of it is not programmed: half a listener (without its client certificates,
-say) would let in whom it was told to keep out. Source: Gateway API v1 Listener.
+A listener with an unsupported part is not programmed: a listener without its client certificates, for example, would
+admit clients that it should refuse. Source: Gateway API v1 Listener.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from egressproxy.config.resources.meta import GATEWAY_GROUP
 from egressproxy.ir.gateway import CertificateIR, ClientCertificatesIR, ListenerProtocol, ListenerTlsIR, TlsMode
 from egressproxy.model.certificate import CertificateState, CertificateUse
 
-#: What attaches where by default.
+#: Protocol -> the default kinds of routes.
 _KINDS = {
     ListenerProtocol.HTTP: ("HTTPRoute", "GRPCRoute"),
     ListenerProtocol.HTTPS: ("HTTPRoute", "GRPCRoute"),
@@ -32,32 +32,32 @@ _KINDS = {
     ListenerProtocol.SOCKS5: ("HTTPRoute", "TLSRoute"),
     ListenerProtocol.TRANSPARENT: ("HTTPRoute", "TLSRoute"),
 }
-#: Gateway API's CRD has no hyphen behind the slash.
+#: Gateway API's CRD allows no hyphen after the slash.
 _SPELLINGS = {"egressproxy.io/forwardproxy": "egressproxy.io/forward-proxy"}
-#: Why some have no `tls`.
+#: Protocol -> the reason why it has no `tls`.
 _WITHOUT_TLS = {
     ListenerProtocol.SOCKS5: "SOCKS5 over TLS is not served",
     ListenerProtocol.TRANSPARENT: "what clients speak is for the servers that they have dialled",
 }
-#: Reasons that `Programmed` shares with the condition that says more; for others it is "Invalid".
+#: Reasons that `Programmed` shares with the more specific condition; otherwise its reason is "Invalid".
 _PROGRAMMED_REASONS = frozenset({"HostnameConflict", "ProtocolConflict", "PortUnavailable"})
 
-#: Reasons for certificates that nothing can be done with now.
+#: Reasons for certificates outside of their validity.
 OUT_OF_TIME = {
     CertificateState.EXPIRED: "CertificateExpired",
     CertificateState.NOT_YET_VALID: "CertificateNotYetValid",
 }
 
-#: Why a CA certificate cannot be had, in the words of Gateway API for listeners.
+#: The reasons for unusable CA certificates, in Gateway API's words for listeners.
 _CA_REASONS = {"RefNotPermitted": "RefNotPermitted", "InvalidKind": "InvalidCACertificateKind"}
 
 
 @dataclass(slots=True, eq=False)
 class ListenerPlan:
-    """One listener on its way into a spec. `owner` is the Gateway, or the ListenerSet that added it.
+    """One listener during compilation. `owner` is the Gateway, or the ListenerSet that added it.
 
-    `protocol` is None where it is not served. `kinds` may attach; `attached` counts the routes that did.
-    `problem` is why it is not programmed, "" if it is; `reason` the word for it in the condition `Programmed`.
+    `protocol` is None if unsupported. `kinds` may attach; `attached` counts the attached routes. `problem` is why the
+    listener is not programmed, "" if it is; `reason` is the reason of the condition `Programmed`.
     """
 
     gateway: Gateway
@@ -73,12 +73,12 @@ class ListenerPlan:
 
     @property
     def name(self) -> str:
-        """Its name in logs: the section's, with the ListenerSet's in front where one added it."""
+        """The name in logs: the section name, with the ListenerSet's name as prefix if there is one."""
         return self.listener.name if self.owner is self.gateway else f"{self.owner.full_name}/{self.listener.name}"
 
     @property
     def hostname(self) -> str:
-        """Its hostname or `*.suffix`, in lower case; "" for every host."""
+        """The hostname or `*.suffix`, in lower case; "" for every host."""
         return self.listener.hostname or ""
 
     @property
@@ -86,17 +86,17 @@ class ListenerPlan:
         return self.protocol is ListenerProtocol.TLS and self.tls is not None and self.tls.mode is TlsMode.PASSTHROUGH
 
     def refuse(self, condition: str, reason: str, message: str) -> None:
-        """Take it out of service: the condition says why; the first reason stays the one for `Programmed`."""
+        """Do not serve the listener, for the reason in the condition; the first reason stays in `Programmed`."""
         self.conditions.set(condition, condition == "Conflicted", reason, message)
         self.leave_out(reason if reason in _PROGRAMMED_REASONS else "Invalid", message)
 
     def leave_out(self, reason: str, message: str) -> None:
-        """Take it out of service for what is wrong with its Gateway, and not with itself."""
+        """Do not serve the listener, for a fault of its Gateway."""
         if not self.problem:
             self.problem, self.reason = message, reason
 
     def to_status(self) -> Status:
-        """Its entry in `status.listeners` (Gateway API v1 ListenerStatus). Call it after `close`."""
+        """The entry in `status.listeners` (Gateway API v1 ListenerStatus). Call it after `close`."""
         return {
             "name": self.listener.name,
             "attachedRoutes": self.attached,
@@ -146,7 +146,7 @@ def _nearest_protocol(written: str) -> str:
 
 
 def have_hosts_in_common(first: str, second: str) -> bool:
-    """Whether two hostnames (names, `*.suffix`, or "" for every host) have."""
+    """Whether two hostnames (names, `*.suffix`, or "" for every host) overlap."""
     return not first or not second or first == second or _is_below(first, second) or _is_below(second, first)
 
 
@@ -156,7 +156,7 @@ def _is_below(hostname: str, wildcard: str) -> bool:
 
 
 def _find_kinds(plan: ListenerPlan) -> None:
-    """Which kinds of routes may attach: those of the protocol, or of those the ones that are listed."""
+    """Set the kinds of routes that may attach: the protocol's, or the listed ones of these."""
     assert plan.protocol is not None
     served = _KINDS[plan.protocol]
     mode = plan.listener.tls.mode if plan.listener.tls else None
@@ -207,8 +207,8 @@ def _find_tls(plan: ListenerPlan, references: References) -> None:
 def _check_certificates(
     plan: ListenerPlan, tls: ListenerTls, certificates: Iterable[CertificateIR], references: References
 ) -> None:
-    """State what is wrong with certificates that can be used. The listener is served all the same: its references are
-    resolved, and whether to trust what it shows is for its clients to say.
+    """State the faults of usable certificates. The listener is served anyway: its references are resolved, and clients
+    decide whether to trust the certificate.
     """
     known = {certificate.name for certificate in certificates}
     place = f"spec.listeners[{plan.owner.spec.listeners.index(plan.listener)}].tls.certificateRefs"

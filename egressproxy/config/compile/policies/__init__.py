@@ -1,1 +1,1 @@
-"""EgressPolicies: which ones hold at a place, and what they mean together."""
+"""EgressPolicies: attachment to places, and merging."""

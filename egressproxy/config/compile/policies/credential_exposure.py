@@ -1,7 +1,7 @@
-"""Credentials that are sent without verified TLS: which namespace may decide where they go.
+"""Credentials without verified TLS: the namespace that may choose their DNS and parents.
 
-With verified TLS only the server reads a credential. Without it, DNS and parents decide who reads it, and those that
-another namespace has chosen must not be used: a ReferenceGrant keeps that namespace from the Secret itself, too.
+With verified TLS only the server reads a credential. Otherwise DNS and parents decide about the reader, so settings of
+another namespace must not be used: that namespace has no grant for the Secret either.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from egressproxy.config.compile.policies.tls_floor import BackendUnusable
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination
 from egressproxy.ir.policy import DnsIR, ExtensionIR, Mode, PolicyIR
 
-#: The setting of an injector that lets it send without TLS.
+#: The injector's setting that allows sending without TLS.
 _PLAIN: Final = "allow_plaintext"
 
 
@@ -34,10 +34,10 @@ class CredentialDns:
         self._with_own_dns: dict[tuple[int, DnsIR], PolicyIR] = {}
 
     def of_parent(self, spec: BackendIR, layers: Layers, namespace: str) -> DnsIR | None:
-        """The DNS settings for a parent that is sent credentials: those of `namespace`, which names the credentials. A
-        route or Backend of another namespace may use the parent, and must not redirect its password.
+        """The DNS settings for a parent with credentials: those of `namespace`, which names the credentials. A route or
+        Backend of another namespace may use the parent, but must not redirect the password.
 
-        `layers` are those of the place. None: the settings of the backend hold for its parent, too.
+        `layers` are those of the place. None: the backend's settings apply to its parent, too.
         """
         parent = spec.parent
         if parent is None or spec.parent_credentials is None:
@@ -50,24 +50,24 @@ class CredentialDns:
     def of_backend(
         self, policy: PolicyIR, resolved: ResolvedBackend, layers: Layers, filters: Iterable[RankedExtension]
     ) -> PolicyIR:
-        """What holds for a backend that these filters send a credential to: its name is looked up as its own namespace
-        and Gateways say, and not as a route or a Failover of another namespace does, which may use it.
+        """The policy for a backend that gets a credential from these filters: with the DNS settings of its own
+        namespace and Gateways, not those of a route or Failover of another namespace.
         """
         own = tuple(each for each in layers if each.level < Level.BACKEND or each.target[2] == resolved.target[2])
         if own == layers or exposed_sender(resolved, filters) is None:
             return policy
         dns = self._policies.merge(own, is_routed=True).policy.dns
-        key = (id(policy), dns)  # merged values live as long as this
+        key = (id(policy), dns)  # merged values live as long as this object
         if dns != policy.dns and key not in self._with_own_dns:
             self._with_own_dns[key] = replace(policy, dns=dns)
         return self._with_own_dns.get(key, policy)
 
 
 def refuse_exposure(resolved: ResolvedBackend, chosen: ChosenParent | None, own: Iterable[RankedExtension]) -> None:
-    """Raise BackendUnusable where a backend must not be reached through the parent that a policy has chosen.
+    """Raise BackendUnusable if a policy's parent must not be used for a backend.
 
-    `own` are the filters that its namespace has placed: one of them may send a credential in the clear, which the
-    parent of another namespace would read.
+    `own` are the filters of the backend's namespace: one may send a credential in the clear, which the parent of
+    another namespace would read.
     """
     if not resolved.parent_by or chosen is None or chosen.policy.namespace == resolved.target[2]:
         return
@@ -82,7 +82,7 @@ def refuse_exposure(resolved: ResolvedBackend, chosen: ChosenParent | None, own:
 
 
 def exposed_sender(resolved: ResolvedBackend, own: Iterable[RankedExtension]) -> ExtensionIR | None:
-    """The first of these filters that sends a credential to the backend without a look at its certificate."""
+    """The first of these filters that sends a credential without verifying the backend's certificate."""
     tls = resolved.spec.tls
     if not _is_unverified(tls):
         return None
@@ -93,9 +93,9 @@ def exposed_sender(resolved: ResolvedBackend, own: Iterable[RankedExtension]) ->
 
 
 def exposed_to_tenants(policy: PolicyIR, placed: Iterable[RankedExtension]) -> str:
-    """Why destinations that only policies of another namespace allow are not served; "" if nothing is against it.
+    """Why destinations allowed only by policies of another namespace are not served; "" if they are.
 
-    `placed` are the filters that run for them. The credential that one of them sends is for what its owner allows.
+    `placed` are their filters. A filter's credential is only for destinations that its owner allows.
     """
     if not policy.destinations.is_delegated or policy.mode is not Mode.ENFORCE:
         return ""

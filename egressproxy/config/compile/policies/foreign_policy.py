@@ -1,12 +1,12 @@
-"""Policies on targets of another namespace: what a team says there, within what the owner of the target leaves open.
+"""Policies on targets of another namespace: a team's rules, within the limits of the target's owner.
 
-A ReferenceGrant in the namespace of the target permits it. The policy then holds for clients of its own namespace. Its
-restrictions add up with those of the owner. Its `destinations.allow` narrows what the owner allows these clients; where
-the owner has no list, it allows by itself (`restrictions.merge_destinations`). Everything else is the owner's to say: a
-policy that says it all the same restricts, and allows nothing.
+A ReferenceGrant in the target's namespace permits the policy, which then applies to clients of its own namespace. Its
+restrictions add up with the owner's. Its `destinations.allow` narrows the owner's list; without such a list, it allows
+by itself (`restrictions.merge_destinations`). All other fields are reserved for the owner: a policy with one of these
+only restricts, and allows nothing.
 
-It names no groups, claims or service accounts: these share the room that a listener has for combinations
-(`subjects.MAX_COMBINED`), and one team could use up that of the others.
+It may not name groups, claims or service accounts: these use up a listener's limited combinations
+(`subjects.MAX_COMBINED`), at the expense of other teams.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from egressproxy.config.resources.policy import (
 from egressproxy.ir.policy import SniCheck
 from egressproxy.model.published_object import Key
 
-#: Attributes below `spec` that the owner of a target alone may write: they open something, or say it for all clients.
+#: Fields of `spec` reserved for the owner of a target: they open access, or apply to all clients.
 _OF_THE_OWNER: Final = ("mode", "dns", "parent", "intercept", "identity", "limits.store", "traffic", "extensions")
-#: How many keys one limit may have: 1 MiB of the memory that is that of all.
+#: The most keys of one limit: 1 MiB of shared memory.
 _MAX_KEYS: Final = 16_384
 
 
 class ForeignPolicies:
-    """The form that each policy has at targets of other namespaces, made once, and why it holds at some of them not."""
+    """The form of each policy at targets of other namespaces, computed once, and its refusals."""
 
     __slots__ = ("_forms", "_references", "refused")
 
     def __init__(self, references: References) -> None:
         self._references = references
         self._forms: dict[Key, EgressPolicy] = {}
-        #: By policy and target: why the policy does nothing there.
+        #: Policy and target -> the reason why the policy has no effect there.
         self.refused: dict[tuple[Key, Key], UnresolvedRef] = {}
 
     def admit(self, policy: EgressPolicy, ref: EgressPolicyTargetReference, target: Key) -> EgressPolicy | None:
-        """The policy as it holds at the target; None where it does not."""
+        """The effective form of the policy at the target; None if it is refused."""
         if target[2] == policy.namespace:
             return policy
         try:
@@ -56,7 +56,7 @@ class ForeignPolicies:
         return self.form(policy)
 
     def form(self, policy: EgressPolicy) -> EgressPolicy:
-        """The policy as it holds at targets of other namespaces that permit it."""
+        """The effective form of the policy at permitting targets of other namespaces."""
         if policy.key not in self._forms:
             self._forms[policy.key] = policy.model_copy(update={"spec": _narrowed(policy)})
         return self._forms[policy.key]
@@ -73,16 +73,16 @@ class ForeignPolicies:
 
 
 def owners_fields(policy: EgressPolicy) -> list[str]:
-    """The fields of the policy that the owner of a target alone may write, as manifests write them."""
+    """The policy's fields that are reserved for the owner of a target, in the manifest's spelling."""
     found = written(policy.spec, _OF_THE_OWNER)
     allowed = policy.spec.destinations.allow if policy.spec.destinations is not None else None
     if any(entry.sni is not SniCheck.MATCH for entry in allowed or ()):
-        found.append("destinations.allow.sni")  # a tunnel could lead to what the owner denies by name
+        found.append("destinations.allow.sni")  # a tunnel could reach a host that the owner denies by name
     return found
 
 
 def state_foreign(conditions: Conditions, policy: EgressPolicy, target: Key) -> None:
-    """State for whom a policy holds at a target of another namespace that permits it, and what of it does not hold."""
+    """State the clients of a policy at a permitting target of another namespace, and its fields without effect."""
     whose = f"It is for the clients of namespace {policy.namespace}, within what {target[1]} {target[2]}/{target[3]}"
     conditions.add_note("Accepted", f"{whose} and the policies of its namespace leave open.")
     if names := owners_fields(policy):
@@ -97,7 +97,7 @@ def state_foreign(conditions: Conditions, policy: EgressPolicy, target: Key) -> 
 
 
 def _narrowed(policy: EgressPolicy) -> EgressPolicySpec:
-    """What it restricts and, if nothing of it is the owner's to say, what it allows."""
+    """The restrictions of the policy, and its allowances if it has no reserved fields."""
     said = policy.spec
     destinations, limits = said.destinations, said.limits
     if destinations is not None and destinations.allow is not None and owners_fields(policy):

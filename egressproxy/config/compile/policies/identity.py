@@ -1,7 +1,7 @@
-"""EgressPolicy `identity`: whose tokens, passwords and addresses are believed on a listener.
+"""EgressPolicy `identity`: the accepted tokens, passwords and addresses of a listener.
 
-Each of `token`, `basic` and `address` is that of the most specific policy which has it. What cannot be read closes the
-place: clients would not be told apart. Sources: RFC 7517 (key sets), Kubernetes v1 Pod (podIPs, hostNetwork).
+The most specific policy decides each of `token`, `basic` and `address`. An unreadable section closes the place, since
+clients could not be identified. Sources: RFC 7517 (key sets), Kubernetes v1 Pod (podIPs, hostNetwork).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from egressproxy.ir.identity import AddressClientIR, IdentityIR, TokenIssuerIR
 from egressproxy.model.authority import read_key_uri
 from egressproxy.model.secret import SecretBytes
 
-#: The parts of `identity` that are read here.
+#: The sections of `identity` that this module reads.
 SECTIONS = ("certificate", "token", "basic", "address", "proxy_protocol")
-#: The entry of a Secret that has a line for each user, as htpasswd writes it.
+#: The entry of a Secret in htpasswd format.
 _HTPASSWD = ".htpasswd"
 MAX_USERS = 10_000
 
@@ -29,9 +29,7 @@ MAX_USERS = 10_000
 def read_identity(
     chosen: Mapping[str, EgressPolicy], required: bool | None, references: References, unenforceable: dict[str, None]
 ) -> IdentityIR | None:
-    """What the policies `chosen` for SECTIONS say; None for nothing. `unenforceable` gets why something cannot be
-    read.
-    """
+    """The identity settings from the policies `chosen` for SECTIONS, or None. `unenforceable` gets read errors."""
     if not chosen and not required:
         return None
     issuers: list[TokenIssuerIR] = []
@@ -41,7 +39,7 @@ def read_identity(
     unread: dict[str, None] = {}
     policy = chosen.get("token")
     for at, each in enumerate(token.issuers if token is not None else ()):
-        assert policy is not None  # which has it
+        assert policy is not None  # it has the section
         try:
             issuers.append(_issuer(policy, each, references, f"issuers[{at}]"))
         except UnresolvedRef as unresolved:
@@ -78,13 +76,13 @@ def read_identity(
 
 
 def _written(chosen: Mapping[str, EgressPolicy], section: str) -> Any:
-    """The section as the policy has it that was chosen for it; None where none was."""
+    """The section of its chosen policy, or None."""
     policy = chosen.get(section)
     return getattr(policy.spec.identity, section) if policy is not None else None
 
 
 def own_trust_domain(certificate: CertificateIdentity | None, token: TokenIdentity | None) -> str:
-    """The domain of namespaces without one: the first of `trustDomains`, else of the issuers; "" where none is."""
+    """The gateway's own trust domain: the first of `trustDomains`, else the first issuer's; "" for none."""
     if certificate is not None and certificate.trust_domains:
         return certificate.trust_domains[0]
     said = (each.trust_domain for each in token.issuers if each.says_namespaces) if token is not None else iter(())
@@ -97,12 +95,12 @@ def said_section(section: str, policy: EgressPolicy) -> EgressPolicy | None:
 
 
 def said_required(policy: EgressPolicy) -> bool | None:
-    """What it says itself of `identity.required`."""
+    """The policy's own `identity.required`, or None."""
     return policy.spec.identity.required if policy.spec.identity is not None else None
 
 
 def unusable_keys(policy: EgressPolicy, references: References) -> Iterator[str]:
-    """Keys in its key sets that are left out, since they are weak or malformed: a sentence for each set."""
+    """The weak or malformed keys in the policy's key sets, which are not used: a sentence for each set."""
     token = policy.spec.identity.token if policy.spec.identity is not None else None
     for position, written in enumerate(token.issuers if token is not None else ()):
         if written.jwks_ref is None:
@@ -111,7 +109,7 @@ def unusable_keys(policy: EgressPolicy, references: References) -> Iterator[str]
 
         try:
             left_out = read_key_set(references.data(policy, written.jwks_ref, "jwks.json")).unusable
-        except (UnresolvedRef, UnusableKeySet):  # the place is closed, which is told elsewhere
+        except (UnresolvedRef, UnusableKeySet):  # the place is closed, and reported elsewhere
             continue
         if left_out:
             name = references.names(policy, (written.jwks_ref,))
@@ -186,7 +184,7 @@ def _users(policy: EgressPolicy, references: References) -> tuple[tuple[tuple[st
 
 
 def _pods(pods: Iterable[Pod]) -> list[AddressClientIR]:
-    """Who has the addresses of Pods. One that several have who are not the same says nothing, as that of the host."""
+    """The service accounts by Pod address. An ambiguous address, such as the host's, identifies no client."""
     found: dict[str, set[tuple[str, str]]] = {}
     for pod in pods:
         status = pod.status

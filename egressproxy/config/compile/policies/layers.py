@@ -32,11 +32,11 @@ class Layer:
 
     `place` is how status names the target.
     `resolver` is the DNS section of a Backend object, which goes before the policies of the same layer.
-    `withheld` are policies that do not hold for these clients, since they have other `subjects`; for messages.
-    `has_certificates`: a policy of one of its listeners has certificates say who clients are, and all listeners of a
-    port share what clients show.
-    `is_foreign`: its policies are of another namespace than the target, and open nothing beyond what the owner opens.
-    `only_narrows`: what they allow does not count where the owner allows nothing, either.
+    `withheld` are policies for other clients (`subjects`); for messages.
+    `has_certificates`: a policy of one of its listeners identifies clients by certificate, which all listeners of a
+    port share.
+    `is_foreign`: the policies are in another namespace than the target, and open only what the owner opens.
+    `only_narrows`: the policies allow nothing by themselves, without an allow list of the owner.
     """
 
     level: Level
@@ -51,7 +51,7 @@ class Layer:
 
     @property
     def scope(self) -> str:
-        """Who shares what is counted there."""
+        """The scope of counters of this layer."""
         return scope_of(self.target) + (f", section {self.section}" if self.section else "")
 
     @property
@@ -61,13 +61,13 @@ class Layer:
         return f"{kind} {namespace}/{name}" + (f", section {self.section}" if self.section else "")
 
 
-#: Those that hold at a place, the widest first.
+#: The effective layers at a place, the widest first.
 Layers = tuple[Layer, ...]
 
 
 @dataclass(slots=True)
 class PolicyCandidate:
-    """One value of one setting, with who says it."""
+    """A value of a setting, with its policy."""
 
     layer: Layer
     policy: EgressPolicy | None
@@ -79,8 +79,8 @@ class PolicyCandidate:
 
 
 class Lost(NamedTuple):
-    """A setting of a policy that another one, `winner`, overrides: that of `policy` at `target`, or, where `policy` is
-    None, of the target itself. `is_conflict`: both are on the same level; else the winner is more specific.
+    """A setting that `winner` overrides: the setting of `policy` at `target`, or without a policy, of the target
+    itself. `is_conflict`: both are on the same level; otherwise the winner is more specific.
     """
 
     setting: str
@@ -92,19 +92,19 @@ class Lost(NamedTuple):
 
     @property
     def sentence(self) -> str:
-        """The setting that holds instead, for status."""
+        """The winning setting, as a sentence for status."""
         if self.is_conflict:
             return f"{self.setting} is that of {self.winner}, which is older or precedes it by name"
         return f"{self.setting} is that of {self.winner} for {self.place}"
 
 
 class EffectivePolicy:
-    """Chooses, and remembers what each policy lost against others."""
+    """Chooses values, and records overridden settings."""
 
     __slots__ = ("lost",)
 
     def __init__(self) -> None:
-        #: By policy, target and section; each once.
+        #: The overridden settings by policy, target and section; each once.
         self.lost: dict[tuple[Key, Key, str], dict[Lost, None]] = defaultdict(dict)
 
     def choose(self, name: str, candidates: Sequence[PolicyCandidate]) -> Any:
@@ -123,34 +123,34 @@ class EffectivePolicy:
 
 
 def restrictions_of(layer: Layer) -> Layer:
-    """What the layer restricts: for the Service that a Backend stands for."""
+    """The layer's restrictions alone, for the Service of a Backend."""
     return _narrowed(layer, _without_settings)
 
 
 def denials_of(layer: Layer) -> Layer:
-    """What the layer denies: for all that is reached through this parent."""
+    """The layer's denials alone, for all backends behind this parent."""
     return _narrowed(layer, _denials_alone)
 
 
 def narrowing(layer: Layer) -> Layer:
-    """The layer of a Gateway on listeners that another namespace adds: policies of a third one open nothing there."""
+    """A Gateway's layer for another namespace's listeners, where policies of a third namespace open nothing."""
     return replace(layer, only_narrows=True) if layer.is_foreign else layer
 
 
 def field_value(written: object, path: str) -> Any:
-    """What stands at this path of attributes (`traffic.health_check.active`); None where nothing does."""
+    """The value at a path of attributes (`traffic.health_check.active`), or None."""
     for name in path.split("."):
         written = getattr(written, name, None)
     return written
 
 
 def field_path(path: str) -> str:
-    """A path of attributes as manifests write it: `traffic.healthCheck.active`."""
+    """A path of attributes in the manifest's spelling: `traffic.healthCheck.active`."""
     return ".".join(map(to_camel, path.split(".")))
 
 
 def plain_value(value: Any) -> Any:
-    """A duration in seconds; anything else as it is."""
+    """A duration in seconds; another value unchanged."""
     return value.seconds if isinstance(value, Duration) else value
 
 
@@ -159,13 +159,13 @@ def _narrowed(layer: Layer, narrow: Callable[[EgressPolicy], EgressPolicy]) -> L
 
 
 def _without_settings(policy: EgressPolicy) -> EgressPolicy:
-    """The policy as it restricts: those of one level may say different modes, and none lifts what another denies."""
+    """The policy's restrictions alone: modes of one level may differ, and none lifts another policy's denial."""
     spec = policy.spec.model_copy(update={"mode": None, "dns": None, "parent": None, "traffic": None})
     return policy.model_copy(update={"spec": spec})
 
 
 def _denials_alone(policy: EgressPolicy) -> EgressPolicy:
-    """The policy without what sets or opens something, and without what is for the parent's own connection."""
+    """The policy's denials alone, without settings, allowances and rules of the parent's own connection."""
     written, addresses = policy.spec, None
     if written.addresses is not None and written.addresses.only is not None:
         addresses = Addresses(deny=written.addresses.deny, only=written.addresses.only)

@@ -1,10 +1,10 @@
-"""Which EgressPolicies hold where, and what their status says.
+"""PolicyAttachments: the effective EgressPolicies of each place, and their status.
 
-A place is a listener, a rule of a route, or a rule's backend. The policies that hold there form layers, one for each
-target: Gateway, listener, Backend, route, rule. `policy_merge` combines them.
+A place is a listener, a rule of a route, or a rule's backend. Its policies form layers, one for each target: Gateway,
+listener, Backend, route, rule. `policy_merge` combines them.
 
-A policy with `subjects` is in the layers for clients that fit them: see `for_clients`. So is a policy on a target of
-another namespace, for the clients of its own: see `foreign_policy`.
+A policy with `subjects` is in the layers of matching clients: see `for_clients`. So is a policy on a target of another
+namespace, for clients of the policy's namespace: see `foreign_policy`.
 """
 
 from __future__ import annotations
@@ -44,20 +44,20 @@ from egressproxy.config.resources.policy import Dns, EgressPolicy, EgressPolicyT
 from egressproxy.model.near_names import did_you_mean
 from egressproxy.model.published_object import Key
 
-#: The kinds that policies hold for.
+#: The kinds of targets.
 _TARGETS = (
     "Gateway", "ListenerSet", "HTTPRoute", "GRPCRoute", "TLSRoute", "TCPRoute", "Service", "Backend", "XBackend",
     "XBackendDestination",
 )  # fmt: skip
 
-#: What helps where the target is in another namespace.
+#: The remedy for a target in another namespace.
 _ELSEWHERE = "name its namespace in targetRefs, and add a ReferenceGrant for it there"
-#: What says nothing of a Backend that others are reached through, and nothing else.
+#: The settings without effect on a Backend that is only a parent of others.
 _OF_TARGETS = ("mode", "dns", "addresses.allow", "traffic")
 
 
 class PolicyAttachments:
-    """Every EgressPolicy, found by what it targets; and their merges, each made once."""
+    """All EgressPolicies by target; and their merges, each computed once."""
 
     def __init__(self, resources: ResourceSet, references: References, tls_policies: BackendTlsPolicies) -> None:
         self._resources = resources
@@ -74,15 +74,15 @@ class PolicyAttachments:
                 held = self._foreign.admit(policy, ref, key)
                 if held is not None:
                     self._by_target[key, ref.section_name or ""].append(held)
-        #: By target and section, for the places that exist: their layer for clients that fit no subjects, or none.
+        #: Existing target and section -> its layer for clients that match no subjects, or none.
         self._layers: dict[tuple[Key, str], Layers] = {}
-        #: By target and section: the policies with subjects, if there are any.
+        #: Target and section -> its policies with subjects, if any.
         self._with_subjects: dict[tuple[Key, str], dict[Key, EgressPolicy]] = {}
         self._of_clients: dict[tuple[Key, str, tuple[Key, ...]], Layers] = {}
         self._holding = NOBODY
         self._met: dict[tuple[Key, str], None] = {}
         self._noted: dict[Key, dict[str, None]] = {}
-        #: Rules whose filters name policies, and by policy these rules.
+        #: The layers of rules whose filters name policies.
         self._of_rules: dict[tuple[Key, str, tuple[EgressPolicy, ...]], Layers] = {}
         self._named_by: dict[Key, dict[tuple[Key, str], None]] = {}
         self._merged: dict[tuple[Layers, bool], Merged] = {}
@@ -90,8 +90,8 @@ class PolicyAttachments:
         self._idle_at: dict[tuple[Key, Key], tuple[Idle, ...]] = {}
 
     def layer(self, level: Level, target: Key, section: str = "", resolver: Dns | None = None) -> Layers:
-        """The layer of one target, none where nothing holds there, and that of policies of other namespaces. Marks the
-        target as one that exists.
+        """The layers of one target: that of its own policies, if any, and that of other namespaces' policies. Marks the
+        target as existing.
         """
         place = (target, section)
         if place not in self._layers:
@@ -111,7 +111,7 @@ class PolicyAttachments:
         return self._layers[place]
 
     def _layer_of_clients(self, place: tuple[Key, str]) -> Layers:
-        """The layers for the clients of now: the same objects for all clients for whom the same policies hold there."""
+        """The layers for the current clients; clients with the same policies share the objects."""
         theirs = self._with_subjects[place]
         holding = tuple(sorted(key for key in self._holding if key in theirs))
         if not holding:
@@ -130,7 +130,7 @@ class PolicyAttachments:
 
     @contextmanager
     def for_clients(self, holding: frozenset[Key], met: dict[tuple[Key, str], None]) -> Iterator[None]:
-        """Until the end of the block these policies with subjects hold, and no others; `met` gets places of such."""
+        """Apply only these policies with subjects until the end of the block; `met` gets places with such policies."""
         before = self._holding, self._met
         self._holding, self._met = holding, met
         try:
@@ -139,7 +139,7 @@ class PolicyAttachments:
             self._holding, self._met = before
 
     def note_bound(self, policy: EgressPolicy, listener: str, at_most: int | None) -> None:
-        """Have status say what is not served of the policy's subjects on a listener: see `ClientSets.at_most`."""
+        """Report the unserved combinations of the policy's subjects on a listener: see `ClientSets.at_most`."""
         if at_most is None or not any(map(has_conditions, policy.spec.subjects)):
             return
         why = f"groups and claims combine to more than {MAX_COMBINED} variants of listener {listener}"
@@ -151,11 +151,11 @@ class PolicyAttachments:
         self.note(policy.key, note)
 
     def note(self, policy: Key, sentence: str) -> None:
-        """Have the policy's status say this of all its targets."""
+        """Add a sentence to the policy's status at all its targets."""
         self._noted.setdefault(policy, {})[sentence] = None
 
     def is_touched(self, met: Iterable[tuple[Key, str]], holding: frozenset[Key]) -> bool:
-        """Whether one of these policies with subjects stands at one of these places."""
+        """Whether one of these policies with subjects is at one of these places."""
         return any(not holding.isdisjoint(self._with_subjects[place]) for place in met)
 
     def with_subjects(self, met: Iterable[tuple[Key, str]]) -> tuple[EgressPolicy, ...]:
@@ -164,11 +164,11 @@ class PolicyAttachments:
         return tuple(sorted(found.values(), key=age_of))
 
     def foreign_at(self, met: Iterable[tuple[Key, str]]) -> frozenset[Key]:
-        """Those of the policies with subjects at these places that are of another namespace than their target."""
+        """The policies with subjects at these places that are in another namespace than their target."""
         return frozenset(key for place in met for key in self._with_subjects[place] if key[2] != place[0][2])
 
     def layer_of_rule(self, route: Key, section: str, index: int, named: tuple[EgressPolicy, ...]) -> Layers:
-        """The layer of a rule (`section` is its name or ""), of policies that it names, and that name it."""
+        """The layer of a rule (`section` is its name or ""): policies that it names, and policies that target it."""
         layers = self.layer(Level.RULE, route, section) if section else ()
         own = [policy for layer in layers if not layer.is_foreign for policy in layer.policies]
         name = section or f"rules[{index}]"
@@ -186,10 +186,10 @@ class PolicyAttachments:
         return self._of_rules[place] + tuple(layer for layer in layers if layer.is_foreign)
 
     def merge(self, layers: Layers, *, is_routed: bool) -> Merged:
-        """What the layers say together, shared by all places with the same ones.
+        """The merged policy of these layers, shared by all places with the same layers.
 
-        `is_routed`: for what a route matched. The route is the permission there, so `destinations.allow` of the Gateway
-        and the listener, which are for what no route matches, are left out; their `deny` holds.
+        `is_routed`: for requests that match a route. The route is the permission there, so `destinations.allow` of
+        Gateway and listener, which are for requests without a route, is left out; their `deny` applies.
         """
         place = (layers, is_routed)
         merged = self._merged.get(place)
@@ -200,9 +200,9 @@ class PolicyAttachments:
     def statuses(
         self, generations: Mapping[Key, int], faults: dict[Key, ExtensionFaults], parents: Mapping[Key, UnresolvedRef]
     ) -> dict[Key, Status]:
-        """The status of every EgressPolicy, once all is merged. `faults` of filters and `parents` are by policy."""
+        """The status of every EgressPolicy, after all merges. `faults` of filters and `parents` are by policy."""
         for layers in self._layers.values():
-            if any(len(layer.policies) > 1 for layer in layers):  # a conflict is one, even where nothing is served
+            if any(len(layer.policies) > 1 for layer in layers):  # report conflicts also at unserved places
                 self.merge(layers, is_routed=True)
         return {
             policy.key: self._status(policy, generations[policy.key], faults, parents.get(policy.key))
@@ -247,7 +247,7 @@ class PolicyAttachments:
         section: str,
         faults: ExtensionFaults | None = None,
     ) -> None:
-        """State what becomes of a policy at a target where it holds; `faults` are those of its extensions."""
+        """State the effect of a policy at a target; `faults` are those of its extensions."""
         conditions.set("Accepted", True, "Accepted", "the policy is in force")
         level = Level.LISTENER if target[1] in ("Gateway", "ListenerSet") else Level.ROUTE
         closed = self._merger.unenforceable(policy, level)
@@ -278,13 +278,13 @@ class PolicyAttachments:
                 conditions.add_note("Accepted", f"{note}; take these names out, or make a CA that may sign them.")
 
     def _takes_effect(self, lost: Lost, policy: EgressPolicy, target: Key) -> bool:
-        """Whether the setting would do something at this target, and that of the winner does something at its own."""
+        """Whether the setting would have an effect at this target, and the winner's has one at its own."""
         winner = self._resources.get(*lost.policy) if lost.policy is not None else None
         places = [(policy, target), *([(winner, lost.target)] if isinstance(winner, EgressPolicy) else ())]
         return not any(idle.has(lost.setting) for place in places for idle in self._idle(*place))
 
     def _idle(self, policy: EgressPolicy, target: Key) -> tuple[Idle, ...]:
-        """What of the policy does nothing at this target."""
+        """The parts of the policy without effect at this target, cached."""
         found = self._idle_at.get((policy.key, target))
         if found is None:
             useless = ineffective_fields(policy, target, self._resources, self._references)
@@ -301,20 +301,20 @@ class PolicyAttachments:
             )
 
     def _idle_here(self, policy: EgressPolicy, target: Key) -> Iterator[Idle]:
-        """What of the policy has nothing to be applied to at this target."""
+        """The parts of the policy without effect at this target."""
         spec, found = policy.spec, self._resources.named(*target)
         destination_type = getattr(getattr(getattr(found, "spec", None), "destination", None), "type", "")
         if spec.parent is not None and isinstance(found, Backend) and found.spec.parent is not None:
             yield nothing_here(("parent",), f"{found} has its own")
         elif spec.parent is not None and (isinstance(found, Service) or destination_type in ("Ip", "Service")):
             yield nothing_here(("parent",), f"{found} is reached directly, unless it names a parent itself")
-        # The floor for TLS is one for nothing where nothing speaks it.
+        # A TLS minimum has no effect without a TLS backend.
         has_tls = spec.tls is not None and bool(spec.tls.model_fields_set)
         if has_tls and isinstance(found, Backend) and found.spec.parent is None:
             is_plain = all(form.tls is None or form.tls.mode == "None" for form in self._tls_policies.forms(found))
             if is_plain and found.spec.destination.type in ("Fqdn", "Ip"):
                 yield nothing_here(("tls",), f"{found} is reached without TLS")
-        # What goes through a proxy brings its own settings and permissions.
+        # The backends behind a parent have their own settings and permissions.
         names = written(spec, _OF_TARGETS) if target in self._parents else ()
         if names:
             why = f"{target[1]} {target[2]}/{target[3]} is only a parent, and the policies of what goes through it hold"
@@ -322,7 +322,7 @@ class PolicyAttachments:
 
     @cached_property
     def _knowing_clients(self) -> set[Key]:
-        """The Gateways that have a policy with `identity`, on themselves or on a listener."""
+        """The Gateways with an `identity` policy, on themselves or on a listener."""
         found = ((key, policies) for (key, _), policies in self._by_target.items())
         return {key for key, policies in found if any(each.spec.identity is not None for each in policies)}
 
@@ -341,14 +341,14 @@ class PolicyAttachments:
 
     @cached_property
     def _parents(self) -> set[Key]:
-        """Backends that carry only what others send through them."""
+        """The backends that are used only as parents."""
         return only_parents(
             self._resources,
             lambda source, ref: object_key(self._resources, ref, self._references.namespace_of(source, ref)),
         )
 
     def _not_found(self, target: Key, section: str) -> str:
-        """Why the policy holds nowhere by this target, what the author may have meant, and what follows."""
+        """Why this target matches no place, suggestions, and the consequence."""
         group, kind, namespace, name = target
         shown = f"{kind} {namespace}/{name}"
         sections = [known for seen, known in self._layers if seen == target and known]
@@ -365,6 +365,6 @@ class PolicyAttachments:
 
 
 def _known(kind: str) -> str:
-    """What may be a target, where this kind may not; "" where it may."""
+    """The possible kinds of targets, if this kind is none; else ""."""
     known = f"targets are of kind {', '.join(_TARGETS)}"
     return "" if kind in _TARGETS else did_you_mean(kind, _TARGETS, known)

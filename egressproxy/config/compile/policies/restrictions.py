@@ -1,5 +1,5 @@
-"""Restrictions: what the policies of all layers forbid, allow and bound together. They add up; nothing more specific
-lifts them.
+"""Restrictions: the merged denials, allow lists and limits of all layers. Restrictions add up, and a more specific
+policy cannot lift them.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from egressproxy.ir.policy import (
 )
 from egressproxy.model.per_client_quota import most_of
 
-#: The fields of `limits` that are for connections, and so for Gateways and listeners alone.
+#: The fields of `limits` for connections, which apply to Gateways and listeners alone.
 CONNECTION_LIMITS: Final = (
     "max_head_bytes", "max_fields", "max_buffered_bytes", "buffered_bytes_per_client", "buffered_bytes_per_connection",
     "connections", "connections_per_client", "tunnels",
 )  # fmt: skip
-#: The names of the built-in type RegionLock, which is a restriction and runs nowhere.
+#: The names of the built-in type RegionLock, a restriction that never runs as a filter.
 _REGION_LOCKS: Final = frozenset(
     ("RegionLock", "egressproxy.io/RegionLock:v1", "gateway.networking.k8s.io/RegionLock:v1")
 )
@@ -43,13 +43,13 @@ def merge_destinations(
     bound: Container[Level],
     opened: Container[tuple[Layer, EgressPolicy]] = (),
 ) -> DestinationsIR:
-    """Deny at any level denies; one group of allow per layer that says something. Both from the Gateway down.
+    """The merged destinations: all denials, and one group of allow per layer with a list, from the Gateway down.
 
-    `reported` levels' denials are lifted by mode Report, `bound` levels' allow lists by none. Of policies that are not
-    `opened`, at their layer, the names in `intercept` are denied.
+    Mode Report lifts the denials of `reported` levels, and no mode lifts the allow lists of `bound` levels. The names
+    in `intercept` of policies that are not `opened` are denied at their layer.
 
-    The lists of policies of other namespaces are levels of their own. Where there are no others, they allow by
-    themselves, unless all of them only narrow.
+    The lists of policies of other namespaces are separate levels. Without the owner's lists these allow by themselves,
+    unless all of these policies only narrow.
     """
     allow: list[tuple[DestinationRule, ...]] = []
     listed: list[tuple[str, ...]] = []
@@ -93,9 +93,9 @@ def _rule(entry: DestinationEntry, policy: EgressPolicy, *, is_firm: bool = Fals
 def merge_addresses(
     ordered: Sequence[Layer], reported: Container[Level], *, is_public_alone: bool = False
 ) -> AddressesIR:
-    """One group of allow per layer that says something; every deny and every `only`, of all policies alike.
+    """The merged addresses: one group of allow per layer with a list; every `deny` and `only` of all policies.
 
-    `is_public_alone`: what is not public is allowed by none. So it is where only policies of other namespaces allow it.
+    `is_public_alone`: no policy can open non-public addresses, as when only policies of other namespaces allow them.
     """
     groups: list[tuple[AddressAllowance, ...]] = []
     deny: dict[AddressDenial, None] = {}
@@ -124,12 +124,12 @@ def merge_addresses(
 
 
 def _speaks_of_allowed(section: Addresses) -> bool:
-    """Not with `deny` or `only` alone: these narrow, and take nothing back that another level has opened."""
+    """Whether the section counts as an allow list. `deny` or `only` alone narrow without a list."""
     return "allow" in section.model_fields_set or not {"deny", "only"} & section.model_fields_set
 
 
 def _denied_ranges(policy: EgressPolicy, *, reports: bool) -> Iterable[AddressDenial]:
-    """What no name may lead to. Mode Report lets pass what `destinations` denies, and nothing else."""
+    """The denied address ranges. Mode Report lifts only those of `destinations`."""
     destinations, addresses = policy.spec.destinations, policy.spec.addresses
     for entry in destinations.deny if destinations is not None else ():
         if entry.cidrs:
@@ -139,7 +139,7 @@ def _denied_ranges(policy: EgressPolicy, *, reports: bool) -> Iterable[AddressDe
 
 
 def _denied_names(policy: EgressPolicy, *, reports: bool) -> Iterable[NameDenial]:
-    """What no name may lead to by CNAME records."""
+    """The names that are denied as CNAME targets."""
     destinations = policy.spec.destinations
     for entry in destinations.deny if destinations is not None else ():
         if entry.hostnames:
@@ -147,9 +147,9 @@ def _denied_names(policy: EgressPolicy, *, reports: bool) -> Iterable[NameDenial
 
 
 def merge_limits(ordered: Sequence[Layer]) -> LimitsIR:
-    """The least of each, over the policies of the Gateway and the listener: connections belong to no route."""
+    """The minimum of each limit over the policies of Gateway and listener: connections belong to no route."""
     policies = (policy for layer in ordered if layer.level <= Level.LISTENER for policy in layer.policies)
-    # Connections are counted before it is known who the client is.
+    # Connections are counted before the client is identified.
     sections = [each.spec.limits for each in policies if each.spec.limits is not None and not each.spec.subjects]
     written_values = {name: [getattr(one, name) for one in sections] for name in CONNECTION_LIMITS}
     chosen = {name: min(filter(None, values)) for name, values in written_values.items() if any(values)}
@@ -165,14 +165,14 @@ def merge_limits(ordered: Sequence[Layer]) -> LimitsIR:
 
 
 def allowed_regions(spec: EgressPolicySpec) -> frozenset[str] | None:
-    """The regions in which a policy lets backends stand: its `regions`, and each RegionLock of its extensions."""
+    """The regions that a policy allows: its `regions`, and each RegionLock of its extensions."""
     said = [spec.regions.allowed] if spec.regions is not None else []
     said += [_locked(extension.config) for extension in spec.extensions if is_region_lock(extension.type)]
     return frozenset.intersection(*map(frozenset, said)) if said else None
 
 
 def locked_regions(extensions: Iterable[ExtensionIR]) -> frozenset[str] | None:
-    """The regions in which the RegionLocks among these extensions let a backend stand; None where there is none."""
+    """The regions that the RegionLocks among these extensions allow; None without a RegionLock."""
     locks = [_locked(json.loads(each.config)) for each in extensions if is_region_lock(each.type)]
     return frozenset.intersection(*map(frozenset, locks)) if locks else None
 
@@ -182,7 +182,7 @@ def is_region_lock(type_: str) -> bool:
 
 
 def _locked(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """What is wrong with a config is told elsewhere; here it allows nothing."""
+    """The regions of a RegionLock; an invalid config, which is reported elsewhere, allows none."""
     allowed = config.get("allowed")
     return tuple(each for each in allowed if type(each) is str) if isinstance(allowed, list | tuple) else ()
 
@@ -190,7 +190,7 @@ def _locked(config: Mapping[str, Any]) -> tuple[str, ...]:
 def intersect(
     policies: Iterable[EgressPolicy], allowed_by: Callable[[EgressPolicySpec], Iterable[str] | None]
 ) -> frozenset[str] | None:
-    """What all policies allow that say something; None where none does."""
+    """The regions that all policies with a restriction allow; None without a restriction."""
     said = (allowed_by(policy.spec) for policy in policies)
     sets = [frozenset(allowed) for allowed in said if allowed is not None]
     return frozenset.intersection(*sets) if sets else None

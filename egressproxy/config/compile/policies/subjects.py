@@ -1,9 +1,8 @@
-"""Which policies with `subjects` may hold for one client at the same time. Each such set is a variant of a listener.
+"""The sets of policies with `subjects` that may apply to one client. Each set is a variant of a listener.
 
-A client has one namespace and one service account, so that subjects which name these exclude each other: as many sets
-as there are. Groups and claims do not exclude each other, and the sets double with each of them, so there is a bound. A
-namespace that is known by `foreign_policy` alone has a bound of its own, so that no team takes room from others.
-`SubjectNotes` is what status says that is so only for the clients of such policies.
+A client has one namespace and one service account, so subjects with these exclude each other. Groups and claims do not,
+and each doubles the number of sets, so there is a limit. A namespace of `foreign_policy` has a separate limit, so that
+no team can use up the others' sets. `SubjectNotes` are sentences of status that apply only to clients of such policies.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from egressproxy.ir.gateway import ListenerIR, SubjectIR
 from egressproxy.model.exchange import namespace_in
 from egressproxy.model.published_object import Key
 
-#: The most variants of one listener for what groups and claims combine to.
+#: The most variants of one listener from groups and claims.
 MAX_COMBINED = 256
-#: For clients that fit no subjects.
+#: The policies of clients that match no subjects.
 NOBODY: frozenset[Key] = frozenset()
 _Conditions = frozenset[tuple[str, ...]]
 #: A namespace and a service account; "" for any.
@@ -33,8 +32,8 @@ MAX_SHOWN: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class ClientSets:
-    """`sets` has the keys of the policies, for each set but the empty one. `at_most` is how many entries of subjects
-    with groups or claims may fit one client: another client is refused. None: all of them.
+    """`sets` has the policies of each non-empty set. `at_most` is the most subjects with groups or claims that may
+    match one client; a client with more is refused. None: no limit.
     """
 
     sets: tuple[frozenset[Key], ...]
@@ -42,7 +41,7 @@ class ClientSets:
 
 
 class SubjectNotes:
-    """Collects sentences, each with the clients that it is about, and writes each once."""
+    """Collects sentences with their clients, and writes each once."""
 
     __slots__ = ("_notes", "_said")
 
@@ -51,17 +50,17 @@ class SubjectNotes:
         self._said: set[tuple[Conditions, str]] = set()
 
     def report(self, conditions: Conditions, kind: str, reason: str, sentence: str) -> None:
-        """Have the conditions say it of everybody."""
+        """Add a sentence about all clients to the conditions."""
         self._said.add((conditions, sentence))
         conditions.report(kind, reason, sentence)
 
     def add(self, conditions: Conditions, kind: str, reason: str, sentence: str, holding: frozenset[Key]) -> None:
-        """A sentence that is so for clients for whom these policies hold."""
+        """Collect a sentence about clients with these policies."""
         if (conditions, sentence) not in self._said:
             self._notes.setdefault((conditions, kind, reason, sentence), {})[holding] = None
 
     def write(self, policies: Iterable[EgressPolicy]) -> None:
-        """Have the conditions say it. Call it when all variants are compiled. `policies` has all of them."""
+        """Write the collected sentences, after the compilation of all variants. `policies` are all policies."""
         known = {policy.key: policy for policy in policies} if self._notes else {}
         for (conditions, kind, reason, sentence), sets in self._notes.items():
             shown = [
@@ -80,13 +79,13 @@ def subject_ir(subject: Subject, own_domain: str) -> SubjectIR:
 
 
 def claims_of(policies: Iterable[EgressPolicy]) -> tuple[str, ...]:
-    """The names of the claims that subjects of these policies ask for."""
+    """The names of the claims in subjects of these policies."""
     subjects = (subject for policy in policies for subject in policy.spec.subjects)
     return tuple(sorted({subject.claim.name for subject in subjects if subject.claim is not None}))
 
 
 def closed_to_clients(listener: ListenerIR, variant: ListenerIR) -> Iterator[str]:
-    """What this variant of a listener answers with an error, and the listener itself does not: a sentence for each."""
+    """The errors of this variant of a listener that the listener itself does not have, as sentences."""
     known = set(_closed(listener))
     for route, backend in dict.fromkeys(each for each in _closed(variant) if each not in known):
         what = f"some requests of {route}" if route else "destinations that no route matches"
@@ -98,8 +97,8 @@ def has_conditions(subject: Subject) -> bool:
 
 
 def client_sets(policies: Iterable[EgressPolicy], own_domain: str, foreign: Container[Key] = NOBODY) -> ClientSets:
-    """Every set of these policies that may hold for one client, up to MAX_COMBINED. `own_domain`: the listener's.
-    `foreign` are those of them that are of another namespace than their target.
+    """The sets of these policies that may apply to one client, up to MAX_COMBINED. `own_domain`: the listener's trust
+    domain. `foreign` are the policies in another namespace than their target.
     """
     by_place: dict[_Place, list[tuple[Key, _Conditions]]] = defaultdict(list)
     owned = {""}
@@ -118,8 +117,8 @@ def client_sets(policies: Iterable[EgressPolicy], own_domain: str, foreign: Cont
 
 
 def _combine(held: Mapping[_Place, Sequence[tuple[Key, _Conditions]]], sets: dict[frozenset[Key], None]) -> int | None:
-    """Add to `sets` what groups and claims combine to at these places, as much as there is room for. Returns `at_most`
-    of ClientSets.
+    """Add the combinations of groups and claims at these places to `sets`, up to the limit. Returns `at_most` of
+    ClientSets.
     """
     at_most, unions = 0, {place: {_Conditions()} for place in held}
     while True:
@@ -133,13 +132,13 @@ def _combine(held: Mapping[_Place, Sequence[tuple[Key, _Conditions]]], sets: dic
 
 
 def _place_of(subject: Subject, own_domain: str) -> tuple[str, str]:
-    """The namespace, as CallerIdentity has it, and the service account; "" for what it does not say."""
+    """The namespace, as in CallerIdentity, and the service account; "" for absent ones."""
     namespace = namespace_in(subject.trust_domain or "", subject.namespace or "", own_domain)
     return namespace, subject.service_account or ""
 
 
 def _closed(listener: ListenerIR) -> Iterator[tuple[str, str]]:
-    """Kind and name of the route, "" for none, and the error of each backend that cannot be used."""
+    """The errors of unusable backends: kind and name of the route, "" for none, and the error."""
     if listener.default_backend is not None and listener.default_backend.backend is None:
         yield "", listener.default_backend.error
     routes = ((f"{each.kind} {each.name}", rule.backends) for each in listener.http_routes for rule in each.rules)
@@ -157,19 +156,19 @@ def _conditions(subject: Subject) -> _Conditions:
 def _held_at(
     place: tuple[str, str], by_place: Mapping[tuple[str, str], Sequence[tuple[Key, _Conditions]]]
 ) -> Iterator[tuple[Key, _Conditions]]:
-    """What may hold for the clients of a place: that of no namespace, of the namespace, and of the account."""
+    """The policies that may apply to clients of a place: without namespace, of the namespace, and of the account."""
     for wider in dict.fromkeys((("", ""), (place[0], ""), place)):
         yield from by_place.get(wider, ())
 
 
 def _one_more(unions: Collection[_Conditions], entries: Sequence[tuple[Key, _Conditions]]) -> set[_Conditions]:
-    """What clients may have, if one entry more fits them than before."""
+    """The combinations after adding one more matching entry."""
     conditional = dict.fromkeys(conditions for _, conditions in entries if conditions)
     made = set(unions)
     for each in conditional:
         made.update(union | each for union in unions)
         if len(made) > 2 * MAX_COMBINED:
-            break  # too many already
+            break  # above the limit
     return made
 
 

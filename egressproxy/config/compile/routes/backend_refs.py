@@ -1,7 +1,7 @@
-"""The backends of a rule, with everything that holds for each: policy, floor for TLS, region, filters.
+"""The backends of a rule, each with its policy, TLS minimum, region and filters.
 
-A backend that cannot be used as written keeps its share of the rule's requests, which are answered with 500 and the
-reason (Gateway API v1, HTTPRouteRule.backendRefs).
+An unusable backend keeps its share of the rule's requests, which get 500 with the reason (Gateway API v1,
+HTTPRouteRule.backendRefs).
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ from egressproxy.ir.policy import ExtensionIR
 from egressproxy.ir.route import FailoverIR, MirrorIR, WeightedBackend
 from egressproxy.model.published_object import Key
 
-#: What no policy sends through a parent: places that an operator has written as addresses, mostly inside.
+#: Destinations that no policy sends through a parent: the operator's own addresses, mostly internal.
 _OF_THE_OPERATOR = (Destination.IP, Destination.SERVICE)
 
-#: Gives the filters that a backendRef asks for. Raises FilterNotSupported.
+#: Returns the filters of a backendRef. Raises FilterNotSupported.
 RefFilters = Callable[[BackendRef], tuple[RankedExtension, ...]]
-#: Gives the mirrors that a backendRef asks for.
+#: Returns the mirrors of a backendRef.
 RefMirrors = Callable[[BackendRef], tuple[MirrorIR, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class RuleBackends:
-    """The backends of a rule, and the filters that they add to the rule itself: limits of bodies."""
+    """The backends of a rule, and the filters they add to the rule itself: limits of bodies."""
 
     backends: tuple[WeightedBackend, ...]
     filters: tuple[RankedExtension, ...] = ()
@@ -66,11 +66,11 @@ class BackendRefCompiler:
     _tls_floor: TlsFloor = field(default_factory=TlsFloor)
     _denials_of: Callable[[Layer], Layer] = field(default_factory=lambda: cache(denials_of))
     _restrictions_of: Callable[[Layer], Layer] = field(default_factory=lambda: cache(restrictions_of))
-    #: By backend, and the policy that names the parent. By identity: one object is read in several ways (its ports,
-    #: a stream or requests), and each way lives as long as this.
+    #: By backend and the policy that names the parent. By identity: an object is resolved in several forms (ports,
+    #: stream or requests), which live as long as this compiler.
     _through_policies: dict[tuple[int, Key], ResolvedBackend] = field(default_factory=dict)
     _issuers: dict[TokenIssuerIR, ResolvedBackend] = field(default_factory=dict)
-    #: Extensions whose calls are being resolved, each for the one before it.
+    #: The stack of extensions whose calls are being resolved.
     _calling: list[ExtensionIR] = field(default_factory=list)
 
     def of_rule(
@@ -87,8 +87,8 @@ class BackendRefCompiler:
     ) -> RuleBackends:
         """The backends of a rule. `layers` are those of the rule; `error` closes all of them.
 
-        A backend of weight 0 gets nothing and is left out, unless `keeps_weight_0` or it speaks MCP: sessions may be
-        with it. Where no other is, the rule answers 500.
+        A backend of weight 0 gets no requests and is left out, unless `keeps_weight_0` is set or it speaks MCP, since
+        it may have sessions. A rule without other backends responds with 500.
         """
         refs = tuple(refs)
         if refs and not keeps_weight_0 and not any(ref.weight for ref in refs):
@@ -122,7 +122,7 @@ class BackendRefCompiler:
         return RuleBackends(tuple(made), tuple(more))
 
     def _has_sessions(self, route: Resource, ref: BackendRef) -> bool:
-        """Whether the backend that an HTTPRoute refers to has sessions of its own, as MCP servers do."""
+        """Whether the backend of an HTTPRoute keeps sessions, as MCP servers do."""
         try:
             return isinstance(route, HttpRoute) and self.backends.resolve(route, ref).spec.protocol is Protocol.MCP
         except UnresolvedRef:
@@ -139,9 +139,9 @@ class BackendRefCompiler:
         error: str,
         resolve: Callable[[DestinationBackend, BackendObjectReference], ResolvedBackend],
     ) -> list[WeightedBackend]:
-        """The endpoints of a Failover, which the backendRef `number` of a rule names with this weight.
+        """The endpoints of a Failover, which is the backendRef `number` of a rule, with this weight.
 
-        Each is under all that holds for it as a backend of its own, and under the policies of the Failover.
+        Each endpoint has its own policies as a backend, and those of the Failover.
         """
         layers += self.policies.layer(Level.BACKEND, failover.key)
         spec = failover.spec.destination.failover
@@ -174,14 +174,14 @@ class BackendRefCompiler:
         return found or [WeightedBackend(None, weight, error=f"every endpoint of {failover} has weight 0")]
 
     def of_default(self, listener: ListenerPlan, layers: Layers, error: str) -> tuple[WeightedBackend, Layers]:
-        """The backend "-" of a forward proxy, and its layers: the listener's, and what is denied behind its parent."""
+        """The backend "-" of a forward proxy, and its layers: the listener's, and its parent's denials."""
         resolved = self._through_policy_parent(ANY_DESTINATION, self.policies.merge(layers, is_routed=False))
         layers += self._layers_of_parents(resolved)
         merged = self.policies.merge(layers, is_routed=False)
         return self._weighted_backend(resolved, merged, layers, default_scopes(listener), (), error), layers
 
     def of_issuer(self, issuer: TokenIssuerIR, layers: Layers) -> WeightedBackend:
-        """Where the keys of an issuer are fetched from, reached as all that has these layers."""
+        """The backend with the keys of an issuer, under these layers."""
         if issuer not in self._issuers:
             host, port = issuer.key_host
             tls = BackendTlsIR(ca_pem=issuer.ca_pem, ca_source=issuer.ca_source)
@@ -200,10 +200,10 @@ class BackendRefCompiler:
         return WeightedBackend(reached, policy=merged.policy, parent_by=resolved.parent_by)
 
     def _through_policy_parent(self, resolved: ResolvedBackend, merged: Merged) -> ResolvedBackend:
-        """The backend, reached through the parent that policies name, if it is for a name and names none of its own.
+        """The backend with the policies' parent, if it has a hostname and no parent of its own.
 
-        A backend that is the parent, or on the way to it, is reached as it says itself. Where the parent cannot be
-        used, neither can the backend: it is never reached without.
+        A backend that is the parent, or on the path to it, keeps its own settings. With an unusable parent the backend
+        is unusable, too: it is never dialled without.
         """
         chosen = merged.parent
         if chosen is None or chosen.ref.direct or resolved.spec.destination in _OF_THE_OPERATOR:
@@ -235,10 +235,10 @@ class BackendRefCompiler:
         scopes: LimitScopes,
         protocols: Container[Protocol] = supported_features.UPSTREAM_PROTOCOLS,
     ) -> WeightedBackend:
-        """The backend that a filter of a rule names (RequestMirror, ExternalAuth), under everything that holds for it.
+        """The backend of a rule's filter (RequestMirror, ExternalAuth), with its policies.
 
-        `layers` are those of the rule. Its extensions are its own and those of its policies (its credential, and no
-        other backend's); limits of bodies are among them, since the filter's request is not the rule's.
+        `layers` are those of the rule. Its extensions are its own and its policies' (its own credential only),
+        including limits of bodies, since the filter's request is separate from the rule's.
         """
         resolve = partial(self.backends.resolve, protocols=protocols)
         return self._of_ref(route, ref, layers, scopes, self.policy_filters.body_limits, resolve=resolve)
@@ -246,9 +246,9 @@ class BackendRefCompiler:
     def with_calls(
         self, placed: Iterable[RankedExtension], layers: Layers, scopes: LimitScopes
     ) -> tuple[RankedExtension, ...]:
-        """These extensions with the backends that they call, as those are reached from a place with these layers.
+        """These extensions with their called backends, resolved under these layers.
 
-        What is said of one backend alone (its pins, its limits) is not said of those that its filters call.
+        Settings of a single backend (its pins, its limits) do not apply to backends that its filters call.
         """
         callers = self.policy_filters.compiler.callers
         if not callers:
@@ -279,7 +279,7 @@ class BackendRefCompiler:
         return placed._replace(spec=replace(spec, calls=tuple(calls)))
 
     def closed(self, error: str, layers: Layers) -> WeightedBackend:
-        """A backend that answers every request with this error, where these layers hold."""
+        """A backend that responds to every request with this error, under these layers."""
         return WeightedBackend(None, error=error, unknown_extension=self.policy_filters.unknown_extension(layers))
 
     def _of_ref(
@@ -292,7 +292,7 @@ class BackendRefCompiler:
         error: str = "",
         resolve: Callable[[Any, BackendObjectReference], ResolvedBackend] | None = None,
     ) -> WeightedBackend:
-        """`filters` gives those asked for, by the layers that hold; `resolve` finds the backend, None: for requests."""
+        """`filters` returns the filters for the effective layers; `resolve` finds the backend, None: for requests."""
         try:
             resolved = (resolve or self.backends.resolve)(route, ref)
         except UnresolvedRef as unresolved:
@@ -310,13 +310,13 @@ class BackendRefCompiler:
         return self._weighted_backend(resolved, merged, layers, at, asked, error)
 
     def _layers_of_parents(self, resolved: ResolvedBackend) -> Layers:
-        """What policies of its parents deny to all that is reached through them."""
+        """The denials of the parents' policies, which apply to all backends behind them."""
         parents = chain(resolved.parents, *resolved.fallbacks)
         own = (layer for parent in parents for layer in self._own_layers(parent))
         return tuple(map(self._denials_of, own))
 
     def _own_layers(self, resolved: ResolvedBackend) -> Layers:
-        """Those of the object, and what restricts the Service that it stands for."""
+        """The layers of the object, and the restrictions of its Service."""
         whole = self.policies.layer(Level.BACKEND, resolved.target, "", resolved.resolver)
         layers = whole + self.policies.layer(Level.BACKEND, resolved.target, str(resolved.port))
         if resolved.service is not None:
@@ -328,10 +328,10 @@ class BackendRefCompiler:
     def _with_parents(
         self, resolved: ResolvedBackend, spec: BackendIR, merged: Merged, around: Layers, namespace: str
     ) -> BackendIR:
-        """The backend, reached as the policies of its parents say. Raises BackendUnusable.
+        """The backend with the settings of its parents' policies. Raises BackendUnusable.
 
-        A filter or a limit of a parent's policy cannot be run there yet. Leaving it out would open what it closes.
-        `around` are the layers that hold for the backend, `namespace` that of the object which names the parent.
+        Filters and limits of a parent's policy are not supported yet; ignoring one would lift its restriction. `around`
+        are the layers of the backend, `namespace` is the namespace of the object that names the parent.
         """
         if not resolved.parents or spec.parent is None:
             return spec
@@ -409,13 +409,13 @@ class BackendRefCompiler:
 
 
 def default_scopes(listener: ListenerPlan) -> LimitScopes:
-    """The names that limits are counted under for what no route matches."""
+    """The scopes of limits for requests without a route."""
     gateway = str(listener.gateway)
     return LimitScopes(gateway, f"{gateway}, no route", f"{gateway}, any destination")
 
 
 def _check_region(resolved: ResolvedBackend, allowed: frozenset[str] | None) -> None:
-    """Raises RegionDenied where the object stands in none of these regions; None: it may stand anywhere."""
+    """Raises RegionDenied if the object's region is not allowed; None: all are allowed."""
     if allowed is None or resolved.region in allowed:
         return
     named = ", ".join(sorted(allowed)) or "none"

@@ -1,4 +1,4 @@
-"""What HTTPRoutes and GRPCRoutes match. Source: Gateway API v1 HTTPRouteMatch, GRPCRouteMatch, GRPCRouteRule."""
+"""The matches of HTTPRoutes and GRPCRoutes. Source: Gateway API v1 HTTPRouteMatch, GRPCRouteMatch, GRPCRouteRule."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from egressproxy.config.resources.route_matches import GrpcMatch, HeaderMatch, H
 from egressproxy.config.resources.routes import GrpcRule, HttpBackendRef, HttpRule
 from egressproxy.ir.route import MatchIR, MatchType, PathMatchType, ValueMatch
 
-#: Different regular expressions of one route: each may take 64 KiB.
+#: The most different regular expressions of one route: each may take 64 KiB.
 MAX_PATTERNS = 256
 _METHOD = "POST"
 
@@ -21,7 +21,7 @@ def http_match(match: HttpMatch) -> MatchIR:
 
 
 def http_patterns(match: HttpMatch) -> Iterator[tuple[str, str]]:
-    """The regular expressions of a match, each after the field that it stands in, from the match on."""
+    """The regular expressions of a match, each after its field, relative to the match."""
     if match.path.type is PathMatchType.REGEX:
         yield "path.value", match.path.value
     yield from _patterns_of("headers", match.headers)
@@ -29,10 +29,10 @@ def http_patterns(match: HttpMatch) -> Iterator[tuple[str, str]]:
 
 
 def grpc_match(match: GrpcMatch) -> MatchIR:
-    """What a GRPCRouteMatch asks of a request: gRPC is a POST to /service/method (GRPCRouteMatch, GRPCMethodMatch).
+    """A GRPCRouteMatch: a POST to /service/method (GRPCRouteMatch, GRPCMethodMatch).
 
-    The precedence is that of GRPCRouteRule.matches: more of the service before more of the method. Expressions are
-    between both named and the service alone.
+    The precedence is that of GRPCRouteRule.matches: more characters of the service before more of the method.
+    Expressions rank between service with method, and the service alone.
     """
     headers, wanted = _of_headers(match.headers), match.method
     if wanted is None:
@@ -50,7 +50,7 @@ def grpc_match(match: GrpcMatch) -> MatchIR:
 
 
 def grpc_patterns(match: GrpcMatch) -> Iterator[tuple[str, str]]:
-    """The expressions of a match, each after its field: service and method each have to be one, and both together."""
+    """The expressions of a match, each after its field: service, method, and both combined, must each be valid."""
     wanted = match.method
     if wanted is not None and wanted.type is MatchType.REGEX:
         if wanted.service:
@@ -64,7 +64,7 @@ def grpc_patterns(match: GrpcMatch) -> Iterator[tuple[str, str]]:
 
 
 def as_http_rule(rule: HttpRule | GrpcRule) -> HttpRule:
-    """The same rule, where it is a GRPCRoute's but for its matches: it has one that everything matches."""
+    """The rule as an HttpRule; a GRPCRoute's rule gets one match for all requests in place of its matches."""
     if isinstance(rule, HttpRule):
         return rule
     return HttpRule.model_construct(
@@ -83,7 +83,7 @@ def _of_headers(headers: Sequence[HeaderMatch]) -> tuple[ValueMatch, ...]:
 
 
 def _of_values(named: Iterable[tuple[str, HeaderMatch | QueryParamMatch]]) -> tuple[ValueMatch, ...]:
-    """Of equal names the first counts (HTTPHeaderMatch.name, HTTPQueryParamMatch.name, GRPCHeaderMatch.name)."""
+    """The matches; of equal names the first (HTTPHeaderMatch.name, HTTPQueryParamMatch.name, GRPCHeaderMatch.name)."""
     found: dict[str, ValueMatch] = {}
     for name, each in named:
         found.setdefault(name, ValueMatch(name, each.value, each.type))

@@ -1,7 +1,7 @@
-"""Status as Kubernetes shapes it: conditions with reason, message, observedGeneration and the time of their change.
+"""Status in Kubernetes' form: conditions with reason, message, observedGeneration and transition time.
 
-This module decides nothing: the others set conditions, and it keeps them in the standard form. What goes on from the
-configuration in service is here, too: times, generations, and which references resolved there and do so no more.
+Other modules set conditions, and this one stores them in the standard form. It also carries over data from the
+configuration in service: times, generations, and newly broken references.
 Source: Kubernetes API conventions, metav1.Condition; Gateway API RouteStatus, PolicyStatus.
 """
 
@@ -18,15 +18,15 @@ from egressproxy.config.reading.problems import CANNOT_BE_READ
 from egressproxy.config.resources.meta import Model
 from egressproxy.model.published_object import Key
 
-#: What files with certificates held before is in force, since they cannot be used now.
+#: The condition type for earlier contents of certificate files that stay in force.
 KEPT: Final = "egressproxy.io/LastGoodInForce"
-#: The parts of a status that have conditions of their own, and the field that identifies each.
+#: The sections of a status with conditions, and the identifying field of their entries.
 SECTIONS: Final = {"listeners": "name", "parents": "parentRef", "ancestors": "ancestorRef"}
 #: metav1.Condition.message holds at most 32768 characters.
 MAX_MESSAGE = 32768
-#: What else there is, at the end of a clause: it changes with other objects.
+#: A hint at the end of a clause, which depends on other objects.
 _HINT: Final = re.compile(r" \([^()]*\)$")
-#: Reasons of Accepted that say that what an object refers to is gone.
+#: Reasons of Accepted for missing referenced objects.
 _GONE: Final = frozenset({"NoMatchingParent", "TargetNotFound", "InvalidParameters"})
 
 
@@ -50,7 +50,7 @@ class Conditions:
         }
 
     def fail(self, kind: str, reason: str, message: str) -> None:
-        """State that a condition does not hold; what it says already of other faults is kept, each once."""
+        """State that a condition does not hold; earlier messages of other faults stay, each once."""
         before = self._conditions.get(kind)
         if before is None or before["status"] == "True":
             self.set(kind, False, reason, message)
@@ -66,7 +66,7 @@ class Conditions:
         condition["message"] = joined[:MAX_MESSAGE]
 
     def report(self, kind: str, reason: str, message: str) -> None:
-        """State that a condition holds; where it was set, add the sentence to what it says."""
+        """State that a condition holds, or append the sentence to its message."""
         if kind in self._conditions:
             self.add_note(kind, message)
         else:
@@ -94,7 +94,7 @@ class ReferenceConditions:
         self._parts: list[tuple[dict[str, Any], Conditions]] = []
 
     def add(self, reference: Model, **more: str) -> Conditions:
-        """Open the conditions of one reference, which status repeats as it was written, with `more` fields."""
+        """Add the conditions of one reference, which status repeats as written, with `more` fields."""
         written = reference.model_dump(mode="json", by_alias=True, exclude_none=True)
         conditions = Conditions(self._generation)
         self._parts.append(({**written, **more}, conditions))
@@ -112,7 +112,7 @@ class ReferenceConditions:
 def state_kept(
     statuses: Mapping[Key, Status], kept: Mapping[Key, Iterable[str]], generations: Mapping[Key, int]
 ) -> None:
-    """State at each object, and at each of its references, why certificates that its files held before are in force."""
+    """State at each object and its references why earlier certificates of its files are in force."""
     for key, sentences in kept.items():
         conditions = Conditions(generations.get(key, 1))
         conditions.set(KEPT, True, "FilesNotUsable", "; ".join(sentences))
@@ -123,8 +123,8 @@ def state_kept(
 
 
 def state_unread(statuses: Mapping[Key, Status], resources: ResourceSet, generations: Mapping[Key, int]) -> None:
-    """State at each object of a cluster that cannot be read, and at each of its references, what is wrong with it. What
-    stands in its place is ours, so that nothing else is said of it.
+    """State the faults of each unreadable object of a cluster, at the object and its references. Other conditions are
+    dropped, since they are about our replacement of the object.
     """
     found: dict[str, list[str]] = {}
     for problem in resources.warnings:
@@ -134,7 +134,7 @@ def state_unread(statuses: Mapping[Key, Status], resources: ResourceSet, generat
         sentences, status = found.get(str(resource)), statuses.get(resource.key)
         if sentences and status is not None:
             conditions = Conditions(generations.get(resource.key, 1))
-            # Faults before what follows from them, which names no field.
+            # Faults first; their consequences name no field.
             faults = sorted(sentences, key=lambda each: not each.startswith("spec"))
             conditions.set("Accepted", False, "Invalid", f"it cannot be read: {'; '.join(faults)}")
             parts = [part for section in ("parents", "ancestors") for part in status.get(section, ())]
@@ -149,7 +149,7 @@ def keep_times(statuses: Mapping[Key, Status], previous: Mapping[Key, Status], n
 
 
 def first_seen(resources: ResourceSet, previous: Compiled) -> dict[Key, str]:
-    """Since when the objects are there that do not say it: the time of their file when they were first read."""
+    """The creation time of objects without a creationTimestamp: the file's time at the first read."""
     times = (
         (resource.key, previous.created.get(resource.key) or resource.origin.time)
         for resource in resources.objects
@@ -159,7 +159,7 @@ def first_seen(resources: ResourceSet, previous: Compiled) -> dict[Key, str]:
 
 
 def generations_of(resources: ResourceSet, previous: Compiled) -> tuple[dict[Key, int], dict[Key, bytes]]:
-    """`metadata.generation` of everything that has a spec: as written, else the number of specs that were seen."""
+    """`metadata.generation` of all objects with a spec: as written, else the number of specs seen."""
     generations: dict[Key, int] = {}
     written: dict[Key, bytes] = {}
     for resource in resources.objects:
@@ -178,9 +178,9 @@ def generations_of(resources: ResourceSet, previous: Compiled) -> tuple[dict[Key
 
 
 def broken_references(compiled: Compiled, previous: Compiled) -> Iterator[tuple[Key, str]]:
-    """The object that refers to something, and a sentence; each sentence of an object once.
+    """The newly broken references: the referring object, and a sentence, each once.
 
-    `previous` needs statuses and digests alone. An object that is new breaks nothing, whatever it refers to.
+    `previous` needs statuses and digests alone. New objects are not reported.
     """
     for key, before in previous.statuses.items():
         status = compiled.statuses.get(key, {})
@@ -202,7 +202,7 @@ def _keep(new: Mapping[str, Any], old: Mapping[str, Any], now: str) -> None:
 
 
 def _in_status(status: Mapping[str, Any], before: Mapping[str, Any], *, is_same: bool) -> Iterator[str]:
-    """`is_same`: the object itself is what it was."""
+    """The newly broken references in a status. `is_same`: the object itself is unchanged."""
     yield from _in_conditions(status, before)
     for section, identity in SECTIONS.items():
         parts = status.get(section, ())

@@ -1,7 +1,7 @@
-"""Warnings for `check` and the log: what is not served as written, and what should be looked at.
+"""Warnings for `check` and the log: settings that are not served as written, and suspicious settings.
 
-They are made from status conditions, and from what the compiler says of objects without a status. Their severity is
-decided here and nowhere else.
+The warnings come from status conditions, and from the compiler for objects without status. Only this module decides
+about their severity.
 """
 
 from __future__ import annotations
@@ -17,33 +17,33 @@ from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.reading.problems import CANNOT_BE_READ, Problem, Severity
 from egressproxy.config.resources.meta import Resource
 
-#: Conditions that say something is right; the others (Conflicted, Overridden, Insecure …) say that something is not.
+#: Conditions with positive polarity; the others (Conflicted, Overridden, Insecure …) report faults when true.
 _GOOD: Final = frozenset(
     {"Accepted", "Programmed", "ResolvedRefs", "SupportedVersion", "Ready", "egressproxy.io/FilterCatalog"}
 )
-#: Nothing has to be changed: requests on the wrong connection are answered with 421.
+#: For information only: requests on the wrong connection get 421.
 _INFORMATION: Final = "OverlappingTLSConfig"
-#: Conditions about what is served as written; all others are about what is not.
+#: Conditions about settings that are served as written; all others are about unserved settings.
 _SERVED: Final = {
     "Insecure": Severity.WARNING,
     "InsecureFrontendValidationMode": Severity.WARNING,
     "egressproxy.io/InvalidCertificate": Severity.WARNING,
     KEPT: Severity.WARNING,
-    "Overridden": Severity.NOTE,  # a setting for all, and another for some, is how policies are meant to be written
+    "Overridden": Severity.NOTE,  # overriding a general setting is the normal use of policies
 }
-#: The same for reasons: protocolOptions are compared, and change nothing of what is sent.
+#: Reasons of the same class: protocolOptions do not change requests.
 _SERVED_REASONS: Final = {"UnsupportedProtocolOptions": Severity.WARNING}
-#: In the place of what a Gateway says of its listeners, where each says it itself.
+#: The replacement for a Gateway's summary of its listeners.
 _PRAISE: Final = "the others are served"
-#: What a Gateway says of its listeners, each of which says it itself.
+#: The reasons of a Gateway that only summarise its listeners' conditions.
 _OF_PARTS: Final = frozenset({"ListenersNotValid", "ListenersNotResolved", "Invalid"})
-#: A field that a message names as the place of what it says, as those do about rules that are dropped.
+#: The field at the start of a message, such as those about dropped rules.
 _NAMED: Final = re.compile(r"(spec\.[A-Za-z0-9.\[\]]*[A-Za-z0-9\]]): ")
 
-#: Between what a message says of several such fields.
+#: The separator between several such fields of a message.
 _PLACED: Final = re.compile(r"; (?=spec\.)")
 
-#: What the notes of a condition say where less is served than was written.
+#: The phrases of notes about unserved parts.
 _LESS: Final[tuple[str, ...]] = (
     "not supported",
     "does nothing",
@@ -64,19 +64,19 @@ _LESS: Final[tuple[str, ...]] = (
     "does not use an endpoint",
     "tokens by them are refused",
 )
-#: What the notes of a condition say of a field that has no meaning here: nothing is missing.
+#: The phrase of notes about a field without effect, for which no part is missing.
 _NO_EFFECT: Final = "has nothing to be applied to"
 
 
-#: What a message says of a field of another object, which is at fault for all parts at once.
+#: A field of another object that is at fault for all parts.
 _OF_ANOTHER: Final = re.compile(r"spec\.[A-Za-z0-9.\[\]]+ of [A-Z][A-Za-z]+ \S+: ")
 
-#: Parts that one warning names.
+#: The most parts that one warning names.
 _SHOWN_PARTS: Final = 5
 
 
 class _WarnedPart(NamedTuple):
-    """A section of a status: words for it, the field that it answers to, its conditions."""
+    """A section of a status: its name for people, its field, its conditions."""
 
     words: str
     field_path: str
@@ -84,9 +84,9 @@ class _WarnedPart(NamedTuple):
 
 
 def all_warnings(resources: ResourceSet, compiled: Compiled) -> list[Problem]:
-    """All that `check` and the log say, each thing once. What has no severity yet counts as not served.
+    """All warnings for `check` and the log, each once. A warning without severity counts as unserved.
 
-    Warnings that follow from resources that could not be read are left out.
+    Warnings that are consequences of unreadable resources are left out.
     """
     if resources.broken.has_unknown:
         return []
@@ -102,14 +102,14 @@ def all_warnings(resources: ResourceSet, compiled: Compiled) -> list[Problem]:
 
 
 def warnings_of(resource: Resource, compiled: Compiled) -> list[Problem]:
-    """What of `all_warnings` is about one object."""
+    """The warnings of one object in `all_warnings`."""
     status = compiled.statuses.get(resource.key, {})
     warned = (each for each in compiled.warnings if each.object == str(resource))
     return list(dict.fromkeys([*warned, *_of_object(resource, status)]))
 
 
 def status_warnings(resources: ResourceSet, compiled: Compiled) -> Iterator[Problem]:
-    """Everything that status says is not as it should be, by file, and once where conditions say the same."""
+    """The warnings from all faults in status, by file; equal messages are merged."""
     for resource in resources.objects:
         status = compiled.statuses.get(resource.key)
         if status is not None:
@@ -125,7 +125,7 @@ def _of_object(resource: Resource, status: Mapping[str, Any]) -> Iterator[Proble
         own_conditions = [kept for each in own_conditions if (kept := _without_parts(each)) is not None]
         whole = [condition for condition in own_conditions if not _is_well(condition)]
     whole_messages = {condition["message"] for condition in whole if condition.get("message")}
-    #: By the place where it is named, else by the part unless another object is at fault, and by the text.
+    #: By the named field, else the part unless another object is at fault, and by the text.
     found: dict[tuple[str, str], tuple[list[_WarnedPart], str, Severity, str]] = {}
     for part in (_WarnedPart("", "", whole), *parts):
         told = set(whole_messages) if part.words else set()
@@ -136,7 +136,7 @@ def _of_object(resource: Resource, status: Mapping[str, Any]) -> Iterator[Proble
             told.add(message)
             text = f"{condition['type']} is {condition['status']} ({condition['reason']})"
             if _is_as_wished(condition):
-                text, message = "not all of it is served", _without_praise(message)
+                text, message = "some settings are not served", _without_praise(message)
             severity = _SERVED_REASONS.get(condition["reason"]) or _SERVED.get(condition["type"], Severity.UNSERVED)
             for piece in _PLACED.split(message):
                 named = _NAMED.search(piece)
@@ -156,7 +156,7 @@ def _of_object(resource: Resource, status: Mapping[str, Any]) -> Iterator[Proble
 
 
 def _words(parts: Sequence[_WarnedPart]) -> str:
-    """Of which parts something is said: "listener a: ", "listeners a, b and 3 more: "; "" for the whole object."""
+    """The parts as a prefix: "listener a: ", "listeners a, b and 3 more: "; "" for the whole object."""
     kind, _, first = parts[0].words.partition(" ")
     names = list(dict.fromkeys(part.words.partition(" ")[2] for part in parts))
     if len(names) == 1:
@@ -166,7 +166,7 @@ def _words(parts: Sequence[_WarnedPart]) -> str:
 
 
 def _without_parts(condition: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """A condition of a Gateway without what it says of its listeners; None where it says nothing else."""
+    """A Gateway's condition without the summary of its listeners; None if empty then."""
     if condition["reason"] not in _OF_PARTS:
         return condition
     _, _, rest = condition.get("message", "").partition(". ")
@@ -180,12 +180,12 @@ def _is_well(condition: Mapping[str, Any]) -> bool:
 
 
 def _says_less(message: str) -> bool:
-    """Whether a message says that something written is not done: every note of that is in these words."""
+    """Whether a message reports an unserved part, by its phrases."""
     return any(words in message for words in _LESS)
 
 
 def _without_praise(message: str) -> str:
-    """What a good condition complains of, without the sentence that says how good it is."""
+    """The complaint in a condition that holds, without its positive sentence."""
     praise, _, rest = message.partition(". ")
     return rest if rest and not _says_less(praise) else message
 
@@ -195,9 +195,9 @@ def _is_as_wished(condition: Mapping[str, Any]) -> bool:
 
 
 def _code(condition: Mapping[str, Any], siblings: list[Mapping[str, Any]]) -> str:
-    """The reason, or the one of a sibling that says the same and names it better: `Invalid` says nothing."""
+    """The reason, or a sibling's more specific reason: `Invalid` is too general."""
     if _is_as_wished(condition):
-        return "PartlyServed"  # accepted, and the message says that something written is not done
+        return "PartlyServed"  # accepted, and the message reports an unserved part
     same = (each for each in siblings if each.get("message") == condition.get("message"))
     return str(next((each["reason"] for each in same if each["reason"] != "Invalid"), condition["reason"]))
 

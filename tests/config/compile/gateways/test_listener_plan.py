@@ -303,7 +303,7 @@ def test_a_conflict_says_what_would_tell_listeners_apart():
         ("{name: a, port: 8443, protocol: TCP}", "another port"),
     ):
         message = of_listener(compiled(gateway(f"{first}, {tls}")), "Conflicted", "a")[2]
-        assert message == f"listener b has protocol TLS on the same port: give one of them {remedy}"
+        assert message == f"listener b has protocol TLS on the same port: change a listener to {remedy}"
 
 
 def test_listeners_of_a_gateway_that_exclude_each_other_are_invalid():

@@ -149,7 +149,7 @@ def test_a_part_that_is_not_served_is_told_without_what_is_well():
     message = "the backend is valid. x is not supported yet and does nothing."
     condition = {"type": "Accepted", "status": "True", "reason": "Accepted", "message": message}
     (found,) = all_warnings(resources, Compiled(ConfigIR(()), {key: {"conditions": [condition]}}))
-    assert found.message == "not all of it is served: x is not supported yet and does nothing."
+    assert found.message == "some settings are not served: x is not supported yet and does nothing."
 
 
 @pytest.mark.parametrize("kind", ["Insecure", "InsecureFrontendValidationMode", "egressproxy.io/InvalidCertificate"])
@@ -267,7 +267,7 @@ def test_what_a_gateway_does_not_do_is_said_beside_a_listener_that_is_not_served
     whole = FORWARD.replace("spec:", "spec:\n  defaultScope: All\n  infrastructure: {labels: {a: b}}") + odd
     gateway, listener = found(whole)
     assert (gateway.severity, gateway.field_path, listener.field_path) == (Severity.UNSERVED, "", "spec.listeners[1]")
-    assert gateway.message.startswith("not all of it is served: infrastructure has nothing to be applied to")
+    assert gateway.message.startswith("some settings are not served: infrastructure has nothing to be applied to")
     assert "defaultScope is not supported" in gateway.message
     assert "odd" not in gateway.message
 
@@ -322,7 +322,7 @@ def test_a_policy_that_closes_listeners_is_named_at_its_field_and_they_once():
     issuer = "{issuer: a, audiences: [b], jwksRef: {kind: ConfigMap, name: gone}}"
     of_listeners, of_policy = found(f"{FORWARD}{second}---\n{policy(f'identity: {{token: {{issuers: [{issuer}]}}}}')}")
     assert of_listeners.field_path == "spec.listeners[0]"
-    assert "second: not all of it is served" in of_listeners.message
+    assert "second: some settings are not served" in of_listeners.message
     assert of_policy.field_path == "spec.identity.token.issuers[0].jwksRef"
     assert of_policy.line > of_listeners.line
     assert of_policy.message.endswith("requests here are refused: ConfigMap default/gone does not exist.")
