@@ -1,4 +1,4 @@
-"""Api: which API of an AI provider a request is of, told by its path, and the model that some name there. Sources: the
+"""Api: the AI provider's API of a request, by its path, and the model in some paths. Sources: the
 OpenAPI descriptions in the SDKs of OpenAI and Anthropic; the discovery document of Gemini (v1beta) and Vertex AI (v1);
 the service model of Amazon Bedrock's runtime (2023-09-30).
 """
@@ -77,8 +77,8 @@ _SAFE: Final = "-._~@"
 
 
 class Operation(NamedTuple):
-    """What a path says: `model` ("": the body names it), `is_stream` (None: the body says it), and where in the path
-    the model stands, as (begin, end); (0, 0): nowhere.
+    """The operation in a path: `model` ("": in the body), `is_stream` (None: in the body), and the position of the
+    model in the path, as (begin, end); (0, 0): none.
     """
 
     api: Api
@@ -87,7 +87,7 @@ class Operation(NamedTuple):
     path_model: tuple[int, int] = (0, 0)
 
     def with_model(self, path: bytes, model: str) -> bytes:
-        """This path, which the operation was read from, with another model. Where it names none it stays as it is."""
+        """The path of this operation with another model; unchanged if it has none."""
         begin, end = self.path_model
         if not end:
             return path
@@ -95,7 +95,7 @@ class Operation(NamedTuple):
 
 
 def operation_of(path: bytes) -> Operation | None:
-    """The operation that a POST to this path asks for; None if it is none of those that are known.
+    """The operation of a POST to this path; None if unknown.
 
     Any prefix may stand before, and a query behind. Other spellings of a path are the same path, as some servers read
     it: escapes that need not be there, a slash at the end, two slashes for one, parameters behind ";" (RFC 3986 section
@@ -105,8 +105,8 @@ def operation_of(path: bytes) -> Operation | None:
 
 
 def is_responses_websocket(path: bytes, upgrade: bytes) -> bool:
-    """Whether an upgrade at this path asks for a WebSocket of OpenAI's responses. Codex, which asks for one first,
-    sends plain requests at once behind a 426, and behind any other status tries again for seconds.
+    """Whether an upgrade at this path opens a WebSocket of OpenAI's responses. Codex tries one first; after a 426 it
+    sends plain requests at once, and after any other status it retries for seconds.
     """
     if upgrade.lower() != b"websocket":
         return False
@@ -121,7 +121,7 @@ def _operation_at(plain: bytes) -> Operation | None:
         usual = _PARAMETERS.sub(b"", _SLASHES.sub(b"/", unquote_to_bytes(plain))).rstrip(b"/")
         other = _operation(usual, is_decoded=True)
         if other is not None and (found is None or other.api is not found.api or other.model != found.model):
-            # Where the model stands is not known here: a path in another spelling keeps its own.
+            # The model's position is unknown here: a path in another spelling keeps its model.
             return other._replace(path_model=(0, 0))
     return found
 
@@ -150,7 +150,7 @@ def _operation(path: bytes, *, is_decoded: bool = False) -> Operation | None:
 
 
 def _deployment(path: bytes, end: int, *, is_decoded: bool) -> tuple[str, bool | None, tuple[int, int]]:
-    """What Azure's API has in a path before `end`, and in that of LiteLLM, where a model may have slashes in it."""
+    """The deployment in a path of Azure's API before `end`, and of LiteLLM, whose models may contain slashes."""
     before = path[:end].lower()
     begin = before.rfind(_DEPLOYMENTS)
     if begin < 0:

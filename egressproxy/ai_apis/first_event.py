@@ -1,8 +1,8 @@
-"""FirstEvent: whether an answer of status 200 says in its first event, or as its whole body, that it is a failure.
+"""FirstEvent: detects a response with status 200 whose first event, or whole body, is an error.
 
-Anthropic sends `event: error` for an overload that came behind the head, OpenAI and those like it `data: {"error": …}`,
-Responses `response.failed`, Gemini `{"error": {"code": 503, …}}`, Bedrock a message with `:exception-type`. Each stands
-for the status with which the same provider tells the same before its head.
+Anthropic sends `event: error` for an overload after the head, OpenAI and compatible servers `data: {"error": …}`,
+Responses `response.failed`, Gemini `{"error": {"code": 503, …}}`, Bedrock a message with `:exception-type`. Each maps
+to the status that the provider uses for the same error before the head.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from egressproxy.ai_apis.message import in_object
 from egressproxy.ai_apis.streams import framing_of
 from egressproxy.ai_apis.strict_json import Unreadable, loads
 
-#: Bytes of an answer that are looked at: errors are short.
+#: The most bytes of a response that are checked: errors are short.
 MAX_LOOKED_AT: Final = 64 * 1024
-#: A stream that ends without having said anything stands for that of a server that got no valid answer.
+#: The status of a stream that ends without content.
 NOTHING_SAID: Final = 502
 GOOD: Final = 200
 
 _EVENTS: Final = (b"text/event-stream", b"application/vnd.amazon.eventstream")
-#: Events that come before the model has begun: an error may still follow.
+#: Events before the model's output, after which an error may still follow.
 _OPENING: Final = frozenset(
     ("ping", "message_start", "response.created", "response.queued", "response.in_progress", "messageStart")
 )
 _DONE: Final = b"[DONE]"
-#: What providers call an error, as one word in lower case without its end, and the status that it stands for. Sources:
+#: Providers' error types, as one word in lower case without suffix -> the status. Sources:
 #: the errors of Anthropic's and OpenAI's API references, google.rpc.Code, Bedrock's runtime; vLLM.
 _STATUSES: Final = {
     "overloaded": 529,
@@ -61,17 +61,15 @@ _END: Final = re.compile(r"(?:error|exception)\Z")
 
 
 class FirstEvent:
-    """Reads the beginning of one answer, without content coding. `status` is 0 until it has said enough; then GOOD, or
-    what its failure stands for.
-    """
+    """Reads the beginning of one decoded response. `status` is 0 until decided; then GOOD, or the error's status."""
 
     __slots__ = ("_framing", "_seen", "_size", "status")
 
     def __init__(self, media_type: bytes, operation: Operation | None) -> None:
-        """`operation` is that of the request, where its path is one of an API that is known."""
+        """`operation` is that of the request, if its path belongs to a known API."""
         self.status = 0
         self._framing = framing_of(media_type, operation)
-        self._seen = bytearray()  # of a body that is one value of JSON
+        self._seen = bytearray()  # of a JSON body
         self._size = 0
 
     def feed(self, data: bytes) -> None:
@@ -86,7 +84,7 @@ class FirstEvent:
                 self._read(self._framing.feed(data))
             except BrokenStream as broken:
                 self._read(broken.frames)
-                self._settle(GOOD)  # whoever reads it says what is wrong
+                self._settle(GOOD)  # the reader of the stream reports the error
         if self._size > MAX_LOOKED_AT:
             self._settle(GOOD)
 
@@ -111,8 +109,8 @@ class FirstEvent:
 
 
 def may_tell(media_type: bytes, length: int, operation: Operation | None) -> bool:
-    """Whether an answer of this type and length (below 0: not known) may tell of a failure: events, or the answer of an
-    API that is known.
+    """Whether a response of this type and length (negative: unknown) may contain an error: an event stream, or the
+    response of a known API.
     """
     if media_type in _EVENTS:
         return True
@@ -120,7 +118,7 @@ def may_tell(media_type: bytes, length: int, operation: Operation | None) -> boo
 
 
 def _status_of_event(frame: Frame) -> int:
-    """0 for one that opens an answer, and says nothing yet."""
+    """The status of an event; 0 for an opening event without content."""
     if frame.name in _OPENING:
         return 0
     try:
@@ -151,7 +149,7 @@ def _status_of_body(body: bytes) -> int:
 
 
 def _failure(value: Any) -> Any:
-    """The error that an event or a body tells, None where it tells none."""
+    """The error in an event or a body, or None."""
     if type(value) is list and len(value) == 1:
         value = value[0]
     if type(value) is not dict:
@@ -167,8 +165,8 @@ def _failure(value: Any) -> Any:
 
 
 def status_of_failure(error: Any) -> int:
-    """The status that this error object of a provider stands for: its own where it has one, else that of its words; 500
-    where it has neither, and 400 for words that nobody knows, which speak of the request.
+    """The status of a provider's error object: its own, else by its type; 500 without both, and 400 for unknown types,
+    which are about the request.
     """
     if type(error) is not dict:
         return 500
@@ -187,7 +185,7 @@ def status_of_failure(error: Any) -> int:
 
 
 def _is_opening(value: Any) -> bool:
-    """Whether the model has said nothing yet: a `ping`, the head of a message, a role without content."""
+    """Whether an event precedes the model's output: a `ping`, the head of a message, a role without content."""
     if type(value) is not dict:
         return False
     type_ = value.get("type")

@@ -1,4 +1,4 @@
-"""Framing: a stream cut into its events, with the bytes of each as they came; and how events are written again.
+"""Framing: splits a stream into events with their original bytes, and writes events.
 Server-sent events, and Gemini's array of JSON without `alt=sse`; Amazon's are in `aws_event_stream`. No event is beyond
 MAX_EVENT_BYTES. Sources: HTML, section 9.2 (server-sent events); RFC 8259.
 """
@@ -18,7 +18,7 @@ MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
 MAX_LINES: Final = 20_000
 _TOO_MANY_LINES: Final = f"an event of the stream has more than {MAX_LINES} lines"
 
-#: An event beyond this is worth a look at how it is cut.
+#: Events longer than this are split with more care.
 _LONG_EVENT: Final = 16 * 1024
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _TOO_LONG: Final = f"an event of the stream has more than {MAX_EVENT_BYTES} bytes"
@@ -29,7 +29,7 @@ _END_OF_EVENT = re.compile(rb"(?:\r\n|\n|\r(?!\n))(?:\r\n|\n|\r)")
 
 
 class Frame(NamedTuple):
-    """An event: its bytes with all that surrounds it, its name, and its data; b"" where it has none."""
+    """An event: the bytes including surrounding blanks, the name, and the data (b"" for none)."""
 
     raw: bytes
     name: str
@@ -37,8 +37,8 @@ class Frame(NamedTuple):
 
 
 class BrokenStream(Unreadable):
-    """The framing is broken, or an event too long: no more can be read. `frames`: the events that had ended before
-    that. `rest`: the bytes behind them, as they came.
+    """The framing is broken, or an event too long. `frames`: the complete events before the error. `rest`: the bytes
+    after these.
     """
 
     def __init__(self, message: str, frames: list[Frame], rest: bytes) -> None:
@@ -48,7 +48,7 @@ class BrokenStream(Unreadable):
 
 
 class AddedEvent(NamedTuple):
-    """An event that was not in the stream: its name and data, and the event that it is like."""
+    """An event to insert: its name and data, and the event whose form it copies."""
 
     name: str
     payload: bytes
@@ -64,16 +64,16 @@ class Framing(Protocol):
 
     @property
     def held(self) -> int:
-        """Bytes of the event that has not ended."""
+        """The bytes of the incomplete event."""
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The events that end in these bytes. Raises BrokenStream, and must not be fed again then."""
+        """The events that are complete with these bytes. Raises BrokenStream; do not feed again then."""
 
     def rest(self) -> Frame | None:
-        """At the end of the stream: the event that lacks no more than its end; None where there is none."""
+        """At the end of the stream: the event that lacks only its terminator, or None."""
 
     def write(self, frame: Frame | None, payload: bytes | None, added: Sequence[AddedEvent]) -> bytes:
-        """The added events, and then this one: with other data, or as it came where `payload` is None."""
+        """The added events, then this one with new data, or unchanged if `payload` is None."""
 
 
 class SseFraming:
@@ -92,12 +92,12 @@ class SseFraming:
         return len(self._buffer)
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Framing: events, whatever ends their lines."""
+        """Framing: events with any line ends."""
         buffer = self._buffer
         frames: list[Frame] = []
         begin = 0
         if not buffer and self._has_begun and not self._ended_in_cr:
-            while (match := _PLAIN_EVENT.match(data, begin)) is not None:  # nearly all of what is streamed
+            while (match := _PLAIN_EVENT.match(data, begin)) is not None:  # the usual form
                 name, payload = match.groups()
                 begin, at = match.end(), begin
                 frames.append(Frame(data[at:begin], "" if name is None else name.decode("ascii"), payload))
@@ -106,7 +106,7 @@ class SseFraming:
             data, begin = data[begin:], 0
         if self._ended_in_cr and data:
             self._ended_in_cr = False
-            if data[:1] == b"\n":  # it belongs to the carriage return that has ended an event
+            if data[:1] == b"\n":  # second half of a CRLF
                 frames.append(Frame(b"\n", "", b""))
                 data = data[1:]
         buffer += data
@@ -140,7 +140,7 @@ class SseFraming:
         return Frame(raw, name, data[0] if len(data) == 1 else b"\n".join(data))
 
     def rest(self) -> Frame | None:
-        """Framing: an event without the empty line behind it."""
+        """Framing: an event without its final empty line."""
         raw = bytes(self._buffer)
         self._buffer.clear()
         if not raw.strip():
@@ -148,7 +148,7 @@ class SseFraming:
         return None if _has_too_many_lines(raw) else self._frame(raw + b"\n\n")
 
     def write(self, frame: Frame | None, payload: bytes | None, added: Sequence[AddedEvent]) -> bytes:
-        """Framing: other data stands where the first line of the old data stood."""
+        """Framing: new data replaces the old at its first line."""
         if not added:
             if frame is None:
                 return b""
@@ -177,20 +177,20 @@ def _with_data(raw: bytes, payload: bytes) -> bytes:
     return b"".join(pieces)
 
 
-#: What decides where an element of an array ends.
+#: The characters that decide about the end of an array element.
 _MARKS = re.compile(rb'["\\\[\]{}]')
 _BETWEEN: Final = b" \t\r\n,[]"
 
 
 class JsonArrayFraming:
-    """An array whose elements are objects. What stands between them belongs to the one that follows."""
+    """An array of objects. Bytes between elements belong to the next element."""
 
     __slots__ = ("_begin", "_buffer", "_depth", "_has_elements", "_in_string", "_is_over", "_scanned")
 
     def __init__(self) -> None:
         self._buffer = bytearray()
         self._scanned = 0
-        self._begin = -1  # of the element that has begun
+        self._begin = -1  # of the current element
         self._depth = 0  # 1: inside of the array
         self._in_string = False
         self._has_elements = False
@@ -201,7 +201,7 @@ class JsonArrayFraming:
         return len(self._buffer)
 
     def feed(self, data: bytes) -> list[Frame]:
-        """Framing: elements, and in the end what closes the array, without data."""
+        """Framing: elements, and at last the end of the array, without data."""
         self._buffer += data
         frames: list[Frame] = []
         try:
@@ -256,11 +256,11 @@ class JsonArrayFraming:
         return Frame(raw, "", payload)
 
     def rest(self) -> Frame | None:
-        """Framing: an element that has not ended cannot be read."""
+        """Framing: an incomplete element is unreadable."""
         return None
 
     def write(self, frame: Frame | None, payload: bytes | None, added: Sequence[AddedEvent]) -> bytes:
-        """Framing: what is added gets what stood before the element, which gets a comma."""
+        """Framing: the added event takes the element's prefix, and the element gets a comma."""
         between = b"" if frame is None else frame.raw[: len(frame.raw) - len(frame.payload)]
         if frame is None or not frame.payload:  # the end of the array: there is an element, or nothing would be added
             return b"".join(b",\r\n" + event.payload for event in added) + between

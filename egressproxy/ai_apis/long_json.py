@@ -1,4 +1,4 @@
-"""JSON that takes long to read or write: in turns, as `strict_json` reads and writes what is short."""
+"""Reading and writing of long JSON as cooperative work, by the rules of `strict_json`."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from egressproxy.ai_apis.strict_json import (
 )
 from egressproxy.model.work import Work
 
-#: Members of one object: filters look at each of them.
+#: The most members of one object: filters check each member.
 MAX_MEMBERS: Final = 20_000
-#: Blanks in one place: nobody indents by that much.
+#: The most consecutive blanks.
 _MAX_BLANKS: Final = 64 * 1024
 
 #: Bytes that are read in one go where they have at most _FEW_MARKS, and no escapes or other characters than ASCII in
@@ -180,7 +180,7 @@ class _LongReader:
         self._scan = scan_strictly if is_strict else scan
 
     def reading(self) -> Work[Any]:
-        """What it says. Raises Unreadable."""
+        """The value. Raises Unreadable."""
         try:
             return (yield from self._reading())
         except RecursionError:
@@ -301,7 +301,7 @@ class _LongReader:
                 raise _no_json(text, at)
             piece = scanstring(f'{text[at:end]}"', 0)[0]
             if "\ud800" <= piece[-1:] <= "\udbff" and text[end : end + 1] != '"' and end - at > _HALF:
-                piece, end = piece[:-1], end - _HALF  # its other half comes with it
+                piece, end = piece[:-1], end - _HALF  # keep the surrogate pair together
             if self._is_strict:
                 check_halves(piece)
             said.append(piece)

@@ -1,4 +1,4 @@
-"""AiRequest: what a request to an AI provider asks for, whichever API it is of, and how it is changed."""
+"""AiRequest: a request to an AI provider, read and changed in the form of any API."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class _Places:
         self.inner = {path[0]: [each[1:] for each in paths if each[0] == path[0]] for path in paths}
 
 
-#: Where the limit of the answer may stand.
+#: The members with the output limit.
 _LIMITS: Final = _Places(
     ("max_completion_tokens",),
     ("max_tokens",),
@@ -58,7 +58,7 @@ _TEMPERATURES: Final = _Places(
     ("inferenceConfig", "temperature"),
     ("textGenerationConfig", "temperature"),
 )
-#: How many answers are asked for.
+#: The members with the number of completions.
 _CHOICES: Final = _Places(
     ("n",),
     ("best_of",),
@@ -69,11 +69,11 @@ _CHOICES: Final = _Places(
 )
 _PLAIN_LIMITS: Final = frozenset(path[0] for path in _LIMITS.paths if len(path) == 1)
 _PLAIN_CHOICES: Final = frozenset(path[0] for path in _CHOICES.paths if len(path) == 1)
-#: Other models than the one that is asked for.
+#: The members with fallback models.
 _OTHER_MODELS: Final = ("models", "fallbacks")
-#: Strings that lenient readers take for false.
+#: Strings that lenient readers accept as false.
 _FALSE: Final = frozenset(("false", "f", "no", "n", "off", "0"))
-#: More tokens, and answers, than any server gives.
+#: A number above any server's limit of tokens or completions.
 _UNBOUNDED: Final = 2**40
 #: Where tools are offered. In the last place Bedrock hands on what is the model's own.
 _OFFERS: Final[tuple[tuple[str, ...], ...]] = (
@@ -144,12 +144,12 @@ def estimated_tokens(text: str) -> int:
 
 
 class AiRequest(JsonMessage):
-    """A view of the body of one request. `operation` is what its path says; None where that is not known."""
+    """A view of the body of one request. `operation` is that of its path; None if unknown."""
 
     __slots__ = ("operation",)
 
     def __init__(self, source: bytes, value: dict[str, Any], operation: Operation | None) -> None:
-        self.source = source  # as JsonMessage does: one is made for each request
+        self.source = source  # set here, without JsonMessage's __init__: faster
         self.value = value
         self.operation = operation
         self._changed = {}
@@ -157,14 +157,14 @@ class AiRequest(JsonMessage):
 
     @classmethod
     def read(cls, body: bytes, operation: Operation | None = None) -> AiRequest:
-        """A view of this body. Raises Unreadable for no object, or one with two meanings: a name that stands twice, or
-        (OtherSpelling) in another case, which some servers take for the same.
+        """A view of this body. Raises Unreadable for a value that is no object, or ambiguous: a duplicate name, or
+        (OtherSpelling) a name in another case, which some servers accept.
         """
         return cls.of(body, loads_strictly(body) if len(body) <= READ_AT_ONCE else cls.parse(body), operation)
 
     @classmethod
     def of(cls, body: bytes, value: Any, operation: Operation | None = None) -> AiRequest:
-        """A view of this body, which says this value. Raises Unreadable as `read`."""
+        """A view of this body with its parsed value. Raises Unreadable as `read`."""
         if type(value) is not dict:
             raise Unreadable("it is not an object of JSON")
         for key in _LISTED:
@@ -178,7 +178,7 @@ class AiRequest(JsonMessage):
 
     @property
     def api(self) -> Api | None:
-        """The API that the path says, or else the one that the body looks like."""
+        """The API by the path, else by the form of the body."""
         if self.operation is not None:
             return self.operation.api
         value = self.value
@@ -190,7 +190,7 @@ class AiRequest(JsonMessage):
 
     @property
     def is_mcp(self) -> bool:
-        """Whether it is a message of JSON-RPC, as MCP has it."""
+        """Whether the body is a JSON-RPC message, as in MCP."""
         return bool(self.value.get("jsonrpc") == "2.0")
 
     # --- what is asked for -----------------------------------------------------------------------------------------
@@ -204,8 +204,8 @@ class AiRequest(JsonMessage):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """Every name for a model: a server may read the path, and another the body, or what it may ask instead
-        (`models` of OpenRouter, `fallbacks` of LiteLLM). Without Gemini's `models/`.
+        """All model names: in the path, in the body, and fallbacks (`models` of OpenRouter, `fallbacks` of LiteLLM),
+        since servers differ. Without Gemini's `models/`.
         """
         in_path = self.operation.model if self.operation is not None else ""
         names: list[Any] = [in_path, self.value.get("model")]
@@ -232,7 +232,7 @@ class AiRequest(JsonMessage):
 
     @property
     def is_stream(self) -> bool:
-        """Whether the answer is asked for as a stream."""
+        """Whether the request asks for a stream."""
         if self.operation is not None and self.operation.is_stream is not None:
             return self.operation.is_stream
         said = self.value.get("stream")
@@ -240,34 +240,34 @@ class AiRequest(JsonMessage):
 
     @property
     def max_output_tokens(self) -> int | None:
-        """The largest limit of the answer, in tokens; None where none is. What is no whole number is without bound:
-        some servers read it as one all the same (`"9000"`).
+        """The largest output limit in tokens; None without one. A value that is no integer counts as unbounded, since
+        some servers accept `"9000"`.
         """
         said = self._said(_LIMITS)
         return max(map(_whole, said)) if said else None
 
     def set_max_output_tokens(self, limit: int) -> None:
-        """Limit the answer: every limit that is written, or else the one that this API has."""
+        """Set every output limit in the request, or else the limit of this API."""
         self._set(_LIMITS, limit, _LIMIT_OF.get(self.api or Api.OPENAI_CHAT, ("max_tokens",)))
 
     @property
     def temperature(self) -> float | None:
-        """The temperature; the largest where several are written. None where none is. What is no number is infinite."""
+        """The largest temperature, or None. A value that is no number counts as infinite."""
         found = self._said(_TEMPERATURES)
         return max((value if _is_number(value) else math.inf for value in found), default=None)
 
     def set_temperature(self, temperature: float) -> None:
-        """Set every temperature that is written, or else the one that this API has."""
+        """Set every temperature in the request, or else the temperature of this API."""
         self._set(_TEMPERATURES, temperature, _TEMPERATURE_OF.get(self.api or Api.OPENAI_CHAT, ("temperature",)))
 
     @property
     def choices(self) -> int:
-        """How many answers are asked for at once; each takes tokens."""
+        """The number of requested completions; each takes tokens."""
         said = self._said(_CHOICES)
         return max(1, *map(_whole, said)) if said else 1
 
     def _said(self, places: _Places) -> list[Any]:
-        """What stands there, in any order."""
+        """The values at these places, in any order."""
         value, said = self.value, []
         for root in places.inner.keys() & value.keys():
             for names in places.inner[root]:
@@ -327,7 +327,7 @@ class AiRequest(JsonMessage):
 
     @property
     def images(self) -> list[ImagePart]:
-        """The images of the request, wherever they stand."""
+        """The images of the request, in any place."""
         found: list[ImagePart] = []
         source = self.source
         # What holds an image is called that, or inlineData; an escape may hide it.
@@ -337,8 +337,8 @@ class AiRequest(JsonMessage):
 
     # --- tokens ----------------------------------------------------------------------------------------------------
     def estimated_input_tokens(self) -> Work[int]:
-        """About how many tokens texts, tools, messages and images have (`estimated_tokens` says how far off it is),
-        counted in turns.
+        """The estimated tokens of texts, tools, messages and images, as cooperative work. See `estimated_tokens` for
+        the error.
         """
         plain = plain_chat(self.value)
         if plain is not None:
@@ -365,13 +365,13 @@ class AiRequest(JsonMessage):
 
     @property
     def tells_usage(self) -> bool:
-        """Whether the answer will tell its usage: every one does but a stream of chat or completions unasked."""
+        """Whether the response will have its usage: all do, except streams of chat or completions by default."""
         if not self.is_stream or self.api not in (Api.OPENAI_CHAT, Api.OPENAI_COMPLETIONS):
             return True
         return in_object(self.value, "stream_options", "include_usage") is True
 
     def ask_for_usage(self) -> bool:
-        """Have the stream tell its usage. Returns whether the client did not ask for it, so that it must be hidden."""
+        """Request the usage of the stream. Returns whether the client did not, so that it must be hidden."""
         if not self.value.get("stream") or self.tells_usage:  # where the path says it, an answer tells its usage
             return False
         if type(self.value.get("stream_options")) is dict:
@@ -451,7 +451,7 @@ def _find_offers(tool: dict[str, Any], path: Path, found: list[OfferedTool]) -> 
 
 
 def names_of_tool(tool: dict[str, Any]) -> list[str]:
-    """Every name for a tool: two servers may read two of them. One without any has its type, or first member."""
+    """All names of a tool, since servers differ. An unnamed tool has its type, or first member, as name."""
     names = _said_names(tool)
     if not names:
         said = tool.get("type") or next(iter(tool), "")
@@ -470,7 +470,7 @@ def _said_names(tool: dict[str, Any]) -> list[str]:
 
 
 def _whole(value: object) -> int:
-    """This number; no bound for what is no whole number."""
+    """The integer; unbounded for another value."""
     if type(value) is int:
         return value
     return int(value) if type(value) is float and value.is_integer() else _UNBOUNDED
@@ -525,5 +525,5 @@ def _image_at(url: str) -> ImagePart:
 
 
 def _decoded(data: object) -> int:
-    """The bytes that base64 of this length stands for."""
+    """The number of bytes that this base64 encodes."""
     return len(data) * 3 // 4 if type(data) is str else 0

@@ -1,5 +1,5 @@
-"""What several filters of one exchange look at: parsed once, by whoever asks first. A body is known by its bytes
-object: what `JsonMessage.body` returns has the same view for the next filter.
+"""Parsed bodies that several filters of one exchange share. A body is identified by its bytes object: the result of
+`JsonMessage.body` has the same view for the next filter.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BACKEND_API: Final[StateSlot[Api | None]] = StateSlot("ai backend api")
 
 
 def operation(exchange: Exchange) -> Operation | None:
-    """What the path of this request asks of an AI provider, as the first who asked found it; None: nothing known."""
+    """The AI operation of this request's path, cached; None if unknown."""
     state = exchange.state
     if _OPERATION in state:
         return state.get(_OPERATION)
@@ -38,8 +38,8 @@ def operation(exchange: Exchange) -> Operation | None:
 
 
 def status_of_unseen(exchange: Exchange) -> int:
-    """The status that refuses a tunnel or an upgrade that a filter cannot look into: 403, or 426 where the client can
-    send plain requests instead.
+    """The status to refuse a tunnel or an upgrade that a filter cannot read: 403, or 426 if the client can send plain
+    requests instead.
     """
     return (
         426
@@ -49,7 +49,7 @@ def status_of_unseen(exchange: Exchange) -> int:
 
 
 def tell_backend_api(exchange: Exchange, api: Api | None) -> None:
-    """Note that the attempt that begins is translated to this API; None: it is not translated."""
+    """Note that the new attempt is translated to this API; None: not translated."""
     exchange.keep(_BACKEND_API, api)
 
 
@@ -68,7 +68,7 @@ def provider_name(exchange: Exchange, asked: Operation) -> str:
 def request_view(exchange: Exchange, body: bytes) -> AiRequest:
     """The view of this body of a request. Raises Unreadable, which says why it cannot be read."""
     found = exchange.state.get(_VIEW)
-    # One with changes that nobody has taken is another's: its filter has let the body be.
+    # A view with pending changes belongs to another filter, which discarded them.
     if found is None or found.source is not body or type(found) is not AiRequest or found.is_changed:
         found = AiRequest.read(body, operation(exchange))
         exchange.state[_VIEW] = found  # `operation` has made it
@@ -76,8 +76,8 @@ def request_view(exchange: Exchange, body: bytes) -> AiRequest:
 
 
 def view_ahead(exchange: Exchange, body: bytes, *, is_request: bool) -> Work[None]:
-    """Read a long body in turns, so that `request_view` or `answer_view` has it at once afterwards. Raises Unreadable,
-    also for what is no object (or, of an answer, no array).
+    """Read a long body as cooperative work, so that `request_view` or `answer_view` returns at once afterwards. Raises
+    Unreadable, also for a value that is no object (or, in a response, no array).
     """
     if len(body) <= READ_AT_ONCE:
         return
@@ -114,20 +114,20 @@ def answer_view(exchange: Exchange, body: bytes) -> AiAnswer:
 
 
 def said_in_answer(exchange: Exchange, body: bytes) -> Any:
-    """What this body says, for a mere reader: as `loads` has it, or the view that is there. Raises Unreadable."""
+    """The value of this body for reading: parsed by `loads`, or from an existing view. Raises Unreadable."""
     view = exchange.state.get(_VIEW)
     return view.value if view is not None and view.source is body and not view.is_changed else loads(body)
 
 
 def add_usage(exchange: Exchange, usage: TokenUsage | None) -> None:
-    """Keep the usage that an answer, or an event of its stream, tells: others of this exchange need not look for it."""
+    """Store the usage in a response or stream event, for other filters of the exchange."""
     if usage is not None:
         before = exchange.state.get(_USAGE)
         exchange.keep(_USAGE, usage if before is None else merged(before, usage))
 
 
 def add_usage_of_answer(exchange: Exchange, body: bytes) -> None:
-    """`add_usage` of what this whole answer tells, unless some is told already. What cannot be read tells none."""
+    """`add_usage` of a whole response, unless usage is stored already. An unreadable body has none."""
     if exchange.state.get(_USAGE) is not None:
         return
     view = exchange.state.get(_VIEW)
@@ -141,5 +141,5 @@ def add_usage_of_answer(exchange: Exchange, body: bytes) -> None:
 
 
 def usage_told(exchange: Exchange) -> TokenUsage | None:
-    """The usage that was told so far; None where none was."""
+    """The stored usage so far, or None."""
     return exchange.state.get(_USAGE)

@@ -1,9 +1,8 @@
-"""StreamReader and StreamEditor: answers that are streamed, as texts; bytes in, bytes out, cut anywhere.
+"""StreamReader and StreamEditor: streamed responses as texts; bytes in, bytes out, cut anywhere.
 
-An editor has a function for each channel (a choice, a block, an item of the answer). It gets the pieces of its text and
-returns what is sent for them; it may hold back what it cannot decide on yet, and is asked for that where its channel
-ends. What it held back then comes in an event of the same shape, before the one that ends the channel. An event whose
-text is not changed goes on byte for byte as it came.
+An editor has a function for each channel (a choice, a block, an item of the response). The function gets the pieces of
+its text and returns the text to send; it may hold back text until the end of its channel. Held text is then sent in an
+event of the same shape, before the event that ends the channel. Events with unchanged text keep their bytes.
 """
 
 from __future__ import annotations
@@ -39,24 +38,24 @@ from egressproxy.ai_apis.strict_json import Unreadable, dumps, loads, looks_like
 from egressproxy.ai_apis.texts import Found, TextKind, TextRole
 from egressproxy.model.work import Work, at_once
 
-#: Texts of one stream that have not ended.
+#: The most open texts of one stream.
 MAX_CHANNELS: Final = 2000
-#: Bytes of a stream, and characters of a text, that are edited in one go.
+#: The most bytes of a stream, and characters of a text, to edit without a pause.
 SLICE: Final = 4096
-#: Members that repeat the text in pieces, and say something.
+#: Non-empty members that repeat the text in pieces.
 _LOG_PROBABILITIES: Final = re.compile(rb'ogprobs(?:Result)?"\s*:(?!\s*(?:null|\[\s*\]))')
 #: The last event of OpenAI's streams, which is no JSON.
 _DONE: Final = b"[DONE]"
 
 
 class TextFunction(Protocol):
-    """What is done to the text of one channel. What it raises ends the stream."""
+    """The editing function of one channel. Its errors end the stream."""
 
     def feed(self, text: str) -> str:
-        """What is sent for a piece of the text; "" where it is held back."""
+        """The text to send for a piece; "" if it is held back."""
 
     def flush(self) -> str:
-        """The text is over: what was held back."""
+        """The held text, at the end of the channel."""
 
 
 def framing_of(media_type: bytes, operation: Operation | None = None) -> Framing | None:
@@ -73,8 +72,8 @@ def framing_of(media_type: bytes, operation: Operation | None = None) -> Framing
 
 
 class StreamReader:
-    """Tells the events of a stream. Raises Unreadable where the framing is broken, an event is too long, or looks like
-    JSON that cannot be read; one that `is_lenient` passes over it, and tells no more of a broken stream.
+    """Reads the events of a stream. Raises Unreadable for broken framing, a long event, or unreadable JSON; an
+    `is_lenient` reader skips these, and stops at broken framing.
     """
 
     __slots__ = ("_framing", "_is_lenient")
@@ -84,7 +83,7 @@ class StreamReader:
         self._is_lenient = is_lenient
 
     def feed(self, data: bytes) -> list[StreamEvent]:
-        """The events that end in these bytes. One whose data is text says nothing."""
+        """The events that are complete with these bytes. Events with plain text data are empty."""
         events: list[StreamEvent] = []
         if self._framing is None:
             return events
@@ -105,8 +104,8 @@ class StreamReader:
 
 
 class _EditedChannel:
-    """A channel with its function. `last` is the latest event with a piece of it; `given` and `sent` are what came and
-    went, where a later event tells it whole.
+    """A channel with its function. `last` is the latest event of the channel; `given` and `sent` are the text so far
+    before and after editing, if a later event repeats the whole text.
     """
 
     __slots__ = ("_function", "_half", "_is_signed", "given", "last", "sent")
@@ -114,7 +113,7 @@ class _EditedChannel:
     def __init__(self, function: TextFunction, *, is_signed: bool, keeps_sent: bool) -> None:
         self._function = function
         self._is_signed = is_signed
-        self._half = ""  # the first half of a surrogate pair, whose other half is in the next piece
+        self._half = ""  # the first half of a surrogate pair that continues in the next piece
         self.last: tuple[Frame, StreamEvent, TextDelta] | None = None
         self.given: list[str] = []
         self.sent: list[str] | None = [] if keeps_sent else None
@@ -166,11 +165,11 @@ class StreamEditor:
         self._kept_size = 0
 
     def feed(self, data: bytes) -> bytes:
-        """What is sent for these bytes."""
+        """The bytes to send for these bytes."""
         return b"".join([at_once(self._editing(frame)) for frame in self._framing.feed(data)])
 
     def feeding(self, data: bytes) -> Work[bytes]:
-        """`feed` in turns."""
+        """`feed` as cooperative work."""
         made: list[bytes] = []
         for piece in sliced(data):
             yield
@@ -181,15 +180,15 @@ class StreamEditor:
 
     @property
     def held(self) -> int:
-        """Bytes of the event that has not ended, and about those of texts that an event may repeat as a whole."""
+        """The bytes of the incomplete event, and approximately of texts that an event may repeat as a whole."""
         return self._framing.held + self._kept_size
 
     def takes_long(self, data: bytes) -> bool:
-        """Whether these bytes, or the event that they may end, are more than are edited in one go."""
+        """Whether these bytes, or the event they complete, are too long to edit without a pause."""
         return len(data) + self._framing.held > SLICE
 
     def end(self) -> bytes:
-        """The stream is over, or has broken off: what is left of it. An event that is not whole is left out."""
+        """The rest, at the end of the stream or after an abort. An incomplete event is left out."""
         frame = self._framing.rest()
         last = b""
         if frame is not None and (not frame.payload or frame.payload == _DONE or _is_json(frame.payload)):
@@ -197,7 +196,7 @@ class StreamEditor:
         return last + self._framing.write(None, None, self._flushed(EVERY, {}))
 
     def _editing(self, frame: Frame) -> Work[bytes]:
-        """What is sent for an event."""
+        """The bytes to send for an event."""
         payload = frame.payload
         if not payload:
             is_end = frame.raw.endswith(b"]")
@@ -208,7 +207,7 @@ class StreamEditor:
             value = loads(payload)
         except Unreadable:
             if b"\\u" in payload and looks_like_json(payload):
-                raise  # others may read it (NaN, many levels), and what it says is not what it looks like
+                raise  # a client's reader may accept this JSON (NaN, many levels)
             return (yield from self._editing_text(frame, payload.decode("utf-8", "replace"), is_json=False))
         if value.__class__ is str:  # a string alone has no place in an object
             return (yield from self._editing_text(frame, value, is_json=True))
@@ -286,7 +285,7 @@ class StreamEditor:
     def _flushed(
         self, group: Group, made_of: dict[Channel, tuple[TextDelta, str]], message: AiAnswer | None = None
     ) -> list[AddedEvent]:
-        """What the channels of a group held back: at the end of this event's own piece, or in events before it."""
+        """The held text of a group's channels: appended to this event's own piece, or in events before."""
         added: list[AddedEvent] = []
         for key in list(self._channels if group is EVERY else self._groups.get(group, ())):
             channel = self._channels[key]
@@ -296,7 +295,7 @@ class StreamEditor:
             frame, event, delta = channel.last
             channel.last = None
             if channel.sent is None:
-                self._forget(key)  # whatever comes behind its end is another text
+                self._forget(key)  # later text is another channel
             if not held:
                 continue
             if key in made_of and message is not None:
@@ -337,7 +336,7 @@ class StreamEditor:
 
 
 class LenientEditor(StreamEditor):
-    """A StreamEditor that lets pass as it came what it cannot read: an event, or all that follows a broken framing."""
+    """A StreamEditor that passes unreadable events unchanged, and the whole rest after broken framing."""
 
     __slots__ = ("_is_broken",)
 

@@ -1,5 +1,5 @@
-"""JSON as filters and translation read and write it. What two readers could understand differently is refused:
-duplicate keys (RFC 8259 section 4), NaN, numbers that no double holds, half a surrogate pair.
+"""JSON for filters and translation. Ambiguous JSON is refused: duplicate keys (RFC 8259 section 4), NaN, numbers that
+do not fit a double, half a surrogate pair.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_DEPTH: Final = 100
 #: Digits of a number: a double needs 17.
 MAX_DIGITS: Final = 300
 
-#: Bytes of JSON that is read in one go, whatever it says.
+#: The most bytes of any JSON to read without a pause.
 SHORT: Final = 64 * 1024
 #: In JSON of more bytes, braces and brackets are looked for one by one.
 _LONG: Final = 16 * 1024
@@ -33,8 +33,8 @@ MARKS: Final = b'{[,"'
 def has_too_many_parts(
     text: bytes, parts: int = MAX_PARTS, commas: int = MAX_COMMAS, strings: int = MAX_STRINGS
 ) -> bool:
-    """Whether this JSON has more objects and arrays, commas or strings than these, outside of strings."""
-    if len(text) - len(text.translate(None, MARKS)) <= min(parts, commas, strings):  # one look for all of them
+    """Whether this JSON has more objects and arrays, commas or strings than these limits, outside of strings."""
+    if len(text) - len(text.translate(None, MARKS)) <= min(parts, commas, strings):  # one fast check for all
         return False
     if text.count(b"{") + text.count(b"[") <= parts and text.count(b'"') <= strings and text.count(b",") <= commas:
         return False
@@ -63,11 +63,11 @@ _encode_ascii = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 class Unreadable(ValueError):
-    """Text that is not JSON, or not JSON with one meaning."""
+    """Text that is not JSON, or ambiguous JSON."""
 
 
 class OtherSpelling(Unreadable):
-    """JSON with a member that some servers take for one that decides (`model.member_names`)."""
+    """JSON with another spelling of a member that policy reads (`model.member_names`)."""
 
 
 def dumps(value: Any) -> bytes:
@@ -93,7 +93,7 @@ def dumps_text(text: str) -> bytes:
 
 
 def loads(text: bytes | str) -> Any:
-    """What a provider's JSON says. Raises Unreadable, also where it has so many parts that all others would wait."""
+    """The value of a provider's JSON. Raises Unreadable, also for too many parts to read without a pause."""
     if len(text) > SHORT and has_too_many_parts(text.encode("utf-8", "replace") if isinstance(text, str) else text):
         raise Unreadable("it has too many parts to be read here")
     try:
@@ -102,7 +102,7 @@ def loads(text: bytes | str) -> Any:
             value, end = scan(decoded, 0)
         except StopIteration:
             end = -1
-        # The decoder says what is wrong, and reads what begins with blanks.
+        # The decoder reports the error, and accepts leading blanks.
         return value if end == len(decoded) or end == len(decoded.rstrip(_BLANKS)) else _decode(decoded)
     except RecursionError:
         raise Unreadable("it is nested too deeply") from None
@@ -116,7 +116,7 @@ def looks_like_json(text: bytes) -> bool:
 
 
 def loads_strictly(text: bytes | str) -> Any:
-    """What this JSON says, if it can be read in one way only. Raises Unreadable."""
+    """The value of unambiguous JSON. Raises Unreadable."""
     if isinstance(text, str):
         text = text.encode("utf-8", "surrogatepass")
     try:

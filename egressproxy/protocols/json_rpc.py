@@ -1,5 +1,5 @@
-"""JSON-RPC 2.0, as far as the first bytes of a body tell it (what stands behind them is not known): methods, the names
-of tools, and the id to answer to. Sources: JSON-RPC 2.0; Model Context Protocol, tools/call; RFC 8259.
+"""JSON-RPC 2.0 in the first bytes of a body (the rest is unknown): methods, tool names, and the id for a response.
+Sources: JSON-RPC 2.0; Model Context Protocol, tools/call; RFC 8259.
 """
 
 from __future__ import annotations
@@ -12,16 +12,15 @@ from typing import Any, Final
 
 from egressproxy.model.member_names import RPC_CALLS, RPC_HEAD, Members
 
-#: What stands for a name that breaks the grammar, or that servers read differently: its member stands twice, or is
-#: spelled in another case.
+#: The placeholder for an invalid or ambiguous name: its member occurs twice, or in another case.
 OTHER: Final = "_other"
-#: What stands where there is no name: a response has no method, and only tools/call has a tool.
+#: The placeholder for a missing name: a response has no method, and only tools/call has a tool.
 UNNAMED: Final = "-"
-#: Messages of one batch that are looked at.
+#: The most messages of a batch that are read.
 MAX_BATCH: Final = 50
-#: Members of objects that are walked over, in all messages of a body: a message has some ten. It takes 1.5 µs each.
+#: The most object members that are read in a body: a message has some ten. Each takes 1.5 µs.
 MAX_MEMBERS: Final = 400
-#: Longer ids are not repeated.
+#: The most characters of an id that is repeated.
 MAX_ID: Final = 256
 
 _METHOD = re.compile(r"[A-Za-z][A-Za-z0-9_./$-]{0,63}")
@@ -33,7 +32,7 @@ _value_at = json.JSONDecoder().raw_decode
 
 @dataclass(frozen=True, slots=True)
 class RpcMessage:
-    """One message. `id` is the JSON text of its id; "null" where it has none, or none was seen."""
+    """One message. `id` is the JSON text of its id; "null" if there is none, or none was seen."""
 
     method: str = UNNAMED
     tool: str = UNNAMED
@@ -55,7 +54,7 @@ class RpcBody:
 
 
 def read_rpc(head: bytes) -> RpcBody | None:
-    """What the first bytes of a body say; None if they are no JSON-RPC: no object, nor an array of objects."""
+    """The messages in the first bytes of a body; None if they are not JSON-RPC: no object or array of objects."""
     text = head.decode("utf-8", "replace")
     at = _skip(text, 0)
     is_batch = text.startswith("[", at)

@@ -1,4 +1,4 @@
-"""The PROXY protocol: a load balancer says in front of a connection whose it is. Bytes in, values out. Source: HAProxy,
+"""The PROXY protocol, by which a load balancer sends the client's address. Bytes in, values out. Source: HAProxy,
 proxy-protocol.txt (The PROXY protocol, Versions 1 & 2), sections 2.1 and 2.2.
 """
 
@@ -21,12 +21,12 @@ _LENGTHS: Final = {_TCP4: 12, _TCP6: 36}
 
 
 class BadProxyHeader(ValueError):
-    """The connection does not begin with a header; the text says why, and never repeats what came."""
+    """The connection does not begin with a valid header; the text gives the reason, without the peer's bytes."""
 
 
 class ProxyHeaderReader:
-    """Reads the header of one connection. `source` is the address and port of the client then; None where the sender
-    speaks for itself (LOCAL, UNKNOWN, no TCP). `rest` is what came behind it.
+    """Reads the header of one connection. `source` is the client's address and port; None if the connection is the
+    sender's own (LOCAL, UNKNOWN, no TCP). `rest` has the bytes after the header.
     """
 
     __slots__ = ("_data", "rest", "source")
@@ -37,7 +37,7 @@ class ProxyHeaderReader:
         self.rest = b""
 
     def feed(self, data: bytes) -> bool:
-        """Take what has come. True once the header is whole. Raises BadProxyHeader."""
+        """Read more bytes. Returns true when the header is complete. Raises BadProxyHeader."""
         data = self._data = self._data + data
         if data[: len(_SIGNATURE)] == _SIGNATURE[: len(data)]:
             return self._read_block(data)

@@ -170,7 +170,7 @@ def leave_out_callers(tool: JsonObject) -> None:
 
 
 def allowed_of(tools: list[Tool], choice: ToolChoice | None) -> tuple[Tool, ...]:
-    """The tools that the model may call: those that the choice names, where it names some."""
+    """The tools that the model may call, limited by the choice if it names some."""
     return tuple(tool for tool in tools if choice is None or not choice.allowed or tool.name in choice.allowed)
 
 
@@ -183,9 +183,9 @@ def function_of(described: JsonObject) -> Tool:
 def tools_of_client(
     offered: Iterable[JsonObject], read: Callable[[JsonObject, str | None], Iterable[T] | None], known: str
 ) -> list[T]:
-    """The result of `read` for each offered tool and its type; None for one that the provider runs. Those may be left
-    out if others stay: without any of them a request that is for a search alone would be for nothing. `known` names
-    those that are read. Raises Untranslatable.
+    """The results of `read` for each offered tool and its type; None for a tool that the provider runs. Such tools may
+    be dropped only if others remain: a request for a search alone would lose its purpose. `known` has the supported
+    types. Raises Untranslatable.
     """
     tools: list[T] = []
     left_out: list[JsonObject] = []

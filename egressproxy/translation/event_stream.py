@@ -9,10 +9,10 @@ from egressproxy.translation.errors import BadAnswer
 
 #: The longest event. The last one of a response repeats the whole answer, and the tools of the request.
 MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
-#: The name under which a comment is told, which keeps connections open.
+#: The name of a comment, which keeps connections open.
 COMMENT: Final = b":"
 
-#: What a line costs beside its bytes.
+#: The memory of a line beside its bytes.
 _LINE_BYTES: Final = 64
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 
@@ -23,13 +23,13 @@ class EventStream:
     __slots__ = ("_begun", "_data", "_ends_in_cr", "_name", "_rest", "_rest_size", "_size")
 
     def __init__(self) -> None:
-        self._rest = io.BytesIO()  # of a line that has not ended: pieces may be of two bytes
+        self._rest = io.BytesIO()  # the incomplete line: pieces may have two bytes
         self._data: list[bytes] = []
         self._name = b""
-        self._size = 0  # of the lines that have ended
-        self._rest_size = 0  # of the one that has not
+        self._size = 0  # of complete lines
+        self._rest_size = 0  # of the incomplete line
         self._begun = False
-        self._ends_in_cr = False  # the end of a line, unless a line feed follows that belongs to it
+        self._ends_in_cr = False  # a line end that a line feed may complete
 
     def feed(self, data: bytes) -> list[tuple[bytes, bytes]]:
         """The events that end in these bytes. Raises BadAnswer for an event that is too long."""

@@ -1,4 +1,4 @@
-"""JsonObject: an object of the client's JSON that is read field by field, and refused if a field is left over."""
+"""JsonObject: an object of the client's JSON that is read field by field, and refused if unread fields remain."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from egressproxy.translation.tuning import Losses
 
 T = TypeVar("T")
 
-#: The first is Anthropic's, and gateways take it in requests of OpenAI's APIs, in every place.
+#: The first is Anthropic's; gateways accept it anywhere in requests of OpenAI's APIs.
 _CACHE_HINTS: Final = ("cache_control", "prompt_cache_breakpoint")
 
 
 class JsonObject:
-    """Takes the fields that a reader knows; `end` refuses the others. A field that is null is not there, in all three
-    APIs. Every method raises `Untranslatable` with the path of the field. `losses` keeps what is left out of it all.
+    """Reads the known fields; `end` refuses the others. A null field is absent, in all three APIs. Every method raises
+    `Untranslatable` with the path of the field. `losses` records dropped fields of the whole request.
     """
 
     __slots__ = ("_left", "losses", "path")
@@ -36,16 +36,16 @@ class JsonObject:
         raise Untranslatable(self.where(name), why)
 
     def drop_or_refuse(self, name: str, why: str) -> None:
-        """Leaves this field out if it only tunes, and may be left out. Raises Untranslatable else."""
+        """Drop this field if it only tunes and drops are allowed. Raises Untranslatable otherwise."""
         if not self.losses.drop(self.where(name)):
             self.refuse(name, why)
 
     def any(self, name: str) -> Any:
-        """Whatever this field holds; None if it is not there."""
+        """The value of this field of any type; None if absent."""
         return self._left.pop(name, None)
 
     def peek(self, name: str) -> Any:
-        """What this field holds, which is still to be read."""
+        """The value of this field, which stays unread."""
         return self._left.get(name)
 
     def text(self, name: str) -> str | None:
@@ -65,7 +65,7 @@ class JsonObject:
         return self.needed(name, self.text(name))
 
     def word(self, name: str, words: tuple[str, ...]) -> str | None:
-        """One of these words. Others are refused: they may mean what nobody here knows."""
+        """One of these words. Unknown words are refused, since their meaning is unknown."""
         value = self.text(name)
         if value is not None and value not in words:
             self.refuse(name, f"cannot be translated: {value[:80]!r} is none of {', '.join(words)}")
@@ -154,12 +154,12 @@ class JsonObject:
 
     @property
     def has_more(self) -> bool:
-        """Whether a field is left that nobody has asked for."""
+        """Whether an unread field remains."""
         return any(value is not None for value in self._left.values())
 
     def end(self) -> None:
-        """Raises Untranslatable if a field is left that nobody has asked for, unless it only tunes or is a hint for
-        caches: what is cached changes the price, and not the answer.
+        """Raises Untranslatable for a remaining unread field, unless it only tunes or is a cache hint, which changes
+        only the price.
         """
         for name, value in self._left.items():
             if value is not None and name not in _CACHE_HINTS:

@@ -1,8 +1,8 @@
-"""What a request may lose on its way to another API, where a Backend says `untranslatable: Drop`: the fields that only
-tune the answer, and what is of use to one provider only. The one place where they are listed.
+"""The fields that translation may drop with `untranslatable: Drop` of a Backend: fields that only tune the response, or
+that are useful to one provider only. This is the only list of such fields.
 
-Never here: messages, tools that the client runs, the choice of a tool, the form of the answer, how many answers, where
-data may go. Without these an answer would be one to another question, or one that nobody has allowed.
+Never here: messages, client-side tools, the choice of a tool, the response format, the number of completions, data
+residency. Dropping one of these would change the meaning of the request or bypass a restriction.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ _VERSION = re.compile(r"_(?:20[0-9]{6}|20[0-9]{2}_[0-9]{2}_[0-9]{2})\Z")
 
 
 class Losses:
-    """What is left out of one request. What is told is of the table, never text of the client."""
+    """The dropped fields of one request. Reports have names from the table, never the client's text."""
 
     __slots__ = ("_table", "_told")
 
@@ -99,16 +99,16 @@ class Losses:
 
     @classmethod
     def of(cls, api: Api) -> Losses:
-        """For a request of a client of this API."""
+        """The losses of a request in this API."""
         return cls(TUNING[api])
 
     @classmethod
     def none(cls) -> Losses:
-        """For one of which nothing may be lost."""
+        """Losses that allow no drops."""
         return cls(frozenset())
 
     def drop(self, path: str) -> bool:
-        """Whether what stands at this path of the client's JSON may be left out. It is told then."""
+        """Whether the field at this path of the client's JSON may be dropped; if so, it is recorded."""
         if not self._table:
             return False
         field = _VERSION.sub("", _INDEX.sub("[]", path))
@@ -119,5 +119,5 @@ class Losses:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        """What was left out, in the order of the alphabet."""
+        """The dropped fields in alphabetical order."""
         return tuple(sorted(self._told))

@@ -1,4 +1,4 @@
-"""What Envoy and an external processor say to each other, as values. Pure. Sources: Envoy API v3,
+"""The messages between Envoy and an external processor, as values. Pure. Sources: Envoy API v3,
 service/ext_proc/v3/external_processor.proto, extensions/filters/http/ext_proc/v3/processing_mode.proto,
 config/core/v3/base.proto.
 """
@@ -20,7 +20,7 @@ Struct = Mapping[str, Any]
 
 
 class MessagePart(Enum):
-    """What a message is about. The values are the names of the fields in both messages."""
+    """The part of an exchange that a message is about; the values are the field names in both messages."""
 
     REQUEST_HEADERS = "request_headers"
     REQUEST_BODY = "request_body"
@@ -51,7 +51,7 @@ class BodySendMode(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class ProcessingMode:
-    """Which parts of an exchange the processor is sent."""
+    """The parts of an exchange that are sent to the processor."""
 
     request_header_mode: HeaderSendMode = HeaderSendMode.DEFAULT
     response_header_mode: HeaderSendMode = HeaderSendMode.DEFAULT
@@ -63,7 +63,7 @@ class ProcessingMode:
 
 @dataclass(frozen=True, slots=True)
 class ProtocolConfiguration:
-    """How the client will send bodies; told with the first message of a stream."""
+    """The client's body modes, sent with the first message of a stream."""
 
     request_body_mode: BodySendMode = BodySendMode.NONE
     response_body_mode: BodySendMode = BodySendMode.NONE
@@ -78,9 +78,9 @@ class ProcessingRequest:
         part: what it holds.
         fields: the headers (with pseudo-headers, names in lower case) or the trailers.
         body: a piece of a body, or the whole.
-        end_of_stream: of headers: there is no body and there are no trailers. Of a body: this is the end of it, and
+        end_of_stream: of headers: there is no body and there are no trailers. Of a body: this is the last piece, and
             there are no trailers.
-        attributes: by the name of the filter that says them.
+        attributes: by the name of the filter that sets them.
         metadata: metadata_context.filter_metadata, by namespace.
     """
 
@@ -96,7 +96,7 @@ class ProcessingRequest:
 
 @dataclass(frozen=True, slots=True)
 class StreamedBody:
-    """StreamedBodyResponse: a piece of a body in FULL_DUPLEX_STREAMED. `end_of_stream`: it is the last one."""
+    """StreamedBodyResponse: a piece of a body in FULL_DUPLEX_STREAMED. `end_of_stream`: the last piece."""
 
     body: bytes = field(default=b"", repr=False)
     end_of_stream: bool = False
@@ -104,7 +104,7 @@ class StreamedBody:
 
 @dataclass(frozen=True, slots=True)
 class ImmediateResponse:
-    """The response that the client gets in place of the exchange. `grpc_status` None: it is none of gRPC."""
+    """The response to the client that ends the exchange. `grpc_status` None: not gRPC."""
 
     status: int
     headers: tuple[FieldChange, ...] = field(default=(), repr=False)
@@ -118,12 +118,12 @@ class ProcessingResponse:
     """A message of the processor.
 
     Attributes:
-        part: what it answers; None: nothing, for an immediate response, and for what only gives more time.
+        part: the part of the request; None for an immediate response, and for an extension of the timeout.
         replaces: the status is CONTINUE_AND_REPLACE.
-        headers: what is done with headers or trailers. What is removed comes first.
-        body: what the body of the message becomes, b"" if it is cleared; None: it stays.
+        headers: the changes of headers or trailers, removals first.
+        body: the new body of the message, b"" if cleared; None: unchanged.
         streamed: a piece of a body in FULL_DUPLEX_STREAMED.
-        override_message_timeout_s: seconds; None: no more time is asked for.
+        override_message_timeout_s: seconds; None: no extension.
     """
 
     part: MessagePart | None = None

@@ -1,12 +1,12 @@
 """DownstreamConnection: a client's HTTP/1 connection. Reads requests one at a time and in order; knows no policy.
 
-The handler (the connection manager) is told of each request head and runs the exchange; the connection feeds the
-request's body to the sink that it is given, and the driver is woken or ended when something happens that the exchange
-may wait for. Pipelined requests stay unread until the exchange before them has ended (RFC 9112 section 9.3.2).
+The handler (the connection manager) gets each request head and runs the exchange. The connection feeds the request's
+body to the exchange's sink, and wakes or ends the driver on events that the exchange may wait for. Pipelined requests
+stay unread until the exchange before them has ended (RFC 9112 section 9.3.2).
 
-Its states are those of `downstream_states`. What stands beside the state may be so in each of them: the client has
-ended its side (`has_ended`), which it may do before, amid or behind a request; reading is paused and writing is blocked
-(net/flow_control); `_pump` is at work.
+`downstream_states` has the states. Other flags are independent of the state: the client has ended its side
+(`has_ended`), before, amid or after a request; reading is paused and writing is blocked (net/flow_control); `_pump` is
+running.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from egressproxy.protocols.http1.writer import (
     response_bytes,
 )
 
-#: How many seconds, and how many bytes, are still read from a client after our last word, so that it reads that word
-#: and no reset.
+#: Seconds, and bytes, for which a client is read after our last response, so that it gets the response instead of a
+#: reset.
 LINGER_S: Final = 2.0
 LINGER_SIZE: Final = 1024 * 1024
 
-#: How many seconds behind the latest bytes of its request a client may end its side and still be thought to wait; up to
-#: a tick of the wheel more, by which the time of those bytes may be too early.
+#: Seconds after the last bytes of its request within which a client's FIN is a half-close, plus up to a tick of the
+#: wheel, by which the recorded time may be early.
 HALF_CLOSE_S: Final = 0.25
 
-#: Heads and pieces of body in one turn. A request that was answered at once ends the turn: to refuse one may take some
-#: milliseconds (expressions of routes), and a thousand that are pipelined keep nobody else waiting.
+#: The most heads and pieces of body in one turn. A request with an immediate response ends the turn: a refusal may take
+#: milliseconds (expressions of routes), and a thousand pipelined requests must not delay other connections.
 MAX_AT_ONCE: Final = 16
 
 
@@ -60,23 +60,23 @@ _OVER: Final = (_LINGERING, _CLOSING, _LOST)
 
 
 class RequestHandler(Protocol):
-    """What a client needs of the gateway: a connection of HTTP/1, or a stream of HTTP/2."""
+    """The gateway's interface for a client: an HTTP/1 connection, or an HTTP/2 stream."""
 
     def on_request(self, client: Any, head: RequestHead) -> None:
-        """A whole head is here. Starts the exchange on `client.driver`, which ends with `client.finish`."""
+        """Start the exchange of a complete head on `client.driver`; it ends with `client.finish`."""
 
     def on_bad_request(self, client: Any, error: GatewayError) -> None:
-        """What came is no request: answer and finish."""
+        """Respond to invalid input, and finish."""
 
     def on_deadline(self, client: Any) -> None:
-        """The deadline that the exchange has set is over."""
+        """Handle the deadline of the exchange."""
 
     def on_lost(self, client: Any) -> None:
-        """The connection is gone."""
+        """Handle the loss of the connection."""
 
 
 class DownstreamConnection(FlowControl):
-    """The connection. Its states are those of `downstream_states`."""
+    """The connection, with the states of `downstream_states`."""
 
     __slots__ = (
         "_is_foreign", "_is_pumping", "_line", "_line_deadline", "_state", "body_limit", "body_size", "client",
@@ -104,9 +104,9 @@ class DownstreamConnection(FlowControl):
         self.client = "-"
         self._state = _IDLE
         self.has_ended = False  # the client has sent its FIN
-        self.heard_at = NEVER  # when it has said something last, on the clock of `wheel`
+        self.heard_at = NEVER  # the time of the last input, on the clock of `wheel`
         self._is_foreign = False
-        self.unsent = 0  # while lingering: what the client had left to take when we last looked
+        self.unsent = 0  # while lingering: the unsent bytes at the last check
         self.body_size = 0
         self.body_limit = -1
         self._is_pumping = False
@@ -121,7 +121,7 @@ class DownstreamConnection(FlowControl):
         self.deadline.after(self.request_headers_s)
 
     def data_received(self, data: bytes) -> None:
-        """What the client says: used at once, or kept until it can be; dropped while lingering."""
+        """Process the client's bytes, or buffer them; drop them while lingering."""
         self.bytes_in += len(data)
         self.heard_at = self.wheel.now
         if self._state is _LINGERING:
@@ -144,7 +144,7 @@ class DownstreamConnection(FlowControl):
         return True
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The transport is gone: the exchange ends with ClientGone."""
+        """End the exchange with ClientGone."""
         if self._state is _LOST:
             return
         self._state = _LOST
@@ -167,7 +167,7 @@ class DownstreamConnection(FlowControl):
     # --- for the exchange --------------------------------------------------------------------------------------
     @property
     def is_idle(self) -> bool:
-        """Whether the client waits for nothing: no request is here, or a tunnel waits for the client's first bytes."""
+        """Whether the client waits for no response: there is no request, or a tunnel waits for its first bytes."""
         return self._state is _IDLE or self._state is _LISTENING
 
     @property
@@ -176,7 +176,7 @@ class DownstreamConnection(FlowControl):
 
     @property
     def awaits_bytes(self) -> bool:
-        """Whether the exchange waits for what the client says behind its request: see `listen`."""
+        """Whether the exchange waits for bytes after the request: see `listen`."""
         return self._state is _LISTENING
 
     @property
@@ -207,7 +207,7 @@ class DownstreamConnection(FlowControl):
         return self.transport.get_write_buffer_size()
 
     def serve_head(self, head: RequestHead, rest: bytes) -> None:
-        """Begin the exchange of a head that was not said in HTTP/1 and has no body; `rest` are the bytes behind it."""
+        """Begin the exchange of a bodiless head that did not come as HTTP/1; `rest` are the bytes after it."""
         self.reader.feed(rest)
         self._state = _RESPONDING
         self.deadline.at = NEVER  # the exchange has a clock of its own
@@ -333,7 +333,7 @@ class DownstreamConnection(FlowControl):
         self.reader.feed(rest)
 
     def trailers_to_pass(self, trailers: bytes) -> bytes:
-        """What goes on of the trailers of the current request."""
+        """The trailers of the current request to forward."""
         return trailers
 
     def _exchange_over(self) -> None:
@@ -410,7 +410,7 @@ class DownstreamConnection(FlowControl):
             self.sink.send_body(data)
 
     def _input_is_over(self) -> None:
-        """Everything that the client will ever say is used up, and the message is not whole, or there is none."""
+        """Handle the end of input with an incomplete message, or without one."""
         if self._state is not _IDLE:
             self.driver.throw(ClientGone("the client ended in the middle of its request"))
         elif self.reader.has_partial_head:
@@ -442,7 +442,7 @@ class DownstreamConnection(FlowControl):
         self.driver.throw(BadRequest(Reason.CLIENT_TIMEOUT, message, status=408))
 
     def refuse(self, error: GatewayError) -> None:
-        """What came is no request, or not the rest of one."""
+        """Respond to input that is no request, or no rest of one."""
         if self._state is not _IDLE:
             self.driver.throw(error)
         else:
@@ -461,7 +461,7 @@ class DownstreamConnection(FlowControl):
             self.close()
 
     def _linger_on(self) -> None:
-        """A client that still takes what we have said is waited for; one that takes nothing more is cut."""
+        """Wait while the client still reads our response; close if it reads no more."""
         left = self.transport.get_write_buffer_size()
         if 0 < left < self.unsent:
             self.unsent = left

@@ -1,5 +1,5 @@
-"""What both directions of HTTP/1.1 share: limits, field sections, Connection options, body lengths. Pure; never repeats
-the peer's bytes in a message. Sources: RFC 9110 sections 5 and 7.6.1, RFC 9112 sections 2.2, 5, 6 and 7.
+"""The common parts of both directions of HTTP/1.1: limits, field sections, Connection options, body lengths. Pure;
+messages never repeat the peer's bytes. Sources: RFC 9110 sections 5 and 7.6.1, RFC 9112 sections 2.2, 5, 6 and 7.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAX_NAME: Final = 1024
 #: A field's name (source text).
 FIELD_NAME: Final = TCHAR + rb"{1,%d}+" % MAX_NAME
 
-#: What is behind a field's name: the colon at once, then no control byte but HTAB (source text).
+#: The part after a field's name: an immediate colon, then no control byte except HTAB (source text).
 FIELD_VALUE: Final = rb":[\t\x20-\x7e\x80-\xff]*+"
 
 #: One field line *preceded* by its CRLF (source text). Its parts are possessive and share no bytes: a line can be
@@ -39,7 +39,7 @@ BARE_CR_OR_LF: Final = re.compile(rb"(?<!\r)\n|\r(?!\n|\Z)")
 #: Fields that would speak for a client's identity: gateways make them, so none that a client sends is passed on.
 IDENTITY_FIELDS: Final = "x-gateway-role x-gateway-user x-gateway-identity x-egress-identity x-smokescreen-role"
 
-#: What nearly every Connection field says.
+#: The usual values of Connection.
 _COMMON_OPTIONS: Final = {
     spelling: frozenset((spelling.lower(),)) for spelling in (b"keep-alive", b"Keep-Alive", b"close", b"Close")
 }
@@ -98,7 +98,7 @@ def _any_of(ends: list[str]) -> str:
 
 
 def any_section_pattern(max_fields: int) -> re.Pattern[bytes]:
-    """The whole grammar of what is behind a start line: the block of fields (group 1), and the end of the head."""
+    """The grammar after a start line: the block of fields (group 1), and the end of the head."""
     return re.compile(rb"((?:" + FIELD_LINE + rb"){0,%d})\r\n\r\n" % max_fields)
 
 
@@ -189,7 +189,7 @@ def head_fault(
     start_line: re.Pattern[bytes],
     line_fault: Callable[[bytes, HeadLimits], Malformed],
 ) -> Malformed:
-    """Why a complete head is refused. `line_fault` says why a start line is that `start_line` does not match."""
+    """Why a complete head is refused. `line_fault` explains a start line that `start_line` does not match."""
     end = head.find(b"\n") + 1
     line = head[:end]
     if not start_line.fullmatch(line):
@@ -198,7 +198,7 @@ def head_fault(
 
 
 def field_section_fault(section: bytes, max_fields: int) -> Malformed:
-    """Why a field section (every line preceded by CRLF, none behind) is refused. Runs only for those that are."""
+    """Why a field section (every line preceded by CRLF, none at the end) is refused. Only for refused sections."""
     if BARE_CR_OR_LF.search(section) or section.endswith(b"\r"):
         return Malformed(Reason.BAD_FIELD, "a line ends in a bare CR or LF, or holds one")
     lines = section.split(b"\r\n")[1:]

@@ -1,5 +1,5 @@
-"""HeadGrammar: what heads of one direction look like, under the limits of one listener or of backends. All readers with
-these limits share it, and the sections that each has read last: mostly a peer says the same again.
+"""HeadGrammar: the grammar of heads of one direction, under the limits of one listener or of backends. All readers with
+these limits share it, and a cache of their last sections, since peers repeat them.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import Final, Generic, TypeVar
 from egressproxy.model.fields import CutLines
 from egressproxy.protocols.http1.framing import HeadLimits, HopFields
 
-#: Bytes of a section, or of the fields of this hop, that are remembered; longer ones are read anew each time.
+#: The most bytes of a cached section, or of cached hop fields.
 MAX_REMEMBERED: Final = 1024
 
-#: Fields of this hop that hold no credential and do not say who a client is; what they mean is kept for all readers.
+#: Hop fields without credentials or identity, whose parsed form is cached for all readers.
 _SHARED_NAMES: Final = frozenset((b"", b"connection", b"content-length", b"host", b"keep-alive", b"transfer-encoding"))
 
-#: As many such combinations, each of at most so many bytes.
+#: The most cached combinations of these, and the most bytes of one.
 MAX_SHARED: Final = 256
 MAX_SHARED_BYTES: Final = 256
 
-#: Sections that a grammar holds, which bounds its memory. With more readers some share a place, and the later counts.
+#: The most cached sections of a grammar. With more readers, some share a slot, and the later section wins.
 PLACES: Final = 256
 
 H = TypeVar("H")  # Hop or ResponseHop
@@ -45,7 +45,7 @@ class FieldSection:
 
 
 def _is_shared(hop_fields: HopFields) -> bool:
-    """Whether what these fields mean may be kept for all readers: few bytes, and names that hold no secret."""
+    """Whether the parsed form of these fields may be cached for all readers: few bytes, and no secrets."""
     if sum(map(len, hop_fields)) > MAX_SHARED_BYTES:
         return False
     return _SHARED_NAMES.issuperset(map(bytes.lower, hop_fields[::2]))
@@ -92,17 +92,17 @@ class HeadGrammar(Generic[H]):
         self._next_place = 0
 
     def new_place(self) -> int:
-        """Where a new reader remembers."""
+        """The cache slot of a new reader."""
         place = self._next_place
         self._next_place = (place + 1) % PLACES
         return place
 
     def forget(self, place: int) -> None:
-        """Nobody will say again what was said last."""
+        """Clear a cache slot."""
         self._at_places[place] = _NOTHING
 
     def hop(self, hop_fields: HopFields, minor: bytes) -> H:
-        """What the fields of this hop say in a head of this minor version of HTTP/1. Raises Malformed."""
+        """The parsed hop fields of a head of HTTP/1.`minor`. Raises Malformed."""
         key = (hop_fields, minor)
         hop = self._hops.get(key)
         if hop is None:

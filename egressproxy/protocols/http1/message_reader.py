@@ -1,4 +1,4 @@
-"""MessageReader: what the readers of requests and of responses share. What it reads means is for those in `codec`."""
+"""MessageReader: the common base of the readers of requests and responses; `codec` interprets the heads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from egressproxy.protocols.http1.head_grammar import MAX_REMEMBERED, NOWHERE, Fi
 
 
 class CodecState(IntEnum):
-    """What a reader reads next."""
+    """The next part that a reader expects."""
 
     HEAD = 0
     LENGTH = 1
@@ -34,7 +34,7 @@ H = TypeVar("H")  # Hop or ResponseHop
 
 
 class MessageReader(Generic[H]):
-    """What both readers share: the buffer, the way from there to the parts of a head, and bodies.
+    """The common part of both readers: the buffer, splitting of heads, and bodies.
 
     The buffer is the segment that came last, as it came. Only where a segment begins before the one before it was used
     up (an unfinished head or chunk line, pipelined requests) are they joined, in a bytearray, which grows in place.
@@ -52,7 +52,7 @@ class MessageReader(Generic[H]):
         self._grammar = grammar
         self._place = grammar.new_place()
         self._most_bytes = grammar.limits.max_head_bytes + 4
-        self._hop_fields: HopFields = ()  # what a peer says of its hop it mostly says again: `_hop` is what it means
+        self._hop_fields: HopFields = ()  # the last hop fields, which peers repeat; parsed as `_hop`
         self._minor = b""
         self._line = b""  # the start line of the head before, and its parts
         self._line_parts = (b"", b"", b"")
@@ -110,7 +110,7 @@ class MessageReader(Generic[H]):
         return rest
 
     def forget(self) -> None:
-        """Nothing of the last head is remembered, nor of those that may follow."""
+        """Clear the cache of the last head, and disable it."""
         grammar = self._grammar
         grammar.forget(self._place)
         self._place = NOWHERE
@@ -173,7 +173,7 @@ class MessageReader(Generic[H]):
         return event
 
     def _take(self, limit: int) -> bytes | None:
-        """At most so many bytes of what is buffered; the segment itself if it is all that."""
+        """At most `limit` buffered bytes; the segment itself if it fits exactly."""
         buffer, at = self._buffer, self._at
         size = len(buffer) - at
         if not size:

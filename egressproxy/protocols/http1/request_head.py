@@ -62,7 +62,8 @@ _HOP_FIELDS: Final = (
 _HOP_NAMES: Final = rb"(?=[cehkptuvxCEHKPTUVX])" + any_case(_HOP_FIELDS)
 _HOP: Final = re.compile(rb"\r\n(" + _HOP_NAMES + rb"):([^\r]*)")
 
-#: Spellings with an underscore that some origins read as the field with a hyphen. Others pass: real clients use them.
+#: Spellings with an underscore that some origins read as the field with a hyphen. Other underscores pass: real clients
+#: use them.
 #: Possessive: a name of 60,000 underscores that turns out to be another is looked at once.
 _TWINS: Final = re.compile(
     rb"\r\n(?=[0-9A-Za-z-]*_)(?:authorization|connection|host|cookie|(?:proxy[-_])?authorization|"

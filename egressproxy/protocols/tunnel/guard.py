@@ -1,6 +1,6 @@
-"""SniGuard: what a client says first inside a tunnel agrees with the authority that policy was asked about: else a
-tunnel to an allowed name would carry TLS for another one (domain fronting). Until then nothing goes on, nor of a second
-ClientHello. Sources: RFC 6066 section 3; RFC 8446 section 4.1.2.
+"""SniGuard: checks that the first bytes in a tunnel match the authority that policy allowed. Otherwise a tunnel to an
+allowed name could carry TLS for another (domain fronting). The guard holds back the client's bytes until then, and also
+a second ClientHello. Sources: RFC 6066 section 3; RFC 8446 section 4.1.2.
 """
 
 from __future__ import annotations
@@ -25,11 +25,10 @@ from egressproxy.protocols.tls.hello_retry import HelloRetry
 class SniGuard:
     """`must_be_tls`: a TLSRoute matched, so that anything else than a ClientHello is refused.
 
-    With `only_reports` everything passes, and `would_deny` says what would have been refused (mode Report). Without
-    `checks_name` any ClientHello will do. `is_opened` says of hosts whether their tunnels are to be opened: no other
-    tunnel may carry TLS for one of these, in no mode and whatever it was asked for. `is_over`: nothing needs to be
-    looked at any more. `alert`: what a client that is refused can read of it (ACCESS_DENIED and the like), b"" where it
-    may not speak TLS.
+    With `only_reports` all bytes pass, and `would_deny` has the denial (mode Report). Without `checks_name` any
+    ClientHello passes. `is_opened` returns whether a host's tunnels are intercepted: no other tunnel may carry TLS for
+    such a host, in any mode. `is_over`: the check is finished. `alert`: the TLS alert for a refused client
+    (ACCESS_DENIED and the like), b"" if it may not speak TLS.
     """
 
     __slots__ = (
@@ -61,7 +60,7 @@ class SniGuard:
         self._retry: HelloRetry | None = None  # from the first hello on
 
     def knows(self, first: ClientHello, size: int) -> None:
-        """This hello was judged already; what is fed begins with its bytes, which are so many."""
+        """Skip a ClientHello that was checked already: the first `size` bytes of the input."""
         self._first = first
         self._retry = HelloRetry(size)
         self._reader = None
@@ -69,16 +68,16 @@ class SniGuard:
 
     @property
     def has_hello(self) -> bool:
-        """The first ClientHello goes on."""
+        """Whether the first ClientHello was forwarded."""
         return self._first is not None
 
     @property
     def has_held(self) -> bool:
-        """Bytes wait here for those that belong to them."""
+        """Whether incomplete bytes are held."""
         return not self.is_over and bool(self._held if self._retry is None else self._retry.held)
 
     def feed(self, data: bytes) -> bytes:
-        """The bytes of the client that may go on now: b"" while that is undecided. Raises Denied."""
+        """The client's bytes to forward now; b"" before the decision. Raises Denied."""
         retry = self._retry
         if retry is not None:
             return self._behind_first(retry, data)
@@ -92,14 +91,14 @@ class SniGuard:
             return self._denied(denied, self._held)
 
     def hear(self, data: bytes) -> None:
-        """Bytes of the server, which go on in any case: once it has taken the first hello there is no second one."""
+        """Read the server's bytes, which always pass: after its ServerHello there is no second ClientHello."""
         retry = self._retry
         if retry is not None:
             retry.from_server(data)
             self.is_over = retry.is_over
 
     def give_up(self) -> bytes:
-        """No more is looked at: the bytes that were held, which may go on now."""
+        """Stop checking; returns the held bytes to forward."""
         self.is_over = True
         if self._retry is not None:
             return self._retry.held
@@ -135,7 +134,7 @@ class SniGuard:
             except Denied as denied:
                 if not self.only_reports or self.is_opened is None:
                     raise
-                self._note(denied)  # and the second hello is looked at
+                self._note(denied)  # and check the second hello
         self.knows(hello, reader.size)
         return self.feed(held)
 
@@ -156,7 +155,7 @@ class SniGuard:
         return passed
 
     def _denied(self, denied: Denied, data: bytes) -> bytes:
-        """Mode Report: these bytes go on all the same."""
+        """Note a denial in mode Report and return the bytes to forward, or raise it."""
         if self.only_reports:
             self._note(denied)
             self.is_over = True
@@ -169,7 +168,7 @@ class SniGuard:
             del denied  # its traceback holds this frame: no cycle
 
     def _note(self, denied: Denied) -> None:
-        """What mode Report says of it."""
+        """Record a denial of mode Report."""
         self.would_deny = denied.reason
         self.ech_outer_name = denied.ech_outer_name
 
@@ -200,7 +199,7 @@ class SniGuard:
         if self.must_be_tls:
             remedy = "have the client send the tunnel's host as SNI, without ECH: a TLSRoute passes nothing else"
         message = f"the ClientHello in the tunnel to {self.authority} {why}"
-        # The client sees an alert alone: the log has the remedy. The reader has made sure that the name is one.
+        # The client sees an alert alone: the log has the remedy. The reader has validated the name.
         detail = f"no SNI: {remedy}" if hello.sni is None else f"SNI {hello.sni}"
         self.alert = ACCESS_DENIED if hello.has_ech else name_alert(hello)
         denied = Denied(Reason.SNI_MISMATCH, message, remedy=remedy, detail=detail)

@@ -1,8 +1,8 @@
 """SocketTunnel: two plain sockets joined on the poller, with nothing above them.
 
-Bytes go from one socket to the other through one buffer that all tunnels share, or, where many come at once, through a
-pipe within the kernel; a copy is made only of what the other side does not take, and until it has taken it nothing more
-is read. An open tunnel costs these objects and no more.
+Bytes go from one socket to the other through one buffer that all tunnels share, or for large reads through a pipe in
+the kernel. Only bytes that the other side does not accept are copied, and reading pauses until they are sent. An open
+tunnel costs only these objects.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from egressproxy.net.watched_socket import (
 )
 from egressproxy.protocols.tunnel.tunnel import EndState, Tunnel, TunnelState
 
-#: Bytes that one side may say in one event.
+#: The most bytes of one read.
 BUFFER_SIZE: Final = 256 * 1024
 
-#: From so many bytes in one event on, the next are spliced: below, two more system calls cost more than two copies.
+#: Reads of at least this size are followed by splice(2): below, two more system calls cost more than two copies.
 LONG_SIZE: Final = 64 * 1024
 
-#: splice(2) is not known here, or not allowed (a filter of system calls).
+#: The errors of a missing or forbidden splice(2) (seccomp).
 _NOT_FOR_US: Final = frozenset((errno.EINVAL, errno.ENOSYS, errno.EPERM, errno.EACCES, errno.EOPNOTSUPP))
 
 _buffer: Final = bytearray(BUFFER_SIZE)
@@ -47,7 +47,7 @@ _ENDED: Final[EndState] = EndState.ENDED
 
 
 def _pipe() -> Pipe | None:
-    """The pipe of all tunnels; None where there is none to be had."""
+    """The pipe that all tunnels share, or None if unavailable."""
     global _shared
     if _shared is None or not _shared.is_empty:
         if _shared is not None:
@@ -63,7 +63,7 @@ def _pipe() -> Pipe | None:
 
 
 def _cannot_splice() -> None:
-    """This kernel does not know it for such sockets."""
+    """Disable splice(2), which this kernel does not support for such sockets."""
     global _can_splice, _shared
     _can_splice = False
     if _shared is not None:
@@ -80,7 +80,7 @@ class SocketTunnel(Tunnel["SocketEnd"]):
 
     @abstractmethod
     def over(self) -> None:
-        """The tunnel has ended; `bytes_in`, `bytes_out`, `reason` and `error` say how."""
+        """Handle the end; `bytes_in`, `bytes_out`, `reason` and `error` have the result."""
 
     @property
     def bytes_in(self) -> int:
@@ -98,7 +98,7 @@ class SocketTunnel(Tunnel["SocketEnd"]):
         *,
         client_has_ended: bool,
     ) -> None:
-        """Take both sockets; `client_rest` was read of the client already, `client_has_ended` an end seen already."""
+        """Take both sockets; `client_rest` was read from the client already, `client_has_ended`: so was its FIN."""
         transport = upstream.transport
         assert isinstance(transport, SocketTransport)
         self.poller = client.poller
@@ -125,25 +125,25 @@ class SocketTunnel(Tunnel["SocketEnd"]):
             self.rest_begins()
 
     def sent(self, end: SocketEnd) -> None:
-        """One side has taken all that was kept for it."""
+        """Continue after all buffered bytes of one side are sent."""
         if end.other.has_ended:
             if end.has_ended and end.other.unsent is None:
                 self._finish()
                 return
-            if end is self.upstream or not self.holds_upstream:  # else what is held back comes first
+            if end is self.upstream or not self.holds_upstream:  # else held bytes come first
                 end.shut_down()
         end.watch()
         end.other.watch()
 
     def broken(self, end: SocketEnd) -> None:
-        """One side was reset: the other is, too, since what it got may not be whole."""
+        """Reset the other side after a reset, since its data may be incomplete."""
         if not self.is_over:
             break_off(end.other.sock)
             self._finish()
 
     def refused(self, end: SocketEnd, error: OSError) -> None:
-        """One side takes nothing more. An upstream that was reset behind its end (EPIPE, see tcp(7)) has said all that
-        it had to say, and the client still gets that; what the client says meanwhile goes nowhere.
+        """Handle a failed write. The data of an upstream that was reset after its FIN (EPIPE, see tcp(7)) is complete,
+        and still goes to the client; the client's further bytes are dropped.
         """
         if end is self.client or error.errno != errno.EPIPE:
             self.broken(end)
@@ -153,16 +153,16 @@ class SocketTunnel(Tunnel["SocketEnd"]):
             self._finish()
 
     def cut(self, reason: Reason) -> None:
-        """End it now, for this reason; a side with unsent bytes sees a reset."""
+        """End the tunnel now, for this reason; a side with unsent bytes gets a reset."""
         if not self.is_over:
             self.reason = reason
             for end in (self.client, self.upstream):
                 if end.unsent is not None:
-                    break_off(end.sock)  # what it got must not look whole
+                    break_off(end.sock)  # the data must not look complete
             self._finish()
 
     def abort(self) -> None:
-        """Break it off, visibly for the client."""
+        """Reset the tunnel, visibly for the client."""
         if not self.is_over:
             break_off(self.client.sock)
             self._finish()
@@ -178,20 +178,20 @@ class SocketTunnel(Tunnel["SocketEnd"]):
         self.poller.end_later(self._close)
 
     def _close(self) -> None:
-        """At the end of the turn."""
+        """Close the sockets, at the end of the turn."""
         try:
             self.over()
         finally:
             self.client.sock.close()
             self.upstream.sock.close()
-            # The three hold each other: without these, none of them does.
+            # Break the reference cycle of the three objects.
             del self.client.other
             del self.client
             del self.upstream
 
 
 class SocketEnd(WatchedSocket):
-    """One side: its socket, and what it did not take yet. Its states are those of `EndState`."""
+    """One side: its socket and its unsent bytes, with the states of `EndState`."""
 
     __slots__ = ("_state", "bytes_in", "is_long", "other", "poller", "sock", "tunnel", "unsent", "watched")
     __deletable__ = ("other",)  # for mypyc
@@ -206,7 +206,7 @@ class SocketEnd(WatchedSocket):
         self.sock, self.unsent, self.watched = transport.detach()
         self.bytes_in = 0
         self._state = _OPEN
-        self.is_long = False  # so much comes at once that it need not be copied
+        self.is_long = False  # reads are large enough for splice
         if self.watched != NOT_WATCHED:
             self.poller.hand_over(self.sock.fileno(), self)
 
@@ -216,7 +216,7 @@ class SocketEnd(WatchedSocket):
 
     # --- events ------------------------------------------------------------------------------------------------------
     def ready(self, _fd: int, events: int) -> None:
-        """The poller's event: read once, and give it to the other side."""
+        """Handle the poller's event: read once, and pass the bytes to the other side."""
         tunnel, other = self.tunnel, self.other
         if self.unsent is not None and events & WRITABLE_OR_ENDED:
             self.send_unsent()
@@ -256,16 +256,15 @@ class SocketEnd(WatchedSocket):
                 other.keep(_view[sent:size])
                 return
             self.is_long = size >= LONG_SIZE
-            # Once more only where the end is known to be behind it: anything else would be an error to catch.
+            # Read again only if a FIN is known to follow: otherwise the read would raise.
             if not events & END_FOLLOWS or size == BUFFER_SIZE:
                 return
 
     def _splice(self) -> bool:
-        """Bytes from this side to the other within the kernel. False where that cannot be done: nothing has happened
-        then.
+        """Move bytes to the other side within the kernel. Returns false, without effect, if splice is unavailable.
 
-        That nothing is there, and that this is the end, is for recv(2) to say: splice(2) says either of what stands
-        before an urgent byte, too, at which it stops (RFC 9293 section 3.8.5; recv passes over it).
+        Only recv(2) reports an empty socket and the end of input reliably: splice(2) also stops at an urgent byte (RFC
+        9293 section 3.8.5), which recv skips.
         """
         tunnel, other = self.tunnel, self.other
         self.is_long = False
@@ -297,7 +296,7 @@ class SocketEnd(WatchedSocket):
         return True
 
     def failed(self, error: Exception) -> None:
-        """What was in hand may be lost: nothing that either side got may look whole."""
+        """Reset both sides: bytes may be lost, so no data must look complete."""
         tunnel = self.tunnel
         if not tunnel.is_over:
             break_off(self.sock)
@@ -305,7 +304,7 @@ class SocketEnd(WatchedSocket):
             tunnel.cut(Reason.INTERNAL)
 
     def received(self, data: bytes) -> None:
-        """These bytes came from this side: past the guard, to the other."""
+        """Pass bytes of this side through the guard to the other side."""
         tunnel = self.tunnel
         tunnel.last_activity = tunnel.wheel.now
         self.bytes_in += len(data)
@@ -314,14 +313,14 @@ class SocketEnd(WatchedSocket):
             self.other.send(data)
 
     def ended(self) -> None:
-        """This side sends no more."""
+        """Handle the end of this side's input."""
         self._state = _ENDED
         self.tunnel.half_ended(self)
         self.watch()
 
     # --- writing -----------------------------------------------------------------------------------------------------
     def send(self, data: bytes) -> None:
-        """Give this side these bytes; what it does not take is kept."""
+        """Send bytes to this side; unsent bytes are buffered."""
         if self.unsent is not None:
             self.unsent += data
             return
@@ -336,7 +335,7 @@ class SocketEnd(WatchedSocket):
             self.keep(memoryview(data)[sent:])
 
     def keep(self, rest: bytes | memoryview) -> None:
-        """It did not take this: nothing more is read for it until it has."""
+        """Buffer unsent bytes, and pause reading from the other side until they are sent."""
         self.unsent = bytearray(rest)
         self.watch()
         self.other.watch()
@@ -361,7 +360,7 @@ class SocketEnd(WatchedSocket):
             self.watch()
 
     def wants_input(self) -> bool:
-        """Whether it is read: it may speak, and the other side has taken all."""
+        """Whether to read from this side: its input is open, and the other side has no unsent bytes."""
         return self._state is _OPEN and self.other.unsent is None
 
     def watch(self) -> None:
@@ -369,7 +368,7 @@ class SocketEnd(WatchedSocket):
             super().watch()
 
     def watch_failed(self, error: OSError) -> None:
-        """The tunnel is cut: it could not be relied upon."""
+        """Cut the tunnel, which is no longer reliable."""
         self.tunnel.cut(Reason.INTERNAL)
 
     def option(self, level: int, name: int, value: int) -> None:

@@ -58,7 +58,7 @@ class TransportTunnel(Tunnel["TransportEnd"]):
         *,
         client_has_ended: bool,
     ) -> None:
-        """Take both transports; the rests were read already, `client_has_ended` is an end seen already."""
+        """Take both transports; the rests were read already, `client_has_ended`: so was the client's end."""
         client.set_protocol(self.client)
         self.client.connection_made(client)
         self.upstream.connection_made(upstream.transport)
@@ -87,10 +87,10 @@ class TransportTunnel(Tunnel["TransportEnd"]):
         self.upstream.transport.close()
 
     def lost(self, end: TransportEnd, error: Exception | None, *, had_ended: bool) -> None:
-        """One side is gone: deliver what it sent, then close the other; after a reset there is nothing to deliver."""
+        """One side is gone: deliver its bytes, then close the other; after a reset there is nothing to deliver."""
         other = end.other
         if not other.is_lost:
-            if error is None or (had_ended and end is self.upstream):  # it had said all, and the client gets that
+            if error is None or (had_ended and end is self.upstream):  # complete: deliver to the client
                 other.transport.close()
             else:
                 reset(other.transport)
@@ -98,7 +98,7 @@ class TransportTunnel(Tunnel["TransportEnd"]):
         elif not self.is_over:
             self._state = TunnelState.OVER
             self.close()
-            for side in (self.client, self.upstream):  # they hold each other: let go
+            for side in (self.client, self.upstream):  # break the reference cycle
                 side.feed_from(None)
                 del side.other
                 del side.tunnel
@@ -116,7 +116,7 @@ class TransportTunnel(Tunnel["TransportEnd"]):
 
 
 class TransportEnd(FlowControl):
-    """One side of a tunnel. Its states are those of `EndState`."""
+    """One side of a tunnel, with the states of `EndState`."""
 
     __slots__ = ("_state", "other", "tunnel")
     __deletable__ = ("other", "tunnel")  # for mypyc
@@ -137,7 +137,7 @@ class TransportEnd(FlowControl):
         return self._state is _LOST
 
     def data_received(self, data: bytes) -> None:
-        """To the other side, past the guard while there is one."""
+        """Pass bytes through the guard, if any, to the other side."""
         tunnel = self.tunnel
         tunnel.last_activity = tunnel.wheel.now
         self.bytes_in += len(data)
@@ -158,7 +158,7 @@ class TransportEnd(FlowControl):
             self.tunnel.lost(self, error, had_ended=was is _ENDED)
 
     def send(self, data: bytes) -> None:
-        """At once: what comes in one turn is one piece already."""
+        """Send at once: the bytes of one turn are one piece already."""
         if not self.is_lost:
             self.bytes_out += len(data)
             self.transport.write(data)
@@ -167,7 +167,7 @@ class TransportEnd(FlowControl):
         self.pause_reading()
 
     def finish_writing(self) -> None:
-        """A transport that cannot end one direction is closed, once its buffer is sent."""
+        """Half-close; a transport without half-close is closed once its buffer is sent."""
         if self.is_lost or self.transport.is_closing():
             return
         if self.transport.can_write_eof():

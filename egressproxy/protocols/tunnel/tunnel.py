@@ -1,7 +1,6 @@
-"""Tunnel: what every tunnel keeps to, however its bytes are moved: the guard of the first of them, limits in time, and
-the order in which two sides end.
+"""Tunnel: the common logic of tunnels: the guard of the first bytes, time limits, and the order in which two sides end.
 
-States of a tunnel, and what leads from one to the next; nothing else may happen:
+States and transitions of a tunnel; no others are allowed:
 
     state     event  next      the event
     --------  -----  --------  -----------------------------------------------------------------------------------
@@ -13,7 +12,7 @@ States of a tunnel, and what leads from one to the next; nothing else may happen
     HELLO     end    OVER
     DRAINING  end    OVER
 
-States of each of its ends:
+States of each end:
 
     state     event   next      the event
     --------  ------  --------  ----------------------------------------------------------------------------------
@@ -24,8 +23,8 @@ States of each of its ends:
     OPEN      loss    LOST      its transport is gone (only of a transport: sockets of a tunnel go together)
     ENDED     loss    LOST
 
-Beside the state stands whether the upstream is still not heard because no ClientHello has come (`holds_upstream`): that
-holds in OPEN and in HELLO; and whether the kernel probes the peers (`is_kept_alive`), which is asked of it once.
+Two flags are independent of the state: the upstream is not read before a ClientHello (`holds_upstream`, in OPEN and
+HELLO), and the kernel sends keep-alive probes (`is_kept_alive`).
 
 Source: RFC 9110 section 9.3.6: when one side closes, what it sent is still delivered, then the other is closed.
 """
@@ -42,10 +41,10 @@ from egressproxy.errors import BadRequest, Denied, GatewayError, Reason
 from egressproxy.net.timers import Timer, TimerWheel
 from egressproxy.protocols.tunnel.guard import SniGuard
 
-#: How long an end that is left over may take nothing of what is still to be sent to it.
+#: Seconds without progress after which the draining of the remaining end is aborted.
 REST_S: Final = 10.0
 
-#: When a tunnel is looked at for the first time, and what the kernel then waits before and between its probes.
+#: Seconds until the first check of a tunnel, and the kernel's idle time and interval of its probes.
 KEEPALIVE_S: Final = 60
 KEEPALIVE_PROBE_S: Final = 15
 
@@ -76,19 +75,19 @@ class TunnelEnd(Protocol):
 
     @property
     def has_ended(self) -> bool:
-        """It sends no more."""
+        """Whether its input has ended."""
 
     def send(self, data: bytes) -> None:
-        """These bytes go to this side, whatever it takes at once."""
+        """Send bytes to this side; unsent bytes are buffered."""
 
     def finish_writing(self) -> None:
-        """The other side's end follows what was sent."""
+        """Half-close this side after its buffer is sent."""
 
     def hold(self) -> None:
-        """Read nothing more."""
+        """Pause reading."""
 
     def resume_reading(self) -> None:
-        """Read again what `hold` has stopped."""
+        """Resume reading after `hold`."""
 
     def option(self, level: int, name: int, value: int) -> None:
         """Set an option of its socket. Raises OSError."""
@@ -98,7 +97,7 @@ E = TypeVar("E", bound=TunnelEnd)
 
 
 class Tunnel(Timer, Generic[E]):
-    """Its own timer. `reason` is OK, or why the tunnel was cut; `error` what the guard refused with."""
+    """A tunnel and its timer. `reason` is OK, or the reason of a cut; `error` is the guard's refusal."""
 
     __slots__ = (
         "_state", "client", "early", "error", "guard", "guard_s", "holds_upstream", "idle_s", "is_kept_alive",
@@ -141,11 +140,11 @@ class Tunnel(Timer, Generic[E]):
     # --- how its bytes are moved ---------------------------------------------------------------------------------
     @abstractmethod
     def both_ended(self) -> None:
-        """Nobody says more: close both sides when everything is sent."""
+        """Close both sides when all bytes are sent, after both inputs have ended."""
 
     @abstractmethod
     def bytes_left(self) -> int:
-        """How many bytes the end that is left over has still to take."""
+        """The unsent bytes of the remaining end."""
 
     @abstractmethod
     def cut(self, reason: Reason) -> None:
@@ -153,7 +152,7 @@ class Tunnel(Timer, Generic[E]):
 
     # --- the guard -------------------------------------------------------------------------------------------------
     def admit(self, end: E, data: bytes) -> bytes:
-        """Bytes of one side while there is a guard: what may go on."""
+        """The bytes of one side that the guard lets pass."""
         guard = self.guard
         if guard is None:
             return data
@@ -177,7 +176,7 @@ class Tunnel(Timer, Generic[E]):
         return passed
 
     def _alert(self, alert: bytes) -> None:
-        """Say to the client why its tunnel ends; it is counted with what the client gets."""
+        """Send the client a TLS alert, counted with its bytes."""
         self.client.send(alert)
         if not self.is_over:
             self.own_bytes += len(alert)
@@ -193,7 +192,7 @@ class Tunnel(Timer, Generic[E]):
         return data
 
     def _let_upstream_speak(self) -> None:
-        """The client's hello goes on; first what was held back of the upstream."""
+        """Release the upstream's held bytes, since the client's hello is forwarded."""
         if self._state is _HELLO:
             self._state = _OPEN
             self.after(self._look_s())
@@ -207,7 +206,7 @@ class Tunnel(Timer, Generic[E]):
                 self.client.finish_writing()
 
     def _dismiss(self, guard: SniGuard) -> None:
-        """From now on nothing is looked at; what the guard held goes on."""
+        """Remove the guard, and forward its held bytes."""
         held = guard.give_up()
         self.guard = None
         self._let_upstream_speak()
@@ -216,7 +215,7 @@ class Tunnel(Timer, Generic[E]):
 
     # --- ends --------------------------------------------------------------------------------------------------------
     def half_ended(self, end: E) -> None:
-        """One side sends no more."""
+        """Handle the end of one side's input."""
         is_client = end is self.client
         guard = self.guard
         if guard is not None and is_client:
@@ -237,7 +236,7 @@ class Tunnel(Timer, Generic[E]):
 
     # --- time --------------------------------------------------------------------------------------------------------
     def passed(self) -> None:
-        """It is time to look: for a hello, for the rest, for activity."""
+        """Check the time limits: of the hello, of draining, of idleness."""
         guard = self.guard
         if guard is not None and self._state is _HELLO:
             self._too_late(guard)
@@ -251,7 +250,7 @@ class Tunnel(Timer, Generic[E]):
                 self.set(self.last_activity + self.idle_s)
 
     def _too_late(self, guard: SniGuard) -> None:
-        """A ClientHello has not come, or is not whole. In mode Report that is noted, and the tunnel goes on."""
+        """Handle a missing or incomplete ClientHello. Mode Report notes it, and the tunnel goes on."""
         if guard.only_reports:
             self._dismiss(guard)
             return
@@ -263,7 +262,7 @@ class Tunnel(Timer, Generic[E]):
         self.cut(self.error.reason)
 
     def rest_begins(self) -> None:
-        """One side is gone; the other may still take what that one said, for as long as it takes something."""
+        """Start draining to the remaining side, which lasts while it makes progress."""
         self._state = _DRAINING
         self.unsent = self.bytes_left()
         self.after(REST_S)

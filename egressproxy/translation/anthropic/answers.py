@@ -18,7 +18,7 @@ from egressproxy.translation.answer_fields import (
 from egressproxy.translation.conversation import ModelAnswer, RefusalText, Stop, Text, ToolCall, Usage
 from egressproxy.translation.errors import BadAnswer
 
-#: Blocks that the other APIs do not show: how the model has thought.
+#: Blocks with the model's reasoning, which other APIs do not show.
 THOUGHTS: Final = ("thinking", "redacted_thinking")
 _NOTHING: Final = Usage()
 _STOPS: Final = {
@@ -40,7 +40,7 @@ _REASONS: Final = {
 
 
 def read_answer(value: dict[str, Any]) -> ModelAnswer:
-    """What the model has answered. Raises BadAnswer."""
+    """The model's response. Raises BadAnswer."""
     parts: list[Text | RefusalText | ToolCall] = []
     for block in objects_in(value, "content"):
         kind = text(block, "type")
@@ -62,8 +62,8 @@ def read_answer(value: dict[str, Any]) -> ModelAnswer:
 
 
 def stop_of(value: dict[str, Any], has_calls: bool) -> Stop | None:
-    """Why the model stopped; None if it has not. A reason that is not known means that it has said all. Raises
-    BadAnswer for one that wants the client to go on in a way of Anthropic's own.
+    """The stop reason, or None. An unknown reason counts as the regular end. Raises BadAnswer for a reason that asks
+    for a continuation specific to Anthropic.
     """
     reason = text(value, "stop_reason")
     if reason is None:
@@ -78,7 +78,7 @@ def explanation_of(value: dict[str, Any]) -> str | None:
 
 
 def read_usage(usage: dict[str, Any], before: Usage = _NOTHING) -> Usage:
-    """The tokens of a message. In a stream the counts that are not told again are those of `before`."""
+    """The tokens of a message. In a stream, counts that are not repeated stay as in `before`."""
     cache_read = count(usage, "cache_read_input_tokens") or before.cache_read
     cache_written = count(usage, "cache_creation_input_tokens") or before.cache_written
     if usage.get("input_tokens") is None:
@@ -129,7 +129,7 @@ def _arguments(call: ToolCall) -> dict[str, Any]:
 
 
 def ending(stop: Stop, stop_sequence: str | None, refusal: str) -> dict[str, Any]:
-    """How a message says why it ends. A refusal is the explanation of the stop."""
+    """The members of a message with its stop reason. A refusal is the explanation of the stop."""
     if refusal:
         stop = Stop.FILTERED
     details = {"type": "refusal", "category": None, "explanation": refusal or None} if stop is Stop.FILTERED else None

@@ -31,9 +31,7 @@ _NOTHING_LIKE_IT: Final = "cannot be translated: Anthropic has nothing like it"
 
 
 def write_request(conversation: Conversation, model: str, default_max_tokens: int) -> Work[dict[str, Any]]:
-    """The body of the request, in turns. Raises Untranslatable for what a request for a message cannot say, and must
-    say.
-    """
+    """The body of the request, as cooperative work. Raises Untranslatable for required content without equivalent."""
     _drop_or_refuse(conversation)
     system, messages = yield from _turns(conversation)
     body: dict[str, Any] = {"model": model, "max_tokens": conversation.max_tokens or default_max_tokens}
@@ -57,8 +55,8 @@ def write_request(conversation: Conversation, model: str, default_max_tokens: in
 
 
 def _drop_or_refuse(conversation: Conversation) -> None:
-    """Leaves out settings that Anthropic does not have, as far as that may be. Raises
-    Untranslatable for others, and for arguments that take too long to read.
+    """Drop settings that Anthropic does not have, if allowed. Raises Untranslatable for others, and for arguments that
+    take too long to read.
     """
     calls = [part for turn in conversation.turns for part in turn.parts if type(part) is ToolCall]
     if are_too_many(call.arguments for call in calls):
@@ -134,7 +132,7 @@ def _block(part: ContentPart, turn: Turn, losses: Losses) -> dict[str, Any]:
         return block
     if type(part) is ToolCall:
         return {"type": "tool_use", "id": part.id, "name": part.name, "input": _arguments(part)}
-    if type(part) is RefusalText:  # it is what the model said
+    if type(part) is RefusalText:  # text of the model
         return {"type": "text", "text": part.text}
     if turn.role is not Role.USER:
         raise Untranslatable(part.where, "cannot be translated: only the user's messages hold images")

@@ -55,7 +55,7 @@ _NAMES: Final = {
 
 
 def read_request(value: Any, losses: Losses) -> Work[Conversation]:
-    """What this request asks for, in turns. Raises Untranslatable for what may not be left out."""
+    """The conversation in this request, as cooperative work. Raises Untranslatable for required fields."""
     body = JsonObject(value, losses)
     names = dict(_NAMES)
     max_tokens, older = body.limit("max_completion_tokens"), body.limit("max_tokens")
@@ -132,10 +132,10 @@ def _stop(body: JsonObject) -> tuple[str, ...]:
 
 
 def _turn(message: JsonObject) -> Turn | None:
-    """None for one of the assistant that tells nothing but how it has thought."""
+    """The turn of a message; None for an assistant's message with reasoning alone."""
     role = message.needed("role", message.word("role", ("system", "developer", "user", "assistant", "tool")))
     if role == "tool":
-        message.without_meaning("name")  # the call's, which its id names
+        message.without_meaning("name")  # of the call, which the id identifies
     message.only("name", why="cannot be translated: the other APIs have no names of participants")
     parts: tuple[ContentPart, ...]
     if role == "tool":

@@ -67,7 +67,7 @@ class _Settings:
 
 
 def read_request(value: Any, losses: Losses) -> Work[Conversation]:
-    """What this request asks for, in turns. Raises Untranslatable for what may not be left out."""
+    """The conversation in this request, as cooperative work. Raises Untranslatable for required fields."""
     body = JsonObject(value, losses)
     system: tuple[Turn, ...] = ()
     if (instructions := body.text("instructions")) is not None:
@@ -169,7 +169,7 @@ def _item(item: JsonObject, settings: _Settings) -> Turn | None:
         turn = Turn(Role.ASSISTANT, (_call(item, kind),), item.path)
     elif kind in ("function_call_output", "custom_tool_call_output"):
         part = ToolResult(item.needed_text("call_id"), _output(item), where=item.where("output"))
-        item.without_meaning("name")  # the call's, which its id names
+        item.without_meaning("name")  # of the call, which the id identifies
         turn = Turn(Role.USER, (part,), item.path)
     elif kind == "additional_tools":
         item.word("role", ("developer",))
