@@ -118,7 +118,7 @@ class ConfigManager:
         self._wanted_by_routes: frozenset[Key] = frozenset()
         self._took_s = 0.0  # to load and build the configuration in service
         self._following: asyncio.TimerHandle | None = None  # a reload after endpoints or routes were replaced
-        self._asked: list[tuple[str, asyncio.Future[str]]] = []  # callers that wait for a reload: acknowledged mark, result
+        self._asked: list[tuple[str, asyncio.Future[str]]] = []  # waiting callers: mark, result
 
     @property
     def places(self) -> Sequence[ListenerAddress]:

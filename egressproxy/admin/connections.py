@@ -1,8 +1,8 @@
-"""The connections of an admin server: how many there are, who has to go for a newcomer, and what time each is given.
+"""The connections of an admin server: their limit, eviction, and time limits.
 
-Health is always answered. A newcomer beyond the bound takes the place of the connection that has waited longest without
-asking; where all of them are being answered it gets a place of the reserve, which serves health alone. A connection
-that is being answered (a watch, too) is never closed for another one.
+Health requests are always served. A new connection beyond the limit evicts the connection that has been idle longest.
+If all are busy, it gets a place in the reserve, which serves health alone. A busy connection (a watch, too) is never
+evicted.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from aiohttp import web
 from egressproxy.admin.write_access import is_loopback
 
 MAX_CONNECTIONS: Final = 64
-#: Of one peer; on loopback everybody is the same one.
+#: The most connections of one peer; on loopback all clients are one peer.
 MAX_OF_PEER: Final = 48
-#: Beyond the bound, for health.
+#: Places beyond the limit, for health.
 RESERVE: Final = 16
-#: For a connection to ask its first question, for a head from its first byte on, and for an answer to be taken.
+#: Time limits in seconds: of the first request, of a head from its first byte, and of reading a response.
 FIRST_REQUEST_S: Final = 10.0
 HEAD_S: Final = 5.0
 ANSWER_S: Final = 60.0
@@ -31,7 +31,7 @@ _LOOK_S: Final = 0.5
 
 
 class AdminConnection(web.RequestHandler):
-    """One connection. `is_reserve`: it is answered about health alone, and once."""
+    """One connection. `is_reserve`: serves one health request."""
 
     __slots__ = ("_connections", "_has_asked", "_head_since", "_in_hand", "_since", "is_reserve", "peer")
 
@@ -40,13 +40,13 @@ class AdminConnection(web.RequestHandler):
         self._connections = connections
         self.is_reserve = False
         self.peer = ""
-        self._since = 0.0  # when it was made, or its latest answer was given
-        self._head_since = 0.0  # when the first byte of what it has not finished asking came; 0: there is none
+        self._since = 0.0  # time of the connection or the latest response
+        self._head_since = 0.0  # time of the first byte of an incomplete head; 0: none
         self._has_asked = False
         self._in_hand = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """As aiohttp's; then takes a place among the connections, or one of theirs."""
+        """As aiohttp's; then takes a place among the connections."""
         super().connection_made(transport)
         peer = transport.get_extra_info("peername")
         self.peer = peer[0] if isinstance(peer, tuple) else ""
@@ -58,7 +58,7 @@ class AdminConnection(web.RequestHandler):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """As aiohttp's; notes when a head has begun that is not complete."""
+        """As aiohttp's; notes the start of an incomplete head."""
         super().data_received(data)
         if not self._in_hand and not self._head_since:
             self._head_since = monotonic()
@@ -69,37 +69,37 @@ class AdminConnection(web.RequestHandler):
         self._head_since = 0.0
 
     def end(self) -> None:
-        """The answer is made; it may not have been taken yet."""
+        """Note the end of a response, which may be partly unsent."""
         self._in_hand -= 1
         self._since = monotonic()
 
     @property
     def waits_since(self) -> float | None:
-        """Since when nothing is being done for it, or None."""
+        """The start of its idle time, or None."""
         if self._in_hand or self._messages or self.unsent:
             return None
         return self._since
 
     @property
     def unsent(self) -> int:
-        """Bytes of an answer that the kernel has not taken."""
+        """The unsent bytes of a response."""
         transport = self.transport
         return 0 if transport is None else transport.get_write_buffer_size()
 
     def why_over(self, now: float) -> str:
-        """Why its time is over; "" while it is not."""
+        """The exceeded time limit, or ""."""
         if self._in_hand:
             return ""
         if self._head_since and now - self._head_since > HEAD_S:
             return "a head that does not end"
         if not self._has_asked and now - self._since > FIRST_REQUEST_S:
-            return "it asks nothing"
+            return "no request"
         if self.unsent and now - self._since > ANSWER_S:
-            return "it does not take its answer"
+            return "the response is not read"
         return ""
 
     def drop(self) -> None:
-        """End it now, whatever is unsent."""
+        """Close now, even with unsent bytes."""
         transport = self.transport
         if isinstance(transport, asyncio.Transport):
             transport.abort()
@@ -107,7 +107,7 @@ class AdminConnection(web.RequestHandler):
 
 
 class AdminConnections:
-    """Those of one admin server. Belongs to the event loop."""
+    """The connections of one admin server. Belongs to the event loop."""
 
     def __init__(self) -> None:
         self._open: dict[AdminConnection, None] = {}
@@ -117,7 +117,7 @@ class AdminConnections:
         return len(self._open)
 
     def add(self, fresh: AdminConnection) -> None:
-        """Take it in; others may have to go, or itself."""
+        """Admit a connection, or close it or others."""
         for victim in self.room_for(fresh):
             victim.drop()
             self._open.pop(victim, None)
@@ -135,14 +135,14 @@ class AdminConnections:
         return sum(each.unsent for each in self._open)
 
     def stop(self) -> None:
-        """Look at no connection any more; open ones stay as they are."""
+        """Stop enforcing limits; open connections stay."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def room_for(self, fresh: AdminConnection) -> Iterable[AdminConnection]:
-        """Who has to go; the newcomer itself where there is no room even in the reserve. Decides on `is_reserve`."""
-        if not is_loopback(fresh.peer, otherwise=True):  # a socket that has no addresses is local
+        """The connections to close: the new one itself if even the reserve is full. Sets `is_reserve`."""
+        if not is_loopback(fresh.peer, otherwise=True):  # a socket without addresses is local
             of_peer = [each for each in self._open if each.peer == fresh.peer and not each.is_reserve]
             if len(of_peer) >= MAX_OF_PEER:
                 return self._instead(of_peer, fresh)

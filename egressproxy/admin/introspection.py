@@ -1,6 +1,5 @@
-"""/explain, /dns, /decisions, /model, /cache, /holds and /kill-switch: what would become of a request, where a name
-leads, what became of the latest requests, what is served, what is kept, what waits for approval, who is out of service;
-and what is asked for by POST: /reload, /cache/purge, /holds and /kill-switch.
+"""The queries /explain, /dns, /decisions, /model, /cache, /holds and /kill-switch, and the actions by POST: /reload,
+/cache/purge, /holds and /kill-switch.
 """
 
 from __future__ import annotations
@@ -21,29 +20,29 @@ from egressproxy.errors import NotAnswered
 from egressproxy.model.admin_requests import CachePurge, HoldDecision, HoldPage, HoldPlace
 from egressproxy.model.kill_switch import KillChange, NotKilled
 
-#: Explanations at the same time: each may wait for a name server.
+#: The most parallel explanations: each may wait for a name server.
 MAX_AT_ONCE: Final = 4
-#: A header that a web page cannot send to another site without being allowed to.
+#: A header that a web page cannot send to another site without permission (CORS).
 MARK: Final = "X-Egressproxy"
 JSON: Final = "application/json"
-#: What is shown of a request that waits to those alone who may decide.
+#: The members of a held request that only approvers see.
 CONTENT: Final = ("query", "calls", "body", "isCut")
 _T = TypeVar("_T")
 _SUMMED: Final = ("entries", "bytes", "hits", "purged")
 
 
 class Questions:
-    """Asks the data plane. Nothing is sent to a backend, and nothing of a Secret but its name is in an answer."""
+    """Queries the data plane, without requests to backends. Of Secrets, responses have only names."""
 
     def __init__(self, state: AdminState, access: WriteAccess, address: IPv4Address | IPv6Address) -> None:
-        """`address` is where it is asked."""
+        """`address` is the address of the admin server."""
         self._address = address
         self._state = state
         self._access = access
         self._places = asyncio.Semaphore(MAX_AT_ONCE)
 
     def handlers(self) -> dict[tuple[str, str], Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]]:
-        """What answers each method and path."""
+        """The handlers by method and path."""
         return {
             ("GET", "/explain"): self._explain,
             ("GET", "/dns"): self._dns,
@@ -108,7 +107,7 @@ class Questions:
 
     async def _holds(self, request: web.BaseRequest) -> web.StreamResponse:
         found = await self._held(None, _read(HoldPage.of, request))
-        if not await self._may_decide(request):  # who reads what is in requests could send them
+        if not await self._may_decide(request):  # a reader of the content could replay the request
             for hold in found["holds"]:
                 for name in CONTENT:
                     hold.pop(name, None)
@@ -142,7 +141,7 @@ class Questions:
         await self._check_writer(request, "the kill switch")
         try:
             return await self._killed(_read(KillChange.of, request))
-        except ValueError as error:  # there are too many
+        except ValueError as error:  # too many
             raise bad_request(str(error)) from None
 
     async def _killed(self, change: KillChange | None) -> web.StreamResponse:
@@ -177,7 +176,7 @@ class Questions:
 
 
 def _read(of: Callable[[Iterable[tuple[str, str]]], _T], request: web.BaseRequest) -> _T:
-    """What the parameters of this request say. Raises ApiError."""
+    """The parsed parameters of this request. Raises ApiError."""
     try:
         return of(request.query.items())
     except ValueError as error:
@@ -193,14 +192,14 @@ def _not_all(error: NotAnswered) -> ApiError:
 
 
 def _latest(decisions: Iterable[bytes]) -> str:
-    """Those of all workers, the latest first, as many as one of them keeps."""
+    """The decisions of all workers, the latest first, as many as one worker keeps."""
     every: list[list[dict[str, Any]]] = [json.loads(each) for each in decisions]
     merged = heapq.merge(*every, key=lambda decision: decision["time"], reverse=True)
     return json.dumps({"decisions": list(islice(merged, max(map(len, every), default=0)))})
 
 
 def _summed(workers: Iterable[bytes]) -> str:
-    """The caches of all workers, those of one filter together: its entries, bytes, hits and purged answers."""
+    """The caches of all workers, summed by filter: entries, bytes, hits and purged responses."""
     caches: dict[tuple[str, str], dict[str, Any]] = {}
     for worker in workers:
         for each in json.loads(worker):
@@ -213,7 +212,7 @@ def _summed(workers: Iterable[bytes]) -> str:
 
 
 class AdminState(Protocol):
-    """Asked on the event loop, for every request anew."""
+    """The application's interface, called on the event loop for every request."""
 
     async def exposition(self, accept: str) -> tuple[bytes, str]:
         """The answer to a scrape and its content type; `accept` is the scraper's Accept field."""

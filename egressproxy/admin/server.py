@@ -1,7 +1,7 @@
 """The admin server: health, metrics and the Kubernetes-shaped API, on addresses of its own.
 
-It shares the event loop with the traffic and must not be felt there: what takes long runs in a thread, the number of
-connections is bounded, and one that does not ask, or does not read its answer, is closed.
+It shares the event loop with the traffic and must not slow it down: long work runs in a thread, the number of
+connections is bounded, and idle or blocked connections are closed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 _malformed = logging.getLogger(f"{__name__}.malformed")
 _malformed.setLevel(logging.CRITICAL)
 
-#: For a reader that takes nothing at all.
+#: The time limit of a client that acknowledges no data, in milliseconds.
 UNREAD_MS: Final = 30_000
 STOP_TIMEOUT_S: Final = 1.0
 #: Accepted in one turn of the loop: fewer than the reserve, so that no burst closes what came in it.
@@ -36,9 +36,9 @@ ACCEPTED_AT_ONCE: Final = 8
 #: Connections that wait in the kernel to be accepted.
 BACKLOG: Final = 512
 ENCODED_SLASHES: Final = ("%2f", "%5c")
-#: What browsers say of requests that a page of somebody else makes (Fetch Metadata).
+#: The values of Sec-Fetch-Site for requests from another site's page (Fetch Metadata).
 OTHER_SITES: Final = frozenset({"cross-site", "same-site"})
-#: What is answered however many others ask.
+#: The paths that are served even at the limit of connections.
 HEALTH: Final = frozenset({"/healthz", "/livez", "/readyz"})
 
 _INDEX: Final = """egressproxy admin
@@ -59,32 +59,32 @@ _INDEX_OF_QUESTIONS: Final = """\
 /version                    the version of egressproxy, and of the Kubernetes that this API is like
 """
 
-#: kubectl compares versions: this says which Kubernetes the API is like.
+#: The Kubernetes version of the API, which kubectl compares.
 _LIKE: Final = {"major": "1", "minor": "32", "platform": "python", "gitTreeState": "clean", "goVersion": ""}
 
 _Handler = Callable[[web.BaseRequest], Awaitable[web.StreamResponse]]
 
 
 class Surface(Enum):
-    """How much an address shows."""
+    """The paths that an address serves."""
 
     FULL = "full"
     METRICS = "metrics"  # /metrics and health alone: what a scraper may reach
 
 
 class AdminApi(Protocol):
-    """What a FULL surface serves besides its own paths: the Kubernetes-shaped API, where the application has it."""
+    """The Kubernetes-shaped API, served on a FULL surface if the application has it."""
 
     @property
     def index(self) -> str: ...  # lines for the index, each with its end
     async def answer(self, request: web.BaseRequest) -> web.StreamResponse | None:
-        """For every method; None where the path is none of its own. Raises ApiError."""
+        """The response for any method; None for a path of another handler. Raises ApiError."""
 
     def changed(self) -> None:
         """Tell watchers that a source of objects has changed."""
 
     def end_watches(self) -> None:
-        """All watches end; there will be no more."""
+        """End all watches, and refuse new ones."""
 
 
 class AdminServer:
@@ -100,8 +100,8 @@ class AdminServer:
         access: WriteAccess | None = None,
         bind: Callable[..., socket.socket] = bind,
     ) -> None:
-        """`api` makes the rest of a FULL surface at first use. `access`: who may purge caches; None: this machine.
-        `bind` is that of ListeningSockets.
+        """`api` creates the API of a FULL surface at first use. `access`: the rights to purge caches; None: this
+        machine. `bind` is that of ListeningSockets.
         """
         self._bind = bind
         self._socket: socket.socket | None = None
@@ -130,7 +130,7 @@ class AdminServer:
         }
 
     def bind(self) -> None:
-        """Raises OSError. What comes waits until `start`."""
+        """Bind the address; connections wait until `start`. Raises OSError."""
         self._socket = self._bind(str(self._address), self.port, unread_ms=UNREAD_MS)
         self.port = self._socket.getsockname()[1]
 
@@ -139,8 +139,8 @@ class AdminServer:
             self.bind()
         listening, loop = self._socket, asyncio.get_running_loop()
         assert listening is not None
-        self._web = web.Server(self._handle, handler_cancellation=True)  # a watcher that went away is watched no more
-        # asyncio accepts as many in one turn as it is told may wait.
+        self._web = web.Server(self._handle, handler_cancellation=True)  # ends the watch of a disconnected client
+        # asyncio accepts up to `backlog` connections in one turn.
         self._listening = await loop.create_server(self._connection, sock=listening, backlog=ACCEPTED_AT_ONCE)
         listening.listen(BACKLOG)
 
@@ -229,7 +229,7 @@ class AdminServer:
         raise ApiError(404, "NotFound", f"nothing is served at {path}; / lists what is")
 
     def _is_our_name(self, host: str) -> bool:
-        """Bound to loopback, loopback names alone are ours; bound to a network, we cannot know what we are called."""
+        """Whether a Host is accepted: on loopback only loopback names; on a network any, as our names are unknown."""
         if not self._address.is_loopback or not host:
             return True
         name = host.rpartition("]")[0].lstrip("[") if host.startswith("[") else host.partition(":")[0]
@@ -264,7 +264,7 @@ class AdminServer:
 
 
 def _authority(request: web.BaseRequest) -> str:
-    """Whom the request is for: that of an absolute target goes before Host (RFC 9112 section 3.2.2)."""
+    """The authority of the request: of an absolute target, else Host (RFC 9112 section 3.2.2)."""
     scheme, absolute, rest = request.raw_path.partition("://")
     if absolute and scheme.isalpha():
         return rest.partition("/")[0].partition("?")[0] or "-"

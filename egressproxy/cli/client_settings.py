@@ -11,7 +11,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from egressproxy.model.authority import Authority
 
-#: What clients reach without the gateway: programs beside them, which the gateway would not let them reach.
+#: Hosts that clients reach directly: local programs, which the gateway would not allow.
 LOCAL: Final = ("localhost", "127.0.0.1", "::1")
 #: Each in capitals and in small letters: for http:// curl and wget read the latter alone, some programs the former.
 _PROXY: Final = ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY")
@@ -25,12 +25,12 @@ _TRUST: Final = (
 PROVIDERS: Final = {"openai": "OPENAI_BASE_URL", "anthropic": "ANTHROPIC_BASE_URL", "aws": "AWS_ENDPOINT_URL"}
 #: Options of Java that are ours: those that an earlier `env` has set are replaced.
 _JAVA: Final = ("-Dhttp.proxy", "-Dhttps.proxy", "-Dhttp.nonProxyHosts=", "-Djavax.net.ssl.trustStore")
-#: Of the trust store for Java. It protects nothing: all that is in there is public.
+#: The password of the trust store for Java, whose content is public.
 STORE_PASSWORD: Final = "changeit"  # noqa: S105
 
 
 class Login(NamedTuple):
-    """What clients show the gateway: a user and a password, or a token, whose user is anything."""
+    """A client's credentials for the gateway: user and password, or a token with any user."""
 
     user: str = ""
     password: str = ""
@@ -40,7 +40,7 @@ class Login(NamedTuple):
 
 
 class Proxy(NamedTuple):
-    """A forward-proxy listener, as clients name it, and what they show it, if anything."""
+    """A forward-proxy listener, as clients name it, with optional credentials."""
 
     scheme: str
     host: str
@@ -60,7 +60,7 @@ class Proxy(NamedTuple):
                     port,
                     Login(unquote(parts.username or ""), unquote(parts.password or "")),
                 )
-        shown = url.rpartition("@")[2]  # what stands before it may be a secret
+        shown = url.rpartition("@")[2]  # the part before it may be a secret
         if parts.scheme.startswith("socks"):
             where = shown.rpartition("//")[2]
             raise ValueError(
@@ -80,8 +80,8 @@ class Proxy(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ClientSettings:
-    """`no_proxy`: hosts that are reached without the gateway. `bundle`: a file of PEM with all roots that are trusted,
-    `java_store` the same for Java. `base_urls`: by provider (PROVIDERS).
+    """`no_proxy`: hosts that bypass the gateway. `bundle`: a PEM file with all trusted roots, `java_store` the same for
+    Java. `base_urls`: by provider (PROVIDERS).
     """
 
     proxy: Proxy | None = None
@@ -91,7 +91,7 @@ class ClientSettings:
     base_urls: Mapping[str, str] = field(default_factory=dict)
 
     def variables(self, java_options: str = "") -> dict[str, str]:
-        """What each client needs, by the names of the variables. `java_options`: those that Java has already."""
+        """The variables for all clients, by name. `java_options`: the existing options of Java."""
         found: dict[str, str] = {}
         if self.proxy is not None:
             url = self.proxy.url()
@@ -108,12 +108,12 @@ class ClientSettings:
         return found | {PROVIDERS[name]: url for name, url in self.base_urls.items()}
 
     def _around(self) -> tuple[str, ...]:
-        """The hosts of base URLs, too: there the gateway is the server, and no proxy is between."""
+        """The hosts without proxy, including those of base URLs, where the gateway is the server."""
         hosts = (urlsplit(url).hostname or "" for url in self.base_urls.values())
         return tuple(dict.fromkeys((*self.no_proxy, *hosts)))
 
     def _java(self) -> str:
-        """Java takes no variable but that of its options."""
+        """The options of Java, which reads no other variable."""
         found = []
         if self.proxy is not None:
             for scheme in ("http", "https"):
@@ -127,5 +127,5 @@ class ClientSettings:
 
 
 def inherited(environment: Mapping[str, str]) -> dict[str, str]:
-    """What a command keeps of an environment: all but the variables that name other proxies, or ways round any."""
+    """The environment without variables for proxies."""
     return {name: value for name, value in environment.items() if not name.lower().endswith(("_proxy", "_noproxy"))}

@@ -22,7 +22,7 @@ def command(ctx: click.Context, shell: str) -> None:
     from click.shell_completion import get_completion_class
 
     kind = get_completion_class(shell)
-    assert kind is not None  # it is one of the choice
+    assert kind is not None  # click has checked the choice
     made = kind(ctx.find_root().command, {}, "egressproxy", "_EGRESSPROXY_COMPLETE")
     # Not `source()`, which runs bash to see how old it is: the script may be for another machine.
     click.echo(made.source_template % made.source_vars())

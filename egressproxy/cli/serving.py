@@ -1,5 +1,5 @@
-"""How a process that serves begins: as the same process (id, descriptors, environment) with a new interpreter, which
-reads nothing but its options. The command line's modules would take 4 MB for as long as the gateway runs.
+"""The start of a serving process: the same process (id, descriptors, environment) with a new interpreter, which reads
+only its options. The command line's modules would take 4 MB for as long as the gateway runs.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from egressproxy.run_options import ClusterOptions, FilterListener, RunOptions
 if TYPE_CHECKING:
     from egressproxy.app import Started
 
-#: Its memory and descriptors are closed to others of the same user before it imports the rest.
+#: The first statement: protects memory and descriptors from other processes of the same user, before other imports.
 _CLOSED: Final = "from egressproxy.net.process import close_memory; close_memory()"
 _KNOWN: Final = classes((ClusterOptions, FilterListener, Path, RunOptions, SecretBytes, SecretSource))
 
@@ -35,7 +35,7 @@ def begin(options: RunOptions) -> int:
         file.write(dumps(options))  # which may hold a key: no argument, variable or named file has it
         os.set_inheritable(file.fileno(), True)
         for stream in (sys.stdout, sys.stderr):
-            if stream is not None:  # it was closed by the one that started this
+            if stream is not None:  # the parent may have closed it
                 stream.flush()
         # What was typed is behind it, for `ps` and `pgrep` alone.
         program = f"{_CLOSED}; from egressproxy.cli.serving import main; main({file.fileno()})"

@@ -1,9 +1,8 @@
 """`egressproxy run -- CMD`: a gateway for as long as one command runs.
 
-Three processes: this one, which waits; the gateway, in a session of its own, so that the terminal's Ctrl-C is the
-command's alone; and the command, in the process group that it would be in without us. The kernel ends the other two
-when this one dies. Signals that are sent to this process are the command's; those that a terminal sends go to the whole
-group, and the command has them already.
+Three processes: this one, which waits; the gateway, in its own session, so that the terminal's Ctrl-C reaches only the
+command; and the command, in the same process group as without us. The kernel ends the other two when this one dies.
+Signals to this process are forwarded to the command, except those of a terminal, which reach the whole group.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ from egressproxy.model.forward_listener import ForwardListener
 from egressproxy.net.process import close_memory
 from egressproxy.run_options import RunOptions
 
-#: What `env`, `timeout` and `docker run` end with where not the command has failed.
+#: The exit status of `env`, `timeout` and `docker run` for their own failures.
 _FAILED: Final = 125
 _NOT_EXECUTABLE: Final = 126
 _NOT_FOUND: Final = 127
@@ -50,7 +49,7 @@ _END_S: Final = 5.0
 
 
 class _Signalled(Exception):
-    """A signal came before the command was there to have it."""
+    """A signal came before the start of the command."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -58,11 +57,11 @@ class _Signalled(Exception):
 
 
 class NotUsable(Exception):
-    """The gateway is there, and the command cannot be given it; the message says why."""
+    """The gateway runs, but the command cannot use it; the message gives the reason."""
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody has."""
+    """A free port of 127.0.0.1."""
     with socket(AF_INET) as sock:
         sock.bind(("127.0.0.1", 0))
         return int(sock.getsockname()[1])
@@ -71,8 +70,8 @@ def free_port() -> int:
 def run_wrapped(
     options: RunOptions, command: Sequence[str], settings: ClientSettings, login: Login, ca: Path | None, listener: str
 ) -> int:
-    """Serve until the command has ended; returns its exit status, or ends with its signal. `login`: what it shows the
-    gateway. `ca`, `listener`: as in the options.
+    """Serve until the command has ended; returns its exit status, or ends with its signal. `login`: the command's
+    credentials for the gateway. `ca`, `listener`: as in the options.
     """
     if not shutil.which(command[0]):
         return _not_run(command[0])
@@ -83,7 +82,7 @@ def run_wrapped(
         with ExitStack() as files, _Signals() as signals, _Gateway(options) as gateway:
             listeners = gateway.wait_until_ready()
             if listeners is None:
-                return _FAILED  # it has said why
+                return _FAILED  # the gateway has printed the reason
             variables = _variables(chosen_listener(listeners, listener), settings, login, ca, files)
             signals.block()
             status = _run(command, inherited(os.environ) | variables, gateway, signals)
@@ -97,7 +96,7 @@ def run_wrapped(
 
 
 def _run(command: Sequence[str], environment: Mapping[str, str], gateway: _Gateway, signals: _Signals) -> int:
-    """Run it to its end: its exit status, or the negative number of the signal that has ended it."""
+    """Run the command; returns its exit status, or the negative number of its signal."""
     parent = os.getpid()
 
     def prepare() -> None:
@@ -112,7 +111,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str], gateway: _Gatew
     is_told = False
     while (status := child.poll()) is None:
         if not is_told and gateway.has_ended():
-            # Its port may be anybody's from now on.
+            # Another process may take the port from now on.
             click.echo(f"egressproxy: the gateway has ended, so that {command[0]} is ended, too", err=True)
             is_told = True
             child.terminate()
@@ -131,7 +130,7 @@ def _not_run(name: str) -> int:
 
 
 def chosen_listener(listeners: Sequence[ForwardListener], wanted: str) -> ForwardListener | None:
-    """The one that is `wanted`, or the only one; None where there is none, and none is wanted. Raises NotUsable."""
+    """The `wanted` listener, or the only one; None without both. Raises NotUsable."""
     fitting = [each for each in listeners if f"/{each.name}".endswith(f"/{wanted}")] if wanted else [*listeners]
     names = ", ".join(each.name for each in listeners) or "none"
     if len(fitting) > 1:
@@ -144,7 +143,7 @@ def chosen_listener(listeners: Sequence[ForwardListener], wanted: str) -> Forwar
 def _variables(
     chosen: ForwardListener | None, settings: ClientSettings, login: Login, ca: Path | None, files: ExitStack
 ) -> dict[str, str]:
-    """What the command finds in its environment. What it names is there until `files` ends. Raises NotUsable."""
+    """The command's variables. Their files exist until `files` ends. Raises NotUsable."""
     from egressproxy.cli.trust_bundle import TrustProblem, certificates, is_root, read_ca, write_trust
 
     if chosen is None and not settings.base_urls:
@@ -176,7 +175,7 @@ def _variables(
 
 
 class _Signals:
-    """What becomes of signals to this process: at first they end all, later on they wait for `sigwaitinfo`."""
+    """The handling of signals to this process: at first they end all, later they wait for `sigwaitinfo`."""
 
     def __enter__(self) -> _Signals:
         self._before: dict[signal.Signals, Any] = {}
@@ -197,7 +196,7 @@ class _Signals:
         signal.pthread_sigmask(signal.SIG_BLOCK, (*_FORWARDED, signal.SIGCHLD))
 
     def restore(self) -> None:
-        """In the command's process: nothing is blocked that was not when we began."""
+        """Restore the original signal mask, in the command's process."""
         signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
 
@@ -238,7 +237,7 @@ class _Gateway:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Have it drain, and end it where it does not."""
+        """Drain the gateway, and kill it after a timeout."""
         os.close(self._ready)
         if self.has_ended():
             return
@@ -281,7 +280,7 @@ def _serve(options: RunOptions, parent: int, told: int) -> NoReturn:
 
 
 def _end_with(parent: int, number: signal.Signals) -> None:
-    """Have the kernel send this signal when the parent dies, whatever it dies of."""
+    """Have the kernel send this signal when the parent dies."""
     _prctl(_PR_SET_PDEATHSIG, number, 0, 0, 0)
     if os.getppid() != parent:
         os._exit(_FAILED)
@@ -291,7 +290,7 @@ _prctl: Callable[..., int] = ctypes.CDLL(None).prctl
 
 
 def _die_by(number: int) -> int:
-    """As the command has died, so that shells and supervisors see the same; the first process of a container cannot."""
+    """End with the command's signal, for shells and supervisors; the first process of a container cannot."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the command's core is the one to look at
     with suppress(OSError, ValueError):  # SIGKILL has no handler
         signal.signal(number, signal.SIG_DFL)

@@ -1,4 +1,4 @@
-"""RequestSide: a request that Envoy carries: head, body and trailers pass the filters of its rule and backend."""
+"""RequestSide: runs the filters of a rule and backend on a request in Envoy: head, body and trailers."""
 
 from __future__ import annotations
 
@@ -45,15 +45,15 @@ _SEND, _SKIP = HeaderSendMode.SEND, HeaderSendMode.SKIP
 @dataclass(slots=True, eq=False, repr=False)
 class RequestSide:
     _conversation: EnvoyConversation
-    _block: bytes = b""  # of the head, as Envoy has it
+    _block: bytes = b""  # Envoy's version of the head
     _dropped: tuple[FieldChange, ...] = ()
     _rewritten: bytes = b""
-    _whole_limit: int = -1  # of a body that filters of the backend need whole; -1: none does
+    _whole_limit: int = -1  # the buffer limit of the backend's filters; -1: none
     _received: int = 0  # bytes of the body
-    _sent_body: bytes = b""  # all of it, as the backend gets it
+    _sent_body: bytes = b""  # the whole body for the backend
     _body: BodyChain | None = None
     _leg: BodyChain | None = None  # the filters of the backend
-    _has_body_ended: bool = False  # filters have got its end
+    _has_body_ended: bool = False  # filters have seen the end
     _port_in_service: Callable[[], Port] | None = None
     _may_have_trailers: bool = False
     wants_whole: bool = False  # the next message holds the whole body, and the head has not gone
@@ -62,7 +62,7 @@ class RequestSide:
     async def take_head(
         self, message: ProcessingRequest, port_in_service: Callable[[], Port], trust_domains: Sequence[str]
     ) -> None:
-        """Find the rule, run the filters of the head, and ask for what they need. Raises what refuses the request."""
+        """Find the rule, run the filters of the head, and request the parts they need. Raises refusals."""
         port = port_in_service()
         self._port_in_service = port_in_service
         conversation = self._conversation
@@ -131,7 +131,7 @@ class RequestSide:
         return self.wants_whole
 
     def _send_head(self, exchange: Exchange, *, goes_on: bool) -> None:
-        """Let the head go; ask for the body and the trailers if they are filtered, and for those of the response."""
+        """Send the head; request body and trailers if they are filtered, also of the response."""
         conversation, chain = self._conversation, self._conversation.chain
         self._leg = begun(chain.leg_request_body, exchange, exchange.request.body)
         bodies = [body for body in (self._body, self._leg) if body is not None]
@@ -151,7 +151,7 @@ class RequestSide:
         conversation.send(MessagePart.REQUEST_HEADERS, self._head_changes(), mode=mode)
 
     async def take_body(self, message: ProcessingRequest) -> None:
-        """A piece of the body, or the whole. Raises what a filter refuses with."""
+        """Filter a piece of the body, or the whole. Raises refusals of filters."""
         conversation, exchange = self._conversation, self._conversation.exchange
         data = message.body
         exchange.bytes_in += len(data)
@@ -196,11 +196,11 @@ class RequestSide:
             conversation.send(MessagePart.REQUEST_BODY, changes, body=data if data != message.body else None)
 
     async def take_trailers(self, message: ProcessingRequest) -> None:
-        """What filters leave of the trailers goes on. Raises what a filter refuses with."""
+        """Filter the trailers, and send the rest. Raises refusals of filters."""
         conversation, exchange = self._conversation, self._conversation.exchange
         came = read_request_trailers(message)
         block = came if self._lets_trailers else b""
-        left = b""  # of a body that flows, and whose end has come
+        left = b""  # the rest of a streamed body
         for body in (self._body, self._leg):
             if body is None:
                 continue
@@ -219,7 +219,7 @@ class RequestSide:
 
     @property
     def _is_unseen(self) -> bool:
-        """No filter looks at the head of the request."""
+        """Whether no filter sees the head of the request."""
         route = self._conversation.resources.route
         return (route is None or route.chain.request_headers is None) and (
             self._conversation.chain.backend_request is None
@@ -227,7 +227,7 @@ class RequestSide:
 
     @property
     def _lets_trailers(self) -> bool:
-        """As in the gateway: every filter that looks at the head of the request sees them, too."""
+        """Whether trailers may be forwarded, as in the gateway: every filter of the head sees them, too."""
         route, chain = self._conversation.resources.route, self._conversation.chain
         return (route is None or route.chain.request_headers is None or route.chain.lets_request_trailers) and (
             chain.backend_request is None or chain.lets_leg_trailers
@@ -288,7 +288,7 @@ class RequestSide:
 
 
 def _limit_of_whole(route: Route, exchange: Exchange) -> int:
-    """How many bytes the body may have, which filters of the backend need whole; -1: it may flow."""
+    """The buffer limit of the backend's filters in bytes; -1: the body is streamed."""
     if route.choices:
         return route.body_limit(exchange)
     plan = route.chain.leg_request_body

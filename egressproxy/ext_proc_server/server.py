@@ -1,7 +1,7 @@
-"""FilterServer: accepts the connections of Envoy, and gives each call of ext_proc to a ProcessedExchange.
+"""FilterServer: accepts connections of Envoy, and runs each call of ext_proc in a ProcessedExchange.
 
-It also answers grpc.health.v1.Health/Check. Whoever can connect is told what filters add to requests, credentials
-included: the socket is as secret as they are.
+It also serves grpc.health.v1.Health/Check. A client gets the fields that filters add to requests, credentials included,
+so protect the socket like these credentials.
 
 Sources: Envoy API v3, service/ext_proc/v3/external_processor.proto; gRPC health checking protocol.
 """
@@ -74,7 +74,7 @@ class FilterServer:
         self._loop.add_reader(self._sock.fileno(), self._accept)
 
     async def drain(self, timeout_s: float) -> int:
-        """Take no more calls; those under way have this time. Returns how many connections were cut."""
+        """Accept no more calls, and wait for calls in flight. Returns the number of connections cut."""
         self.is_draining = True
         sock, self._sock = self._sock, None
         if sock is not None:
@@ -125,7 +125,7 @@ class FilterServer:
             self._loop.add_reader(self._sock.fileno(), self._accept)
 
     def joined(self, connection: EnvoyConnection) -> None:
-        """A connection is open."""
+        """Add an open connection."""
         self._connections.add(connection)
         if self.is_draining:
             connection.leave(gently=False)
@@ -183,7 +183,7 @@ class FilterServer:
             call.end(GrpcStatus.NOT_FOUND, f"the services here are {_SERVICE} and the server as a whole")
 
     def _note_misconfigured(self, error: EnvoyMisconfigured, peer: str) -> None:
-        """Count it, and tell it once: it is so for each request."""
+        """Count the error, and log it once, since each request repeats it."""
         self.misconfigured += 1
         if error.message not in self._told:
             self._told.add(error.message)
@@ -192,7 +192,7 @@ class FilterServer:
     def _gateways(self) -> ServedGateways:
         """The Gateways of the snapshot in service."""
         snapshot = self._gateway.snapshot
-        assert snapshot is not None, "it listens once there is one"
+        assert snapshot is not None, "no snapshot in service"
         if self._served is None or self._served.snapshot is not snapshot:
             self._served = ServedGateways(snapshot)
         return self._served
@@ -219,7 +219,7 @@ class EnvoyConnection(DownstreamHttp2):
         self._server.left(self)
 
     def gave_up(self) -> None:
-        """Envoy resets each call that it has no more use for: that is no flood."""
+        """Do not count resets as a flood: Envoy resets each call that it no longer needs."""
 
 
 def _shaken(_stream: TlsStream, error: Exception | None) -> None:

@@ -16,20 +16,20 @@ from egressproxy.run_options import FilterListener
 
 log = logging.getLogger(__name__)
 
-#: How often the files are looked at, at most.
+#: The least interval of checks of the files, in seconds.
 _LOOK_S: Final = 1.0
 
-#: Of each file what says that it is another one: its inode, its size in bytes, and when it was changed, in ns.
+#: The identity of each file: inode, size in bytes, and modification time in ns.
 _State = tuple[tuple[int, int, int], ...]
 
 
 class TlsFiles:
-    """Clients need a certificate of one of the authorities, since filters tell them credentials."""
+    """Clients need a certificate of one of the CAs, since filters send them credentials."""
 
     __slots__ = ("_authorities", "_certificate", "_context", "_key", "_looked_at", "_state")
 
     def __init__(self, certificate: Path, key: Path, authorities: Path) -> None:
-        """Files of PEM. Raises OSError, ssl.SSLError or ValueError for what cannot be used."""
+        """The arguments are PEM files. Raises OSError, ssl.SSLError or ValueError for unusable files."""
         self._certificate = certificate
         self._key = key
         self._authorities = authorities
@@ -45,7 +45,7 @@ class TlsFiles:
         return cls(at.tls_certificate, at.tls_key, at.tls_client_ca)
 
     def context(self) -> ssl.SSLContext:
-        """For a new connection: of the files as they are now; where those cannot be used, of the last that could."""
+        """The context for a new connection, from the current files, or from the last usable ones."""
         now = monotonic()
         if now - self._looked_at >= _LOOK_S:
             self._looked_at = now
@@ -57,7 +57,7 @@ class TlsFiles:
             state = self._states()
             if state == self._state:
                 return
-            self._state = state  # what cannot be used is told once
+            self._state = state  # report unusable files once
             self._context = self._read()
         except (OSError, ValueError) as error:  # ssl.SSLError is an OSError
             why = getattr(error, "reason", None) or getattr(error, "strerror", None) or error

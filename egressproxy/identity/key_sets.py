@@ -16,13 +16,13 @@ from jwt.utils import base64url_decode
 
 MAX_KEY_SET_BYTES: Final = 256 * 1024
 MAX_KEYS: Final = 64
-#: Of keys without a `kid`, or for tokens without one: how many are tried.
+#: The most keys that are tried for a key or token without `kid`.
 MAX_TRIED: Final = 4
 MIN_RSA_BITS: Final = 2048
 #: Above these a check of a signature takes milliseconds.
 MAX_RSA_BITS: Final = 8192
 MAX_RSA_EXPONENT: Final = 2**32
-#: Of the name of a key that a message has, in characters.
+#: The most characters of a key's name in a message.
 MAX_SHOWN: Final = 80
 
 _RSA: Final = frozenset(("RS256", "RS384", "RS512", "PS256", "PS384", "PS512"))
@@ -33,16 +33,16 @@ _OF_CURVE: Final = {
 
 
 class UnusableKeySet(ValueError):
-    """A key set cannot be used; the text says why, and never repeats a key."""
+    """An unusable key set; the text gives the reason, never a key."""
 
 
 class _UnusableKey(ValueError):
-    """One key cannot be used, and the others can; the text says why, and never repeats the key."""
+    """One unusable key of a usable set; the text gives the reason, never the key."""
 
 
 class KeySet:
-    """The keys of one issuer. `text` is what they were read from, `fingerprints` tell each from all others. `unusable`
-    says of each key that was left out although it is for signatures which it is and why ("keys[0] (kid old): ...").
+    """The keys of one issuer. `text` is the JWKS, `fingerprints` identify the keys. `unusable` names each signature key
+    that was left out, with the reason ("keys[0] (kid old): ...").
     """
 
     __slots__ = ("_by_kid", "_unnamed", "_unusable_kids", "fingerprints", "text", "unusable")
@@ -55,7 +55,7 @@ class KeySet:
         fingerprints: frozenset[str],
         unusable: Sequence[tuple[str | None, str]] = (),
     ) -> None:
-        """`unusable`: of each key that was left out its `kid` (None: it has none), and what is said of it."""
+        """`unusable`: the `kid` (None: none) and the reason of each key that was left out."""
         self.text = text
         self.unusable = tuple(said for _, said in unusable)
         self._unusable_kids = frozenset(kid for kid, _ in unusable if kid is not None)
@@ -64,7 +64,7 @@ class KeySet:
         self._unnamed: list[tuple[Any, frozenset[str]]] = unnamed
 
     def candidates(self, kid: str | None, algorithm: str) -> list[Any]:
-        """The keys that may have signed a token with this `kid` (None: it says none) with this algorithm."""
+        """The keys that may have signed a token with this `kid` (None: none) and algorithm."""
         if kid is not None and kid in self._by_kid:
             found = [self._by_kid[kid]]
         elif kid is not None:
@@ -74,7 +74,7 @@ class KeySet:
         return [key for key, algorithms in found if algorithm in algorithms][:MAX_TRIED]
 
     def leaves_out(self, kid: str | None) -> bool:
-        """Whether the key of this `kid` is listed, and cannot be used."""
+        """Whether the key of this `kid` is listed but unusable."""
         return kid in self._unusable_kids and kid not in self._by_kid
 
     def __len__(self) -> int:
@@ -82,10 +82,9 @@ class KeySet:
 
 
 def read_key_set(text: bytes | str, *, may_be_empty: bool = False) -> KeySet:
-    """The keys of a JWKS. Those that are not for verification, and of kinds that are unknown here, are left out, and so
-    are those that are malformed or weak, which `unusable` names: one of them takes no other with it. Raises
-    UnusableKeySet where the set is malformed, where no key is left (but for an issuer that lists none, if
-    `may_be_empty`), and where one must not be in it: a shared secret or a private key.
+    """The keys of a JWKS. Keys of unknown kinds or for other uses than verification are left out, and so are malformed
+    or weak keys, which `unusable` names. Raises UnusableKeySet for a malformed set, a set without usable keys (except
+    an empty list, if `may_be_empty`), and a set with a forbidden key: a shared secret or a private key.
     """
     if len(text) > MAX_KEY_SET_BYTES:
         raise UnusableKeySet(f"the key set is longer than {MAX_KEY_SET_BYTES} bytes")

@@ -1,4 +1,4 @@
-"""Where requests go: every shape of Backend, read into one value."""
+"""BackendIR: every form of Backend, as one value."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from egressproxy.model.secret import SecretBytes
 
 
 class Destination(str, Enum):
-    """What a backend is: a name, addresses, a Service, or what the request names."""
+    """The type of a backend: a name, addresses, a Service, or the request's destination."""
 
     FQDN = "Fqdn"
     IP = "Ip"
@@ -22,7 +22,7 @@ class Destination(str, Enum):
 
 
 class Protocol(str, Enum):
-    """What a backend speaks: `protocol` of a Backend, or what appProtocol of a Service means."""
+    """The protocol of a backend: `protocol` of a Backend, or a Service's appProtocol."""
 
     HTTP = "HTTP"  # ALPN decides
     HTTP11 = "HTTP11"
@@ -36,7 +36,7 @@ class Protocol(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class EndpointAddress:
-    """An address that an operator wrote, dialled as written. `zone`, `for_zones` (hints.forZones): of EndpointSlice."""
+    """A configured address, dialled as written. `zone`, `for_zones` (hints.forZones): of EndpointSlice."""
 
     address: IPAddress
     port: int
@@ -49,8 +49,8 @@ class BackendTlsIR:
     """TLS origination. `sni` "" means: the host that is dialled. `ca_pem` "" means the system's roots.
 
     `names`: the subject alternative names accepted (any of them); empty: the SNI name. `min_version` is "1.2" or "1.3".
-    `client_certificate` is certificate chain PEM; `client_key` its key. `ca_source` and `client_source` name
-    the objects that these came from, for people.
+    `client_certificate` is certificate chain PEM; `client_key` its key. `ca_source` and `client_source` name their
+    objects, for people.
     """
 
     sni: str = ""
@@ -70,17 +70,17 @@ class BackendTlsIR:
 class McpIR:
     """`protocolOptions.mcp`."""
 
-    version: str = ""  # the one revision that the server speaks; "" for one that nothing is known of
-    path: str = ""  # of its endpoint; "" where the client's path stays
+    version: str = ""  # the server's revision; "": unknown
+    path: str = ""  # of the endpoint; "": the client's path
 
 
 @dataclass(frozen=True, slots=True)
 class AiIR:
-    """`protocolOptions.ai`. `apis` are those that the backend serves, the preferred one first, by their names there."""
+    """`protocolOptions.ai`. `apis` are the names of the backend's APIs, the preferred one first."""
 
     apis: tuple[str, ...]
-    prefix: str = ""  # the path below which they are, without a slash at its end; "": none is said
-    drops: bool = True  # whether what only tunes is left out of translated requests
+    prefix: str = ""  # the base path of the APIs, without a trailing slash; "": default
+    drops: bool = True  # whether translation drops fields that only tune
     max_body_bytes: int = 32 * 1024 * 1024  # of a request that is changed or translated
 
 
@@ -94,7 +94,7 @@ class ParentCredentials:
 
 @dataclass(frozen=True, slots=True)
 class NoProxyRule:
-    """What no parent is asked for: names (lower case, exact or `*.suffix`), networks of addresses. No `ports`: all."""
+    """Destinations without parent: names (lower case, exact or `*.suffix`), networks of addresses. No `ports`: all."""
 
     hostnames: tuple[str, ...] = ()
     cidrs: tuple[Network, ...] = ()
@@ -103,7 +103,7 @@ class NoProxyRule:
 
 @dataclass(frozen=True, slots=True)
 class OtherParent:
-    """A parent that is asked where those before it cannot be connected to."""
+    """A fallback parent, for when connecting to the earlier ones fails."""
 
     backend: BackendIR
     credentials: ParentCredentials | None = None
@@ -116,16 +116,16 @@ class BackendIR:
     """A Backend object (or Service, XBackend …) as written, references resolved.
 
     `name` is "namespace/name". FQDN: `hostname` and `port`. IP and SERVICE: `endpoints`. DYNAMIC: neither; `tls` then
-    says how an `https://` (absolute-form) destination is verified, and None means by the defaults; `port` is the one
-    that a route to it permits by itself, or 0 for every one.
-    `parent` is the upstream gateway through which it is reached, `parent_credentials` what that is shown,
-    and `parent_dns` how its name is looked up; None: as that of the backend. `parent_identity_key` signs
-    who the client is, for a parent that is a gateway of ours. `other_parents` are asked in this order where it cannot
-    be connected to. `no_proxy`, of a DYNAMIC one, lists what is reached directly.
-    `extensions` are its own, as a part of its identity: what runs stands in `WeightedBackend.extensions`, these
-    included. Secrets are left out, but for filters of connections: one that is rotated closes none.
-    `kind` is the object's, with its group where it has one: "Backend.egressproxy.io". `shares_name`: one of our own
-    group, or another one, has its name, too.
+    verifies an `https://` (absolute-form) destination, None: by the defaults; `port` is the only port that a route to
+    the backend permits, 0: all.
+    `parent` is the upstream proxy, `parent_credentials` are its credentials, and `parent_dns` its DNS settings; None:
+    those of the backend. `parent_identity_key` signs the client's identity, for a parent that is a gateway of ours.
+    `other_parents` are fallbacks, in order. `no_proxy`, of a DYNAMIC backend, lists the destinations without parent.
+    `extensions` are its own, as a part of its identity; the running ones, including these, are in
+    `WeightedBackend.extensions`. Secrets are left out, except those of connection filters, so that a rotation closes no
+    connections.
+    `kind` is the object's kind, with its group if any: "Backend.egressproxy.io". `shares_name`: a Backend of another
+    group has the same name.
     """
 
     name: str
@@ -144,11 +144,11 @@ class BackendIR:
     extensions: tuple[ExtensionIR, ...] = ()
     kind: str = ""
     shares_name: bool = False
-    mcp: McpIR | None = None  # what a backend of protocol MCP says of it
-    ai: AiIR | None = None  # what a provider of AI serves; None: nothing is translated for it
+    mcp: McpIR | None = None  # of protocol MCP
+    ai: AiIR | None = None  # of an AI provider; None: no translation
 
     def parents(self) -> Iterator[BackendIR]:
-        """Every upstream gateway that may be on the way, the next ones first."""
+        """Every possible parent on the path, the next ones first."""
         for first in (self.parent, *(other.backend for other in self.other_parents)):
             if first is not None:
                 yield first
@@ -156,13 +156,13 @@ class BackendIR:
 
     @property
     def label(self) -> str:
-        """What metrics and the log call it: its name, with the kind where the name alone could mean another."""
+        """The name in metrics and the log, with the kind if the name is ambiguous."""
         return f"{self.name} ({self.kind})" if self.shares_name else self.name
 
 
 @dataclass(frozen=True, slots=True)
 class ConnectionIR:
-    """What decides whether two uses of a backend may share connections: the key of a pool.
+    """The key of a pool: two uses of a backend with equal keys share connections.
 
     The same Backend under two routes with different DNS or address rules has two pools. `system_roots` is the mark of
     the system's CA certificates (`net.system_roots`): where they change, connections are verified anew.

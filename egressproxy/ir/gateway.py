@@ -1,4 +1,4 @@
-"""Gateways and listeners: what is bound, and what is served there. `ConfigIR` is the whole of a configuration."""
+"""Gateways and listeners. `ConfigIR` is a whole configuration."""
 
 from __future__ import annotations
 
@@ -47,14 +47,13 @@ class CertificateIR:
 
 @dataclass(frozen=True, slots=True)
 class ClientCertificatesIR:
-    """Clients are asked for a certificate; it has to be signed by one of these authorities (PEM), and must not be
-    revoked by one of these lists (PEM), of which each authority in its chain needs one then.
+    """The validation of client certificates. They must be signed by one of these CAs (PEM), and not be revoked by these
+    lists (PEM); with lists, each CA in the chain needs one.
 
-    `identity_ca_pem`: only a certificate of one of these says who the client is; "" for each one that is accepted.
-    Without `ca_pem` clients may go without a certificate, and one that is shown has to be signed by one of these.
-    `takes_any`: every client is accepted, also without a certificate or with an invalid one (GEP-91).
-    `trust_domains`: the SPIFFE id of a certificate says who the client is, where it is of one of these. `known`: who
-    shows which other certificates.
+    `identity_ca_pem`: the CAs whose certificates identify clients; "": all accepted ones. Without `ca_pem` certificates
+    are optional, and must be signed by one of `identity_ca_pem`. `takes_any`: every client is accepted, even without a
+    certificate or with an invalid one (GEP-91). `trust_domains`: the SPIFFE trust domains whose ids identify clients.
+    `known`: the clients by other certificates.
     """
 
     ca_pem: str
@@ -67,7 +66,7 @@ class ClientCertificatesIR:
 
 @dataclass(frozen=True, slots=True)
 class ListenerTlsIR:
-    """`clients` is the same for all listeners of a port: what a connection has shown holds for each of them."""
+    """TLS of a listener. `clients` is equal for all listeners of a port, since a connection may serve each of them."""
 
     mode: TlsMode = TlsMode.TERMINATE
     certificates: tuple[CertificateIR, ...] = ()
@@ -76,7 +75,7 @@ class ListenerTlsIR:
 
 @dataclass(frozen=True, slots=True)
 class SubjectIR:
-    """Clients of this namespace, service account and group, with this claim; "" and None ask for nothing."""
+    """Clients of this namespace, service account and group, with this claim; "" and None match all."""
 
     namespace: str = ""
     service_account: str = ""
@@ -86,7 +85,7 @@ class SubjectIR:
 
 @dataclass(frozen=True, slots=True)
 class VariantIR:
-    """The listener as it is for clients for whom exactly these policies with `subjects` hold (namespace/name)."""
+    """The listener for clients with exactly these policies with `subjects` (namespace/name)."""
 
     policies: frozenset[str]
     listener: ListenerIR
@@ -94,7 +93,7 @@ class VariantIR:
 
 @dataclass(frozen=True, slots=True)
 class KeyUrlIR:
-    """Where the keys of an issuer of tokens are fetched from: `callee` says how it is reached."""
+    """The URL of the keys of a token issuer, and the backend for the request (`callee`)."""
 
     issuer: str
     path: str
@@ -106,11 +105,10 @@ class ListenerIR:
     """One listener of one Gateway that can be programmed. Several may share an address and port.
 
     `addresses` are IP literals to bind. `hostname` "" means every host; `*.suffix` is a wildcard.
-    `default_backend`: for forward-proxy listeners, and TLS listeners whose policy opens streams (`intercept`), the
-    Dynamic backend (with its policy) that serves what no route matches but the policy allows. `key_urls` are those of
-    the issuers in `policy.identity`.
-    `subjects` are the clients that policies are for which have any, by policy, and `variants` what such clients get.
-    All else is for the other clients. A client for whom a set of policies holds that has no variant is refused.
+    `default_backend`: for forward-proxy listeners, and TLS listeners with interception, the Dynamic backend (with its
+    policy) for allowed requests without a route. `key_urls` are those of the issuers in `policy.identity`.
+    `subjects` are the policies' subjects, by policy, and `variants` the listeners for matching clients. The other
+    fields are for all other clients. A client with a set of policies without a variant is refused.
     """
 
     gateway: str
@@ -132,8 +130,8 @@ class ListenerIR:
 
     @property
     def identity(self) -> IdentityIR | None:
-        """Where the identity of clients comes from; None where nothing says it. Where another listener of the port has
-        certificates say it, they say it here, too.
+        """The identity settings, or None. Certificates identify clients here, too, if they do at another listener of
+        the port.
         """
         clients = self.tls.clients if self.tls is not None else None
         says_who = clients is not None and bool(clients.trust_domains or clients.known)
@@ -150,7 +148,7 @@ class ConfigIR:
 
 
 def every_listener(config: ConfigIR) -> Iterator[ListenerIR]:
-    """The listeners, each before its variants."""
+    """All listeners; variants follow their listener."""
     for listener in config.listeners:
         yield listener
         for variant in listener.variants:

@@ -1,4 +1,4 @@
-"""What EgressPolicy objects say, merged for one place (listener, route or backend) by `config.compile.policies`."""
+"""PolicyIR: EgressPolicy objects, merged for one place (listener, route or backend) by `config.compile.policies`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Mode(str, Enum):
 
 
 class Family(str, Enum):
-    """EgressPolicy `dns.family`: the addresses that are asked for, and which are tried first."""
+    """EgressPolicy `dns.family`: the queried address families, and their order."""
 
     ANY = "Any"
     IPV4 = "IPv4"
@@ -35,14 +35,14 @@ class Family(str, Enum):
 
 
 class Dnssec(str, Enum):
-    """EgressPolicy `dns.dnssec`: whether answers count that the server does not call authentic (the AD bit)."""
+    """EgressPolicy `dns.dnssec`: whether answers need the AD bit."""
 
     OFF = "Off"
     REQUIRE = "Require"
 
 
 class ReverseCheck(str, Enum):
-    """EgressPolicy `dns.reverseCheck`: whether the names of an address (PTR) have to agree with what led there."""
+    """EgressPolicy `dns.reverseCheck`: whether the names of an address (PTR) must match the dialled name."""
 
     OFF = "Off"
     REPORT = "Report"  # dials at once, and notes what ENFORCE would deny
@@ -50,7 +50,7 @@ class ReverseCheck(str, Enum):
 
 
 class Priority(str, Enum):
-    """EgressPolicy `traffic.priority`: which requests go first where the gateway cannot serve all."""
+    """EgressPolicy `traffic.priority`: the priority of requests during overload."""
 
     HIGH = "High"
     NORMAL = "Normal"
@@ -73,9 +73,9 @@ class DestinationRule:
     """One entry of `destinations.allow` or `.deny`.
 
     `hostnames` are exact names or `*.suffix` (one label or more in front), lower case. `ports` empty: every port.
-    `cidrs` match a client that named an address. `policy` is the EgressPolicy that wrote the entry. `intercepts`: it
-    denies names of an `intercept` section that is not served where it stands. `is_firm`: it denies in mode Report, too,
-    since that mode was set by a more specific policy than this one.
+    `cidrs` match addresses that clients name. `policy` is the EgressPolicy of the entry. `intercepts`: the entry denies
+    names of an unserved `intercept` section. `is_firm`: the entry denies in mode Report, too, since a more specific
+    policy has set that mode.
     """
 
     hostnames: tuple[str, ...] = ()
@@ -111,8 +111,8 @@ class DestinationsIR:
 
 @dataclass(frozen=True, slots=True)
 class AddressAllowance:
-    """`addresses.allow[]`: these ranges may be dialled, for every name (`hostnames` empty) or for these names only, and
-    with `cidrs` empty any address that is not reserved for the host itself.
+    """`addresses.allow[]`: allowed ranges for these names (`hostnames` empty: every name). `cidrs` empty: all addresses
+    except those reserved for the host itself.
     """
 
     cidrs: tuple[Network, ...] = ()
@@ -121,18 +121,18 @@ class AddressAllowance:
 
 @dataclass(frozen=True, slots=True)
 class AddressDenial:
-    """Ranges that are denied on these ports (empty: all), whoever gives the address: DNS, a client or the operator."""
+    """Ranges that are denied on these ports (empty: all), for addresses from DNS, a client or the operator."""
 
     cidrs: tuple[Network, ...]
     ports: tuple[int, ...] = ()
     policy: str = "-"
-    field: str = "addresses.deny"  # where `policy` has written it
-    reports: bool = False  # mode Report lets it pass, and notes it
+    field: str = "addresses.deny"  # its field in `policy`
+    reports: bool = False  # lifted by mode Report
 
 
 @dataclass(frozen=True, slots=True)
 class NameDenial:
-    """Names that no allowed name may lead to by CNAME: hostnames of a `destinations.deny` entry. Fields as above."""
+    """Names that are denied as CNAME targets: hostnames of a `destinations.deny` entry. Fields as above."""
 
     hostnames: tuple[str, ...]
     ports: tuple[int, ...] = ()
@@ -142,7 +142,7 @@ class NameDenial:
 
 @dataclass(frozen=True, slots=True)
 class AddressBound:
-    """`addresses.only` of one policy: what names lead to outside of these ranges is closed. Empty: everything is."""
+    """`addresses.only` of one policy: resolved addresses must be in these ranges. Empty: all are denied."""
 
     cidrs: tuple[Network, ...] = ()
     policy: str = "-"
@@ -150,11 +150,10 @@ class AddressBound:
 
 @dataclass(frozen=True, slots=True, weakref_slot=True)
 class AddressesIR:
-    """Public unicast only, but for what is allowed at EVERY level that says something (restrictions intersect).
+    """Address rules: public unicast, and addresses that EVERY level with an allow list allows (restrictions intersect).
 
-    Of these what no `deny` closes, at whatever level, and what stands within every `only`. What leads to a denied name
-    on the way is closed, too. It is a part of every ConnectionIR, and its lists may be long: its hash does not walk
-    over them.
+    Addresses must also match no `deny` of any level, and every `only`, and no CNAME target may be denied. Every
+    ConnectionIR has these rules, and the lists may be long, so the hash does not cover them.
     """
 
     allow: tuple[tuple[AddressAllowance, ...], ...] = ()
@@ -162,7 +161,7 @@ class AddressesIR:
     deny: tuple[AddressDenial, ...] = ()
     only: tuple[AddressBound, ...] = ()
     denied_names: tuple[NameDenial, ...] = ()
-    #: The namespace that alone can open more than public addresses, where policies of others have allowed something.
+    #: The only namespace that can allow non-public addresses, if other namespaces' policies are involved.
     owner: str = ""
 
     def __hash__(self) -> int:
@@ -180,8 +179,8 @@ class AddressesIR:
 @dataclass(frozen=True, slots=True)
 class DnsIR:
     """`servers` empty: those of /etc/resolv.conf. Entries: `ip`, `ip:port`, `[ip6]:port`, `tls://ip[:port][#name]`,
-    `https://ip[:port][/path][#name]`. `ca_pem`: what alone may have signed the certificates of servers over TLS; "" for
-    the system's roots. `ca_source` names the objects that it came from, for people.
+    `https://ip[:port][/path][#name]`. `ca_pem`: the only trusted CAs of servers over TLS; "" for the system's.
+    `ca_source` names their objects, for people.
     """
 
     servers: tuple[str, ...] = ()
@@ -204,17 +203,17 @@ class DnsIR:
 
 @dataclass(frozen=True, slots=True)
 class InterceptIR:
-    """EgressPolicy `intercept`: tunnels to these names (exact or `*.suffix`) are opened. `policy` has written it."""
+    """EgressPolicy `intercept` of `policy`: tunnels to these names (exact or `*.suffix`) are intercepted."""
 
     hostnames: tuple[str, ...]
-    chain_pem: str  # of the CA that signs what clients are shown, then of those that have signed it
+    chain_pem: str  # of the CA that signs leaf certificates, then of its issuers
     key_pem: SecretBytes = field(repr=False)  # of that CA
     policy: str = "-"
 
 
 @dataclass(frozen=True, slots=True)
 class TimeoutsIR:
-    """0 disables. `idle_s` is for kept-alive connections without a request, both sides, and for stalled bodies."""
+    """Timeouts; 0 disables. `idle_s` is for idle connections of both sides, and for stalled bodies."""
 
     connect_s: float = 10.0
     tls_handshake_s: float = 10.0
@@ -227,9 +226,7 @@ class TimeoutsIR:
 
 @dataclass(frozen=True, slots=True)
 class ConnectionsIR:
-    """Beyond this age, or number of exchanges, a connection is used no more. 0: no limit. `is_per_tenant`: see
-    `tenant_of`.
-    """
+    """Limits of a connection's age and number of exchanges. 0: no limit. `is_per_tenant`: see `tenant_of`."""
 
     max_age_s: float = 0.0
     max_requests: int = 0
@@ -237,13 +234,13 @@ class ConnectionsIR:
 
 
 class FilterSettings:
-    """Base of what the configs of our own filters are read into: frozen dataclasses of plain values, in `filters`."""
+    """Base of the configs of built-in filters: frozen dataclasses of plain values, in `filters`."""
 
     __slots__ = ()
 
 
 class FieldFault(ValueError):
-    """Raised by `__post_init__` of such a config. `path` leads to the field: names as in manifests, places in lists."""
+    """Raised by `__post_init__` of such a config. `path` leads to the field: names as in manifests, list indices."""
 
     def __init__(self, message: str, *path: str | int) -> None:
         super().__init__(message)
@@ -283,25 +280,24 @@ class ExtensionIR:
     scope: str = "-"
     source: str = "-"  # kind namespace/name of the object that declared it
     folder: str = ""  # folder of the file that declared it: relative paths start there
-    #: `config`, validated: says nothing that `type` and `config` do not. None: it is validated where it is used.
+    #: The validated `config`, derived from `type` and `config`. None: validated at its use.
     settings: FilterSettings | None = field(default=None, compare=False, repr=False)
-    #: False: the type is unknown. Where requests go on without it (`fail_open`) it is there to be explained; where
-    #: they do not, the place is closed (see `WeightedBackend.unknown_extension`).
+    #: False: the type is unknown. With `fail_open` requests go on without the filter, which is kept for explanations;
+    #: otherwise the place is closed (see `WeightedBackend.unknown_extension`).
     is_known: bool = True
-    #: Its turn beside the others of `phase`: -1 before them, 1 behind them. A Backend's request-headers run where
-    #: backend-request runs, before it, and its response-headers where backend-response runs, behind it.
+    #: The order within `phase`: -1 before the others, 1 after them. A Backend's request-headers run before
+    #: backend-request, and its response-headers after backend-response.
     turn: int = 0
-    #: The backends that its config refers to, by label of the reference, as they are reached from this place.
+    #: The called backends by label of the reference, as resolved for this place.
     calls: tuple[tuple[str, Callee], ...] = ()
-    #: For a type that a FilterType makes known: the built-in type that runs it, whose config `config` is. "": `type`.
+    #: For a FilterType's type: the built-in type that implements it, whose config is `config`. "": `type`.
     implementation: str = ""
-    #: After so many failures in so many seconds the filter is out of service for as long; 0: it never is.
+    #: The failures within the window (next field, seconds) that disable the filter for as long; 0: never.
     budget_failures: int = 0
     budget_window_s: float = 0.0
 
 
-#: The longest body of a request that is held, and that each of our filters reads, where nothing says another bound:
-#: providers of AI take as much (Anthropic 32 MB).
+#: The default limit of a buffered request body, also for our filters: as much as AI providers accept (Anthropic 32 MB).
 MAX_BUFFERED_BYTES: Final = 32 * 1024 * 1024
 
 
@@ -309,7 +305,7 @@ MAX_BUFFERED_BYTES: Final = 32 * 1024 * 1024
 class LimitsIR:
     """Limits of a listener's connections; those of requests are compiled into filters (see ExtensionIR). 0: none.
 
-    `max_buffered_bytes` is of one request's body that is held; the two behind it of all that is held of bodies.
+    `max_buffered_bytes` limits one buffered request body; the next two limit all buffered bodies.
     """
 
     max_head_bytes: int = 65536
@@ -350,17 +346,17 @@ class RetryIR:
 
 @dataclass(frozen=True, slots=True)
 class HedgingIR:
-    """Requests of these `methods` that have no answer after `delay_s` begin another attempt, `max_attempts` at once."""
+    """Hedging: requests of these `methods` begin another attempt after `delay_s`, up to `max_attempts` in parallel."""
 
     delay_s: float
     max_attempts: int
-    codes: tuple[int, ...]  # answers that wait for those of the others (gRPC: nonFatalStatusCodes)
+    codes: tuple[int, ...]  # statuses held back while other attempts run (gRPC: nonFatalStatusCodes)
     methods: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyIR:
-    """Everything that policies say about one place: settings of the most specific policy, restrictions of all."""
+    """The merged policy of one place: settings of the most specific policy, restrictions of all."""
 
     mode: Mode = Mode.ENFORCE
     destinations: DestinationsIR = DestinationsIR()
@@ -368,17 +364,17 @@ class PolicyIR:
     dns: DnsIR = DnsIR()
     timeouts: TimeoutsIR = TimeoutsIR()
     kept: ConnectionsIR = ConnectionsIR()
-    #: Clients of HTTP/2 may ask for a WebSocket (RFC 8441).
+    #: HTTP/2 clients may open WebSockets (RFC 8441).
     extended_connect: bool = False
-    #: Clients of HTTP/1.1 that end their side while they wait have not left.
+    #: HTTP/1.1 clients may half-close while they wait.
     half_close: bool = False
-    #: Keys of gateways that may say who their clients are (X-Egress-Identity).
+    #: Keys of gateways that may forward client identities (X-Egress-Identity).
     gateway_keys: tuple[SecretBytes, ...] = ()
-    #: That of the namespaces which they tell without one; "": the listener's own.
+    #: The trust domain of forwarded namespaces without one; "": the listener's own.
     gateway_trust_domain: str = ""
-    #: Of a listener: tunnels that are opened. Of two for one name the first holds.
+    #: Interceptions of a listener; the first match of a name wins.
     intercepts: tuple[InterceptIR, ...] = ()
-    #: How a listener learns who its clients are; None: they need not be known.
+    #: The authentication of clients; None: none.
     identity: IdentityIR | None = None
     limits: LimitsIR = LimitsIR()
     retries: RetryIR | None = None
@@ -386,9 +382,9 @@ class PolicyIR:
     resilience: ResilienceIR = NO_RESILIENCE
     priority: Priority = Priority.NORMAL
     extensions: tuple[ExtensionIR, ...] = ()
-    #: The policies that took part, for messages: "namespace/name".
+    #: The merged policies, for messages: "namespace/name".
     sources: tuple[str, ...] = ()
-    #: The one of them that says the mode; "-" for none.
+    #: The policy that sets the mode; "-" for none.
     mode_source: str = field(default="-", compare=False)
 
 
@@ -403,5 +399,5 @@ def entry_text(hostnames: Iterable[str] = (), cidrs: Iterable[Network] = (), por
     return f"{{{', '.join(said)}}}"
 
 
-#: What holds where no policy says anything.
+#: The defaults without any policy.
 NO_POLICY: Final = PolicyIR()

@@ -1,7 +1,7 @@
 """CustomResourceDefinitions of our own kinds, from the models that read manifests and the OpenAPI document of the API.
 
-A schema here is never stricter than the models: what a file may say, a cluster takes, too. What it cannot say is told
-in status, as for files. Source: Kubernetes, "Extend the Kubernetes API with CustomResourceDefinitions" (structural
+A schema here is never stricter than the models: a cluster accepts every valid file. Status reports faults that a schema
+cannot express, as for files. Source: Kubernetes, "Extend the Kubernetes API with CustomResourceDefinitions" (structural
 schemas, defaulting and nullable, validation rules, merge strategy); KEP-2876 (CEL).
 """
 
@@ -23,8 +23,8 @@ from egressproxy.model.kinds import CONFIGURED, OURS, ServedKind
 #: Our own kinds, in the order in which they are printed.
 OUR_KINDS: Final = tuple(kind for kind in CONFIGURED if kind.group == OURS)
 
-#: Model -> fields whose default is left out ("*": all), since that they are written says something by itself: what
-#: stands beside them is then a conflict, or a policy of a wider level loses.
+#: Model -> fields without a default in the schema ("*": all), since their presence has a meaning: a conflict with other
+#: fields, or an override of a wider policy.
 _SAY_BY_BEING_THERE: Final[Mapping[str, frozenset[str]]] = {
     "BackendParent": frozenset({"*"}),
     "BackendPort": frozenset({"protocol"}),
@@ -34,7 +34,7 @@ _SAY_BY_BEING_THERE: Final[Mapping[str, frozenset[str]]] = {
     "Rate": frozenset({"window"}),
 }
 
-#: Kind -> column -> where its cell stands. Columns that a path cannot say are left out.
+#: Kind -> column -> path of its cell. Columns without such a path are left out.
 _PATHS: Final[Mapping[str, Mapping[str, str]]] = {
     "Backend": {
         "Type": ".spec.destination.type",
@@ -186,7 +186,7 @@ def _whole(
 
 
 def _at_most_one(*fields: str) -> str:
-    return f"[{', '.join(fields)}].filter(each, each).size() <= 1"
+    return f"[{', '.join(fields)}].filter(given, given).size() <= 1"
 
 
 def _of_destinations() -> tuple[tuple[str, str], ...]:
@@ -204,9 +204,9 @@ def _of_destinations() -> tuple[tuple[str, str], ...]:
 
 _MUTUAL: Final = "clientCertificateRef is for mode Mutual, which needs it"
 _DATA_PLANE: Final = "has(self.{0}) == (has(self.type) && self.type == '{1}')"
-#: Model -> rules and what they say. They stand where lists have an end: a server adds up what the rules of the longest
-#: object could cost, and refuses a definition that is too dear. `namespace` is a word of CEL, and escaped. Defaults are
-#: filled in before.
+#: Model -> rules with messages. They are only below bounded lists: a server estimates the cost of the rules for the
+#: longest object, and refuses an expensive definition. `namespace` is reserved in CEL, and escaped. Defaults are
+#: applied first.
 _MODEL_RULES: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "BackendDestination": _of_destinations(),
     "BackendSpec": (

@@ -1,4 +1,4 @@
-"""ApiService: what the Kubernetes-shaped API of one gateway shows, and how its writes are put into service."""
+"""ApiService: the objects of one gateway's Kubernetes-shaped API, and its writes."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ log = logging.getLogger("egressproxy")
 
 
 class Application(Protocol):
-    """What the API asks of the process that it belongs to."""
+    """The API's interface to its process."""
 
     @property
-    def taking(self) -> asyncio.Lock: ...  # held by what puts a configuration into service
-    def why_not_writable(self) -> str: ...  # "" while configurations are taken; else a sentence for people
-    def memory(self) -> bytes: ...  # what the next loading has to know of the configuration in service
+    def taking(self) -> asyncio.Lock: ...  # held while a configuration is put into service
+    def why_not_writable(self) -> str: ...  # "" while writes are accepted; else a sentence for people
+    def memory(self) -> bytes: ...  # facts about the configuration in service for the next load
     async def put_in_service(self, fresh: CompiledConfig) -> None:
         """Raises Guarded, ConfigRefused, BindError or OSError, and has changed nothing then."""
 
@@ -33,7 +33,7 @@ class Application(Protocol):
 
 
 class ApiService:
-    """Belongs to the event loop. `sources` stay the same ones, in this order. `writer` None: nobody writes."""
+    """Belongs to the event loop. `sources` never change. `writer` None: read-only."""
 
     def __init__(
         self, application: Application, sources: Sequence[ObjectSource], loader: Loader, writer: Writer | None
@@ -46,15 +46,15 @@ class ApiService:
         self._making_schema = asyncio.Lock()
 
     async def schema(self) -> bytes:
-        """JSON Schema of every kind: made once, and kept compressed. Raises OSError where it cannot be made."""
-        async with self._making_schema:  # one process for all who ask
+        """JSON Schema of every kind: generated once, stored compressed. Raises OSError if the generation fails."""
+        async with self._making_schema:  # one process for all requests
             if not self._schema:
                 self._schema = zlib.compress(await self._loader.schema())
         return zlib.decompress(self._schema)
 
     async def write(self, writes: Sequence[Write]) -> Sequence[Written | WriteRefused | None]:
-        """Answers when the configuration with them is in service: each for itself. None has to be asked again, with the
-        version that its object has then; not all of them are None. Nothing else changes what is in service meanwhile.
+        """Write, and return a result for each write once the configuration is in service. None: repeat this write with
+        its object's new version; not all are None. No other change comes into service meanwhile.
         """
         assert self._writer is not None
         application = self._application

@@ -1,4 +1,4 @@
-"""What a gateway does in a cluster, as RBAC has it: which verbs on which resources, where, and why.
+"""The RBAC rights of a gateway in a cluster: verbs, resources, namespaces and reasons.
 
 This is the only list. `egressproxy rbac` prints the roles, and `missing_right` names the rule to add.
 Source: Kubernetes, "Using RBAC Authorization" (resourceNames, and what they mean for list and watch).
@@ -19,7 +19,7 @@ from egressproxy.model.published_object import Key
 
 #: An API server allows `list` and `watch` of one name, too, where `resourceNames` has it (fieldSelector metadata.name).
 READ: Final = ("get", "list", "watch")
-#: Where Events about objects without a namespace are.
+#: The namespace of Events about cluster-scoped objects.
 DEFAULT_NAMESPACE: Final = "default"
 
 
@@ -41,11 +41,11 @@ class Rule:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Needs:
-    """What a gateway is started with, as far as RBAC goes.
+    """The options of a gateway that decide about RBAC.
 
-    `namespaces` are those of --watch-namespace, none for all. `wanted` are the objects that its configuration looked up
-    (`ResourceSet.wanted`), None where no configuration is known. `has_selector`: --secret-selector is given. `classes`
-    are the names of the GatewayClasses, `published` namespace and name of --publish-service.
+    `namespaces` lists --watch-namespace, empty for all namespaces. `wanted` are the objects that its configuration
+    looked up (`ResourceSet.wanted`), None without a configuration. `has_selector`: --secret-selector is given.
+    `classes` are the names of the GatewayClasses, `published` namespace and name of --publish-service.
     """
 
     namespaces: tuple[str, ...] = ()
@@ -56,16 +56,16 @@ class Needs:
 
 
 class _When(Enum):
-    """Where a row counts: with every configuration, or for what one refers to."""
+    """The scope of a row: every configuration, or referenced objects."""
 
     ALWAYS = auto()
-    #: In the namespaces that are watched; Events about objects without a namespace, too.
+    #: In the watched namespaces, and for Events about cluster-scoped objects.
     OF_OBJECTS = auto()
     BY_NAME = auto()
-    #: All of them, where the configuration looks one up.
+    #: All objects of the kind, if the configuration looks one up.
     IF_WANTED = auto()
     NEVER = auto()
-    #: By name, in all namespaces: where installations of all namespaces meet, and in those that some of them read.
+    #: By name, in the namespaces of Leases: that of installations for all namespaces, and the watched ones.
     OF_LEASES = auto()
     CATALOGUE = auto()
 
@@ -85,7 +85,7 @@ class _Row:
 
 _CONFIGURATION: Final = "The configuration."
 _STATUS: Final = "Status: what became of each object."
-#: Of kinds that are no configuration: what they are read for, and when.
+#: Kinds that are no configuration -> purpose and scope.
 _READ_FOR: Final[Mapping[str, tuple[str, _When]]] = {
     "Namespace": ("Labels of namespaces, by which Gateways admit routes.", _When.IF_WANTED),
     "Service": ("Services that routes and Backends name.", _When.IF_WANTED),
@@ -94,12 +94,12 @@ _READ_FOR: Final[Mapping[str, tuple[str, _When]]] = {
     "ConfigMap": ("ConfigMaps that the configuration refers to.", _When.BY_NAME),
     "ClusterTrustBundle": ("ClusterTrustBundles that the configuration refers to.", _When.BY_NAME),
     "Pod": ("Identity by address: whose a source address is.", _When.IF_WANTED),
-    "ServiceAccount": ("", _When.NEVER),  # a Pod says whose it is
+    "ServiceAccount": ("", _When.NEVER),  # Pods name their service accounts
 }
-#: What is looked up, where it has another name than what is read for it.
+#: Read resource -> the resource in lookups, if different.
 _WANTED_AS: Final = {"endpointslices": "services"}
 _KINDS: Final = {kind.plural: kind for kind in CONFIGURED if kind.kind in _READ_FOR}
-#: Kinds that say something and are told nothing.
+#: Kinds without a status of ours.
 _WITHOUT_STATUS: Final = frozenset({"ReferenceGrant", *_READ_FOR})
 
 
@@ -112,7 +112,7 @@ def _status(kind: ServedKind) -> _Row:
     return _Row(kind.group, f"{kind.plural}/status", ("patch",), _STATUS, is_namespaced=kind.is_namespaced)
 
 
-#: `list` shows where other installations have theirs.
+#: `list` finds the Leases of other installations.
 _OF_LEASE: Final = ("get", "list", "create", "update", "patch")
 _TABLE: Final = (
     *map(_read, CONFIGURED),
@@ -126,7 +126,7 @@ _TABLE: Final = (
 
 
 def needed(needs: Needs) -> dict[str, tuple[Rule, ...]]:
-    """The rules by namespace, "" for those of the whole cluster. Whatever is not here the gateway does without."""
+    """The rules by namespace, "" for cluster-wide ones. The gateway uses no other rights."""
     found: dict[str, list[Rule]] = defaultdict(list)
     everywhere = needs.namespaces or ("",)
     for row in _TABLE:
@@ -190,7 +190,7 @@ def _merged(rules: Iterable[Rule]) -> Iterable[Rule]:
 
 
 def permitting(verb: str, group: str, resource: str, name: str = "") -> Rule:
-    """The rule that permits this, as `needed` has it: reading is one right. `name`: of the object, where it is one."""
+    """The rule of `needed` that permits this; reading is one right. `name`: of a single object."""
     rows = [row for row in _TABLE if (row.group, row.resource) == (group, resource) and verb in row.verbs]
     if not rows:
         return Rule(group, (resource,), (verb,), names=(name,) if name else ())

@@ -1,4 +1,4 @@
-"""Cluster: the API server as the gateway sees it, through the process that asks it."""
+"""Cluster: the gateway's view of the API server, through its own process."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ from egressproxy.telemetry.metrics import Metrics
 
 log = logging.getLogger("egressproxy")
 
-#: How long a reload waits for the API server where there are objects from before, in seconds.
+#: Seconds for which a reload waits for the API server, if there are earlier objects.
 PATIENCE_S: Final = 5.0
-#: The pauses before the process is started again.
+#: The pauses before a restart of the process, in seconds.
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.5, 30.0
-#: A process that lived for less has something wrong with it.
+#: A process with a shorter life counts as failed.
 SHORT_LIFE_S: Final = 30.0
 END_S: Final = 3.0
 _SILENT: Final = (
     "the process that asks the API server does not answer, and routes in service are newer than what it said last"
 )
-#: Characters of what cannot be read.
+#: The most characters of a problem.
 MAX_PROBLEM: Final = 4096
 
 
 class _Replaced(Exception):
-    """Another process is there, and was not asked yet."""
+    """The process was restarted; repeat the request."""
 
 
 class Follower(Protocol):
-    """Who is told of a cluster: `reloads.ConfigManager`."""
+    """The listener to changes of a cluster: `reloads.ConfigManager`."""
 
-    def ask_for_reload(self) -> None: ...  # the objects are other ones than were given last
-    def ask_for_endpoints(self) -> None: ...  # `Cluster.endpoints` are other ones, and nothing else is
-    def ask_for_routes(self) -> None: ...  # HTTPRoutes have changed, and nothing else has
-    def lead(self) -> None: ...  # this gateway begins to write objects without a namespace
+    def ask_for_reload(self) -> None: ...  # objects have changed
+    def ask_for_endpoints(self) -> None: ...  # only `Cluster.endpoints` have changed
+    def ask_for_routes(self) -> None: ...  # only HTTPRoutes have changed
+    def lead(self) -> None: ...  # this gateway now writes cluster-scoped objects
 
 
 class Cluster:
@@ -142,11 +142,11 @@ class Cluster:
         return int(process.returncode)
 
     async def objects(self, wanted: Iterable[Key]) -> bytes:
-        """What a compilation reads, with the `wanted` ones of the kinds that are read by reference.
+        """The objects for a compilation, with the `wanted` ones of the kinds that are read by reference.
 
-        Where the API server does not answer in time, the objects that were given last; at the start those that were
-        kept on disk. Where there are none it waits. Raises LoadingFailed where those were given last are known to be
-        older than what is in service.
+        If the API server does not answer in time, returns the last objects, at the start those on disk, and waits
+        without either. Raises LoadingFailed if the last objects are known to be older than the configuration in
+        service.
         """
         keys = tuple(sorted(wanted))
         while True:
@@ -164,9 +164,9 @@ class Cluster:
             return self._last.packed
 
     async def changed_routes(self, wanted: Iterable[Key]) -> tuple[bytes, tuple[str, ...]] | None:
-        """As `objects`, without HTTPRoutes but for those that have changed since; and their names (namespace/name).
+        """`objects` with only the changed HTTPRoutes since the last call, and their names (namespace/name).
 
-        None where they are not there in time, or more has changed that is not there yet.
+        None if the API server does not answer in time, or other objects have changed, too.
         """
         if self._is_behind:
             return None
@@ -178,7 +178,7 @@ class Cluster:
         return (found.packed, found.routes) if found.routes is not None else None
 
     def routes_in_service(self) -> None:
-        """Tell that what `changed_routes` gave last is in service."""
+        """Report that the last result of `changed_routes` is in service."""
         self._updates += 1
         self._send(messages.RoutesInService())
 
@@ -197,7 +197,7 @@ class Cluster:
 
     @property
     def problem(self) -> str:
-        """What cannot be read of the cluster, or written to it, as far as it fits into MAX_PROBLEM characters."""
+        """The read and write errors of the cluster, up to MAX_PROBLEM characters."""
         return "; ".join(self._figures.problems)[:MAX_PROBLEM]
 
     def catalogue(self, packed: bytes) -> None:
@@ -205,8 +205,8 @@ class Cluster:
         self._send(messages.Catalogue(packed))
 
     def in_service(self, shown: bytes, rejection: str, reason: str) -> None:
-        """Tell what is in service (`Loaded.shown`), and why the objects that were given last are not, "" if they are;
-        `reason` is that in one word.
+        """Report the configuration in service (`CompiledConfig.shown`), and why the last objects were rejected, "" if
+        they were not; `reason` is that in one word.
         """
         self._send(messages.InService(shown, rejection, reason))
 
@@ -218,12 +218,12 @@ class Cluster:
         match messages.decode(frame):
             case messages.Objects() as found:
                 if found.routes is None and not found.is_late:
-                    self.endpoints.clear()  # they are among the objects
+                    self.endpoints.clear()  # the objects include them
                 asked = self._asked.get(found.number)
                 if asked is not None and not asked.done():
                     asked.set_result(found)
                 else:
-                    self._follower.ask_for_reload()  # it came too late: ask again
+                    self._follower.ask_for_reload()  # a late answer: load again
             case messages.Changed():
                 self._follower.ask_for_reload()
             case messages.ChangedRoutes():

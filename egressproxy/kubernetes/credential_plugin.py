@@ -1,7 +1,7 @@
-"""CredentialPlugin: the program that a kubeconfig names to say who asks (`exec`), run when it has to be.
+"""CredentialPlugin: runs the credential program of a kubeconfig (`exec`) on demand.
 
-It runs again once what it has said expires, or an API server refuses it. One that does not end is killed, with what it
-has started, and not run again for a while. What it writes to standard error reaches nobody: it may be secret.
+It runs again when its credentials expire, or an API server refuses them. A program that does not end is killed with its
+children, and not run again for a while. Its standard error, which may have secrets, is discarded.
 Source: Kubernetes, "Authenticating", client-go credential plugins.
 """
 
@@ -19,22 +19,22 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, Final
 
-#: How long it may take, in seconds.
+#: The time limit in seconds.
 ANSWER_S: Final = 30.0
-#: What it may say.
+#: The most bytes of output.
 MAX_BYTES: Final = 1 << 20
-#: How long after a run it is not run again for an answer that was refused; and the pauses after runs that failed.
+#: Seconds after a run in which refused credentials cause no new run; and the pauses after failed runs.
 REFUSED_S: Final = 10.0
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 60.0
-#: What it has started has to be gone so long after it was killed.
+#: Seconds in which its children must end after the kill.
 REAP_S: Final = 1.0
 #: Source: <linux/prctl.h>.
 _PR_SET_CHILD_SUBREAPER: Final = 36
 
 
 class PluginFailed(Exception):
-    """A sentence, which names the program."""
+    """The plugin failed; the message is a sentence that names the program."""
 
 
 class CredentialPlugin:
@@ -58,14 +58,14 @@ class CredentialPlugin:
         self._environment = {**os.environ, **more, "KUBERNETES_EXEC_INFO": json.dumps(asked)}
         self._status: dict[str, Any] = {}
         self._expires: datetime | None = None
-        self._ran_at = -REFUSED_S  # when it began last
+        self._ran_at = -REFUSED_S  # start of the last run
         self._failure = ""  # of the last run
         self._pause_s = 0.0
         self._ended_at = 0.0
 
     async def status(self, *, is_refused: bool = False) -> Mapping[str, Any]:
-        """The status of its ExecCredential: that of the last run while it is valid. `is_refused`: an API server has
-        refused that one. Raises PluginFailed.
+        """The status of its ExecCredential: of the last run while valid. `is_refused`: an API server has refused it.
+        Raises PluginFailed.
         """
         now = time.monotonic()
         if self._failure:
@@ -109,7 +109,7 @@ class CredentialPlugin:
         return dict(status)
 
     async def _run(self) -> bytes:
-        """What it prints. Raises PluginFailed."""
+        """The program's output. Raises PluginFailed."""
         try:
             process = await asyncio.create_subprocess_exec(
                 self._command, *self._args, stdin=DEVNULL, stdout=PIPE, stderr=DEVNULL, env=self._environment,
@@ -147,8 +147,8 @@ class CredentialPlugin:
 
 
 async def _kill(process: Process) -> None:
-    """Kill it and its process group, and leave no zombie: what it has started becomes this process's to be waited for,
-    which alone would be the container's first process, and may wait for nobody.
+    """Kill the process and its group, and leave no zombies: this process adopts and reaps the children, since a
+    container's first process may not.
     """
     _adopt_orphans(True)
     try:
@@ -156,7 +156,7 @@ async def _kill(process: Process) -> None:
             os.killpg(process.pid, signal.SIGKILL)
         await process.wait()
         ends = time.monotonic() + REAP_S
-        with suppress(ChildProcessError):  # none is left
+        with suppress(ChildProcessError):  # no child is left
             while time.monotonic() < ends:
                 if os.waitpid(-process.pid, os.WNOHANG) == (0, 0):  # noqa: ASYNC222 (it does not wait)
                     await asyncio.sleep(0.01)
@@ -165,5 +165,5 @@ async def _kill(process: Process) -> None:
 
 
 def _adopt_orphans(does: bool) -> None:
-    with suppress(OSError, AttributeError):  # Linux alone has it
+    with suppress(OSError, AttributeError):  # only on Linux
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(does), 0, 0, 0)

@@ -1,8 +1,8 @@
 """NamedReflector: keeps many named objects of one kind and namespace, over a few connections.
 
-A watch for each name would be a connection for each. One watch of the whole namespace tells which objects change, and
-of those that are wanted each is read by its name. The watch is for metadata alone, so the values of other Secrets stay
-in the API server. Where the namespace may not be watched (`resourceNames`), the names are read again and again.
+A watch for each name would need a connection for each. Instead, one watch of the whole namespace reports changes, and
+wanted objects are read by name. The watch is metadata-only, so the values of other Secrets stay in the API server.
+Without the right to watch the namespace (`resourceNames`), the names are polled.
 Source: Kubernetes API concepts, "Metadata-only fetches".
 """
 
@@ -21,7 +21,7 @@ from egressproxy.model.published_object import Key
 
 log = logging.getLogger(__name__)
 
-#: How often they are read again where they cannot be watched, in seconds, and after how many times that is tried again.
+#: The polling interval in seconds, and the number of polls before the watch is tried again.
 READ_S: Final = 60.0
 READS: Final = 10
 #: Of an answer or an event: its metadata alone.
@@ -29,7 +29,7 @@ _METADATA: Final = "application/json;as={};v=v1;g=meta.k8s.io,application/json"
 
 
 class NamedReflector(Reflector):
-    """`want` says which names."""
+    """`want` sets the names."""
 
     def __init__(
         self, client: ApiClient, store: ObjectStore, scope: Scope, version: str, not_before: str,
@@ -46,7 +46,7 @@ class NamedReflector(Reflector):
         self._reads = 0
 
     def want(self, names: Iterable[str]) -> None:
-        """Keep these, and no others."""
+        """Set the names of wanted objects."""
         before, self._names = self._names, frozenset(names)
         for name in before - self._names:
             self._refused.pop(name, None)
@@ -69,7 +69,7 @@ class NamedReflector(Reflector):
             self._is_due.set()
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Run until it is cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(super().run())
             group.create_task(self._read_due())
@@ -122,7 +122,7 @@ class NamedReflector(Reflector):
             self._store.put(self.scope, key, found)
 
     async def _list(self) -> None:
-        """Where the watch begins, and all of them."""
+        """Read all wanted objects, and set the start of the watch."""
         try:
             accept = _METADATA.format("PartialObjectMetadataList")
             page = await self._client.get(self.path, {"limit": "1"}, accept)

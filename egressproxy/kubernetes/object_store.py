@@ -1,7 +1,7 @@
-"""ObjectStore: what a cluster holds of the kinds that are read, as JSON, by watch.
+"""ObjectStore: a cluster's objects of the watched kinds, as JSON.
 
-An object never goes back: what is older than what is held is left out, whoever says it. Resource versions are compared
-as numbers where they are numbers, as those of etcd are (KEP-5504).
+An object never goes back to an older version, from any source. Numeric resource versions, such as etcd's, are compared
+as numbers (KEP-5504).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from egressproxy.model import deep_json
 from egressproxy.model.kinds import READ_KINDS, ServedKind
 from egressproxy.model.published_object import Key
 
-#: Parts of `metadata` that are kept: the rest changes often, and decides nothing.
+#: The stored parts of `metadata`; the rest changes often, and is not used.
 _METADATA: Final = ("name", "namespace", "uid", "generation", "creationTimestamp", "labels", "annotations")
 #: Group and kind of EndpointSlices.
 SLICES: Final = ("discovery.k8s.io", "EndpointSlice")
-#: kubectl keeps the whole object in it, a Secret's values included.
+#: kubectl's copy of the whole object, including a Secret's values.
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 #: Kinds whose status is input.
 _WITH_STATUS: Final = frozenset({("", "Pod")})
@@ -28,8 +28,8 @@ _ZONE: Final = "topology.kubernetes.io/zone"
 
 
 class Scope(NamedTuple):
-    """What one watch sees: a kind, in one namespace ("": all, or none), of one name or a selector of labels; or
-    `is_by_name`, which is for many names.
+    """The scope of one watch: a kind, in one namespace ("": all, or cluster-scoped), of one name or a label selector;
+    or `is_by_name`, for many names.
     """
 
     kind: ServedKind
@@ -44,8 +44,8 @@ class Scope(NamedTuple):
 
 
 class StoredObject(NamedTuple):
-    """`manifest` is what a compilation reads, as JSON; `status` what the server has of it, b"" for none; `service` the
-    name of the Service whose addresses an EndpointSlice has.
+    """`manifest` is the JSON for a compilation; `status` the server's status, b"" for none; `service` the Service of an
+    EndpointSlice.
     """
 
     resource_version: str
@@ -55,7 +55,7 @@ class StoredObject(NamedTuple):
 
 
 def stored(value: Mapping[str, Any], scope: Scope, version: str) -> tuple[Key, StoredObject]:
-    """An object as the server sends it. `version`: that in which it was asked for. Raises ValueError for no object."""
+    """An object from the server. `version`: the requested API version. Raises ValueError for an invalid object."""
     metadata = value.get("metadata")
     if not isinstance(metadata, dict) or not isinstance(metadata.get("name"), str):
         raise ValueError(f"an object of {scope} has no name")
@@ -104,15 +104,14 @@ READ_SCOPE: Final = Scope(ServedKind("", READ_KINDS, ("",)))
 
 
 def read_kinds(kinds: Iterable[tuple[str, str]]) -> tuple[Key, StoredObject]:
-    """What tells a compilation that all objects of these kinds (group and kind) are among those that it reads."""
+    """The marker object for the completely read kinds (group and kind)."""
     manifest = {"apiVersion": "", "kind": READ_KINDS, "read": [list(each) for each in kinds]}
     return ("", READ_KINDS, "", ""), StoredObject("", json.dumps(manifest).encode(), b"")
 
 
 class ObjectStore:
-    """`revision` counts the changes of manifests. `changed` are objects that have changed since somebody cleared it,
-    without EndpointSlices; `services` those (namespace and name) whose slices have. Of an object in two scopes the
-    first scope's counts.
+    """`revision` counts the changes of manifests. `changed` has the objects changed since its last clear, except
+    EndpointSlices; `services` (namespace and name) have changed slices. For an object in two scopes the first wins.
     """
 
     def __init__(self) -> None:
@@ -122,7 +121,7 @@ class ObjectStore:
         self._scopes: dict[Scope, dict[Key, StoredObject]] = {}
 
     def replace(self, scope: Scope, objects: Mapping[Key, StoredObject]) -> None:
-        """Hold these objects of a scope, and no others."""
+        """Replace the objects of a scope."""
         held = self._scopes.get(scope, {})
         fresh = {
             key: held[key] if key in held and is_older(each.resource_version, held[key].resource_version) else each
@@ -133,11 +132,11 @@ class ObjectStore:
             self._compare(key, held.get(key), fresh.get(key))
 
     def lacks(self, scope: Scope, objects: Mapping[Key, StoredObject]) -> bool:
-        """Whether something that a scope holds is not among these."""
+        """Whether an object of a scope is not among these."""
         return not self._scopes.get(scope, {}).keys() <= objects.keys()
 
     def put(self, scope: Scope, key: Key, fresh: StoredObject) -> None:
-        """Hold an object that was added or changed."""
+        """Store an added or changed object."""
         objects = self._scopes.setdefault(scope, {})
         held = objects.get(key)
         if held is not None and is_older(fresh.resource_version, held.resource_version):
@@ -146,7 +145,7 @@ class ObjectStore:
         self._compare(key, held, fresh)
 
     def remove(self, scope: Scope, key: Key, version: str) -> None:
-        """Hold an object no longer, which was deleted in this version."""
+        """Remove an object that was deleted in this version."""
         objects = self._scopes.get(scope, {})
         held = objects.get(key)
         if held is not None and not is_older(version, held.resource_version):
@@ -154,7 +153,7 @@ class ObjectStore:
             self._compare(key, held, None)
 
     def forget(self, scope: Scope) -> None:
-        """Hold nothing of a scope: nobody asks for it any more."""
+        """Remove all objects of an unused scope."""
         for key, held in self._scopes.pop(scope, {}).items():
             self._compare(key, held, None)
 

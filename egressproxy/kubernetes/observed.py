@@ -1,4 +1,4 @@
-"""What a gateway has seen, written to the API server: Events, and the catalogue of filter types."""
+"""Events, and the catalogue of filter types, written to the API server."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _GROUP: Final = "events.k8s.io"
 
 
 class EventWriter:
-    """Writes each Event once, and again with its count where it has happened again. Belongs to the event loop.
+    """Writes each Event once, and again with a new count. Belongs to the event loop.
 
-    `objects` gives the configuration in service, which Events are about.
+    `objects` returns the objects in service, which Events are about.
     """
 
     def __init__(self, client: ApiClient, objects: Callable[[], Iterable[PublishedObject]]) -> None:
@@ -38,13 +38,13 @@ class EventWriter:
         self.problem = ""
 
     def show(self, events: Sequence[tuple[int, Notice]]) -> None:
-        """Write these, as `telemetry.events.Events.all` gives them."""
+        """Write Events from `telemetry.events.Events.all`."""
         self._events = dict(events)
         self._written = {number: each for number, each in self._written.items() if number in self._events}
         self._due.set()
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Run until it is cancelled."""
         while True:
             await self._due.wait()
             self._due.clear()
@@ -88,7 +88,7 @@ class EventWriter:
             why = right if error.is_forbidden else str(error)
             self._tell(f"Events cannot be written in namespace {made.namespace}: {why}")
         except UNREACHABLE:
-            return  # told by those who read
+            return  # the readers report it
 
     def _tell(self, problem: str) -> None:
         if problem != self.problem:

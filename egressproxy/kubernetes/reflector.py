@@ -98,7 +98,7 @@ class Reflector:
         return more
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Run until it is cancelled."""
         pause_s = FIRST_PAUSE_S
         while True:
             least_s = 0.0

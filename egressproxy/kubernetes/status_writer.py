@@ -1,8 +1,8 @@
-"""StatusWriter: writes what became of each object into its `status`, where the API server has something else.
+"""StatusWriter: writes each object's `status` if the API server's differs.
 
-It writes the subresource `status` by server-side apply, with the resource version that was seen, so that nothing of
-others is lost. Lists such as `parents` belong to whoever wrote them last, and hold the entries of all controllers. Of a
-list that an API server merges (`controllers`), only our own entry is applied.
+It writes the subresource `status` by server-side apply, with the last seen resource version, so that other controllers'
+data is never lost. Lists such as `parents` are owned by their last writer, and have the entries of all controllers. Of
+a list that an API server merges (`controllers`), only our own entry is applied.
 Source: Gateway API RouteStatus, PolicyStatus, BackendStatus; Kubernetes server-side apply.
 """
 
@@ -26,34 +26,33 @@ log = logging.getLogger(__name__)
 
 #: `controllerName` of our entries.
 CONTROLLER: Final = "egressproxy.io/gateway-controller"
-#: Writes at once, and how long one may take.
+#: The most parallel writes, and the time limit of one in seconds.
 AT_ONCE: Final = 8
 WRITE_S: Final = 5.0
-#: Lists whose entries say whose they are, by which field; those that an API server merges by it; and what tells
-#: entries of any list apart.
+#: Lists with entries of several controllers -> the field with the controller; lists that an API server merges; and the
+#: key fields of any list.
 _SHARED: Final = {"parents": "controllerName", "ancestors": "controllerName", "controllers": "name"}
 _MERGED: Final = frozenset({"controllers"})
 _IDENTITY: Final = ("parentRef", "ancestorRef", "name", "type")
 _OF_SERVER: Final = 500
-#: The server has no such subresource, or we have no right to it: told once, and tried again after so many seconds.
+#: Seconds until a retry without the subresource or the right to it, which is reported once.
 AGAIN_S: Final = 300.0
 _NEVER: Final = frozenset({403, 404, 405})
 
-#: The condition of a Gateway while something of the cluster cannot be read.
+#: The condition of a Gateway while parts of the cluster are unreadable.
 _INCOMPLETE: Final = "egressproxy.io/SourceIncomplete"
 
 _KINDS: Final = {(kind.group, kind.kind): kind for kind in CONFIGURED}
-#: What an API server says of a field that its definition of the kind lacks.
+#: An API server's error for a field that its CRD lacks.
 _UNDECLARED: Final = "field not declared in schema"
-#: How a definition of XBackend may call the list `ancestors` and in it `ancestorRef`: that of Gateway API's sources,
-#: and two of before.
+#: The names of the list `ancestors` and its `ancestorRef` in XBackend's CRD: Gateway API's, and two earlier ones.
 _NAMES: Final = (("ancestors", "ancestorRef"), ("ancestors", "parentRef"), ("parents", "parentRef"))
 _WITH_OLDER_NAMES: Final = frozenset({("gateway.networking.x-k8s.io", "XBackend"), (GATEWAY, "Backend")})
 
 
 class StatusWriter:
-    """`left_s` says for how many seconds we may write the status of an object, as `Lease.left_s` does; asked for None,
-    that of any. Belongs to the event loop.
+    """`left_s` returns the seconds for which we may write the status of an object, as `Lease.left_s`; for None, of any
+    object. Belongs to the event loop.
     """
 
     def __init__(
@@ -61,7 +60,7 @@ class StatusWriter:
         complete: Callable[[Key, bytes], bytes] = lambda _key, status: status,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        """`complete` adds to the status of an object (JSON) what is known here alone."""
+        """`complete` adds local facts to the status of an object (JSON)."""
         self._complete = complete
         self._clock = clock
         self._client = client
@@ -69,28 +68,28 @@ class StatusWriter:
         self._left_s = left_s
         self._ours: Mapping[Key, bytes] = {}
         self._due = asyncio.Event()
-        self._written: dict[Key, str] = {}  # the version that a write took the place of
-        self._told: dict[tuple[str, ...], tuple[str, float]] = {}  # by group, kind and namespace: why, and until when
-        self._settled: dict[Key, tuple[bytes, bytes | None]] = {}  # what the server has, and what we would say: no more
-        self._names: dict[tuple[str, str], int] = {}  # by group and kind: which of `_NAMES` the server knows
-        self._tried: dict[tuple[str, str], set[int]] = {}  # which of them since a write has succeeded
+        self._written: dict[Key, str] = {}  # the version that a write replaced
+        self._told: dict[tuple[str, ...], tuple[str, float]] = {}  # group, kind, namespace -> reason, end of the pause
+        self._settled: dict[Key, tuple[bytes, bytes | None]] = {}  # the server's and our status: no retry
+        self._names: dict[tuple[str, str], int] = {}  # group, kind -> index in `_NAMES`
+        self._tried: dict[tuple[str, str], set[int]] = {}  # indices tried since the last success
 
     def show(self, statuses: Mapping[Key, bytes]) -> None:
-        """Write these statuses (JSON, by key), and take our entries out of all others."""
+        """Write these statuses (JSON, by key), and remove our entries from all other objects."""
         self._ours = statuses
         self._due.set()
 
     def look_again(self) -> None:
-        """The API server may have other statuses than were seen last."""
+        """Compare again: statuses in the API server may have changed."""
         self._due.set()
 
     @property
     def problems(self) -> list[str]:
-        """Why statuses are not written, a sentence for each kind."""
+        """The errors of writes, a sentence for each kind."""
         return [why for why, _ in self._told.values()]
 
     async def run(self) -> None:
-        """Until it is cancelled."""
+        """Run until it is cancelled."""
         while True:
             await self._due.wait()
             self._due.clear()
@@ -104,7 +103,7 @@ class StatusWriter:
                 self._due.set()
 
     async def write(self) -> bool:
-        """Write what differs; returns whether something is left for later."""
+        """Write the differing statuses; returns whether some are left for later."""
         pending = list(self._differences())
         running = asyncio.Semaphore(AT_ONCE)
         done = await asyncio.gather(*(self._write(running, *each) for each in pending))
@@ -122,7 +121,7 @@ class StatusWriter:
                 continue
             if self._is_forbidden(key) or self._settled.get(key) == (held.status, ours):
                 continue
-            if self._written.get(key) == held.resource_version:  # the watch has not brought what we wrote
+            if self._written.get(key) == held.resource_version:  # the watch has not returned our write
                 continue
             if not self._left_s(key):
                 continue
@@ -165,7 +164,7 @@ class StatusWriter:
         async with running:
             left_s = self._left_s(key)
             if not left_s or self._is_forbidden(key):
-                return not left_s  # what another one writes is not left for us
+                return not left_s  # another gateway writes it
             kind = _KINDS[key[:2]]
             manifest = json.loads(held.manifest)
             api_version = manifest["apiVersion"]
@@ -187,7 +186,7 @@ class StatusWriter:
             except ApiError as error:
                 return self._failed(key, held, ours, error)
             except UNREACHABLE:
-                return False  # told by those who read
+                return False  # the readers report it
 
     def _is_forbidden(self, key: Key) -> bool:
         """Whether a write of this kind was forbidden in the object's namespace, and it is too early to try again."""
@@ -195,7 +194,7 @@ class StatusWriter:
         return until > self._clock()
 
     def _failed(self, key: Key, held: StoredObject, ours: bytes | None, error: ApiError) -> bool:
-        """Whether trying again helps nothing, before the object or its status is another one."""
+        """Whether a retry is useless before the object or its status changes."""
         if self._has_other_names(key[:2], error):
             return False
         if error.is_conflict or (error.status >= _OF_SERVER and _UNDECLARED not in str(error)):
@@ -217,9 +216,9 @@ class StatusWriter:
 
 
 def merged(now: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What to apply so that `now`, the status that the server has, says what `ours` says; None if it does.
+    """The status to apply so that `now`, the server's status, includes `ours`; None if it does.
 
-    Entries and conditions of other controllers stay. A condition that says the same keeps its time.
+    Entries and conditions of other controllers stay. An unchanged condition keeps its time.
     """
     made: dict[str, Any] = {}
     is_other = False
@@ -239,13 +238,13 @@ def merged(now: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, Any] | 
 
 
 def _same(entry: Mapping[str, Any], held: Iterable[Any]) -> Mapping[str, Any] | None:
-    """The one of these that is about the same parent, listener or condition."""
+    """The entry for the same parent, listener or condition, or None."""
     found = (each for each in held if isinstance(each, dict))
     return next((each for each in found if all(each.get(name) == entry.get(name) for name in _IDENTITY)), None)
 
 
 def _with_times(value: Any, held: Any) -> Any:
-    """The value, whose conditions have the times that they have in `held` where they say the same."""
+    """The value with the times of equal conditions in `held`."""
     if isinstance(value, list):
         known = held if isinstance(held, list) else []
         return [_with_times(each, _same(each, known)) if isinstance(each, dict) else each for each in value]
@@ -259,7 +258,7 @@ def _with_times(value: Any, held: Any) -> Any:
 
 
 def _says(now: Any, wanted: Any) -> bool:
-    """Whether what the server has is what is wanted; it may have fields, and conditions of a domain, of its own."""
+    """Whether the server's status includes the wanted one; it may have more fields and foreign conditions."""
     if isinstance(wanted, dict):
         return isinstance(now, dict) and all(_says(now.get(name), part) for name, part in wanted.items())
     if isinstance(wanted, list) and all(isinstance(each, dict) for each in wanted):
@@ -269,7 +268,7 @@ def _says(now: Any, wanted: Any) -> bool:
 
 
 def _is_foreign(entry: Any) -> bool:
-    """Whether this is a condition of somebody else's domain."""
+    """Whether this is a condition with another vendor's domain."""
     domain, slash, _ = str(entry.get("type", "")).partition("/") if isinstance(entry, dict) else ("", "", "")
     return bool(slash) and domain != OURS
 
@@ -294,7 +293,7 @@ def gateway_status(status: bytes, addresses: Sequence[dict[str, str]], problems:
 
 
 def service_addresses(service: StoredObject) -> list[dict[str, str]]:
-    """The addresses of a Service as `status.addresses` has them: of its load balancer, else its own."""
+    """The `status.addresses` from a Service: its load balancer's addresses, else its own."""
     ingress = (json.loads(service.status or b"{}").get("loadBalancer") or {}).get("ingress") or []
     spec = json.loads(service.manifest).get("spec") or {}
     ips = [each["ip"] for each in ingress if each.get("ip")] or spec.get("externalIPs") or []

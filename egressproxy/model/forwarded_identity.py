@@ -106,8 +106,7 @@ class SeenValues:
         self._forgotten = 0  # values of this second and earlier ones are rejected
 
     def take(self, time: int, mac: bytes, now: float) -> None:
-        """Remember the MAC of a value signed at `time` (seconds since 1970). Raises NotVerified for a possible replay.
-        """
+        """Remember the MAC of a value signed at `time` (seconds since 1970). Raises NotVerified for a replay."""
         if time <= self._forgotten:
             raise NotVerified("forgotten", "it is older than the values that this gateway remembers")
         of_second = self._by_second.get(time)

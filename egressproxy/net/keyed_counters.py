@@ -99,8 +99,7 @@ class KeyedCounters:
         return made
 
     def key(self, text: bytes, owner: int = 0) -> bytes:
-        """The key of a text that a limit counts apart. `owner`: the worker (1 to 255) that owns the entry; 0: shared.
-        """
+        """The key of a text that a limit counts apart. `owner`: the worker (0 to 255) of the entry; 0: shared."""
         made = blake2b(text, digest_size=KEY_BYTES - 1, key=self._secret, person=self.limit)
         return made.digest() + bytes((owner,))
 

@@ -53,8 +53,7 @@ class ListeningSockets:
         self._left: list[tuple[UnixListeningSocket, str]] = []  # their paths still belong to the predecessor
 
     def give(self, descriptor: int, giver: str, *, is_kept: bool) -> None:
-        """Store an inherited descriptor for a later `bind` of its place. Raises ValueError, a sentence, and closes it.
-        """
+        """Store an inherited descriptor for a later `bind`. Closes it and raises ValueError, a sentence, if invalid."""
         try:
             sock = socket.socket(fileno=descriptor)
             try:

@@ -209,8 +209,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
 
     # --- transport of the protocol above -------------------------------------------------------------------------
     def write(self, data: Any) -> None:
-        """Encrypt and send; ignored after `write_eof` or while closing. Raises RuntimeError before `connection_made`.
-        """
+        """Encrypt and send; ignored after `write_eof` or closing. Raises RuntimeError before `connection_made`."""
         if not data or self._state not in _WRITES:
             if self._state in _IS_EARLY:
                 raise RuntimeError("write before the TLS handshake is done")

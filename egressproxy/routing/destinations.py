@@ -1,7 +1,7 @@
-"""Destinations: may a client reach this authority? Decided on what it named, before any name is resolved.
+"""Destinations: the decision whether a client may reach an authority, before any name is resolved.
 
 Deny beats allow at any level. Every level that has an allow list must allow; without any list nothing is allowed. A
-deny holds for the place: for the host that a client named, and for the hostname of a backend that stands for it.
+deny holds for the place: for the host that a client named, and for the hostname of its backend.
 Source: `destinations` of an EgressPolicy (docs/policies.md).
 """
 
@@ -19,7 +19,7 @@ from egressproxy.model.addresses import METADATA, aliases
 from egressproxy.model.authority import Authority
 from egressproxy.routing.hosts import HostMap, patterns_of
 
-#: How many allowed destinations are remembered; a policy never changes, so that the memory stays true.
+#: The most allowed destinations in the cache; a policy never changes, so the cache stays valid.
 MAX_KNOWN: Final = 1024
 _CANNOT_OPEN: Final = (
     "mend what the status of that policy says of its `intercept`, or remove the name from intercept.hostnames"
@@ -231,7 +231,7 @@ class _Entries:
     def __init__(self, rules: Iterable[DestinationRule], policy: str = "") -> None:
         self._hosts: HostMap[list[DestinationRule]] = HostMap()
         self._networks: list[tuple[Network, DestinationRule]] = []
-        self.policy = policy  # one that has the list; "": that of its first entry
+        self.policy = policy  # a policy with the list; "": the first entry's
         for rule in rules:
             self.policy = self.policy or rule.policy
             self._networks += [(network, rule) for network in rule.cidrs]

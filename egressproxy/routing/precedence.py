@@ -42,13 +42,13 @@ class Match(NamedTuple, Generic[T]):
 
 
 def criterion(winner: Match[T], other: Match[T]) -> str:
-    """Why `winner` comes before `other`, in words: the first criterion in which they differ."""
+    """The reason why `winner` precedes `other`, in words: the first criterion in which they differ."""
     if winner.hostname != other.hostname:
         return f"hostname {winner.hostname} is more specific than {other.hostname or 'every host'}"
     for index, (first, second) in enumerate(zip(winner.rank, other.rank, strict=True)):
         if first != second:
             return _words(index, winner.rank, other.rank)
-    return "it stands first in its rule"
+    return "the match comes first in its rule"
 
 
 def _words(index: int, winner: Rank, other: Rank) -> str:

@@ -1,4 +1,4 @@
-"""EventAggregator: what an operator should know, counted where it happens until it is taken to the Events.
+"""EventAggregator: notices for operators, counted in each process until they are taken to the Events.
 
 A flood is cheap: a repeated notice is found by values that its exchange holds already, and counted. The text is made
 once for each notice from our own errors: names of objects, the destination, what to add. It never contains the words of
@@ -147,7 +147,7 @@ class FilterStats:
     sum_s: float = 0.0
 
     def took(self, seconds: float) -> None:
-        """A run that was measured has taken so long."""
+        """Record the duration of a measured run."""
         self.buckets[bisect_left(FILTER_BUCKETS_S, seconds)] += 1
         self.sum_s += seconds
 
@@ -186,7 +186,7 @@ class EventAggregator:
             self._begin(key, "", _failure(source, filter_, how, is_open=is_open))
 
     def filter_told(self, source: str, name: str, reason: str, message: str, severity: str) -> None:
-        """What a filter has to say; `source` is the object that declares it, `name` its extension there."""
+        """Record a filter's own notice; `source` is the declaring object, `name` its extension there."""
         regarding = InvolvedObject.read(source)
         key = (source, reason, name)
         if regarding is not None and not self._is_counted(key, message):
@@ -196,7 +196,7 @@ class EventAggregator:
     def changed(
         self, action: str, regarding: InvolvedObject, reason: str, message: str, severity: str = EventType.WARNING
     ) -> None:
-        """This object has another state; `action` and `reason` are one word each."""
+        """Record a change of an object's state; `action` and `reason` are one word each."""
         key = (regarding, reason, "")
         if not self._is_counted(key, message):
             self._begin(key, message, new_notice(reason, action, regarding, message, severity=severity))
@@ -252,14 +252,14 @@ class FilterNotices:
         self._reasons: set[str] = set()
 
     def warning(self, reason: str, message: str) -> None:
-        """Something that an operator should look at. `reason` is one UpperCamelCase word of a few of this filter's;
-        `message` names objects and numbers, never a secret nor what a request or response has said. Raises ValueError
+        """Report a problem for an operator. `reason` is one UpperCamelCase word, of a few for this filter; `message`
+        names objects and numbers, never a secret or content of a request or response. Raises ValueError
         for a reason that is no such word, or the filter's twenty-first.
         """
         self._tell(reason, message, EventType.WARNING)
 
     def normal(self, reason: str, message: str) -> None:
-        """Something that is as it should be, again. As `warning`."""
+        """Report a recovery. Arguments and errors as in `warning`."""
         self._tell(reason, message, EventType.NORMAL)
 
     def _tell(self, reason: str, message: str, severity: str) -> None:

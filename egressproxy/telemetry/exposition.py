@@ -105,7 +105,7 @@ def _traffic(counts: Counts) -> Iterator[Metric]:
         ("egress_request_failures", "Exchanges that failed without being denied.", "failures", "reason"),
         ("egress_upstream_attempts", "Attempts to reach a backend, by how they ended.", "attempts", "result"),
         ("egress_failovers", "Requests that went on to another backend, by why they left this.", "failovers", "reason"),
-        ("egress_hedges", "Further attempts beside one that is slow, by what became of them.", "hedges", "outcome"),
+        ("egress_hedges", "Hedged attempts beside a slow one, by outcome.", "hedges", "outcome"),
         ("egress_mirrored_requests", "Copies of requests to mirrors, by how they ended.", "mirrored", "result"),
     ):
         family = CounterMetricFamily(name, description, labels=(*LABELS, label))

@@ -103,7 +103,7 @@ class Metrics:
         self.reloads: Counter[str] = Counter()
         self.connections_rejected: Counter[str] = Counter()  # by the value of a Reason
         self.http2_connections_broken: Counter[str] = Counter()  # by the code of GOAWAY (RFC 9113 section 7)
-        self.forwarded_identities: Counter[str] = Counter()  # by what was found of them
+        self.forwarded_identities: Counter[str] = Counter()  # by result of the verification
         self.interceptions = Interceptions()
         self.ech_hellos = EchHellos()
         self.parents_put_aside: Counter[tuple[str, str]] = Counter()  # by parent and Reason

@@ -1,4 +1,4 @@
-"""Series: what is counted of exchanges, plain integers that other threads may read while the loop counts. Label values
+"""Series: the counters of exchanges, plain integers that other threads may read while the loop counts. Label values
 come from the configuration and from closed enums, never from a client.
 """
 
@@ -49,7 +49,7 @@ _BY_KEY: Final = (
     "hedges",
     "mirrored",
 )
-#: Those that are histograms, and those that are sums.
+#: The attributes that are histograms, and the sums.
 _BY_TIME: Final = ("at_once", "streamed", "begun", "answers")
 _SUMS: Final = ("duration_sum_s", "body_sum_s", "answer_sum_s", "bytes_in", "bytes_out", "tunnels_active")
 #: All of its attributes but the labels.

@@ -18,7 +18,7 @@ Manifest = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """`of` gives the cell; times stay in RFC 3339, and are shown as an age where `is_age`."""
+    """`of` returns the cell; times are RFC 3339, shown as an age with `is_age`."""
 
     name: str
     of: Callable[[Manifest], str | int]
@@ -29,19 +29,19 @@ class Column:
 
 
 def columns(group: str, kind: str) -> Sequence[Column]:
-    """Those of a kind, in the order in which they are printed; of an unknown one Name and Age."""
+    """The columns of a kind, in order; of an unknown kind Name and Age."""
     return _COLUMNS.get((group, kind), _PLAIN)
 
 
 def _at(value: Any, path: str) -> Any:
-    """What stands at `spec.type`; None where nothing does."""
+    """The value at a path such as `spec.type`, or None."""
     for name in path.split("."):
         value = value.get(name) if isinstance(value, dict) else None
     return value
 
 
 def _all_at(value: Any, path: str) -> list[Any]:
-    """What stands at `spec.rules.backendRefs`, of every rule, each item of a list by itself."""
+    """The values at a path such as `spec.rules.backendRefs`, with lists flattened."""
     found = [value]
     for name in path.split("."):
         inner = [each[name] for each in found if isinstance(each, dict) and each.get(name) is not None]
@@ -171,7 +171,7 @@ _PLAIN: Final = _object_with()
 _ACCEPTED: Final = Column("Accepted", _condition("Accepted"), "The condition Accepted.")
 _PROGRAMMED: Final = Column("Programmed", _condition("Programmed"), "The condition Programmed.")
 _STREAM_ROUTE: Final = (
-    Column("Parents", _list("spec.parentRefs", "name", "sectionName"), "What it attaches to: spec.parentRefs."),
+    Column("Parents", _list("spec.parentRefs", "name", "sectionName"), "The parents: spec.parentRefs."),
     Column("Accepted", _condition("Accepted", "status.parents"), "The condition Accepted, at all parents."),
     _wide("ResolvedRefs", _condition("ResolvedRefs", "status.parents"), "At all parents."),
     _wide("Backends", _list("spec.rules.backendRefs", "name", "port", separator=":"), "backendRefs of all rules."),
@@ -237,7 +237,7 @@ _COLUMNS: Final[Mapping[tuple[str, str], Sequence[Column]]] = {
         *_LISTENERS,
     ),
     (GATEWAY, "ListenerSet"): _object_with(
-        Column("Parent", _text("spec.parentRef.name"), "The Gateway that it belongs to."),
+        Column("Parent", _text("spec.parentRef.name"), "The parent Gateway."),
         _ACCEPTED,
         _PROGRAMMED,
         *_LISTENERS,

@@ -1,8 +1,8 @@
-"""Objects: everything that the API shows, with the version at which each object changed last, and the latest changes.
+"""Objects: all objects of the API, with the version of the last change of each, and the latest changes.
 
-Versions count changes, over all kinds, and go on over a restart: they start at the time of day. Nothing is compared
-before somebody asks, and what is compared is compared in a thread. Kept are a number for each object, and the last
-changes. Source: Kubernetes API concepts, resource versions and efficient detection of changes.
+Versions count changes over all kinds, and start at the time of day, so they increase across restarts. Comparisons run
+on demand, in a thread. The memory is a number for each object, and the last changes. Source: Kubernetes API concepts,
+resource versions and efficient detection of changes.
 """
 
 from __future__ import annotations
@@ -19,29 +19,28 @@ from typing import Final, NamedTuple, Protocol
 from egressproxy.model.encoding import line
 from egressproxy.model.published_object import Key, PublishedObject
 
-#: What a watcher can be behind, at most: changes, and bytes of what changed.
+#: The most changes, and bytes of changes, that a watcher can be behind.
 MAX_CHANGES: Final = 4096
 MAX_BYTES: Final = 8 * 1024 * 1024
 
 
 class ObjectSource(Protocol):
-    """Where objects come from: the configuration in service, or what was observed (Events).
+    """A source of objects: the configuration in service, or observed Events.
 
-    Asked on the event loop, when somebody asks the API, or watches it and `AdminServer.changed` was called. What kinds
-    it has stands in `kinds`, what their columns are in `columns`. No two sources have an object of the same kind,
-    namespace and name.
+    Called on the event loop, for a request to the API, or for a watch after `AdminServer.changed`. `kinds` lists its
+    kinds, `columns` has their columns. No two sources have an object of the same kind, namespace and name.
     """
 
     @property
     def version(self) -> object:
-        """Equal to what it was for as long as nothing has changed."""
+        """A value that is equal as long as no object has changed."""
 
     def objects(self) -> Iterable[PublishedObject]:
-        """All of them as they are now: iterated in a thread, later, and more than once."""
+        """All current objects: iterated in a thread, later, and more than once."""
 
 
 class Gone(Exception):
-    """The changes since that version are forgotten (410)."""
+    """The changes since that version are no longer known (410)."""
 
 
 class ChangeType(Enum):
@@ -53,7 +52,7 @@ class ChangeType(Enum):
 
 
 class ObjectChange(NamedTuple):
-    """`before` is what a MODIFIED object was."""
+    """`before` is the earlier object of a MODIFIED one."""
 
     version: int
     type: ChangeType
@@ -68,7 +67,7 @@ class _Known(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one source has, and the version of each of its objects."""
+    """The objects of one source with their versions."""
 
     entries: Iterable[PublishedObject] = ()
     known: Mapping[Key, _Known] = field(default_factory=dict)
@@ -76,7 +75,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """All objects at one version. Iterated in a thread: what is packed is unpacked anew each time."""
+    """All objects at one version. Iterated in a thread, since packed objects are unpacked each time."""
 
     version: int
     parts: tuple[Part, ...] = ()
@@ -85,12 +84,12 @@ class View:
         return chain.from_iterable(part.entries for part in self.parts)
 
     def version_at(self, key: Key) -> int | None:
-        """That at which the object changed last; None where there is no such object."""
+        """The version of the object's last change; None for a missing object."""
         return next((part.known[key].version for part in self.parts if key in part.known), None)
 
 
 class Objects:
-    """Belongs to the event loop. What changes a source calls `changed`."""
+    """Belongs to the event loop. A changed source calls `changed`."""
 
     def __init__(self, sources: Sequence[ObjectSource], start: int | None = None) -> None:
         self._sources = sources
@@ -104,12 +103,12 @@ class Objects:
         self.signal = asyncio.Event()
 
     def changed(self) -> None:
-        """Something may have changed: those that wait for `signal` look again."""
+        """Note a possible change: wake the waiters of `signal`."""
         signal, self.signal = self.signal, asyncio.Event()
         signal.set()
 
     async def view(self) -> View:
-        """All objects as they are now. What changed since the last view is remembered for `since`."""
+        """The view of all current objects. Changes since the last view are stored for `since`."""
         async with self._lock:
             versions = [source.version for source in self._sources]
             if versions != self._seen:
@@ -128,7 +127,7 @@ class Objects:
             return self._view
 
     def since(self, version: int) -> list[ObjectChange]:
-        """The changes after a version, oldest first. Raises Gone where they are not all remembered."""
+        """The changes after a version, oldest first. Raises Gone if some are no longer known."""
         if version < self._oldest:
             raise Gone
         newer = []

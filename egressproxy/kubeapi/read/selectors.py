@@ -17,15 +17,14 @@ _EQUALS: Final = re.compile(rf"({_KEY})\s*(==|=|!=)\s*({_VALUE})", re.ASCII)
 _ORDER: Final = re.compile(rf"({_KEY})\s*([<>])\s*(-?\d{{1,18}})", re.ASCII)
 _SET: Final = re.compile(rf"({_KEY})\s+(in|notin)\s*\(([^()]*)\)", re.ASCII)
 _FIELD: Final = re.compile(r"([A-Za-z][\w.]*)(==|=|!=)(.*)", re.ASCII | re.DOTALL)
-#: A requirement, up to a comma outside of parentheses; an open one ends nothing. Nothing stands behind it that could
-#: fail: each byte is read once.
+#: A requirement, up to a comma outside of parentheses. No part after it can fail, so each byte is read once.
 _PART: Final = re.compile(r"(?:[^,(]++|\([^()]*+\)?+)+")
-#: Each object of a list is held against each.
+#: The most requirements, each of which is checked for each object.
 MAX_REQUIREMENTS: Final = 100
 
 
 def label_selector(text: str) -> Predicate | None:
-    """A predicate on manifests; None where it selects everything. Raises ApiError(400)."""
+    """A predicate on manifests; None if it selects all objects. Raises ApiError(400)."""
     tests = [_label_test(part) for part in _bounded(map(str.strip, _PART.findall(text)))]
     if not tests:
         return None
@@ -63,7 +62,7 @@ def _text_at(manifest: Mapping[str, Any], path: list[str]) -> str:
 
 
 def _bounded(texts: Iterable[str]) -> list[str]:
-    """Those that are not empty. Raises ApiError(400) where they are too many."""
+    """The non-empty requirements. Raises ApiError(400) for too many."""
     parts = list(filter(None, texts))
     if len(parts) > MAX_REQUIREMENTS:
         raise bad_request(f"the selector has {len(parts)} requirements; {MAX_REQUIREMENTS} are served")

@@ -1,7 +1,7 @@
-"""Writes, worked out on all objects: the configuration with those that can be taken, and the files to keep them in.
+"""Writes, evaluated on all objects: the configuration with the accepted writes, and their files.
 
-Each write has its own answer. They are compiled together; where that fails, the one whose file is at fault is refused
-and the rest is worked out anew without it. Where none can be blamed, the first is compiled alone and the others wait.
+Each write has its own result. They are compiled together; on an error, the write whose file is at fault is refused, and
+the rest is evaluated again. If no write is at fault, the first is compiled alone and the others wait.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from egressproxy.net.system_roots import mark
 from egressproxy.processes.loader.answer import handed_over, previous_of
 from egressproxy.processes.loader.compilation import Machine, compiled
 
-#: What is not begun by then waits for the next time: `processes.loader.request.LIMIT_S` is for everything.
+#: Seconds after which unstarted writes wait for the next batch: `processes.loader.request.LIMIT_S` is the total limit.
 BUDGET_S: Final = 10.0
 
 
 def answer(request: bytes) -> bytes:
-    """Work out what `write_writes` asks for; gives what `read_outcomes` reads."""
+    """Evaluate a request of `write_writes`; returns bytes for `read_outcomes`."""
     (paths, bind, memory, state, *_), writes = read_writes(request)
     assert state is not None
     previous = previous_of(memory)
@@ -50,23 +50,23 @@ def answer(request: bytes) -> bytes:
 
 @dataclass(slots=True, eq=False)
 class _Batch:
-    """`results` are there when `worked_out` has ended."""
+    """A batch of writes. `results` are complete after `worked_out`."""
 
     resources: ResourceSet
     bind: tuple[str, ...]
     previous: Compiled | None
     state: Path
     writes: Sequence[Write]
-    #: Those that are not begun by then wait; a time of `time.monotonic`.
+    #: The time (`time.monotonic`) after which unstarted writes wait.
     until: float = field(default_factory=lambda: time.monotonic() + BUDGET_S)
-    #: Whether changes are compiled one by one, since it is not known which of them is at fault.
+    #: Whether changes are compiled one by one, since the faulty one is unknown.
     is_one_by_one: bool = False
-    #: By the write's number: whatever becomes of the others.
+    #: The final results by the number of the write.
     settled: dict[int, Written | WriteRefused] = field(default_factory=dict)
     results: list[Result] = field(default_factory=list)
 
     def worked_out(self) -> tuple[ResourceSet, Compiled] | None:
-        """The configuration with all that can be taken, or None if nothing changes."""
+        """The configuration with all accepted writes, or None without changes."""
         while changes := self._changes():
             resources = list(changes.values())[-1].resources
             made = self._compiled(resources, changes)
@@ -77,7 +77,7 @@ class _Batch:
         return None
 
     def _changes(self) -> dict[int, AppliedWrite]:
-        """What the writes change, each on top of those before it; fills `results` as if all of it could be taken."""
+        """The changes of the writes, each on top of the earlier ones; fills `results` as if all were accepted."""
         self.results = []
         changes: dict[int, AppliedWrite] = {}
         for number, write in enumerate(self.writes):
@@ -91,10 +91,10 @@ class _Batch:
         return changes
 
     def _changed(self, number: int, write: Write, changes: dict[int, AppliedWrite]) -> Result:
-        """Adds what it changes to `changes`."""
+        """Evaluate one write, and add its change to `changes`."""
         files = {each.file for each in changes.values()}
         if write.name and file_of(self.state, *write.key) in files:
-            return None  # it is for what becomes of the one before
+            return None  # depends on an unfinished earlier write
         current = list(changes.values())[-1].resources if changes else self.resources
         waiting = sum(each.is_new for each in changes.values()), sum(each.size for each in changes.values())
         try:
@@ -103,7 +103,7 @@ class _Batch:
                 return None
             if change.is_same:
                 return _written(change, "")
-            if change.write.is_dry_run:  # on what is in service, as if no other waited
+            if change.write.is_dry_run:  # on the configuration in service, without pending writes
                 self.settled[number] = settled = self._tried(write)
                 return settled
         except WriteRefused as refused:
@@ -115,7 +115,7 @@ class _Batch:
         return _written(change, str(change.file))
 
     def _tried(self, write: Write) -> Written | WriteRefused:
-        """Raises WriteRefused, and nearly everything."""
+        """The result of one write. Raises WriteRefused, and errors of many types."""
         change = changed(self.resources, write, self.state)
         try:
             made = compiled(change.resources, self.bind, self.previous, Machine(why_unusable, mark()))
@@ -124,7 +124,7 @@ class _Batch:
         return _written(with_warnings(change, made), "")
 
     def _compiled(self, resources: ResourceSet, changes: dict[int, AppliedWrite]) -> Compiled | None:
-        """None where it fails: fewer writes are taken the next time."""
+        """The compiled configuration, or None after an error: the next attempt has fewer writes."""
         try:
             return compiled(resources, self.bind, self.previous, Machine(why_unusable, mark()))
         except ConfigError as error:
@@ -156,7 +156,7 @@ class _Batch:
 
 
 def _blamed(error: ConfigError, changes: dict[int, AppliedWrite]) -> int | None:
-    """The last one whose file has a problem, as if they had come one after the other; None if that is not known."""
+    """The last write whose file has a problem; None if unknown."""
     if len(changes) == 1:
         return next(iter(changes))
     files = {problem.file for problem in error.problems}
@@ -164,7 +164,7 @@ def _blamed(error: ConfigError, changes: dict[int, AppliedWrite]) -> int | None:
 
 
 def _defect(error: Exception) -> WriteRefused:
-    """Its text may hold anything, a Secret's value, too: the place says enough."""
+    """The refusal for a bug, with its location alone, since the error's text may contain a Secret's value."""
     place = traceback.extract_tb(error.__traceback__)[-1]
     print(f"internal error: {type(error).__name__} at {place.filename}:{place.lineno}", file=sys.stderr)
     message = f"the write cannot be worked out ({type(error).__name__}); the gateway's log says where"
@@ -177,12 +177,12 @@ def _written(change: AppliedWrite, file: str) -> Written:
     return Written(change.resource.name, uid, json.dumps(shown).encode(), change.is_new, file, change.warnings)
 
 
-#: Characters of one warning: it is a field of the answer's head.
+#: The most characters of one warning, which is a response field.
 MAX_TEXT: Final = 1000
 
 
 def with_warnings(change: AppliedWrite, compiled: Compiled) -> AppliedWrite:
-    """The change with a warning for each problem that its object has in this configuration; notes are none."""
+    """The change with a warning for each problem of its object in this configuration, except notes."""
     if not change.text:
         return change  # the object is deleted
     told = []

@@ -1,4 +1,4 @@
-"""Who owns which fields of an object, and server-side apply.
+"""Ownership of fields, and server-side apply.
 
 A field is the path to it; a list with keys has a step for each item, every other list is one field. Kept in
 metadata.managedFields as Kubernetes does. Hand-made: the only implementation
@@ -19,9 +19,9 @@ from egressproxy.kubeapi.write.write import WriteRefused
 #: `f:name` for a field, `k:{"name":"x"}` for an item of a list with keys; an item itself ends with `.`.
 Path = tuple[str, ...]
 
-#: In one answer.
+#: The most causes in one response.
 MAX_CAUSES = 100
-#: Not owned by anybody: who an object is, and what the server says of it.
+#: Fields without owners: the identity of an object, and the server's metadata.
 _NOT_OWNED = frozenset({
     "name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp", "managedFields", "selfLink",
 })  # fmt: skip
@@ -131,7 +131,7 @@ def _collect(value: Any, path: Path, names: tuple[str, ...], shape: Shape, found
 
 
 def _all_keyed(items: Iterable[Any], keys: tuple[str, ...]) -> bool:
-    """Whether items can be told apart. Published forms of a Backend leave keys out: their lists are one value."""
+    """Whether all items have keys. Published forms of a Backend omit keys; such a list is one value."""
     return all(item_key(each, keys) is not None for each in items)
 
 
@@ -159,7 +159,7 @@ def _item(items: Any, step: str) -> Any:
 
 
 def _remove(manifest: dict[str, Any], path: Path) -> None:
-    """What is left empty goes, too."""
+    """Remove a path, and parents that become empty."""
     *above, last = path[:-1] if path[-1] == "." else path
     holder = _value(manifest, tuple(above))
     if last.startswith("f:") and isinstance(holder, dict):
@@ -171,12 +171,12 @@ def _remove(manifest: dict[str, Any], path: Path) -> None:
 
 
 def _is_key(path: Path) -> bool:
-    """Whether it tells an item of a list from the others."""
+    """Whether the path is a key of a list item."""
     return len(path) > 1 and path[-2].startswith("k:") and path[-1][2:] in json.loads(path[-2][2:])
 
 
 def _above(paths: Iterable[Path]) -> frozenset[Path]:
-    """These paths and whatever they lead through: what somebody owns something within stays."""
+    """These paths with all their parents, which must not be removed."""
     return frozenset(path[:end] for path in paths for end in range(1, len(path) + 1))
 
 

@@ -1,4 +1,4 @@
-"""The kinds of patches: a manifest and a patch in, a manifest out; what was given is left as it was.
+"""The kinds of patches: a manifest and a patch in, a new manifest out.
 
 Lists with keys are merged item by item, all other lists are taken whole. The values of a Secret, which are shown to no
 client, are redacted before a patch, and put back after it.
@@ -28,7 +28,7 @@ from egressproxy.model.kinds import GATEWAY, OURS
 
 #: Operations in one JSON patch; as the API server of Kubernetes.
 MAX_OPERATIONS = 10_000
-#: What its copies may add up to: each could double the object.
+#: The most bytes copied by one JSON patch: each copy could double the object.
 MAX_COPIED = 3 * 1024 * 1024
 #: Fields from the object down to the list -> fields that tell its items apart.
 Shape = Mapping[tuple[str, ...], tuple[str, ...]]
@@ -50,7 +50,7 @@ _SHAPES: Final[Mapping[tuple[str, str], Shape]] = {
     ("", "Pod"): {("spec", "containers"): ("name",), ("status", "podIPs"): ("ip",)},
 }
 _COMMON: Final[Shape] = {("metadata", "ownerReferences"): ("uid",), **_CONDITIONS}
-#: What a key is where an item does not say it.
+#: Defaults of keys.
 _DEFAULTS: Final = {"protocol": "TCP", "sectionName": ""}
 Manifest = dict[str, Any]
 
@@ -126,7 +126,7 @@ def shape_of(group: str, kind: str) -> Shape:
 
 
 def item_key(item: Any, names: tuple[str, ...]) -> tuple[Any, ...] | None:
-    """What tells an item from the others; None for one that lacks it."""
+    """The key of a list item; None for an item without."""
     if not isinstance(item, Mapping):
         return None
     key = tuple(item.get(name, _DEFAULTS.get(name)) for name in names)
@@ -134,7 +134,7 @@ def item_key(item: Any, names: tuple[str, ...]) -> tuple[Any, ...] | None:
 
 
 def without_values(secret: Manifest) -> Manifest:
-    """The Secret with its values redacted: else a patch could test them, or copy them to where they are shown."""
+    """The Secret with redacted values: otherwise a patch could test them, or copy them to visible fields."""
     shown = dict(secret)
     metadata = shown.get("metadata") or {}
     if metadata.get("annotations"):
@@ -145,7 +145,7 @@ def without_values(secret: Manifest) -> Manifest:
 
 
 def with_values(made: Manifest, current: Mapping[str, Any] | None, write: Write) -> Manifest:
-    """A Secret as kept: what comes back redacted is that of `current`. Raises WriteRefused(422) where it has none."""
+    """The Secret to store: redacted values are restored from `current`. Raises WriteRefused(422) for missing ones."""
     current = current or {}
     old = current.get("data") or {}
     data = dict(made.get("data") or {})
@@ -172,8 +172,8 @@ def with_values(made: Manifest, current: Mapping[str, Any] | None, write: Write)
 
 
 def _copied(target: Any, operation: Any) -> int:
-    """How many bytes of JSON an operation copies or moves. Raises WriteRefused(422) where the object would become too
-    deep: many operations can build together what none of them has in it.
+    """The bytes of JSON that an operation copies or moves. Raises WriteRefused(422) if the object would become too
+    deep by the combined operations.
     """
     if not isinstance(operation, dict):
         raise WriteRefused(400, "BadRequest", "an operation of a JSON patch is an object")

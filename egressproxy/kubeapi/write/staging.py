@@ -1,6 +1,6 @@
 """The folder of objects that were written through the API: one file each, put in place by a rename.
 
-What is staged has a name that starts with a dot, which is no manifest, until the configuration with it is in service.
+A staged file has a name with a leading dot, which is no manifest, until its configuration is in service.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from egressproxy.model.state_folder import MARK
 from egressproxy.net.durable_file import sync_folder
 
 LOCK: Final = ".lock"
-#: Of every file. It is YAML and can begin no Python: whatever an object says, its file is never a program.
-FIRST_LINE: Final = "--- # Written through the admin API of egressproxy. This is data: nothing runs it.\n"
+#: The first line of every file: YAML that is invalid Python, so that the file of an object is never a program.
+FIRST_LINE: Final = "--- # Written through the admin API of egressproxy. Data, never run as a program.\n"
 _STAGED: Final = ".staged-"
 #: Of a file name (NAME_MAX), with room for the prefix.
 MAX_NAME: Final = 230
 
 
 def lock(folder: Path, held: int | None = None) -> int:
-    """Make the folder where there is none, take it for this process, and drop what an earlier one left half done.
-    `held` is a descriptor that holds a folder, which the process before has given: it serves if that is this folder.
+    """Create the folder if needed, lock it for this process, and remove an earlier process's staged files. `held` is
+    the predecessor's locked descriptor, which is used if it is for this folder.
 
-    Returns a descriptor that holds it. Raises OSError, BlockingIOError where another process has it.
+    Returns the locked descriptor. Raises OSError, and BlockingIOError if another process has the lock.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     descriptor = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -46,7 +46,7 @@ def lock(folder: Path, held: int | None = None) -> int:
 
 
 def file_of(folder: Path, group: str, kind: str, namespace: str, name: str) -> Path:
-    """Where an object is kept: `httproute.gateway.networking.k8s.io_agents_models.yaml`; a long name ends in a hash."""
+    """The file of an object: `httproute.gateway.networking.k8s.io_agents_models.yaml`; a long name ends in a hash."""
     kind = f"{kind.lower()}.{group}" if group else kind.lower()
     stem = "_".join(filter(None, (kind, namespace, name)))
     if len(stem) > MAX_NAME:
@@ -55,13 +55,13 @@ def file_of(folder: Path, group: str, kind: str, namespace: str, name: str) -> P
 
 
 def usage(folder: Path) -> tuple[int, int]:
-    """How many objects the folder has, and their bytes. Raises OSError."""
+    """The number of objects in the folder, and their bytes. Raises OSError."""
     sizes = [entry.stat().st_size for entry in os.scandir(folder) if not entry.name.startswith(".")]
     return len(sizes), sum(sizes)
 
 
 def stage(file: Path, text: str) -> None:
-    """Write what `commit` will put in place, readable by this user alone. Raises OSError."""
+    """Write the staged file for `commit`, readable by this user alone. Raises OSError."""
     staged = _staged(file)
     descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as opened:
@@ -71,7 +71,7 @@ def stage(file: Path, text: str) -> None:
 
 
 def commit(files: Iterable[tuple[Path, bool]]) -> dict[Path, OSError]:
-    """Put staged files of one folder in place, or remove those with True. Returns what could not be kept, and why."""
+    """Put staged files of one folder in place, or remove those with True. Returns the errors by file."""
     failed: dict[Path, OSError] = {}
     done: list[Path] = []
     for file, is_deleted in files:
@@ -92,7 +92,7 @@ def commit(files: Iterable[tuple[Path, bool]]) -> dict[Path, OSError]:
 
 
 def discard(file: Path) -> None:
-    """Remove what `stage` wrote for this file. Raises OSError."""
+    """Remove the staged file. Raises OSError."""
     _staged(file).unlink(missing_ok=True)
 
 

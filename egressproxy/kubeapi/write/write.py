@@ -1,4 +1,4 @@
-"""A write to the admin API, between those who take it, those who work it out, and those who put it into service."""
+"""Write: a write to the admin API, as a message between the processes that receive, evaluate and serve it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Verb(Enum):
 
 
 class FieldValidation(Enum):
-    """What becomes of fields that a kind of Kubernetes' own does not have. None of them is ever kept."""
+    """The effect of unknown fields in Kubernetes' own kinds, which are never stored."""
 
     IGNORE = "Ignore"
     WARN = "Warn"
@@ -35,8 +35,8 @@ class FieldValidation(Enum):
 class Write:
     """One write to one object; `group` "" is the core group, `namespace` "" a cluster-scoped kind.
 
-    `name` is "" where a new object brings it along. `body` is JSON, or YAML in an APPLY. `resource_version` is what the
-    object has now, "" where there is none. `manager` is who owns the fields that are written.
+    `name` is "" if a new object's body has it. `body` is JSON, or YAML in an APPLY. `resource_version` is the object's
+    current one, "" for a new object. `manager` is the owner of the written fields.
     """
 
     verb: Verb
@@ -74,8 +74,8 @@ class Write:
 
 
 class WriteRefused(Exception):
-    """The answer is a Status with this code and reason; `causes` are (CauseType, message, field path). `name` is that
-    of the object, "" where it is not known.
+    """A refused write: a Status with this code and reason; `causes` are (CauseType, message, field path). `name` is the
+    object's, "" if unknown.
     """
 
     def __init__(
@@ -93,9 +93,9 @@ class WriteRefused(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """A write that was taken. `manifest` is JSON without a Secret's values.
+    """An accepted write. `manifest` is JSON without a Secret's values.
 
-    `file` is where it is kept, "" for a dry run. `warnings` are for the person who asked.
+    `file` is its file, "" for a dry run. `warnings` are for the client.
     """
 
     name: str
@@ -107,13 +107,13 @@ class Written:
 
 
 class Outcomes(NamedTuple):
-    """`results` are those of the writes, in their order. `loaded` None: nothing changes."""
+    """The results of a batch: `results` in the order of the writes. `loaded` None: no change."""
 
     results: Sequence[Result]
     loaded: CompiledConfig | None
 
 
-#: Of one write; None where it has to be worked out again, after the others.
+#: The result of one write; None: evaluate it again, after the others.
 Result = Written | WriteRefused | None
 
 
@@ -126,13 +126,13 @@ def write_writes(request: bytes, writes: Sequence[Write]) -> bytes:
 
 
 def read_writes(data: bytes) -> tuple[LoadRequest, tuple[Write, ...]]:
-    """What `write_writes` wrote. Raises nearly everything if this is no (whole) request."""
+    """The request of `write_writes`. Raises errors of many types for invalid or incomplete bytes."""
     request, writes = loads(data, _WRITES, "part of a write")
     return read_request(request), writes
 
 
 def read_outcomes(data: bytes) -> Outcomes:
-    """The Outcomes that another process of ours has written. Raises ValueError if these are none, or not whole."""
+    """The Outcomes from another process of ours. Raises ValueError for invalid or incomplete bytes."""
     found = read_values(data, (*LOADED, Outcomes, WriteRefused, Written))
     if isinstance(found, Outcomes):
         return found

@@ -1,4 +1,4 @@
-"""What the process that loads does: one request in, one answer out."""
+"""The work of the loader process: one request in, one answer out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from egressproxy.processes.loader.result import CompiledConfig, pack_shown, plac
 
 
 def answer(request: bytes) -> bytes:
-    """Load and compile what a `LoadRequest` names: a `CompiledConfig`, or a ConfigError with every problem."""
+    """Load and compile the sources of a `LoadRequest`: a `CompiledConfig`, or a ConfigError with every problem."""
     asked = read_request(request)
     previous = previous_of(asked.memory)
     unbound = {(address, port): why for address, port, why in asked.unbound}
@@ -35,7 +35,7 @@ def answer(request: bytes) -> bytes:
 
 
 def handed_over(resources: ResourceSet, compiled: Compiled, previous: Compiled | None) -> CompiledConfig:
-    """A compiled configuration for the processes that serve it, which neither read nor compile."""
+    """A compiled configuration for the serving processes, which neither read nor compile."""
     statuses, generations = compiled.statuses, compiled.generations
     spec, written, created, materials = compiled.spec, compiled.written, compiled.created, compiled.materials
     objects = (
@@ -65,7 +65,9 @@ def handed_over(resources: ResourceSet, compiled: Compiled, previous: Compiled |
 
 
 def previous_of(memory: bytes) -> Compiled | None:
-    """What a compilation needs of the one in service; None at the first start. Raises nearly everything for others."""
+    """The facts about the configuration in service for a compilation; None at the first start. Raises errors of many
+    types for invalid bytes.
+    """
     if not memory:
         return None
     generation, statuses, generations, written, created, materials = loads(zlib.decompress(memory))

@@ -1,8 +1,7 @@
-"""Loading in a process of its own, so that its time and memory are not taken from the traffic.
+"""LoaderProcess: loads in a separate process, so that its time and memory are not taken from the traffic.
 
-The process is started by this constructor (early, so that it works while its parent still imports), and waits for
-requests when it has imported what they take (`processes.loader.main`). Anything but an answer raises LoadingFailed and
-ends the process: nothing of it is served.
+The constructor starts the process (early, so that it imports in parallel with its parent). It waits for requests after
+its imports (`processes.loader.main`). Anything but an answer raises LoadingFailed and ends the process.
 """
 
 from __future__ import annotations
@@ -24,29 +23,29 @@ from egressproxy.processes.loader.request import LIMIT_S, STATUS
 
 log = logging.getLogger(__name__)
 
-#: Whether one process serves many requests, each by a copy of itself. Elsewhere the system's own libraries may not
-#: survive a copy (macOS), and each request has a process of its own.
+#: Whether one process serves many requests, each in a fork. On macOS system libraries may not survive a fork, so each
+#: request starts a process.
 IS_KEPT: Final = sys.platform == "linux"
 #: A hundred times what ten thousand routes need.
 MAX_ANSWER = 512 * 1024 * 1024
-#: What is kept of its standard error.
+#: The most bytes of its standard error that are kept.
 MAX_WORDS = 64 * 1024
 _PIECE = 256 * 1024
 
 
 class LoadingFailed(Exception):
-    """The process that loads did not answer: not a fault of the configuration, as far as one can tell.
+    """The loader process did not answer, which is probably no fault of the configuration.
 
-    The message repeats nothing of what it said: that may hold anything, and goes to the log alone.
+    The message never quotes its output, which may contain secrets, and goes to the log alone.
     """
 
 
 class LoaderEnded(LoadingFailed):
-    """Somebody else ended it: a system that is short of memory, an administrator. Another one may well answer."""
+    """The process was killed from outside, for lack of memory or by an administrator. A retry may succeed."""
 
 
 class LoaderProcess:
-    """It serves one request after the other. `ask` belongs into a thread, the rest to the one that started it."""
+    """A process that serves one request after the other. Call `ask` in a thread, the rest in the starting thread."""
 
     def __init__(self, *, is_kept: bool = IS_KEPT) -> None:
         """Raises OSError if no process can be started."""
@@ -75,23 +74,25 @@ class LoaderProcess:
         return self._process.pid
 
     def is_waiting(self) -> bool:
-        """Whether the process is there for the next request."""
+        """Whether the process is ready for the next request."""
         return self._process.poll() is None
 
     def ask(self, function: str, request: bytes) -> bytes:
-        """What `function` (see `main`) answers. Raises LoadingFailed, OSError for descriptors; it has ended then."""
+        """The answer of `function` (see `main`). Raises LoadingFailed, or OSError without descriptors; the process has
+        ended then.
+        """
         deadline = time.monotonic() + LIMIT_S
         answer, words = io.BytesIO(), io.BytesIO()
         status, has_said = None, False
         try:
-            self._signal(signal.SIGCONT)  # a process that was stopped meanwhile could answer nobody
+            self._signal(signal.SIGCONT)  # a stopped process could not answer
             self._exchange(function, memoryview(request), answer, words, deadline)
             status, has_said = self._status(deadline)
         except (TimeoutError, subprocess.TimeoutExpired):
             raise LoadingFailed(f"the configuration was not read within {LIMIT_S:.0f} s") from None
         finally:
             if status != 0 or not self._is_kept:
-                with suppress(BlockingIOError):  # a copy has it still
+                with suppress(BlockingIOError):  # a fork still has it
                     words.write(os.read(self._errors.fileno(), MAX_WORDS))
                 self.close()
             for line in words.getvalue().decode(errors="replace").splitlines():
@@ -103,11 +104,11 @@ class LoaderProcess:
         return answer.getvalue()
 
     def end(self) -> None:
-        """End it in the midst of a request, which fails then."""
+        """End the process during a request, which fails then."""
         self._signal(signal.SIGKILL)
 
     def close(self) -> None:
-        """End it, and give back what it takes here; not in the midst of a request."""
+        """End the process and release its resources; not during a request."""
         self.end()
         self._process.wait()
         self._control.close()
@@ -122,13 +123,13 @@ class LoaderProcess:
     def _exchange(
         self, function: str, request: memoryview, answer: io.BytesIO, words: io.BytesIO, deadline: float
     ) -> None:
-        """Give it the request and take its answer, until those who serve it have closed all of their ends."""
+        """Send the request and read the answer, until the process and its forks have closed all pipes."""
         with ExitStack() as stack, selectors.DefaultSelector() as selector:
             asked, asking = _pipe(stack)
             answers, answering = _pipe(stack)
             errors, erring = _pipe(stack)
             theirs = (asked, answering, erring)
-            with suppress(OSError):  # it is gone: its status will tell
+            with suppress(OSError):  # the process is gone, which its status shows
                 socket.send_fds(self._control, [function.encode()], [each.fileno() for each in theirs])
             for each in theirs:
                 each.close()
@@ -145,9 +146,9 @@ class LoaderProcess:
                     raise TimeoutError
                 for key, _ in ready:
                     if key.fileobj is self._control:
-                        selector.unregister(self._control)  # how the request ended: its pipes end, too
+                        selector.unregister(self._control)  # the result of the request: its pipes end, too
                         if self._is_gone():
-                            self._signal(signal.SIGKILL)  # a copy that it has left behind could wait for ever
+                            self._signal(signal.SIGKILL)  # a leftover fork could wait for ever
                         continue
                     if key.data is None:
                         request = _rest(asking.fileno(), request)
@@ -171,7 +172,7 @@ class LoaderProcess:
             return True
 
     def _status(self, deadline: float) -> tuple[int, bool]:
-        """How the request ended and that the process has said so, or how the process itself has ended."""
+        """The exit status of the request and true, or of the process itself and false."""
         left_s = max(deadline - time.monotonic(), 0.01)
         self._control.settimeout(left_s)
         try:
@@ -188,7 +189,7 @@ class LoaderProcess:
 
 
 def _pipe(stack: ExitStack) -> tuple[IO[bytes], IO[bytes]]:
-    """To read and to write; both are closed with the stack. Raises OSError."""
+    """The reading and the writing end of a pipe; both are closed with the stack. Raises OSError."""
     reading, writing = os.pipe()
     return stack.enter_context(open(reading, "rb", 0)), stack.enter_context(open(writing, "wb", 0))
 
@@ -198,4 +199,4 @@ def _rest(descriptor: int, request: memoryview) -> memoryview:
     try:
         return request[os.write(descriptor, request) :]
     except BrokenPipeError:
-        return request[:0]  # its status will tell
+        return request[:0]  # the exit status shows the failure

@@ -1,4 +1,4 @@
-"""Predecessor: the process whose place this one takes (`run --takeover`)."""
+"""Predecessor: the process that this one replaces (`run --takeover`)."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from egressproxy.processes.workers.data_plane import ConfigRefused
 
 log = logging.getLogger("egressproxy")
 
-#: How long it may take to answer. It may be in the midst of a reload, which comes first.
+#: The time limit of its answer in seconds. A reload in progress comes first.
 ANSWER_S: Final = 150.0
 
 
 class Predecessor:
-    """`find`, `switch` and `serving` come in this order; then `kill` at any time."""
+    """Call `find`, `switch` and `serving` in this order; then `kill` at any time."""
 
     def __init__(self, conversation: Conversation, path: Path) -> None:
         self._conversation = conversation
         self._path = path
-        #: Descriptor of the lock of its state folder; whoever takes it sets it to None.
+        #: Descriptor of the lock of its state folder; its taker sets this to None.
         self.lock: int | None = None
         self.killed = KilledIdentities()
         self._working: asyncio.Task[None] | None = None
@@ -38,14 +38,12 @@ class Predecessor:
         return self._conversation.peer
 
     async def wait_withdrawn(self) -> None:
-        """Wait until the predecessor withdraws, and keeps its place; `serving` raises why."""
+        """Wait until the predecessor cancels the takeover; `serving` raises the reason."""
         await self._conversation.withdrawn.wait()
 
     @classmethod
     async def find(cls, path: Path) -> Predecessor | None:
-        """The process that serves this path; None where nobody does. Raises ConfigRefused where it does not give up its
-        place, or nobody should take it from it.
-        """
+        """The process that serves this path, or None. Raises ConfigRefused if a takeover is refused."""
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         sock.settimeout(ANSWER_S)
         try:
@@ -71,14 +69,14 @@ class Predecessor:
                 kind, said, descriptors = await found._said()
                 close_all(descriptors)
         except EOFError:
-            return None  # it has just ended
+            return None  # just ended
         log.info("process %d of release %s serves; this one takes its place", found.pid, said.get("release", "?"))
         return found
 
     async def switch(self, sockets: ListeningSockets) -> None:
         """Get the sockets, the lock and the killed identities of the predecessor, whose reloads wait until `serving`.
 
-        If it ends meanwhile, this process goes on with what has come. Raises ConfigRefused.
+        If it ends meanwhile, this process goes on with the parts received. Raises ConfigRefused.
         """
         self._conversation.say("switch")
         self._working = asyncio.create_task(self._tell_working())
@@ -108,8 +106,8 @@ class Predecessor:
             await asyncio.sleep(WORKING_S)
 
     async def serving(self, places: Iterable[Place], follow: Callable[[KillChange], Awaitable[None]]) -> None:
-        """This process accepts connections at these places that it was given. What the kill switch was told since
-        `switch` is given to `follow`. Raises ConfigRefused where the other one has withdrawn.
+        """Report that this process accepts connections at these inherited places. Kill-switch changes since `switch`
+        are passed to `follow`. Raises ConfigRefused if the predecessor has cancelled.
         """
         self._end_working()
         self._conversation.say("serving", places=list(places))
@@ -130,7 +128,7 @@ class Predecessor:
             self._working = None
 
     def kill(self, change: KillChange) -> None:
-        """Have the predecessor cut what it still serves for this client. Does nothing once it has ended."""
+        """Have the predecessor cut this client's remaining exchanges. Ignored after the end of the predecessor."""
         self._conversation.say_kill(change)
 
     def close(self) -> None:
@@ -155,7 +153,7 @@ class Predecessor:
 
 
 def _killed(told: Any) -> KilledIdentities:
-    """Raises ConfigRefused: nobody is served where it is not known who must not be."""
+    """The killed identities. Raises ConfigRefused for invalid data: without the list no client may be served."""
     try:
         every = [KilledIdentity(each["identity"], each["why"], float(each["since"])) for each in told]
     except (KeyError, TypeError, ValueError) as error:

@@ -1,7 +1,7 @@
-"""Succession: the socket at which a successor asks this process for its sockets (`run --takeover`).
+"""Succession: the socket at which a successor gets this process's sockets (`run --takeover`).
 
-There is one successor at a time. This process drains once the successor has said that it accepts connections. If the
-successor fails before that, this process goes on as if it had never asked.
+There is one successor at a time. This process drains once the successor reports that it accepts connections. If the
+successor fails before, this process simply goes on.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from egressproxy.processes.workers.kill_switch import KillSwitch
 
 log = logging.getLogger("egressproxy")
 
-#: How long a successor may take from the connection to `switch`, in seconds: it starts its processes.
+#: The time limit from the successor's connection to `switch` in seconds, in which it starts its processes.
 START_S: Final = 30.0
-#: How long it may take from `switch` to `serving`: it reads and builds its configuration.
+#: The time limit from `switch` to `serving`, in which it reads and builds its configuration.
 SWITCH_S: Final = 120.0
-#: How long a reload or a write waits for that, and how long the successor may say nothing meanwhile.
+#: The longest wait of a reload or a write for that, and the longest silence of the successor.
 HOLD_S: Final = 20.0
 QUIET_S: Final = 5.0
-#: How long no successor is accepted once no descriptor is left.
+#: The pause of accepting successors without free descriptors.
 PAUSE_S: Final = 1.0
 
 
 class Succession:
     """Serves the path once `start` has been called. Belongs to the event loop.
 
-    `taking` is held while a configuration is put into service, and by us while a successor builds its own, for at most
-    HOLD_S where somebody waits for it. The kill switch never waits. `state_lock` gives the descriptor that holds the
-    state folder. `succeeded` is told which process serves now, and on which of our places: this one drains then, and
-    writes nothing more to the state folder.
+    `taking` is held while a configuration is put into service, and here while a successor builds its own, for at most
+    HOLD_S if another task waits. The kill switch never waits. `state_lock` returns the locked descriptor of the state
+    folder. `succeeded` is called with the serving process and its inherited places: this process then drains, and no
+    longer writes to the state folder.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Succession:
         self._state_lock = state_lock
         self._succeeded = succeeded
         self._listening: socket.socket | None = None
-        self._asking: asyncio.Task[None] | None = None  # the successor that has the turn
+        self._asking: asyncio.Task[None] | None = None  # the current successor
         self._others: set[asyncio.Task[None]] = set()
 
     @property
@@ -64,7 +64,7 @@ class Succession:
         return f"{SCHEME}{self._path}"
 
     def bind(self) -> None:
-        """Take the path: from the predecessor, or in place of a socket that nobody serves. Raises ConfigRefused."""
+        """Bind the path: from the predecessor, or in place of a stale socket. Raises ConfigRefused."""
         try:
             self._listening = self._sockets.bind(self.address, 0)
         except OSError as error:
@@ -77,7 +77,7 @@ class Succession:
             asyncio.get_running_loop().add_reader(self._listening.fileno(), self._accept)
 
     def stop(self) -> None:
-        """Serve the path no more. A successor that was given sockets goes on with them."""
+        """Stop serving the path. A successor keeps the sockets that it got."""
         if self._listening is not None and self._listening.fileno() >= 0:
             asyncio.get_running_loop().remove_reader(self._listening.fileno())
             self._listening.close()
@@ -94,7 +94,7 @@ class Succession:
             conversation = Conversation(sock)
         except BlockingIOError:
             return
-        except OSError:  # no descriptor is left: it waits
+        except OSError:  # no free descriptor: the successor waits
             loop = asyncio.get_running_loop()
             loop.remove_reader(self._listening.fileno())
             loop.call_later(PAUSE_S, self.start)
@@ -126,7 +126,7 @@ class Succession:
             self._asking = asyncio.current_task()
             if not await self._hand_over(successor):
                 return
-            while True:  # until the process that serves now, or this one, has ended
+            while True:  # until one of the two processes has ended
                 await self._kill_switch.follow(kill_of(await successor.expect("kill")))
         except (EOFError, TimeoutError):
             pass
@@ -134,7 +134,7 @@ class Succession:
             successor.close()
 
     async def _greet(self, successor: Conversation) -> bool:
-        """Whether the process at the other end may be the successor."""
+        """Whether the peer may be the successor."""
         kind, hello, descriptors = await successor.next(START_S)
         close_all(descriptors)
         theirs = hello.get("versions")
@@ -154,7 +154,7 @@ class Succession:
         return True
 
     async def _hand_over(self, successor: Conversation) -> bool:
-        """Whether the successor serves. If it does not, nothing has changed here."""
+        """Hand over to the successor; returns whether it serves. Otherwise this process is unchanged."""
         listeners = self._kill_switch.told
         try:
             await successor.expect("switch", START_S)
@@ -172,7 +172,7 @@ class Succession:
             log.warning("process %d has ended before it served: this one goes on", successor.peer)
             return False
         except (TimeoutError, KeyError, TypeError, ValueError) as error:
-            why = "it has not said what it serves"
+            why = "its report is invalid"
             if isinstance(error, TimeoutError):
                 why = str(error) or f"it has not asked for the sockets within {START_S:g} s"
             log.warning("process %d is given up, and this one goes on: %s", successor.peer, why)

@@ -1,10 +1,10 @@
-"""Channel: one end of a pair of Unix sockets, on which frames of bytes and descriptors go both ways.
+"""FrameChannel: one end of a pair of Unix sockets, which carry frames of bytes and descriptors both ways.
 
 A frame is its length, the number of its descriptors, and its payload. Descriptors travel with the first byte of their
-frame (SCM_RIGHTS), so they are there when its head is read. Nobody waits: what the other end does not take is kept.
+frame (SCM_RIGHTS), so they have arrived when its head is read. Writes never block: unsent bytes are buffered.
 
-The loader (`processes.loader.process`) has no frames: each of its requests has pipes of its own to a process that ends
-with the answer, so that the end of a pipe is the end of the message, and a copy that dies cannot cut into the next one.
+The loader (`processes.loader.process`) has no frames: each request has its own pipes to a process that ends with the
+answer. So the end of a pipe is the end of the message, and a dying fork cannot corrupt the next one.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _MAX_DESCRIPTORS: Final = 16
 
 
 class FrameChannel:
-    """Takes the socket over. `on_frame(payload, descriptors)` is called for each frame; the descriptors are the
-    callee's. `on_end` is called once, when the other end is gone or has sent something that is no frame.
+    """Owns the socket. `on_frame(payload, descriptors)` is called for each frame, and owns the descriptors. `on_end` is
+    called once, at the end of the peer or after an invalid frame.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class FrameChannel:
             self._write()
 
     def close(self) -> None:
-        """Without `on_end`."""
+        """Close without calling `on_end`."""
         if not self._is_open:
             return
         self._is_open = False
@@ -120,7 +120,7 @@ class FrameChannel:
             except (BlockingIOError, InterruptedError):
                 self._loop.add_writer(self._sock.fileno(), self._write)
                 return
-            except OSError:  # it is gone; what it still said is read before its end is
+            except OSError:  # the peer is gone; its last bytes are read before the end
                 self._forget_waiting()
                 break
             _close(descriptors)

@@ -1,5 +1,5 @@
-"""DataPlane: what the application asks of those who serve its traffic, be they one data plane in this process
-(`worker.InProcess`) or several processes (`supervisor.Supervisor`).
+"""DataPlane: the application's interface to the serving side: one data plane in this process (`worker.InProcess`), or
+several processes (`supervisor.Supervisor`).
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from egressproxy.net.process import collapse_heap, memory_for_each
 from egressproxy.run_options import FilterListener, RunOptions
 from egressproxy.telemetry.counts import Counts, ProcessFigures
 
-#: Of clients, from which on a reload does not look for garbage among all objects.
+#: The number of client connections above which a reload collects only the youngest garbage.
 MANY_CONNECTIONS: Final = 1000
 
 
 class ConfigRefused(Exception):
-    """A start that fails, or a configuration that cannot be used: the one before stays, everywhere. It says why."""
+    """A failed start, or an unusable configuration: the earlier one stays in all processes. The message says why."""
 
 
 class Guarded(ConfigRefused):
-    """A configuration that would allow what was recently denied, which nobody has acknowledged."""
+    """An unacknowledged configuration that would allow recently denied requests."""
 
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A ConfigIR as `ir.packing` writes it (`packed`), and what a process that does not serve it has to know of it.
+    """A ConfigIR, packed by `ir.packing`, and the facts for processes that do not serve it.
 
-    `places` are those to bind: address (IP literal), port, and whose it is (`gateway/listener`, …). `generation` counts
-    the configurations that were put into service, from 1. `own` are further sockets of ours, which nobody may reach
-    through us. `is_guarded`: it is Guarded where a recent decision would flip from denied to allowed.
+    `places` are to be bound: address (IP literal), port, and owner (`gateway/listener`, …). `generation` counts the
+    configurations in service, from 1. `own` are further sockets of ours, closed to clients of the gateway.
+    `is_guarded`: raise Guarded if a recent decision would change from denied to allowed.
     """
 
     packed: bytes = field(repr=False)
@@ -49,9 +49,8 @@ class Configuration:
 
 @dataclass(frozen=True, slots=True)
 class RouteChanges:
-    """HTTPRoutes (`names`: namespace/name) that are other ones than in the configuration of this generation, or are
-    gone. They are in `packed`, a ConfigIR as of Configuration, with all listeners and without the other HTTPRoutes of a
-    cluster.
+    """HTTPRoutes (`names`: namespace/name) that were changed or deleted since the configuration of this generation.
+    They are in `packed`, a ConfigIR as in Configuration, with all listeners and without the cluster's other HTTPRoutes.
     """
 
     packed: bytes = field(repr=False)
@@ -64,61 +63,61 @@ EndpointUpdates = Mapping[tuple[str, int], tuple[EndpointAddress, ...]]
 
 
 class DataPlane(Protocol):
-    """All methods belong to the event loop. `start` comes first, `stop` last, however it went.
+    """All methods belong to the event loop. Call `start` first, and `stop` last even after errors.
 
-    Questions are those that `worker.Worker.answer` knows; the answers are JSON.
+    Queries are those of `worker.Worker.answer`; the answers are JSON.
     """
 
     async def ask_one(self, name: str, *arguments: object) -> bytes:
-        """The answer of one process that serves. Raises errors.NotAnswered."""
+        """The answer of one serving process. Raises errors.NotAnswered."""
 
     async def ask_all(self, name: str, *arguments: object) -> list[bytes]:
-        """The answers of all processes that serve; what one kept that ends meanwhile ends with it.
+        """The answers of all serving processes, except those that end meanwhile.
 
-        Raises errors.NotAnswered where another one has not answered.
+        Raises errors.NotAnswered if another process has not answered.
         """
 
     async def start(self) -> None:
-        """Raises ConfigRefused where the access log cannot be opened or a process cannot be started."""
+        """Start. Raises ConfigRefused if the access log cannot be opened or a process cannot be started."""
 
     async def apply(self, configuration: Configuration) -> None:
-        """Put it into service everywhere at once. Raises ConfigRefused, BindError, and has changed nothing then."""
+        """Put a configuration into service in all processes. Raises ConfigRefused or BindError, without a change."""
 
     async def replace_endpoints(self, updates: EndpointUpdates) -> bool:
-        """Let Services lead to these addresses everywhere, until the next `apply`. Returns False where a configuration
-        has to be built for that.
+        """Replace the addresses of Services in all processes, until the next `apply`. Returns False if a whole
+        configuration is needed.
         """
 
     async def update_routes(self, changes: RouteChanges) -> bool:
-        """Put these routes into service everywhere, until the next `apply` or `update_routes`, whose changes have to
-        be those of this one, too. Returns False where a whole configuration has to be.
+        """Replace these routes in all processes, until the next `apply` or `update_routes`, whose changes include
+        these. Returns False if a whole configuration is needed.
         """
 
     def announcement(self) -> str:
-        """Which processes serve, for the log; "" where that is this one alone."""
+        """The serving processes, for the log; "" for this process alone."""
         return ""
 
     def why_not_ready(self) -> str:
-        """ "" while somebody serves."""
+        """ "" while a process serves, else a sentence."""
         return ""
 
     def reopen_access_log(self) -> None: ...  # its file was rotated
     async def kill(self, killed: KilledIdentities, change: KillChange | None = None) -> int:
-        """Put these clients out of service in each process, and in those that will be started, and no others; what is
-        in progress for them is cut. `change`: what is different since the last call; processes are told that alone.
+        """Set the killed clients in all current and future processes, and cut their exchanges. `change`: the difference
+        since the last call, which alone is sent to processes.
 
-        Returns how many exchanges were cut. Raises errors.NotAnswered where a process has not answered; it holds for
-        the others, and for what takes its place.
+        Returns the number of exchanges cut. Raises errors.NotAnswered if a process has not answered; the change holds
+        for the others, and for its replacement.
         """
 
-    async def counts(self) -> Counts: ...  # of all, since the start; not to be changed
-    def figures(self) -> list[ProcessFigures]: ...  # what each worker costs
+    async def counts(self) -> Counts: ...  # of all processes, since the start; read-only
+    def figures(self) -> list[ProcessFigures]: ...  # the resource use of each worker
     def end_connections(self) -> None: ...  # each with its exchange; new ones are accepted, and served
     async def drain(self, timeout_s: float, elsewhere: Collection[tuple[str, int]] = (), idle_s: float = 0.0) -> int:
-        """Stop accepting, let exchanges and tunnels end, cut what is left then; returns how many were cut.
+        """Stop accepting, wait for exchanges and tunnels, then cut the rest; returns the number cut.
 
-        `elsewhere` are the addresses and ports on which another process accepts what waits. A connection that is idle
-        may ask once more within `idle_s`.
+        `elsewhere` are the addresses and ports whose pending connections another process accepts. An idle connection
+        may send one more request within `idle_s`.
         """
 
     def hurry(self) -> None: ...  # while it drains: cut what is left without waiting any longer
@@ -129,25 +128,25 @@ class DataPlane(Protocol):
 
 
 def process_limits(options: RunOptions) -> ProcessLimits:
-    """What each process that serves may have."""
+    """The limits of each serving process."""
     memory = memory_for_each(options.workers) if options.max_memory is None else options.max_memory
     return ProcessLimits(options.max_connections, options.max_requests, memory)
 
 
 def bind_filters(at: FilterListener) -> socket.socket:
-    """A socket that listens there, in place of a dead Unix socket; to close it removes its path. Raises OSError."""
+    """A listening socket; a stale Unix socket is replaced. Closing the socket removes its path. Raises OSError."""
     return bind_unix(UnixSocket(at.path, at.mode)) if at.path else bind(at.host, at.port)
 
 
 def settle_heap() -> None:
-    """After the start: what is there now stays. No collection need look at it, and it lies in huge pages."""
+    """Freeze the objects of the start, so that collections skip them, and move them to huge pages."""
     gc.collect()
     gc.freeze()
     collapse_heap()
 
 
 def collect_garbage(connections: int) -> None:
-    """To be done before objects are frozen: garbage would stay for good. The event loop waits meanwhile. A connection
-    takes up to 40 microseconds, so that with many of them the youngest objects alone are looked at.
+    """Collect garbage before objects are frozen, which would keep garbage for good. This blocks the event loop, up to
+    40 microseconds per connection, so with many connections only the youngest objects are collected.
     """
     gc.collect(2 if connections <= MANY_CONNECTIONS else 0)

@@ -1,5 +1,5 @@
-"""KillSwitch: which clients an operator has put out of service. It survives reloads and workers, and with a file of its
-own the process.
+"""KillSwitch: the clients that an operator has put out of service. It survives reloads and workers, and with a file
+also the process.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from egressproxy.telemetry.metrics import Metrics
 
 log = logging.getLogger("egressproxy")
 
-#: Identities that the log names at the start; of more their number is told.
+#: The most identities that the log names at the start; otherwise only their number.
 _NAMED: Final = 5
 
 
 class KillSwitch:
-    """One for a run; `data_plane` carries it out. `folder`: where it is kept, which is ours alone; None: nowhere."""
+    """One per run; `data_plane` enforces it. `folder`: our own folder for its file; None: not stored."""
 
     def __init__(self, data_plane: DataPlane, metrics: Metrics, folder: Path | None = None) -> None:
         self._data_plane = data_plane
         self._file = folder / NAME if folder is not None else None
         self._killed = KilledIdentities()
-        self.turn = asyncio.Lock()  # held while something changes
-        self.told: list[Callable[[KillChange], None]] = []  # who is told of a change that holds
-        self._successor = 0  # the process that has this one's place
+        self.turn = asyncio.Lock()  # held during a change
+        self.told: list[Callable[[KillChange], None]] = []  # called after a change
+        self._successor = 0  # the pid of the successor
         self._changes: set[asyncio.Task[int]] = set()
         metrics.add_gauge(
             "egress_identities_killed", "Identities that an operator has put out of service.",
@@ -45,12 +45,12 @@ class KillSwitch:
 
     @property
     def killed(self) -> KilledIdentities:
-        """Who is out of service."""
+        """The killed identities."""
         return self._killed
 
-    async def start(self, killed: KilledIdentities = KilledIdentities()) -> None:  # noqa: B008 (nobody changes it)
-        """Those in the file are out of service before anybody is served, and those that the process before says are
-        `killed`. Raises ConfigRefused.
+    async def start(self, killed: KilledIdentities = KilledIdentities()) -> None:  # noqa: B008 (immutable)
+        """Apply the identities in the file and the predecessor's `killed` ones, before any client is served. Raises
+        ConfigRefused.
         """
         try:
             self._killed = await self._kept()
@@ -79,38 +79,38 @@ class KillSwitch:
         return KilledIdentities() if self._file is None else await asyncio.to_thread(read_killed, self._file)
 
     def leave(self, successor: int) -> None:
-        """That process has the file, and is asked from now on."""
+        """Leave the file to the successor, which handles changes from now on."""
         self._successor, self._file = successor, None
 
     async def follow(self, change: KillChange) -> None:
-        """What the process before or after this one says is carried out here, too."""
+        """Apply a change from the predecessor or successor."""
         async with self.turn:
-            with suppress(LookupError, ValueError, NotAnswered):  # NotKilled: it was never killed here
+            with suppress(LookupError, ValueError, NotAnswered):  # NotKilled: never killed here
                 self._killed = self._killed.changed(change, time.time())
                 await self._data_plane.kill(self._killed, change)
-            with suppress(OSError):  # which was logged
+            with suppress(OSError):  # logged already
                 await self._keep(self._killed, "it is so until the process ends, and was not written")
             for tell in self.told:
                 tell(change)
 
     async def answer(self, change: KillChange | None) -> bytes:
-        """What holds behind this change, if it is not None, as JSON: `killed`, how many exchanges were `cut`, and
-        whether it is `kept` over a restart of the process.
+        """Apply a change, if any, and return the state as JSON: `killed`, the number of exchanges `cut`, and whether it
+        is `kept` over a restart of the process.
 
-        Raises ValueError where there are too many, NotKilled where nobody is to be restored. errors.NotAnswered where
-        not all workers have answered: the change holds all the same, for those that have and for what replaces the
-        others. OSError, a sentence, where the file cannot be written: somebody who was killed is killed then.
+        Raises ValueError beyond the limit, NotKilled if the identity to restore is not killed. Raises
+        errors.NotAnswered if some workers have not answered: the change holds for the others and for replacements.
+        Raises OSError, a sentence, if the file cannot be written: a kill holds nevertheless.
         """
         cut = 0
         if change is not None:
-            doing = asyncio.create_task(self._change(change))  # whoever asks may go meanwhile
+            doing = asyncio.create_task(self._change(change))  # the client may leave meanwhile
             self._changes.add(doing)
             doing.add_done_callback(self._changes.discard)
             cut = await asyncio.shield(doing)
         return await in_turns(_told(self._killed, cut, is_kept=self._file is not None))
 
     async def _change(self, change: KillChange) -> int:
-        """How many exchanges were cut."""
+        """Apply a change; returns the number of exchanges cut."""
         async with self.turn:
             if self._successor:
                 raise NotAnswered(f"process {self._successor} serves in this one's place: ask again, which asks it")
@@ -135,7 +135,7 @@ class KillSwitch:
             return cut
 
     async def _keep(self, killed: KilledIdentities, otherwise: str) -> None:
-        """Raises OSError with a sentence that says what holds `otherwise`."""
+        """Write the file. Raises OSError with a sentence about the state `otherwise`."""
         if self._file is None:
             return
         try:
@@ -147,7 +147,7 @@ class KillSwitch:
 
 
 def _told(killed: KilledIdentities, cut: int, *, is_kept: bool) -> Work[bytes]:
-    """There may be thousands, and in a process that serves alone traffic waits meanwhile."""
+    """The state as JSON, as cooperative work, since there may be thousands of entries."""
     names = []
     for each in killed.every:
         names.append(json.dumps({"identity": each.name, "why": each.why, "since": each.since}))

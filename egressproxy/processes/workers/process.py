@@ -1,6 +1,6 @@
-"""The process of one worker. It does what its supervisor says on the socket that it was started with, and ends with it.
+"""The process of one worker, which executes the supervisor's messages on an inherited socket, and ends with it.
 
-It stays small: what reads and compiles manifests, serves the admin API or renders metrics is never imported here.
+It stays small: it never imports the code that reads and compiles manifests, serves the admin API or renders metrics.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ from egressproxy.telemetry.metrics import Metrics
 
 log = logging.getLogger("egressproxy")
 
-#: The supervisor directs: what a terminal or a service manager sends to the whole group is not for a worker.
+#: Signals that workers ignore when a terminal or service manager sends them to the whole group: the supervisor decides.
 IGNORED: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-#: How long a client waits for what other workers have to say.
+#: The time limit of other workers' answers, in seconds.
 ASK_ALL_S: Final = 5.0
-#: Series in one part of a report: some milliseconds of the loop's time.
+#: The most series in one part of a report: some milliseconds of the loop's time.
 SERIES_IN_PART: Final = 200
 #: Source: prctl(2), <linux/prctl.h>.
 PR_SET_PDEATHSIG: Final = 1
@@ -57,7 +57,7 @@ def main(descriptor: int) -> int:
     supervisor = os.getppid()
     prctl = ctypes.CDLL(None).prctl
     prctl(PR_SET_NAME, b"egress-worker", 0, 0, 0)
-    prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # whatever the loop is busy with, it goes when the supervisor goes
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # end with the supervisor, even with a busy loop
     if os.getppid() != supervisor:
         return 1
     close_memory()
@@ -71,7 +71,7 @@ async def _serve(sock: socket.socket) -> int:
 
 
 class WorkerProcess:
-    """Does what the messages say, in their order. What takes long is a task; the supervisor waits for its answer."""
+    """Executes messages in order. Long work is a task; the supervisor waits for its answer."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._channel = FrameChannel(sock, self._on_frame, lambda: self._end(0))
@@ -83,12 +83,12 @@ class WorkerProcess:
         self._built: tuple[Configuration, Snapshot] | None = None
         self._is_new = True
         self._tasks: set[asyncio.Task[None]] = set()
-        self._asked: dict[int, asyncio.Future[Any]] = {}  # of all workers
+        self._asked: dict[int, asyncio.Future[Any]] = {}  # queries to all workers
         self._numbers = count(1)
         self._status: asyncio.Future[int] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> int:
-        """Until it is told to end, or the supervisor is gone; returns the exit status."""
+        """Run until the supervisor ends it or is gone; returns the exit status."""
         status = await self._status
         if self._worker is not None:
             self._worker.close()
@@ -98,7 +98,7 @@ class WorkerProcess:
 
     @property
     def worker(self) -> Worker:
-        """The data plane, which Begin has made."""
+        """The data plane, created by Begin."""
         assert self._worker is not None, "Begin comes first"
         return self._worker
 
@@ -108,9 +108,7 @@ class WorkerProcess:
 
     def _on_frame(self, frame: bytes, descriptors: list[int]) -> None:
         match messages.decode(frame):
-            case messages.NumberedRequest(
-                number, messages.Begin() as asked
-            ):  # at once: what comes behind it needs the worker
+            case messages.NumberedRequest(number, messages.Begin() as asked):  # at once: later messages need the worker
                 self._send(messages.Reply(number, self._begin(asked, *descriptors)))
             case messages.NumberedRequest(number, messages.Command.COLLECT):
                 self._start(self._report(number))
@@ -136,7 +134,7 @@ class WorkerProcess:
         task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """A defect ends the process: the next one begins with the configuration in service."""
+        """End the process after a bug; its replacement starts with the configuration in service."""
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("internal error; this worker ends", exc_info=error)
@@ -148,7 +146,7 @@ class WorkerProcess:
     def _begin(self, asked: messages.Begin, turn: int, tally: int, errors: int) -> ConfigRefused | None:
         origin = f"worker {asked.worker}"
         if asked.log_format == "json":
-            take_over(origin, FileLock(errors))  # one of its own: that of a process holds for all of its threads
+            take_over(origin, FileLock(errors))  # a lock of the log alone: a process-wide lock does not exclude threads
         self._diagnostics = Diagnostics(
             asked.log_level, origin=origin, log_format=asked.log_format, turn=FileLock(errors)
         )
@@ -159,7 +157,7 @@ class WorkerProcess:
             if asked.filters is not None:
                 from egressproxy.processes.workers.filter_worker import FilterWorker
 
-                # Its socket comes under the name that `Supervisor._places` gives it.
+                # The socket has the name that `Supervisor._places` gives it.
                 made = partial(FilterWorker, asked.filters, lambda at: self._listening(str(at), 0))
             self._worker = made(
                 asked.access_log, self._metrics, asked.pseudonym, self._listening, FileLock(turn),
@@ -174,7 +172,7 @@ class WorkerProcess:
         return None
 
     async def _holds_of_all(self, identity: str) -> tuple[bytes, ...]:
-        """What waits in all workers, of this client. Raises NotAnswered where one of them has not answered in time."""
+        """The held requests of this client in all workers. Raises NotAnswered after a timeout."""
         number = next(self._numbers)
         question = self._asked[number] = asyncio.get_running_loop().create_future()
         asked = messages.Query("holds", (None, HoldPage(MAX_PAGE, identity=identity)))
@@ -208,7 +206,7 @@ class WorkerProcess:
         except Exception as error:
             if request is messages.Command.SWAP or isinstance(request, messages.Drain):
                 raise
-            # Neither a configuration nor a question must end the process.
+            # Neither a configuration nor a query must end the process.
             is_reload = isinstance(request, messages.Build)
             log.exception("internal error in %s", "a reload" if is_reload else "an answer")
             value = (ConfigRefused if is_reload else NotAnswered)(f"internal error ({type(error).__name__})")
@@ -220,7 +218,7 @@ class WorkerProcess:
         assert self._built is not None
         (configuration, snapshot), self._built = self._built, None
         await self.worker.put_into_service(snapshot, configuration.own)
-        for sock in self._sockets.values():  # a listener that went meanwhile
+        for sock in self._sockets.values():  # of a removed listener
             sock.close()
         self._sockets.clear()
         if self._is_new:

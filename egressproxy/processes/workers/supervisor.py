@@ -1,8 +1,8 @@
 """Supervisor: a fleet of worker processes that share one listening socket for each place.
 
-It binds, and gives every worker a copy of the descriptor; what a worker does not accept, another does, and when one
-dies nothing is lost that it had not accepted. A configuration is built by all workers, and swapped when the last of
-them has built it. The supervisor itself serves nobody.
+It binds the sockets, and sends every worker a copy of the descriptors. Another worker accepts the pending connections
+of a dead worker. All workers build a configuration, and swap after the last has built it. The supervisor itself serves
+no traffic.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ from egressproxy.telemetry.metrics import Metrics
 
 log = logging.getLogger("egressproxy")
 
-#: How long a scrape waits for a worker; then what was last known of it is shown.
+#: The time limit of a worker's counters for a scrape; afterwards the last known ones are shown.
 SCRAPE_S: Final = 1.0
-#: How often the counters are taken besides: so much is lost when a worker is killed.
+#: The interval of collecting counters besides, in seconds: at most so much is lost with a killed worker.
 COLLECT_S: Final = 10.0
-#: A worker whose loop has not turned for so long serves nobody, and is replaced.
+#: Seconds without a turn of its loop after which a worker is replaced.
 SILENT_S: Final = 60.0
-#: A worker that lived for less has something wrong with it: the next one waits, twice as long each time.
+#: A worker with a shorter life counts as failed: its replacement waits, twice as long each time.
 SHORT_LIFE_S: Final = 10.0
 FIRST_PAUSE_S: Final = 0.5
 LONGEST_PAUSE_S: Final = 30.0
-#: Where nobody else serves.
+#: The longest pause without another serving worker.
 LONGEST_PAUSE_ALONE_S: Final = 1.0
 
 
 class Supervisor(DataPlane):
-    """See `fleet.Fleet`. `errors`: the descriptor of standard error's FileLock, if there is one; it is closed here.
-    `sockets`: those of this process; None: all are bound here.
+    """The DataPlane of several processes. `errors`: the descriptor of standard error's FileLock, if any; closed here.
+    `sockets`: inherited ones of this process; None: all are bound here.
     """
 
     def __init__(
@@ -75,19 +75,19 @@ class Supervisor(DataPlane):
         self._session_key = options.session_key or SecretBytes(secrets.token_bytes(32))
         self._shared: list[int] = []  # descriptors
         self._tally: SharedCounters | None = None
-        self._handles: dict[int, WorkerHandle] = {}  # the one that lives, or is about to, at each place
-        self._members: set[WorkerHandle] = set()  # those that are asked to build
+        self._handles: dict[int, WorkerHandle] = {}  # slot -> current or starting worker
+        self._members: set[WorkerHandle] = set()  # the workers that build
         self._sockets: dict[tuple[str, int], socket.socket] = {}
         self._current: Configuration | None = None
-        self._endpoints: EndpointUpdates = {}  # of Services, since that was put into service
-        self._routes: RouteChanges | None = None  # since then, too
+        self._endpoints: EndpointUpdates = {}  # of Services, since the configuration
+        self._routes: RouteChanges | None = None  # since the configuration
         self._killed = KilledIdentities()
         self._buried = Counts()
         self._spent_s = dict.fromkeys(range(1, options.workers + 1), 0.0)
         self._restarts = 0
-        self._changed = asyncio.Event()  # a new configuration: reason enough to try at once
+        self._changed = asyncio.Event()  # a new configuration, which ends pauses
         self._tasks: list[asyncio.Task[None]] = []
-        self._answers: set[asyncio.Task[None]] = set()  # to questions of workers
+        self._answers: set[asyncio.Task[None]] = set()  # to queries of workers
         metrics.add_gauge("egress_workers", "Worker processes that serve.", lambda: len(self._serving()))
         metrics.add_counter("egress_worker_restarts", "Workers that had to be replaced.", lambda: self._restarts)
 
@@ -200,7 +200,7 @@ class Supervisor(DataPlane):
             handle = await self._replaced(handle, pause_s)
 
     async def _replaced(self, handle: WorkerHandle, pause_s: float) -> WorkerHandle:
-        """The next one at its place; it may have ended, too."""
+        """The replacement in its slot, which may have ended, too."""
         while True:
             if pause_s:
                 self._changed.clear()
@@ -219,15 +219,15 @@ class Supervisor(DataPlane):
             except WorkerSilent as error:
                 log.error("%s", error)
             except WorkerEnded:
-                pass  # how it ended is told with when the next one comes
-            except (ConfigRefused, OSError) as error:  # OSError: no descriptor to send it a socket with
+                pass  # reported together with the next start
+            except (ConfigRefused, OSError) as error:  # OSError: no free descriptor to send a socket
                 log.error("%s cannot serve: %s", fresh, error)
                 fresh.end()
             return fresh
 
     async def _bring_up(self, handle: WorkerHandle) -> None:
-        """Give a fresh worker what is in service when it has built it. Raises ConfigRefused, WorkerEnded."""
-        routes = None  # those that it has
+        """Bring the configuration in service to a new worker. Raises ConfigRefused, WorkerEnded."""
+        routes = None  # the worker's current ones
         while handle.built is not self._current or routes is not self._routes:
             assert self._current is not None
             if handle.built is not self._current:
@@ -238,7 +238,7 @@ class Supervisor(DataPlane):
         self._members.add(handle)
         if self._current is not None:
             await handle.swap(self._current, self._sockets)
-        if self._routes is not None and self._routes is not routes:  # they came meanwhile
+        if self._routes is not None and self._routes is not routes:  # changed meanwhile
             await _have_routes(handle, self._routes)
         try:
             if self._endpoints:
@@ -258,7 +258,7 @@ class Supervisor(DataPlane):
 
     # --- configuration ---------------------------------------------------------------------------------------------
     async def apply(self, configuration: Configuration) -> None:
-        # A worker that ends while it builds is left out, unless all do; its successor builds it, too.
+        # A worker that ends during the build is left out, unless all do; its replacement builds it.
         try:
             ended: list[WorkerEnded] = []
             while asked := [each for each in self._members if each.built is not configuration and not each.is_gone]:
@@ -290,7 +290,7 @@ class Supervisor(DataPlane):
         return is_done
 
     async def _have_all_done(self, question: Query) -> bool:
-        """Whether every worker answers with 1; what one would have done that ends meanwhile, its successor does."""
+        """Whether every worker answers with 1; the replacement of a worker that ends meanwhile catches up."""
         serving = self._serving()
         answers = await asyncio.gather(*(each.answer(question) for each in serving), return_exceptions=True)
         return all(answer == 1 or each.is_gone for each, answer in zip(serving, answers, strict=True))
@@ -300,17 +300,17 @@ class Supervisor(DataPlane):
     ) -> None:
         try:
             await handle.swap(configuration, new)
-        # Who cannot take the new one must not serve the old one; the next one takes it.
+        # A worker that cannot swap must not serve the old configuration; its replacement gets the new one.
         except WorkerSilent as error:
             log.error("%s", error)
         except WorkerEnded:
-            pass  # how it ended is told with when the next one comes
+            pass  # reported together with the next start
         except OSError as error:
             log.error("%s cannot be sent what it is to serve (%s) and is ended", handle, error.strerror)
             handle.end()
 
     def _bind_new(self, configuration: Configuration) -> dict[tuple[str, int], socket.socket]:
-        """Raises BindError, and has bound nothing then."""
+        """The new sockets. Raises BindError, with none bound."""
         new: dict[tuple[str, int], socket.socket] = {}
         failed: list[BindError] = []
         for (address, port), listeners in self._places(configuration).items():
@@ -330,7 +330,7 @@ class Supervisor(DataPlane):
         return new
 
     def _places(self, configuration: Configuration) -> Mapping[tuple[str, int], str]:
-        """Where to listen, as Configuration.places; the one place of filters by its text."""
+        """The places to listen, as Configuration.places; for filters their single place by its text."""
         filters = self._options.filters
         return configuration.places if filters is None else {(str(filters), 0): "filters"}
 
@@ -359,8 +359,8 @@ class Supervisor(DataPlane):
         return [answer for answer in answers if isinstance(answer, bytes)]
 
     def _asked_by(self, handle: WorkerHandle, number: int, question: Query) -> None:
-        """A worker may ask what waits in all workers of one client, and nothing else. It reads the bytes of strangers:
-        by what it sends, nothing may be approved, restored or purged elsewhere.
+        """Answer a worker's query for one client's held requests in all workers, the only allowed one. Workers process
+        untrusted bytes, so their messages must not approve, restore or purge elsewhere.
         """
         match question:
             case Query("holds", (None, HoldPage(identity=str(identity)))):
@@ -380,7 +380,7 @@ class Supervisor(DataPlane):
         handle.tell(Reply(number, value))
 
     async def kill(self, killed: KilledIdentities, change: KillChange | None = None) -> int:
-        # Workers that have begun are told; those that have not are when they have.
+        # Notify started workers; others get the list when they start.
         self._killed = killed
         asked = [each for each in self._handles.values() if each.can_count]
         answers = await asyncio.gather(*(_kill(each, killed, change) for each in asked), return_exceptions=True)
@@ -419,7 +419,7 @@ class Supervisor(DataPlane):
 
 
 async def _have_routes(handle: WorkerHandle, changes: RouteChanges) -> None:
-    """Raises ConfigRefused where a worker does not take routes that are in service elsewhere."""
+    """Raises ConfigRefused if a worker does not accept routes in service elsewhere."""
     try:
         is_done = await handle.answer(_routes(changes)) == 1
     except NotAnswered as error:
@@ -429,7 +429,7 @@ async def _have_routes(handle: WorkerHandle, changes: RouteChanges) -> None:
 
 
 async def _kill(handle: WorkerHandle, killed: KilledIdentities, change: KillChange | None) -> int:
-    """How many exchanges it has cut. It is told all names only where it has missed a change. Raises NotAnswered."""
+    """The number of exchanges that a worker cut. It gets all names only after a missed change. Raises NotAnswered."""
     cut: int | None = None
     if change is not None:
         cut = await handle.answer(Query("kill", (change, killed.revision)))
@@ -452,7 +452,7 @@ def _all_killed(killed: KilledIdentities) -> Query:
 
 
 def _answered(asked: Iterable[WorkerHandle], answers: Iterable[object]) -> Iterator[object]:
-    """The answers of these workers, but for those that end. Raises what another one has raised."""
+    """The answers of these workers, except ended ones. Raises other errors of workers."""
     for handle, answer in zip(asked, answers, strict=True):
         if not isinstance(answer, BaseException):
             yield answer
@@ -471,7 +471,7 @@ async def _within(seconds: float, waiting: Awaitable[object]) -> None:
 
 
 async def _ended(waiting: Iterable[Awaitable[None]]) -> list[WorkerEnded]:
-    """Wait for all workers, then tell which of them have ended. Raises what else one of them raised."""
+    """Wait for all workers, and return the ended ones. Raises other errors of workers."""
     outcomes = await asyncio.gather(*waiting, return_exceptions=True)
     for outcome in outcomes:
         if outcome is not None and not isinstance(outcome, WorkerEnded):

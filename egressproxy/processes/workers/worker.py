@@ -1,5 +1,5 @@
-"""Worker: the data plane of one process: its gateway, what it counts and what it logs. With one worker it lives in the
-process that was started; with several, each has a process of its own (`process`).
+"""Worker: the data plane of one process: gateway, metrics and access log. A single worker runs in the main process;
+several have separate processes (`process`).
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ from egressproxy.telemetry.metrics import Metrics
 
 CACHE = "egressproxy.io/Cache:v1"
 APPROVAL_HOLD = "egressproxy.io/ApprovalHold:v1"
-#: Requests that a guarded reload names.
+#: The most requests that a refused guarded reload names.
 MAX_SHOWN = 20
 
 
 async def _imported(module: str) -> None:
-    """Import a module of `gateway/explain` in a thread, beside the traffic: most workers are never asked."""
+    """Import a module of `gateway/explain` in a thread, beside the traffic: most workers never need it."""
     await asyncio.to_thread(import_module, f"egressproxy.gateway.explain.{module}")
 
 
@@ -73,7 +73,7 @@ def begin_key_log(file: Path | None) -> None:
 
 
 class Worker:
-    """Made on the event loop. Raises ConfigRefused: no access log can be opened, or this Python misreads HTTP."""
+    """Created on the event loop. Raises ConfigRefused: no access log can be opened, or this Python misreads HTTP."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Worker:
             Catalog(counters=tally), self.metrics, self.access_log, pseudonym, bind, session_key, zone, limits
         )
         self.gateway.connection_manager.waiting = self.waiting
-        #: What waits for approval of a client: here, and where there are other workers, there.
+        #: The held requests of a client in all workers.
         self.holds_of_all: Callable[[str], Awaitable[tuple[bytes, ...]]] = self._own_holds
         self._asking: dict[str, asyncio.Future[tuple[bytes, ...]]] = {}
         lag = LoopLag(TICK_S)
@@ -125,7 +125,9 @@ class Worker:
         )
 
     async def prepare(self, asked: Configuration) -> Snapshot:
-        """Build it beside what is in service. Raises ConfigRefused; Guarded where it would allow what was denied."""
+        """Build a snapshot beside the one in service. Raises ConfigRefused, and Guarded if it would allow denied
+        requests.
+        """
         collect_garbage(self.gateway.connection_manager.clients.total)
         gc.disable()  # a collection over the many new objects would stop the loop
         try:
@@ -141,18 +143,18 @@ class Worker:
         return fresh
 
     async def put_into_service(self, snapshot: Snapshot, own: tuple[tuple[str, int], ...]) -> None:
-        """Serve what was prepared. `own`: sockets of ours, which nobody may reach through us."""
+        """Serve a prepared snapshot. `own`: sockets of ours, closed to clients of the gateway."""
         await self.gateway.put_into_service(snapshot, own)
 
     async def drain(self, timeout_s: float, elsewhere: Collection[tuple[str, int]] = (), idle_s: float = 0.0) -> int:
-        """As of Fleet."""
+        """As `DataPlane.drain`."""
         return await self.gateway.drain(timeout_s, elsewhere, idle_s)
 
     def hurry(self) -> None:
         self.gateway.hurry()
 
     async def _guard(self, fresh: Snapshot) -> None:
-        """Raises Guarded where a recent denial would be none under this configuration."""
+        """Raises Guarded if this configuration would allow a recently denied request."""
         before = self.gateway.snapshot
         if before is None:
             return
@@ -169,7 +171,7 @@ class Worker:
             raise Guarded("\n".join([f"it would allow {what} denied lately:", *opened[:MAX_SHOWN], *more]))
 
     async def answer(self, name: str, arguments: Sequence[Any] = ()) -> Any:
-        """What this question of `QUESTIONS` is answered with. Raises NotAnswered."""
+        """The answer to a query of `QUESTIONS`. Raises NotAnswered."""
         return await QUESTIONS[name](self, *arguments)
 
     async def _explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
@@ -226,7 +228,7 @@ class Worker:
         return (await self._holds(None, HoldPage(MAX_PAGE, identity=identity)),)
 
     async def waiting(self, identity: str) -> list[dict[str, Any]] | None:
-        """What waits for approval of this client in all workers, a page of each; None where one has not answered."""
+        """The held requests of this client in all workers, a page of each; None without all answers."""
         snapshot = self.gateway.snapshot
         if snapshot is None or not snapshot.filters.of_type(APPROVAL_HOLD):
             return []
@@ -240,11 +242,11 @@ class Worker:
         return sorted((hold for each in answers for hold in each["holds"]), key=lambda hold: hold["deadline"])
 
     async def _replace_endpoints(self, updates: EndpointUpdates) -> int:
-        """1 where the endpoints of all of these Services could be replaced in what is in service, else 0."""
+        """1 if the endpoints of all these Services were replaced in the snapshot in service, else 0."""
         return int(self.gateway.replace_endpoints(updates))
 
     async def _update_routes(self, changes: RouteChanges) -> int:
-        """1 where the configuration of this generation has these routes by now; 0: another one has to be built."""
+        """1 if the configuration of this generation has these routes now; 0: a whole configuration is needed."""
         try:
             spec = replace(await in_turns(unpacking(changes.packed)), generation=changes.generation)
             return int(await self.gateway.update_routes(spec, frozenset(changes.names)))
@@ -252,12 +254,12 @@ class Worker:
             return 0
 
     async def _set_killed(self, names: Sequence[str], revision: int) -> int:
-        """Put these clients out of service, and no others. Returns how many exchanges were cut."""
+        """Set the killed clients. Returns the number of exchanges cut."""
         killed = KilledIdentities(map(KilledIdentity, names), revision)
         return self.gateway.kill(killed, killed)
 
     async def _kill(self, change: KillChange, revision: int) -> int | None:
-        """Make the change to this revision. Returns how many exchanges were cut; None: it lacks the one before."""
+        """Apply the change to this revision. Returns the number of exchanges cut; None: an earlier change is missing."""
         before = self.gateway.killed
         if before.revision != revision - 1:
             return None
@@ -267,7 +269,7 @@ class Worker:
         self.access_log.close()
 
 
-#: What the processes that serve are asked, by the name in a message. All but the last four are answered with JSON.
+#: The queries to serving processes, by name in a message. All but the last four have JSON answers.
 QUESTIONS: Final[Mapping[str, Callable[..., Awaitable[Any]]]] = {
     "explain": Worker._explain,
     "look_up": Worker._look_up,
@@ -282,7 +284,7 @@ QUESTIONS: Final[Mapping[str, Callable[..., Awaitable[Any]]]] = {
 
 
 def _written(found: dict[str, Any]) -> Work[bytes]:
-    """What `holds` gives, as JSON: each request is some kilobytes."""
+    """The result of `holds` as JSON, as cooperative work: each request has some kilobytes."""
     written = []
     for each in found.pop("holds"):
         written.append(json.dumps(each))
@@ -291,7 +293,7 @@ def _written(found: dict[str, Any]) -> Work[bytes]:
 
 
 class InProcess(DataPlane):
-    """The fleet of one: a worker in this process."""
+    """The DataPlane of one worker in this process."""
 
     def __init__(self, options: RunOptions, metrics: Metrics, sockets: ListeningSockets | None = None) -> None:
         """`sockets`: those of this process; None: all are bound here."""
@@ -304,7 +306,7 @@ class InProcess(DataPlane):
 
     @property
     def worker(self) -> Worker:
-        """The data plane, which `start` has made."""
+        """The data plane, created by `start`."""
         assert self._worker is not None, "not started"
         return self._worker
 
@@ -313,7 +315,7 @@ class InProcess(DataPlane):
         self._worker = self._made()
 
     def _made(self) -> Worker:
-        """What serves. Raises ConfigRefused."""
+        """The new worker. Raises ConfigRefused."""
         options = self._options
         key = options.session_key.reveal()
         return Worker(

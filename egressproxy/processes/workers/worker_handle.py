@@ -1,4 +1,4 @@
-"""WorkerHandle: one worker process as its supervisor sees it: its start, what it is asked and answers, its end."""
+"""WorkerHandle: the supervisor's view of one worker process: start, requests and replies, end."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from egressproxy.telemetry.event_aggregator import Notice
 
 log = logging.getLogger("egressproxy")
 
-#: How long the answers may take, on a busy machine. A worker beyond that serves nobody, and is replaced.
+#: The time limits of replies, in seconds, on a busy machine. A slower worker is replaced.
 BEGIN_S: Final = 60.0
 BUILD_S: Final = 120.0
 SWAP_S: Final = 10.0
-#: To a question of the admin API: longer than a name server may take.
+#: The time limit of a query of the admin API: longer than a DNS lookup.
 ANSWER_S: Final = 30.0
 #: From the end of its channel to the end of its process.
 END_S: Final = 3.0
 
-#: Signals for which a process that has not begun must not end: it ignores them as soon as it can.
+#: Signals that must not end a starting process, which ignores them as soon as it can.
 HELD_BACK: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
-#: The signals of which faulthandler tells.
+#: The signals that faulthandler reports.
 CRASHES: Final = frozenset((signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT))
-#: Calls that are shown, and bytes that are read of what faulthandler has written.
+#: The most calls that are shown, and bytes that are read, of faulthandler's output.
 MAX_CALLS: Final = 8
 MAX_BYTES: Final = 16 * 1024
 #: A line of its traceback, in every version of Python.
@@ -51,17 +51,17 @@ NO_SOCKETS: Final[Mapping[tuple[str, int], socket.socket]] = {}
 
 
 class WorkerEnded(Exception):
-    """The process ended, or had to be ended, before it answered. The message begins with which one."""
+    """The process ended, or was killed, before it answered. The message begins with the process."""
 
 
 class WorkerSilent(WorkerEnded):
-    """It had to be ended."""
+    """The process was killed for a missing answer."""
 
 
 class WorkerHandle:
-    """Starts the process. Raises OSError where that fails. `has_ended` is set when the process is gone.
+    """Starts the process. Raises OSError if that fails. `has_ended` is set at the end of the process.
 
-    `on_notices` is given what the process has to tell in Events, `on_question` what it asks of all workers.
+    `on_notices` gets the notices for Events, `on_question` the queries to all workers.
     """
 
     def __init__(
@@ -74,14 +74,14 @@ class WorkerHandle:
         self._on_question = on_question
         self._on_notices = on_notices
         self.has_ended = asyncio.Event()
-        self.configuration: Configuration | None = None  # what it serves
-        self.built: Configuration | None = None  # what it has made ready, or serves
+        self.configuration: Configuration | None = None  # in service
+        self.built: Configuration | None = None  # built, or in service
         self.counts = Counts()
         self.answered_at = self.started_at = time.monotonic()
         self.latest_figures = ProcessFigures(number)
         self._parts: dict[int, Counts] = {}
         self._numbers = count(1)
-        self._waiting: dict[int, asyncio.Future[Any]] = {}  # for replies, by the number of the call
+        self._waiting: dict[int, asyncio.Future[Any]] = {}  # pending replies by call number
         self._directing = asyncio.Lock()
         self._has_begun = False
         self._reaper: asyncio.Task[None] | None = None
@@ -106,17 +106,17 @@ class WorkerHandle:
 
     @property
     def is_gone(self) -> bool:
-        """It ends or has ended."""
+        """Whether the process is ending or has ended."""
         return self._channel.has_ended
 
     @property
     def can_count(self) -> bool:
-        """It has come so far that it answers at once."""
+        """Whether the process answers at once."""
         return self._has_begun and not self.is_gone
 
     @property
     def is_serving(self) -> bool:
-        """Whether it has a configuration in service, and is there."""
+        """Whether the process runs with a configuration in service."""
         return self.configuration is not None and not self.is_gone
 
     def __str__(self) -> str:
@@ -124,32 +124,36 @@ class WorkerHandle:
 
     # --- what it is asked ------------------------------------------------------------------------------------------
     async def begin(self, asked: messages.Begin, descriptors: Sequence[int]) -> None:
-        """Raises ConfigRefused where it cannot open the access log or its Python misreads HTTP, WorkerEnded."""
+        """Start the worker. Raises ConfigRefused if it cannot open the access log or its Python misreads HTTP, and
+        WorkerEnded.
+        """
         await self._direct(asked, BEGIN_S, descriptors)
         self._has_begun = True
 
     async def build(self, configuration: Configuration) -> None:
-        """Make it ready. Raises ConfigRefused, WorkerEnded."""
+        """Build a configuration. Raises ConfigRefused, WorkerEnded."""
         await self._direct(messages.Build(configuration), BUILD_S)
         self.built = configuration
 
     async def swap(self, configuration: Configuration, sockets: Mapping[tuple[str, int], socket.socket]) -> None:
-        """Serve what it has built, with these further sockets. Raises WorkerEnded; OSError, and serves as before."""
+        """Serve the built configuration, with these additional sockets. Raises WorkerEnded, or OSError without a
+        change.
+        """
         await self._direct(messages.Command.SWAP, SWAP_S, sockets=sockets)
         self.configuration = configuration
 
     async def drain(self, asked: messages.Drain) -> int:
-        """Returns how many connections were cut. Raises WorkerEnded."""
+        """Drain; returns the number of connections cut. Raises WorkerEnded."""
         cut: int = await self._direct(asked, asked.timeout_s + SWAP_S)
         return cut
 
     async def collect(self) -> None:
-        """When it returns, `counts` is new; returns if the worker ends, too."""
+        """Update `counts`; returns also if the worker ends."""
         with suppress(WorkerEnded):
             await self._ask(messages.Command.COLLECT)
 
     async def answer(self, question: messages.Query) -> Any:
-        """What this question is answered with. Raises NotAnswered, also where the worker ends or is too slow."""
+        """The answer to a query. Raises NotAnswered, also if the worker ends or is too slow."""
         try:
             return await asyncio.wait_for(self._ask(question), ANSWER_S)
         except TimeoutError:
@@ -163,18 +167,18 @@ class WorkerHandle:
 
     def figures(self) -> ProcessFigures:
         if not self.has_ended.is_set():
-            with suppress(OSError, IndexError):  # it ends at this moment
+            with suppress(OSError, IndexError):  # the process is just ending
                 self.latest_figures = process_figures(self.number, self.pid)
         return self.latest_figures
 
     # --- its end ---------------------------------------------------------------------------------------------------
     def end(self) -> None:
-        """It ends itself when its channel does; what does not is ended."""
+        """Close the channel, which ends the process, and kill a process that does not end."""
         self._channel.close()
         self._on_end()
 
     def look(self) -> None:
-        """A process of its own making may hold its channel open beyond its end."""
+        """Check for the end of the process, whose children may still hold the channel open."""
         if self._process.poll() is not None:
             self.end()
 
@@ -183,7 +187,7 @@ class WorkerHandle:
         self.end()
 
     def how_it_ended(self) -> str:
-        """What became of the process, as a predicate: "ended with status 1", "was ended by SIGKILL", …"""
+        """The end of the process as a predicate: "ended with status 1", "was ended by SIGKILL", …"""
         status = self._process.returncode
         if status is None:
             return "has not ended"
@@ -197,7 +201,7 @@ class WorkerHandle:
         descriptors: Sequence[int] = (),
         sockets: Mapping[tuple[str, int], socket.socket] = NO_SOCKETS,
     ) -> Any:
-        """One request at a time. Raises what the worker refuses with, and WorkerEnded, if need be after ending it."""
+        """Send one request at a time. Raises the worker's refusal, and WorkerEnded, after killing it if needed."""
         async with self._directing:
             for (address, port), sock in sockets.items():
                 self._channel.send(messages.encode(messages.Listen(address, port)), [sock.fileno()])
@@ -208,7 +212,7 @@ class WorkerHandle:
                 raise WorkerSilent(f"{self} did not answer within {timeout_s:g} s and is ended") from None
 
     async def _ask(self, request: messages.Request, descriptors: Sequence[int] = ()) -> Any:
-        """The value of the reply. Raises what the worker refuses with, WorkerEnded."""
+        """The value of the reply. Raises the worker's refusal, or WorkerEnded."""
         number = next(self._numbers)
         reply = self._waiting[number] = asyncio.get_running_loop().create_future()
         try:
@@ -288,16 +292,16 @@ def _start(descriptor: int, crash_file: int) -> subprocess.Popen[bytes]:
 
 
 def watching(descriptor: int) -> str:
-    """The statements with which a new process begins that is to write there where it crashes."""
+    """The first statements of a new process, which write crashes to this descriptor."""
     return f"import faulthandler; faulthandler.enable({descriptor}, all_threads=False)"
 
 
 def crash(status: int, descriptor: int) -> str:
-    """What is known of the crash, and what to do; "" for any other end. `status` is that of `subprocess.Popen`.
+    """The crash report with the remedy; "" for another end. `status` is that of `subprocess.Popen`.
 
-    A process that compiled code has ended with a signal raises nothing and logs nothing. While it ends, the module
-    faulthandler writes which functions ran: files, functions and lines, no values. It writes to a file in memory, so
-    that this becomes part of one message of the log. Compiled functions are not among them: the latest has called them.
+    A process that crashes in compiled code raises and logs nothing. The module faulthandler writes its stack (files,
+    functions and lines, no values) to a file in memory, so that it becomes part of one log message. The stack lacks
+    compiled functions, which the latest function has called.
     """
     if -status not in CRASHES:
         return ""
