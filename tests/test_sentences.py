@@ -9,7 +9,7 @@ import pytest
 from tests.sentences import ROOT, SHARE, Sentence, riddles, sentences
 
 #: These numbers may only fall: lower them when sentences are mended.
-MOST = {"egressproxy": 330, "docs": 0, "config": 0, "deploy": 0, "*.md": 0}
+MOST = {"egressproxy": 0, "docs": 0, "config": 0, "deploy": 0, "*.md": 0}
 
 
 def share(text: str) -> float:

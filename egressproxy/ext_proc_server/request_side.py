@@ -56,8 +56,8 @@ class RequestSide:
     _has_body_ended: bool = False  # filters have seen the end
     _port_in_service: Callable[[], Port] | None = None
     _may_have_trailers: bool = False
-    wants_whole: bool = False  # the next message holds the whole body, and the head has not gone
-    is_over: bool = False  # nothing more of the request comes
+    wants_whole: bool = False  # the next message has the whole body, before the head is sent
+    is_over: bool = False  # the request is complete
 
     async def take_head(
         self, message: ProcessingRequest, port_in_service: Callable[[], Port], trust_domains: Sequence[str]
@@ -84,7 +84,7 @@ class RequestSide:
             self._send_head(exchange, goes_on=self._may_have_trailers)
 
     async def _advance(self) -> bool:
-        """Carry out what the pipeline says. True: the request goes to its backend. False: Envoy has to send the body
+        """Execute the pipeline's steps. True: the request goes to its backend. False: Envoy has to send the body
         first, or the client has its response. Raises what refuses the request.
         """
         conversation, exchange = self._conversation, self._conversation.exchange

@@ -50,13 +50,13 @@ class Phase(str, Enum):
         return self.value.replace("-", "_")
 
 
-#: For filters that need what the client has sent beside what others have made of it: target and block of fields; body.
+#: The client's original request, beside the version that other filters have changed: target and block of fields; body.
 ORIGINAL_HEAD: Final[FilterNote[tuple[bytes, bytes]]] = FilterNote("original head")
 ORIGINAL_BODY: Final[FilterNote[bytes]] = FilterNote("original body")
-#: Where a filter sees trailers: those behind the body that ends, as they came.
+#: The trailers of a body as received, for filters that see trailers.
 REQUEST_TRAILERS: Final[StateSlot[bytes]] = StateSlot("request trailers")
 RESPONSE_TRAILERS: Final[StateSlot[bytes]] = StateSlot("response trailers")
-#: Of a response whose body flows through a filter that `sends_more`.
+#: Set for a response whose body is streamed through a filter that `sends_more`.
 MORE: Final[FilterNote[Callable[[object], None]]] = FilterNote("more of the response")
 
 #: The usual phases of request filters: on the client's head, or on the head for one backend.

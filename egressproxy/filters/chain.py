@@ -95,7 +95,7 @@ def approvals(chain: Chain, exchange: Exchange) -> list[tuple[ExtensionIR, str]]
 
 
 def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], ConfiguredFilter]) -> Chain:
-    """Sort the specs, build them with `make` (usually `FilterInstances.place`), flatten. Raises the errors of `make`."""
+    """Sort the specs, build them with `make` (usually `FilterInstances.place`), flatten. Raises errors of `make`."""
     ordered = in_order(specs)
     skipped = tuple(spec for spec in ordered if not spec.is_known and spec.fail_open)
     filters, is_of_one_place = placed_filters([spec for spec in ordered if spec.is_known or not spec.fail_open], make)
@@ -194,7 +194,7 @@ Outcome = LocalResponse | asyncio.Task[LocalResponse | None]
 
 
 def run(steps: FilterSteps, exchange: Exchange) -> Outcome | None:
-    """Run one header phase; None: all filters passed. Raises what one refuses with; GatewayFault (502) if one fails."""
+    """Run one header phase; None: all filters passed. Raises a filter's refusal; GatewayFault (502) if one fails."""
     try:
         for step in steps:
             mark = step.mark
@@ -215,7 +215,7 @@ def run(steps: FilterSteps, exchange: Exchange) -> Outcome | None:
         if isinstance(result, Awaitable):
             return start(_go_on(step, result, exchange), result)
         raise TypeError
-    except BaseException as error:  # nothing is awaited here: whatever it is, the filter raised it
+    except BaseException as error:  # without an await here, only the filter can raise
         settle(step, error, may_fail_open=step.fail_open)
         return run(step.rest, exchange)
 

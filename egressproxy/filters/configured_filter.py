@@ -21,7 +21,7 @@ from egressproxy.telemetry.filter_meter import FilterMeter
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ConfiguredFilter:
-    """A filter and its IR. `stats`: by phase. `mark`: set where it ran, for its `complete`; None without one."""
+    """A filter and its IR. `stats`: by phase. `mark`: set after a run, for `complete`; None without that method."""
 
     spec: ExtensionIR
     filter: Filter

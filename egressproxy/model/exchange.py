@@ -66,15 +66,15 @@ class ExchangeState(Protocol):
     def __setitem__(self, slot: StateSlot[T], value: T, /) -> None: ...
 
 
-#: The state of an exchange for which nothing was kept. Nobody can write to it.
+#: The empty state of a new exchange, which is read-only.
 EMPTY_STATE: Final = cast("ExchangeState", MappingProxyType({}))
-#: What filters of users have noted.
+#: The notes of users' filters.
 _NOTES: Final[StateSlot[dict[str, Any]]] = StateSlot("notes")
 #: Further fields for the access log.
 LOGGED: Final[StateSlot[dict[str, Any]]] = StateSlot("logged")
-#: What `Exchange.body` returns.
+#: The result of `Exchange.body`.
 SENT_BODY: Final[StateSlot[bytes | None]] = StateSlot("sent body")
-#: The note of an approved request: the configuration in service may have changed since admission.
+#: Set for an approved request: the configuration in service may have changed since admission.
 WAITED: Final[StateSlot[bool]] = StateSlot("waited for a person")
 #: What filters have said about the backends of the rule.
 _CHOICE: Final[StateSlot[BackendChoice]] = StateSlot("backend choice")
@@ -362,7 +362,7 @@ class Exchange:
 
     @property
     def notes(self) -> dict[str, Any] | None:
-        """What `note` has kept; None: nothing."""
+        """The values kept by `note`, or None."""
         return self.state.get(_NOTES)
 
     def note(self, key: str, value: object) -> None:
@@ -380,7 +380,7 @@ class Exchange:
             raise NotesFull(f"there are {MAX_NOTES} notes already: keep one object under one key")
 
     def keep(self, slot: StateSlot[T], value: T) -> None:
-        """Keep a value in `state` until the end of the exchange. Whoever keeps it bounds what it holds."""
+        """Keep a value in `state` until the end of the exchange. Callers bound the size of their values."""
         if self.state:
             self.state[slot] = value
         else:
@@ -388,11 +388,11 @@ class Exchange:
             self.state = made
 
     def take(self, slot: StateSlot[T]) -> T | None:
-        """The value that was kept in this slot, which has none from here on; None without one."""
+        """Remove and return the value in this slot, or None."""
         return self.state.pop(slot, None) if self.state else None
 
     def fork_state(self) -> None:
-        """Part from the exchange that this one is a `copy` of: what is kept from here on, only one of them has."""
+        """Separate the state from that of the exchange of which this is a `copy`."""
         if self.state is not EMPTY_STATE:
             self.state = dict(self.state.items())
             notes = self.notes

@@ -193,7 +193,7 @@ class SharedPool(Generic[S]):
         return held.total + self.opening < self.limit and held.of(client) < self.share
 
     def _needs_another(self, wanted: int) -> bool:
-        """Whether the new connections and pending dials are too few for `wanted` exchanges besides the dialling ones."""
+        """Whether new connections and pending dials are too few for `wanted` exchanges besides the dialling ones."""
         if self.opening + len(self.connections) >= self.max_connections:
             return False
         known = [connection.most for connection in self.connections if not connection.is_new]

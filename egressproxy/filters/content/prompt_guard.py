@@ -239,7 +239,7 @@ class PromptGuard(ContentFilter):
         return said is not None and not self._may_be_denied(said, direction)
 
     def _may_be_denied(self, text: str, direction: Direction) -> bool:
-        """Whether a rule may deny one of the texts that this one is made of: it says too often that it may."""
+        """Whether a rule may deny one of the texts joined in `text`; false positives are possible."""
         folded = self._folder.fold(text)[0]
         if self._deny and (self._glance is None or self._glance(folded)):
             return True

@@ -140,7 +140,7 @@ class AwsInjector(BackendCredential):
         return BodyMode.STREAM if said in _IN_CHUNKS and exchange.backend != "-" else None
 
     def request_body(self, exchange: Exchange, data: bytes, last: bool) -> bytes | Awaitable[bytes]:
-        """Signs chunks anew. Raises Denied (403). Whole bodies come before `backend_request`, others behind it."""
+        """Signs chunks again. Raises Denied (403). Whole bodies come before `backend_request`, others after it."""
         chunks = exchange.state.get(self._body)
         if isinstance(chunks, ChunkSigner):
             return self._fed(chunks, data, last)

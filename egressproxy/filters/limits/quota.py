@@ -188,7 +188,7 @@ class Quota(Filter):
         self._finish(exchange, held, refusing)
 
     def _finish(self, exchange: Exchange, held: Held, refusing: Reservation | None) -> None:
-        """Count what came of it. Raises LimitExceeded."""
+        """Count the result. Raises LimitExceeded."""
         if refusing is None:
             for take in held.takes:
                 rule = take.rule
@@ -204,7 +204,7 @@ class Quota(Filter):
         self._exchanges.add(1, rule.name, self._denied)
         if self._is_report:
             exchange.note_denials(rule.reason)
-            exchange.keep(self._held, held)  # for what it holds of concurrency
+            exchange.keep(self._held, held)  # for its concurrency slots
             return
         self._leave(held)
         # Retry-After has whole seconds, here rounded up (RFC 9110 section 10.2.3).

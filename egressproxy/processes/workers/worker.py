@@ -259,7 +259,7 @@ class Worker:
         return self.gateway.kill(killed, killed)
 
     async def _kill(self, change: KillChange, revision: int) -> int | None:
-        """Apply the change to this revision. Returns the number of exchanges cut; None: an earlier change is missing."""
+        """Apply the change to this revision. Returns the number of exchanges cut; None: a missed change."""
         before = self.gateway.killed
         if before.revision != revision - 1:
             return None
