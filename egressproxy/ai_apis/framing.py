@@ -18,7 +18,7 @@ MAX_EVENT_BYTES: Final = 16 * 1024 * 1024
 MAX_LINES: Final = 20_000
 _TOO_MANY_LINES: Final = f"an event of the stream has more than {MAX_LINES} lines"
 
-#: Events longer than this are split with more care.
+#: Events longer than this are first checked for the plain form, which needs no splitting into lines.
 _LONG_EVENT: Final = 16 * 1024
 _BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
 _TOO_LONG: Final = f"an event of the stream has more than {MAX_EVENT_BYTES} bytes"

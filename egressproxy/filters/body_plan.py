@@ -90,7 +90,7 @@ class BodyPlan:
         """The filters for a response with a status in PARTS and an unrequested part: those that only count. Content
         filters are left out: they would see only a part, and their changes would shift it.
 
-        Raises UpstreamFault (502) if one of these does not fail open. Source: RFC 9110 section 15.3.7, RFC 3229.
+        Raises UpstreamFault (502) if a content filter does not fail open. Source: RFC 9110 section 15.3.7, RFC 3229.
         """
         if chosen is None or any(name in exchange.request.fields for name in _ASKS_FOR_PARTS):
             return chosen

@@ -45,7 +45,7 @@ class TlsExpectation:
     name_remedy: str = ""
 
 
-#: The ssl module's types of subject alternative names, and our prefix.
+#: The shown types of subject alternative names, by the ssl module's names.
 _KINDS: Final = {"DNS": "", "URI": "", "IP Address": ""}
 
 _CA_FIELDS: Final = "tls.caBundleRef of a Backend, or caCertificateRefs of a BackendTLSPolicy or token issuer"

@@ -30,7 +30,7 @@ _EMBEDDINGS: Final = Api.OPENAI_EMBEDDINGS
 _AMAZON_INPUT: Final = b"x-amzn-bedrock-input-token-count"
 _AMAZON_OUTPUT: Final = b"x-amzn-bedrock-output-token-count"
 
-#: The most parallel completions to reserve for, as at OpenAI. A request for more is refused by the provider.
+#: The most parallel completions to reserve for, as OpenAI serves: a refused request for more must not exhaust a limit.
 _MOST_CHOICES: Final = 128
 #: The longest whole response whose usage is read, in bytes.
 _MAX_ANSWER: Final = 8 * 1024 * 1024
