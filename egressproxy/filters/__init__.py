@@ -1,6 +1,6 @@
-"""Everything that a filter is written with. A filter imports nothing else of egressproxy; its test imports `testing`.
+"""The filter interface. A filter imports only this package of egressproxy; its test imports `testing`.
 
-The interface is in `base`, one file each holds the built-in filters, and `chain` compiles filters into flat tuples.
+`base` has the interface, each built-in filter has a file, and `chain` compiles filters into flat tuples.
 """
 
 from egressproxy.errors import Reason

@@ -1,8 +1,8 @@
-"""Calls: what filters ask of backends of their own: token endpoints, judges, processors.
+"""Calls of filters to their own backends: token endpoints, judges, processors.
 
 A config refers to a backend with a `settings.CalledBackendRef`, and `FilterType.backend_refs` names these references. A
-call goes over the gateway's pools, under the policies, TLS and addresses that hold for that backend at this place,
-through the backend's own extensions: its credential is sent, and no filter sees it.
+call uses the gateway's pools, and the policies, TLS and address rules of that backend at this place. It runs the
+backend's own extensions, so the backend's credential is sent without being visible to filters.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # for an annotation: `egressproxy check` loads no event loop
 
 
 class CallAnswer(NamedTuple):
-    """What a backend has answered. `status` may be any: an answer is no failure. `body` is without content coding."""
+    """The response of a backend with any `status`: an error status is no failure. `body` is decoded."""
 
     status: int
     fields: Fields
@@ -27,9 +27,9 @@ class CallAnswer(NamedTuple):
 
 
 class CallFailed(Exception):
-    """There is no answer. A filter that lets it pass has failed, and `failOpen` decides.
+    """The call got no response. A filter that does not catch it has failed, and `failOpen` decides.
 
-    `reason` says why. The text may be shown: it names the backend, and nothing of what was sent.
+    `reason` is the cause. The text may be shown: it names the backend, without content of the request.
     """
 
     def __init__(self, reason: Reason, message: str) -> None:
@@ -38,33 +38,33 @@ class CallFailed(Exception):
 
 
 class MessageStream(Protocol):
-    """A call of gRPC in which both sides send messages, at any time."""
+    """A bidirectional gRPC call."""
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes of messages that wait for a connection, or for the backend to take them."""
+        """The bytes of unsent messages."""
 
     def send(self, message: bytes) -> None:
-        """Send a message; one that is sent behind the end goes nowhere."""
+        """Send a message; ignored after the end."""
 
     async def drained(self) -> None:
-        """Wait until at most 64 KiB wait to be sent, or the stream is over."""
+        """Wait until at most 64 KiB are unsent, or the stream is over."""
 
     def pause_reading(self) -> None:
-        """Take no more messages until `resume_reading`, beyond what is on its way."""
+        """Deliver no more messages until `resume_reading`, except those in flight."""
 
     def resume_reading(self) -> None:
-        """Take messages again."""
+        """Deliver messages again."""
 
     def end(self, linger_s: float) -> None:
-        """Say no more. The stream is given up if the backend has not ended it in this many seconds."""
+        """Half-close. The stream is closed if the backend does not end it within `linger_s` seconds."""
 
     def close(self) -> None:
-        """Give the stream up."""
+        """Close the stream."""
 
 
 class StreamReceiver(Protocol):
-    """Who is told what comes on a MessageStream, also while it is being opened. Must not raise or wait."""
+    """The callbacks of a MessageStream, also during its opening. Must not raise or wait."""
 
     def message_came(self, message: bytes) -> None:
         """A message of the backend."""
@@ -82,7 +82,7 @@ class FilterCall(Protocol):
 
     @property
     def is_verified(self) -> bool:
-        """Whether it is reached over TLS, and its certificate is verified."""
+        """Whether the backend uses TLS with a verified certificate."""
 
     async def request(
         self,

@@ -22,7 +22,7 @@ class Catalog:
     """Filter types by name (`domain/Kind:version`): the built-in ones, also by their published names, `others`, and
     those of installed packages (`packages`).
 
-    `counters` are the numbers of limits that several processes share; None in a process that serves alone.
+    `counters` are the counters of limits that several processes share; None in a single process.
     """
 
     __slots__ = ("_others", "_own", "_packaged", "counters")
@@ -55,8 +55,8 @@ class Catalog:
         return ""
 
     def misfit(self, spec: ExtensionIR, config: Any) -> tuple[str, SecretRef | None] | None:
-        """Why what the validated config of this spec names (a Secret, a variable) does not fit, and which Secret. None
-        where it fits, where something else is wrong, and for a type that runs the operator's code, which is not run.
+        """Why a value that this spec's config refers to (a Secret, a variable) does not fit, and its Secret. None if it
+        fits, for other faults, and for a type that runs the operator's code, which is not run here.
         """
         kind = self.get(spec.implementation or spec.type)
         if kind is None or kind.runs_code:
@@ -70,26 +70,26 @@ class Catalog:
         except UnusableReference as error:
             return str(error), error.ref
         except Exception:
-            return None  # who builds it for traffic says so
+            return None  # reported when the filter is built for traffic
         with suppress(Exception):
             made.close()
         return None
 
     def keyed(self, key: bytes, keys: int) -> KeyedCounters:
-        """The numbers of the limit with this key, for so many keys of its own; the same for all workers and reloads."""
+        """The counters of the limit `key`, with room for `keys` keys; the same for all workers and reloads."""
         return (self._own if self.counters is None else self.counters).keyed(key, keys)
 
     @property
     def crowded(self) -> int:
-        """How often keys of limits have found no room of their own, in this process."""
+        """The number of times that a limit's key found no room, in this process."""
         return (self._own if self.counters is None else self.counters).crowded
 
     def names(self) -> tuple[str, ...]:
-        """The full names, sorted. Of packages too that cannot be used."""
+        """The full names, sorted, including those of unusable packages."""
         return tuple(sorted({*BUILTIN, *self._others, *self._of_packages()}))
 
     def _of_packages(self) -> dict[str, PackagedType]:
-        """Looked for at the first use: a process that uses built-in types alone does not read packages' metadata."""
+        """The packages' types, read at the first use: a process with built-in types alone does not need them."""
         if self._packaged is None:
             from egressproxy.filters.packages import packaged_types
 

@@ -1,7 +1,7 @@
-"""What the configs of built-in filters share: camelCase keys, unknown keys refused, names and values checked once.
+"""The base of built-in filters' configs: camelCase keys, refusal of unknown keys, one check of names and values.
 
-A config is a frozen dataclass whose annotations tell pydantic what to check. That happens where the configuration is
-compiled (`validation`); the process that serves gets the values and does not import pydantic for them.
+A config is a frozen dataclass with pydantic's annotations. The compiler checks it (`validation`); the serving process
+gets the values without importing pydantic.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ def spelling(name: str) -> str:
 
 
 class FilterConfig(FilterSettings):
-    """Base of a built-in filter's config, a frozen dataclass. A ValueError of its `__post_init__` is a fault, which is
-    told at the field that a FieldFault names.
+    """Base of a built-in filter's config, a frozen dataclass. A ValueError of its `__post_init__` is a fault of the
+    config, a FieldFault is one of its field.
     """
 
     __slots__ = ()
@@ -128,7 +128,7 @@ class DocumentRef(SecretRef):
 
 @dataclass(frozen=True, slots=True)
 class CalledGrpcBackendRef(CalledBackendRef):
-    """A reference to a backend that the filter calls by gRPC, whatever else the backend speaks with others."""
+    """A reference to a backend that the filter calls over gRPC."""
 
     is_grpc: ClassVar[bool] = True
 
@@ -163,7 +163,7 @@ def seconds(text: str) -> float:
 
 
 def duration_of_at_most(longest_s: float, words: str) -> Checked:
-    """A check of durations; `words` say the longest one."""
+    """A check of durations; `words` is the longest one for people."""
 
     def check(text: str) -> str:
         if not _DURATION.fullmatch(text):

@@ -1,12 +1,11 @@
 """Driver: runs the coroutine of an exchange without a task.
 
-`start` runs it inside the I/O callback that brought the request. Where it waits for I/O it awaits `PAUSE`; the
-callback that has the event resumes it by a plain `send`. Where it awaits an asyncio future (a dial, a DNS answer, a
-filter's task), the driver resumes it when that is done. Nothing is scheduled on the loop for an exchange that only
-waits for its sockets.
+`start` runs it inside the I/O callback of the request. To wait for I/O it awaits `PAUSE`; the callback of the event
+resumes it by a plain `send`. If it awaits an asyncio future (a dial, a DNS answer, a filter's task), the driver resumes
+it when the future is done. An exchange that only waits for its sockets schedules nothing on the loop.
 
-Code under a driver must not ask for `asyncio.current_task()`, nor use what does (`asyncio.timeout`, `wait_for`): such
-things run in a task of their own, and the future of that task is awaited.
+Code under a driver must not use `asyncio.current_task()`, nor functions that do (`asyncio.timeout`, `wait_for`): these
+run in a separate task, whose future is awaited.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ log = logging.getLogger("egressproxy.net")
 
 
 class Pause:
-    """Awaited, it waits until `Driver.resume` is called. Always in a loop: `while not done: await PAUSE`, since a call
-    carries nothing and may be spurious, and one that comes while the coroutine runs is dropped.
+    """An awaitable that waits for `Driver.resume`. Await it in a loop, `while not done: await PAUSE`, since a call may
+    be spurious, and a call while the coroutine runs is dropped.
     """
 
     __slots__ = ()
@@ -34,7 +33,7 @@ class Pause:
 
 PAUSE: Final = Pause()
 
-#: In place of what a coroutine awaits, when it has ended: cheaper than StopIteration, which every exchange would raise.
+#: The result of a step that ended the coroutine: cheaper than StopIteration in every exchange.
 _ENDED: Final = object()
 _NO_STEPS: Final[Iterator[Any]] = iter(())
 
@@ -64,13 +63,13 @@ class Driver:
         self._step(life)
 
     def resume(self) -> None:
-        """Something that may be waited for has happened."""
+        """Resume the coroutine after an event."""
         coroutine = self._coroutine
         if coroutine is not None and not self._running and self._future is None:
             self._step(coroutine)
 
     def throw(self, error: BaseException) -> None:
-        """End the wait with an error, whatever is waited for. A future that is awaited is cancelled."""
+        """End any wait with an error. An awaited future is cancelled."""
         coroutine = self._coroutine
         if coroutine is None:
             return
@@ -88,7 +87,7 @@ class Driver:
         self._step(coroutine, handed_over)
 
     def _step(self, coroutine: Coroutine[Any, Any, None], handed_over: list[BaseException] | None = None) -> None:
-        """Run it until it waits again, with the error that was handed over, if there is one."""
+        """Run the coroutine until it waits again; throws the error in `handed_over`, if any."""
         self._running = True
         try:
             awaited: Any = next(self._steps, _ENDED) if handed_over is None else coroutine.throw(handed_over.pop())

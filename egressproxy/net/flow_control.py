@@ -1,11 +1,11 @@
-"""FlowControl: reading that can be paused, and writing that pauses whoever feeds it.
+"""FlowControl: reading that can be paused, and writing that pauses its source.
 
 Back-pressure is a high-water mark of 64 KiB of unsent bytes per direction: the transport calls `pause_writing`, and
 the connection that feeds this one stops reading until the buffer has drained. Both are flags beside the state of the
 connection: reading may be paused, and writing blocked, in each of its states.
 
-What is sent in one turn of the event loop goes out in one write at its end: each piece by itself would be a system
-call, and wake the peer (measured: W1 77 against 60 us).
+The pieces of one turn of the event loop go out in one write at its end: separate writes would each cost a system call,
+and wake the peer (measured: W1 77 against 60 us).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HTTP2_STREAM: Final = "http2_stream"
 
 
 def reset(transport: asyncio.Transport) -> None:
-    """Break a connection off: RST in place of FIN, the only sign that a body until the close, or a tunnel, is not whole
+    """Reset a connection: RST in place of FIN is the only sign that a close-delimited body, or a tunnel, is incomplete
     (RFC 9112 section 8).
     """
     sock = None if transport.is_closing() else transport.get_extra_info("socket")
@@ -57,24 +57,24 @@ class Reads(Protocol):
     """A source that can be paused."""
 
     def pause_reading(self) -> None:
-        """Nothing more comes until `resume_reading`."""
+        """Stop delivering until `resume_reading`."""
 
     def resume_reading(self) -> None:
-        """Go on where `pause_reading` has stopped."""
+        """Continue after `pause_reading`."""
 
 
 class BodySink(Protocol):
-    """Where the pieces of a body go. `trailers` is a field block (each line preceded by CRLF), b"" for none."""
+    """The receiver of a body. `trailers` is a field block (each line preceded by CRLF), b"" for none."""
 
     def send_body(self, data: bytes) -> None:
         """Take one piece of a body, never empty."""
 
     def end_body(self, trailers: bytes) -> None:
-        """The body is complete."""
+        """End the body."""
 
 
 class FlowControl(asyncio.Protocol):
-    """One side of a relay: a transport, whether it reads, who feeds it, and how the body that it sends is framed."""
+    """One side of a relay: a transport, its reading state, its source, and the framing of the body it sends."""
 
     __slots__ = (
         "_poller",
@@ -133,13 +133,13 @@ class FlowControl(asyncio.Protocol):
             self.feeder.resume_reading()
 
     def feed_from(self, feeder: Reads | None) -> None:
-        """From now on this source fills us; it is paused at once if we are blocked."""
+        """Set the source, which is paused at once if writing is blocked."""
         self.feeder = feeder
         if self.is_write_blocked and feeder is not None:
             feeder.pause_reading()
 
     def send(self, data: bytes) -> None:
-        """Send at the end of this turn of the loop, together with whatever else is sent until then."""
+        """Send at the end of this turn of the loop, together with later pieces of the turn."""
         size = len(data)
         self.bytes_out += size
         pieces = self._unflushed
@@ -152,7 +152,7 @@ class FlowControl(asyncio.Protocol):
         pieces.append(data)
         self._unflushed_size = size
         if size > COPY_LIMIT:
-            self.flush()  # so that back-pressure is felt within a turn, too
+            self.flush()  # back-pressure also within a turn
 
     def send_body(self, data: bytes) -> None:
         size = len(data)
@@ -166,7 +166,7 @@ class FlowControl(asyncio.Protocol):
             self.send(b"\r\n")
 
     def end_body(self, trailers: bytes) -> None:
-        """The body is complete. Trailers exist only in a chunked body (RFC 9112 section 7.1.2)."""
+        """End the body. Trailers exist only in a chunked body (RFC 9112 section 7.1.2)."""
         if self.sends_chunked:
             self.send(b"0%b\r\n\r\n" % self.trailers_to_send(trailers) if trailers else b"0\r\n\r\n")
 
@@ -174,12 +174,12 @@ class FlowControl(asyncio.Protocol):
         return trailers
 
     def flush(self) -> None:
-        """Hand to the transport what was sent in this turn; called before it is closed or given away."""
+        """Pass the pieces of this turn to the transport; called before a close or a handover."""
         pieces = self._unflushed
         if not pieces:
             return
         if len(pieces) == 1:
-            self.transport.write(pieces.pop())  # a transport that is closing takes nothing
+            self.transport.write(pieces.pop())  # ignored by a closing transport
             return
         self._unflushed = []
         if self._unflushed_size <= COPY_LIMIT:
@@ -188,7 +188,7 @@ class FlowControl(asyncio.Protocol):
             self.transport.writelines(pieces)
 
     def forget_unflushed(self) -> None:
-        """What was sent in this turn goes nowhere: the connection is broken off."""
+        """Drop the pieces of this turn, since the connection is reset."""
         self._unflushed = []
 
     # --- the peer, for logs --------------------------------------------------------------------------------------

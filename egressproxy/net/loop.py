@@ -12,7 +12,7 @@ from egressproxy.net.poller import Poller
 
 @cache
 def why_not_uvloop() -> Exception | None:
-    """What the import of uvloop has raised, whatever it is: a package may be broken in many ways. None: it is there."""
+    """The error of importing uvloop, of any type, since a package may be broken in many ways; or None."""
     try:
         import uvloop  # noqa: F401   takes 3 ms: only processes that make a loop import it
     except Exception as error:
@@ -35,7 +35,7 @@ def new_loop() -> asyncio.AbstractEventLoop:
 
 
 def poller() -> Poller:
-    """That of the running loop, which gets one at the first call. RuntimeError where no loop runs."""
+    """The poller of the running loop, created at the first call. Raises RuntimeError without a running loop."""
     loop = asyncio.get_running_loop()
     try:
         return loop.egress_poller  # type: ignore[attr-defined, no-any-return]

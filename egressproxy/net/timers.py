@@ -1,6 +1,6 @@
 """Deadlines on one shared coarse wheel, which one timer of the loop turns each 100 ms; none fires early. A connection
-owns one `Deadline` and moves it. To a later time that is an attribute assignment: the wheel looks again when the old
-time comes (call_later + cancel costs 1.2 µs a time, this 0.1 µs).
+owns one `Deadline` and moves it. A move to a later time is an attribute assignment: the wheel checks again at the old
+time (call_later + cancel costs 1.2 µs a time, this 0.1 µs).
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ NEVER: Final = float("inf")
 
 
 class Timer(ABC):
-    """One moment in the future, at which `passed()` is called once unless it was moved or cleared."""
+    """A time in the future at which `passed()` is called once, unless moved or cleared."""
 
     __slots__ = ("at", "looked_at", "slot", "wheel")
 
     def __init__(self, wheel: TimerWheel) -> None:
         self.wheel = wheel
         self.at = NEVER
-        self.slot = -1  # the tick at which the wheel will look at this timer; -1: at none
-        self.looked_at = NEVER  # when that tick begins: a move to any later time needs nothing more
+        self.slot = -1  # the tick of the next check; -1: none
+        self.looked_at = NEVER  # the start of that tick: a move to a later time needs no further work
 
     @abstractmethod
     def passed(self) -> None:
-        """The moment is over."""
+        """Handle the expiry."""
 
     def set(self, at: float) -> None:
         """Fire at this monotonic time (seconds), instead of any earlier one."""
@@ -43,11 +43,11 @@ class Timer(ABC):
             self.wheel.insert(self)
 
     def clear(self) -> None:
-        """Fire no more, until it is set again."""
+        """Disable the timer, until it is set again."""
         self.at = NEVER
 
     def close(self) -> None:
-        """Clear for good: the owner is gone, and must not be kept alive by the wheel."""
+        """Clear for good, so that the wheel does not keep the owner alive."""
         self.at = NEVER
         if self.slot >= 0:
             self.wheel.remove(self)
@@ -76,8 +76,8 @@ class Deadline(Timer):
 
 
 class TimerWheel:
-    """`start()` once on the loop; `advance(now)` is its pure heart, for tests. `now` is monotonic seconds, as of the
-    last tick. `watch` is told at the end of each how many seconds late it began and how many it took.
+    """Call `start()` once on the loop; `advance(now)` is the pure core, for tests. `now` is the time of the last tick,
+    in monotonic seconds. `watch` is called after each tick with its delay and duration in seconds.
     """
 
     def __init__(self) -> None:
@@ -95,20 +95,20 @@ class TimerWheel:
         self._tick()
 
     def stop(self) -> None:
-        """Tick no more. Timers keep their times."""
+        """Stop ticking. Timers keep their times."""
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
         self._loop = None
 
     def moment(self) -> float:
-        """Now, also between two ticks; two ticks behind the last one at most, since a loop that has stood still for
-        longer has heard nobody. `advance` alone makes it go on where the wheel was not started.
+        """The current time, also between ticks; at most two ticks after the last one, since a blocked loop has read no
+        input. Without `start` only `advance` moves it.
         """
         return self.now if self._loop is None else min(time.monotonic(), self.now + 2 * TICK_S)
 
     def insert(self, timer: Timer) -> None:
-        """Look at this timer when its time (`timer.at`, monotonic seconds) has come."""
+        """Check this timer at its time (`timer.at`, monotonic seconds)."""
         slot = max(int(timer.at / TICK_S) + 1, self._looked + 1)
         if timer.slot >= 0:
             self.remove(timer)
@@ -121,7 +121,7 @@ class TimerWheel:
             found.add(timer)
 
     def remove(self, timer: Timer) -> None:
-        """Forget it: the wheel holds nothing of it any more."""
+        """Remove a timer from the wheel."""
         found = self._slots.get(timer.slot)
         if found is not None:
             found.discard(timer)
@@ -129,7 +129,7 @@ class TimerWheel:
         timer.looked_at = NEVER
 
     def advance(self, now: float) -> None:
-        """Fire everything that is due at `now`. A callback's exception reaches the loop's handler alone."""
+        """Fire all timers due at `now`. A callback's exception goes to the loop's handler."""
         self.now = now
         current = int(now / TICK_S)
         if current - self._looked > len(self._slots):
@@ -139,7 +139,7 @@ class TimerWheel:
         self._looked = current
         for slot in due:
             for timer in self._slots.pop(slot):
-                if timer.slot == slot:  # else another of this tick has closed or moved it
+                if timer.slot == slot:  # else closed or moved within this tick
                     self._look(timer, now)
 
     def _look(self, timer: Timer, now: float) -> None:

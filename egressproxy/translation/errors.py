@@ -1,4 +1,4 @@
-"""Untranslatable: a request that cannot be said in another API; BadAnswer; and what a provider's error says."""
+"""Untranslatable: a request without equivalent in another API; BadAnswer; and the parts of a provider's error."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from egressproxy.ai_apis.strict_json import Unreadable, loads
 
 
 class Untranslatable(Exception):
-    """A request that the other API cannot say: 400, in the client's form. `field` is the path in its JSON
+    """A request without equivalent in the other API: 400, in the client's form. `field` is the path in its JSON
     (`messages[2].content[0].file`), or empty for the whole body; `why` is the rest of the sentence.
     """
 
@@ -17,11 +17,11 @@ class Untranslatable(Exception):
 
 
 class BadAnswer(Exception):
-    """A backend's answer that cannot be read, or holds what the client's API has no form for: a 502 for the client."""
+    """A backend's response that is unreadable, or without equivalent in the client's API: 502 for the client."""
 
 
 def error_in(body: bytes) -> tuple[str | None, str | None]:
-    """The message and the code of a provider's error; None where it has none. All three APIs have the same place."""
+    """The message and the code of a provider's error, or None. All three APIs have the same members."""
     try:
         error = loads(body)["error"]
         message, code = error["message"], error.get("code")

@@ -1,4 +1,4 @@
-"""Problem: what is to be said of the configuration, how grave it is, and where. ConfigError: why it is refused."""
+"""Problem: a message about the configuration, with severity and place. ConfigError: the problems of a refused one."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final, Self
 
-#: The code of a problem with an object of a cluster, which is left out, or in whose place something closed stands.
+#: The code of an unreadable object of a cluster, which is left out or replaced by a closed one.
 CANNOT_BE_READ: Final = "CannotBeRead"
 
 
 class Severity(StrEnum):
-    """What follows from a problem. The values are those of machine-readable output."""
+    """The effect of a problem. The values are those of machine-readable output."""
 
     #: The configuration is refused as a whole.
     ERROR = "error"
-    #: It is put into service, and this part of it is not served as it is written.
+    #: The configuration is put into service, but this part is not served as written.
     UNSERVED = "unserved"
-    #: It is served as it is written; check whether that is intended.
+    #: The part is served as written; check whether that is intended.
     WARNING = "warning"
-    #: For information: nothing has to be changed.
+    #: For information only.
     NOTE = "note"
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """`line` and `column` count from 1, 0 where the place is the file as a whole; `file` is "" where it is no file's.
+    """`line` and `column` count from 1, 0 for the file as a whole; `file` is "" without a file.
 
-    `object` is "Kind namespace/name" as far as it could be read; `field_path` is written as in `spec.rules[0].matches`.
-    `code` is one CamelCase word for what it is about, that of a status condition where one says it. Neither `message`
-    nor `remedy` ever holds a secret's value.
+    `object` is "Kind namespace/name" as far as readable; `field_path` has the form `spec.rules[0].matches`. `code` is
+    one CamelCase word, the reason of a status condition if there is one. Neither `message` nor `remedy` ever holds a
+    secret's value.
     """
 
     file: str
@@ -50,7 +50,7 @@ class Problem:
 
     @classmethod
     def unreadable(cls, file: Path, error: OSError) -> Self:
-        """That a file or folder cannot be read, and why."""
+        """The problem of an unreadable file or folder."""
         reason = (error.strerror or type(error).__name__).lower()
         return cls.of_file(file, f"cannot be read: {reason}", "check that it is there and readable for this user")
 
@@ -62,7 +62,7 @@ class Problem:
         place = f"{self.file}:{self.line}:{self.column}" if self.line else self.file
         parts = [part for part in (place, self.object, self.field_path) if part]
         text = ": ".join((*parts, self.sentence))
-        # One line on a terminal and in a log, whatever stands in a name or a key.
+        # One line on a terminal and in a log, for any name or key.
         return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
     def as_dict(self) -> dict[str, str | int]:
@@ -76,7 +76,7 @@ class Problem:
 
 
 class ConfigError(Exception):
-    """The configuration cannot be used; `problems` holds everything that was found, in the order of files and lines."""
+    """The configuration is refused; `problems` has all problems in the order of files and lines."""
 
     def __init__(self, problems: Iterable[Problem]) -> None:
         self.problems = tuple(problems)

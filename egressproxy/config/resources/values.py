@@ -1,7 +1,7 @@
 """Value types of manifests: durations, networks, ports, names.
 
-Each is checked once, where the manifest is read, and is then a plain Python value. A value that is refused says what is
-wrong and what to write instead (`RefusedValue`); nothing is repaired silently.
+Each is checked once, when the manifest is read, and is then a plain Python value. The error of an invalid value has the
+fault and the remedy (`RefusedValue`); no value is repaired silently.
 Sources: Gateway API v1 (SectionName), GEP-2257 (Duration), RFC 1123, RFC 9110.
 """
 
@@ -33,7 +33,7 @@ from egressproxy.model.secret import SecretBytes
 
 
 def check_unique(values: Iterable[object], what: str, where: str) -> None:
-    """Raises RefusedValue if a value stands more than once: "`what` x stands more than once in `where`"."""
+    """Raises RefusedValue for a duplicate value: "`what` x stands more than once in `where`"."""
     seen: set[object] = set()
     for value in values:
         if value in seen:
@@ -59,7 +59,7 @@ def require_one_of(what: str, **blocks: object) -> None:
 
 
 class RefusedValue(ValueError):
-    """A value that cannot be taken. `remedy` says what to write instead; neither text may hold a secret."""
+    """An invalid value. `remedy` says what to write instead; neither text may hold a secret."""
 
     def __init__(self, message: str, remedy: str = "") -> None:
         super().__init__(message)
@@ -119,7 +119,7 @@ PositiveDuration = Annotated[Duration, AfterValidator(_above_zero)]
 
 
 def text_schema(pattern: str, longest: int, *examples: str) -> JsonSchema:
-    """What a schema says of text: no more than its validator checks, in what Go, Python and ECMA 262 all read alike."""
+    """The JSON Schema of a text: never stricter than its validator, in the common syntax of Go, Python and ECMA 262."""
     more = {"examples": list(examples)} if examples else {}
     return JsonSchema({"type": "string", "maxLength": longest, "pattern": f"^({pattern})$", **more})
 
@@ -137,7 +137,7 @@ def _matching(form: re.Pattern[str], message: str, remedy: str) -> tuple[AfterVa
 
 
 def _longest_prefix(address: str) -> int:
-    """Of the networks of this family; 0 where it is no address."""
+    """The longest prefix of this address's family; 0 for an invalid address."""
     try:
         return ip_address(address).max_prefixlen
     except ValueError:
@@ -273,7 +273,7 @@ Subdomain = Annotated[
 #: A name in a reference or of a section: the API admits more here than it does in metadata.
 Name = Annotated[str, Field(min_length=1, max_length=253)]
 HeaderName = Annotated[str, AfterValidator(_header_name), text_schema(TOKEN.pattern.decode(), 256)]
-#: Of any domain and in any spelling: which types there are is known where the configuration is compiled.
+#: A type of any domain and in any spelling: only the compiler knows the existing types.
 ExtensionType = Annotated[
     str,
     *_matching(

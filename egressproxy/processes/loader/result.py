@@ -1,7 +1,7 @@
-"""What a loading gives: the packed spec, what the admin API shows, and what the next loading has to know of this one.
+"""CompiledConfig: the result of a load: the packed spec, the objects for the admin API, and facts for the next load.
 
-All of it is bytes until somebody asks: ten thousand objects are kept in some hundred kilobytes. Nothing but the spec
-and the memory holds secrets.
+All parts stay packed until they are needed: ten thousand objects take some hundred kilobytes. Only the spec and the
+memory hold secrets.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from egressproxy.model.encoding import line
 from egressproxy.model.pickling import Unpickler, classes, dumps, loads
 from egressproxy.model.published_object import Key, PublishedObject
 
-#: Objects in one piece.
+#: The most objects in one packed piece.
 OBJECTS = 256
 
 
@@ -37,13 +37,12 @@ class ListenerAddress(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class CompiledConfig:
-    """A configuration that was read and compiled, for processes that did neither.
+    """A compiled configuration, for processes that neither read nor compile.
 
-    `spec` is for `ir.packing`, `shown` for `shown` below, `memory` for the next loading, and `declared`, the JSON of
-    what FilterType objects make known, for the catalogue. `findings` are what `check` would say, and `validities` those
-    of all certificates.
-    `broken` are objects ("Kind namespace/name") with a sentence on a reference that resolved before. `wanted` are the
-    keys of what was looked up, of kinds that are read by reference (`ResourceSet.wanted`).
+    `spec` is for `ir.packing`, `shown` for `shown` below, `memory` for the next load, and `declared`, the JSON of
+    FilterTypes' types, for the catalogue. `findings` are the messages of `check`, and `validities` those of all
+    certificates. `broken` are objects ("Kind namespace/name") with a sentence on a newly broken reference. `wanted` are
+    the keys of lookups of kinds that are read by reference (`ResourceSet.wanted`).
     """
 
     spec: bytes = field(default=b"", repr=False)
@@ -58,19 +57,19 @@ class CompiledConfig:
     wanted: frozenset[Key] = frozenset()
 
 
-#: Every class that a `CompiledConfig` is made of.
+#: All classes in a `CompiledConfig`.
 LOADED: Final = (CertificateUse, ListenerAddress, CompiledConfig, Problem, Severity, Validity)
 
 
 def builtin(port: int) -> CompiledConfig:
-    """The gateway that is served where there is no configuration, on this port."""
+    """The default gateway without a configuration, on this port."""
     told = Problem("", 0, 0, "", "", open_proxy_warning(port), "", Severity.WARNING, "OpenProxy")
     config = open_proxy(port)
     return CompiledConfig(pack(config), places(config), findings=(told,))
 
 
 def places(config: ConfigIR) -> tuple[ListenerAddress, ...]:
-    """Where the listeners of this configuration are bound, one by one."""
+    """The addresses of all listeners of this configuration."""
     return tuple(
         ListenerAddress(address, listener.port, listener.protocol.value, f"{listener.gateway}/{listener.name}")
         for listener in config.listeners
@@ -103,12 +102,12 @@ def shown(packed: bytes) -> Iterator[PublishedObject]:
 
 
 def write_answer(outcome: CompiledConfig | ConfigError) -> bytes:
-    """What the process that loads says in the end, for `read_answer`."""
+    """The loader's answer, for `read_answer`."""
     return dumps(outcome.problems if isinstance(outcome, ConfigError) else outcome)
 
 
 def read_answer(data: bytes) -> CompiledConfig:
-    """What `write_answer` wrote. Raises ConfigError where that is a refusal, ValueError if it is no whole answer."""
+    """The result of `write_answer`. Raises ConfigError for a refusal, ValueError for invalid or incomplete bytes."""
     match read_values(data, LOADED):
         case CompiledConfig() as loaded:
             return loaded
@@ -118,7 +117,7 @@ def read_answer(data: bytes) -> CompiledConfig:
 
 
 def read_values(data: bytes, known: Iterable[type]) -> Any:
-    """What `dumps` was given, of built-in types and these classes; None if it is nothing of the kind, or not whole."""
+    """The values given to `dumps`, of built-in types and these classes; None for invalid or incomplete bytes."""
     try:
         return loads(data, classes(known), "part of an answer")
     except Exception:  # pickle raises nearly everything

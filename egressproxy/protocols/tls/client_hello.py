@@ -1,11 +1,10 @@
-"""ClientHello: reads the first handshake message of a TLS connection without taking part in it. Pure.
+"""ClientHello: passively reads the first handshake message of a TLS connection. Pure.
 
-It never decrypts, answers or changes anything: the caller forwards the bytes as they came. Where a hello can be read
-in two ways it is refused, since the server behind might read the other one. A client that is refused is told by an
-alert in plain text, and so only before anything was encrypted: it has sent a ClientHello, and has heard of its server
-no more than a HelloRetryRequest.
-Sources: RFC 8446 sections 4.1.2, 4.2, 5.1 and 6, RFC 6066 section 3, RFC 7301, RFC 9849 (ECH), RFC 5246 appendix E.2
-(the ClientHello in the form of SSLv2).
+It never decrypts, answers or changes any bytes: the caller forwards them unchanged. An ambiguous hello is refused,
+since the server might read it differently. A refused client gets an alert in plain text, which is possible only before
+encryption starts: after a ClientHello, and at most a HelloRetryRequest from the server. Sources: RFC 8446 sections
+4.1.2, 4.2, 5.1 and 6, RFC 6066 section 3, RFC 7301, RFC 9849 (ECH), RFC 5246 appendix E.2 (the ClientHello in the form
+of SSLv2).
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from typing import Final
 
 from egressproxy.model.authority import AuthorityError, parse_host
 
-#: Enough for post-quantum key shares and padding; what a client may make us hold before a decision.
+#: The most buffered bytes before a decision, enough for post-quantum key shares and padding.
 MAX_BYTES: Final = 40_960
-#: Records that a hello may stand in: to go through tens of thousands of a byte each would take a tenth of a second.
+#: The most records of a hello: tens of thousands of one-byte records would take a tenth of a second.
 MAX_RECORDS: Final = 1024
 
 _HANDSHAKE: Final = 22  # content type
@@ -38,13 +37,13 @@ class NotTls(ValueError):
 
 
 class BadClientHello(ValueError):
-    """It starts as TLS, but is no ClientHello that can be read in one way only. The message says why."""
+    """The bytes start as TLS, but are no valid, unambiguous ClientHello. The message gives the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class ClientHello:
-    """What the client offers: `sni` in lower case without trailing dot (None: it named nothing), `versions` as numbers.
-    With `has_ech` the name may be another than `sni` says (or it is GREASE; the two look alike).
+    """The client's offer: `sni` in lower case without trailing dot (None: no SNI), `versions` as numbers. With
+    `has_ech` the real name may differ from `sni` (or the extension is GREASE, which looks the same).
     """
 
     sni: str | None
@@ -54,8 +53,8 @@ class ClientHello:
 
 
 class ClientHelloReader:
-    """Feed it until it gives a ClientHello or raises. `data` holds all that was fed, for forwarding, what follows the
-    hello's last record included.
+    """Feed it until it returns a ClientHello or raises. `data` has all bytes fed, for forwarding, including those after
+    the hello's last record.
     """
 
     __slots__ = ("_at", "_message", "_records", "data")
@@ -68,15 +67,15 @@ class ClientHelloReader:
 
     @property
     def size(self) -> int:
-        """How many bytes the records have that were read; once the hello is there, those of its records."""
+        """The bytes of the records read; for a complete hello, of its records."""
         return self._at
 
     def feed(self, data: bytes) -> ClientHello | None:
         """The hello, or None while it is incomplete.
 
         Raises NotTls as soon as the bytes cannot be TLS, BadClientHello for a malformed, ambiguous or too large hello.
-        What some server would read as the start of TLS is never NotTls: an empty record or an alert before the hello,
-        or an odd version, must not make an observer look away.
+        Bytes that some server accepts as the start of TLS are never NotTls: an empty record or an alert before the
+        hello, or an odd version, must not bypass the check.
         """
         self.data += data
         while self._take_record():
@@ -88,7 +87,7 @@ class ClientHelloReader:
         return None
 
     def forget(self) -> None:
-        """The hello is there: let go of its bytes."""
+        """Release the bytes of a complete hello."""
         self.data = self._message = bytearray()
 
     def _take_record(self) -> bool:
@@ -149,7 +148,7 @@ def may_start_tls(head: bytes | bytearray) -> bool:
 
 
 class _Cursor:
-    """Reads vectors; whatever goes beyond the end is a BadClientHello."""
+    """Reads vectors. Raises BadClientHello beyond the end."""
 
     __slots__ = ("at", "data")
 
@@ -201,7 +200,7 @@ def _parse(body: bytes) -> ClientHello:
 
 
 def _extensions(block: bytes) -> dict[int, bytes]:
-    """By number. Without a cursor: most of what there is to read in a hello is read here."""
+    """The extensions by number. Without a cursor, for speed: most of a hello is read here."""
     found: dict[int, bytes] = {}
     at, size = 0, len(block)
     while at < size:
