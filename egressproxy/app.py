@@ -502,7 +502,7 @@ class App:
 
 
 def _data_plane(options: RunOptions, metrics: Metrics, errors: int | None, sockets: ListeningSockets) -> DataPlane:
-    """Imports what it takes: a supervisor serves nobody, and has no data plane."""
+    """The data plane, imported here: a supervisor has no own."""
     if options.filters is not None and options.workers == 1:
         from egressproxy.processes.workers.filter_worker import FilterFleet
 

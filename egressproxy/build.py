@@ -1,4 +1,4 @@
-"""Which build runs: the sources, or what mypyc has made of some of them (`make wheel`).
+"""The running build: the sources, or partly compiled by mypyc (`make wheel`).
 
 A compiled installation has the sources beside the compiled modules, and both do the same. Where EGRESSPROXY_PURE is set
 (to anything but 0), the sources run: for comparison, and for a debugger.

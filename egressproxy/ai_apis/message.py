@@ -71,7 +71,7 @@ class TextPart:
 
     @property
     def is_signed(self) -> bool:
-        """Whether the provider has signed it, and refuses it where it is changed."""
+        """Whether the provider has signed the text, which must not be changed then."""
         return self.found.is_signed
 
     @property

@@ -289,7 +289,7 @@ class AiRequest(JsonMessage):
         for root in _OFFERS:
             for path, tool in _objects(in_object(self.value, *root), root):
                 _find_offers(tool, path, found)
-        for at, item in _objects(self.value.get("input"), ("input",)):  # OpenAI: those that are added on the way
+        for at, item in _objects(self.value.get("input"), ("input",)):  # OpenAI: tools added by input items
             for path, tool in _objects(item.get("tools"), (*at, "tools")):
                 _find_offers(tool, path, found)
         for path, _ in _objects(self.value.get("mcp_servers"), ("mcp_servers",)):  # Anthropic: all tools of a server
@@ -299,7 +299,7 @@ class AiRequest(JsonMessage):
         return found
 
     def withhold_tools(self, tools: Iterable[OfferedTool]) -> None:
-        """Offer the model none of these tools, by any of their names."""
+        """Remove these tools from the request, under all of their names."""
         gone = {tool.path for tool in tools}
         members = {path for path in gone if type(path[-1]) is str}
         for root in {path[:-1] for path in members}:  # tools of Gemini that are members of one object

@@ -26,7 +26,7 @@ SHORT: Final = 64 * 1024
 #: In JSON of more bytes, braces and brackets are looked for one by one.
 _LONG: Final = 16 * 1024
 
-#: What the parts of JSON begin with, or what parts them.
+#: The characters that begin or separate the parts of JSON.
 MARKS: Final = b'{[,"'
 
 

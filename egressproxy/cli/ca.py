@@ -174,7 +174,7 @@ _TEXT = """\
 {file}
 SHA-256 {digest}
 
-Whoever has its key can pretend to be any server that it may sign for: trust it where it is needed, and no wider.
+The holder of its key can impersonate every server that the CA may sign for: trust it only where needed.
 
 One command, with a gateway of its own:
   egressproxy run --config PATH --ca '{file}' -- CMD

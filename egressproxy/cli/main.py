@@ -18,7 +18,7 @@ from egressproxy.cli import PROGRAM
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
-#: The verbs and their one-line help, so that listing them imports none of their modules.
+#: The verbs and their one-line help, so that the list needs no import.
 _VERBS: Final = {
     "run": "Serve traffic, or one command.",
     "check": "Report what is wrong with a configuration.",
@@ -42,7 +42,7 @@ _VERBS: Final = {
     "completion": "Print the script for shell completion.",
     "version": "Print the version.",
 }
-#: Verbs that compute something, print it and exit.
+#: Verbs that print a result and exit.
 _SHORT_LIVED: Final = frozenset(
     {
         "check",

@@ -66,7 +66,7 @@ def serve(options: RunOptions, started: Started | None = None) -> int:
     first = None
     if options.config:
         with suppress(OSError):  # the next attempt reports what is wrong
-            first = LoaderProcess()  # it imports its modules while this process does
+            first = LoaderProcess()  # imports in parallel with this process
     from egressproxy import app
     from egressproxy.config.reading.problems import ConfigError
 

@@ -59,7 +59,7 @@ def certificates(pem: str) -> list[x509.Certificate]:
 
 
 def is_root(certificate: x509.Certificate) -> bool:
-    """Whether it is its own issuer: most clients believe a chain only if it ends at such a one."""
+    """Whether the certificate is self-issued: most clients accept only chains that end at a self-issued one."""
     return certificate.issuer == certificate.subject
 
 

@@ -1,4 +1,4 @@
-"""EnvoyConversation: what both directions of an exchange share: what it holds, its filters, what Envoy is told."""
+"""EnvoyConversation: the common state of both directions of an exchange: resources, filters, and replies to Envoy."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class EnvoyConversation:
         self.call.send(response_bytes(response))
 
     def send_immediate(self, answer: LocalResponse) -> None:
-        """The response that the client gets instead; nothing follows it."""
+        """Send the client this response instead, as the last message."""
         exchange = self.begun
         if exchange is not None:
             answer = answer_of_call(answer, exchange.reason) if self.is_call else answer

@@ -145,7 +145,7 @@ class ApprovalHold(Filter):
         self._calls: set[asyncio.Task[None]] = set()
         self._is_closed = self._is_draining = False
         self._outcomes = context.meter.counter(
-            "egress_approvals", "Requests that have waited for approval, by what became of them.", ("outcome",)
+            "egress_approvals", "Requests that have waited for approval, by outcome.", ("outcome",)
         )
         self._gauge = context.meter.gauge("egress_approvals_waiting", "Requests that wait for approval.")
 

@@ -109,7 +109,7 @@ def _take_out(budget: ErrorBudget, step: PlacedStep) -> None:
     out = _Out(budget, step)
     step.call = out
     step.mode_for = out.mode_for
-    step.mark = None  # what has not run has nothing to complete
+    step.mark = None  # a filter that has not run needs no `complete`
 
 
 class _Out:

@@ -32,7 +32,7 @@ SHOWN_CALLS: Final = 16
 LOOKED_AT: Final = SHOWN + 20 * 1024
 #: A longer body of JSON is shown as text.
 MAX_JSON: Final = 64 * 1024
-#: The name of a tool where nobody can say which one is called.
+#: The placeholder for an unknown tool.
 UNREADABLE: Final = "?"
 
 HIDDEN: Final = "[SECRET]"

@@ -108,7 +108,7 @@ def why_left_out(api_version: str, kind: str) -> str:
     return _INSTEAD.get(kind, "objects of this kind do nothing here" if group in _KUBERNETES else "not supported")
 
 
-#: Names of ours that nobody else has.
+#: Our own unique names.
 _OURS = {kind.KIND for kind in KINDS if kind.GROUP == OUR_GROUP} - {"Backend"}
 #: How much like a known name another is that counts as misspelt, of groups and of kinds: egressproxy.com is, and
 #: networking.gke.io is not.

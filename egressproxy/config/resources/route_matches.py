@@ -56,7 +56,7 @@ class HeadersMatch(Model):
     """Conditions on a request; all must hold."""
 
     headers: Annotated[tuple[HeaderMatch, ...], Field(max_length=16)] = ()
-    """Fields that the request has to have, all of them."""
+    """The required fields; all must match."""
 
     def model_post_init(self, context: Any) -> None:
         check_unique((header.name for header in self.headers), "name", "headers")
@@ -68,7 +68,7 @@ class HttpMatch(HeadersMatch):
     path: PathMatch = PathMatch.model_construct()
     """The required path."""
     query_params: Annotated[tuple[QueryParamMatch, ...], Field(max_length=16)] = ()
-    """Query parameters that the request has to have, all of them."""
+    """The required query parameters; all must match."""
     method: Method | None = None
     """The required method."""
 
@@ -82,7 +82,7 @@ _GRPC_METHOD = re.compile(r"[A-Za-z_][A-Za-z_0-9]*")
 
 
 class GrpcMethodMatch(Model):
-    """A gRPC service (with its package) and method; where one is left out, every one of them."""
+    """A gRPC service (with its package) and method; an absent one matches all."""
 
     type: MatchType = MatchType.EXACT
     """How service and method are compared."""

@@ -1,1 +1,1 @@
-"""Built-in filters that know models: what requests to them take, which ones may be asked, and where they stand."""
+"""Built-in filters for AI models: token use, allowed models, and regions."""

@@ -35,7 +35,7 @@ Scalar = str | int | float | bool | None
 
 @dataclass(frozen=True, slots=True)
 class Condition(FilterConfig):
-    """What an argument has to be. All that is set has to hold.
+    """What an argument has to be. All set fields must match.
 
     Attributes:
         path: where it is in the arguments: names joined by dots, `[2]` and `[*]` for elements of arrays.

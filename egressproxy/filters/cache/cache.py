@@ -85,7 +85,7 @@ class CacheConfig(FilterConfig):
     max_entries: Annotated[int, Within(ge=1, le=1_000_000)] = 1000
     """Answers that are kept, in each worker."""
     max_bytes: Annotated[int, Within(ge=65536)] = 64 * 1024 * 1024
-    """Bytes that they may take, in each worker."""
+    """The most bytes of stored responses, in each worker."""
     max_entry_bytes: Annotated[int, Within(ge=1024)] = 1024 * 1024
     """The longest body that is kept, and the longest body of a request that is looked for."""
     share_anonymous: bool = False
@@ -369,7 +369,7 @@ class Cache(Filter):
     def _key(self, exchange: Exchange, body: bytes) -> bytes:
         """The key of a request, whatever Vary says."""
         pending = exchange.state.get(self._pending)
-        assert pending is not None  # what has none is not looked for
+        assert pending is not None  # without one there is no lookup
         fields = pending.fields
         parts: list[bytes] = [
             b"%d" % self._place, exchange.gateway.encode(), exchange.listener.encode(), exchange.route.encode(),

@@ -156,7 +156,7 @@ class PromptGuard(ContentFilter):
         self._annotations = every_spelling((config.header,))
         self._found = context.meter.counter(
             "egress_prompt_guard",
-            "Messages that a PromptGuard has found something in.",
+            "Messages with a finding of a PromptGuard.",
             ("rule", "action", "direction"),
         )
         self._rule: StateSlot[bytes | None] = StateSlot("prompt guard")  # that has found something, for the head

@@ -229,7 +229,7 @@ class ResponsePolicy(ContentFilter):
         self._looks_inside = self.scanner is not None or config.max_length > 0 or config.tool_calls != "Any"
         self._watched: StateSlot[_WatchedAnswer | None] = StateSlot("response policy")
         self.found = context.meter.counter(
-            "egress_response_policy", "Answers that a ResponsePolicy has something against.", ("rule", "action")
+            "egress_response_policy", "Responses with a finding of a ResponsePolicy.", ("rule", "action")
         )
 
     def request_headers(self, exchange: Exchange) -> None:

@@ -123,7 +123,7 @@ class Basic(FilterConfig):
 
     def __post_init__(self) -> None:
         if self.username and self.username_ref is not None:
-            raise ValueError("`username` and `usernameRef` exclude each other: keep one of them")
+            raise ValueError("`username` and `usernameRef` exclude each other: keep one")
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,7 +111,7 @@ class Refresher:
             self._failed(str(error), is_final=error.is_final)
         except TimeoutError:
             self._failed(f"no answer within {MAX_FETCH_S:.0f} s")
-        except Exception as error:  # its text may hold what was fetched
+        except Exception as error:  # the text may contain the fetched value
             self._failed(type(error).__name__)
         finally:
             self._task = None

@@ -104,7 +104,7 @@ class BackendCompiler:
         found = self._resolved(key, port, protocols, "carries no gRPC: write GRPC")
         if found.spec.protocol is not Protocol.HTTP:
             return found
-        made = self._with_http2.get(id(found))  # what is found lives as long as this
+        made = self._with_http2.get(id(found))  # results live as long as this compiler
         if made is None:
             made = self._with_http2[id(found)] = replace(found, spec=replace(found.spec, protocol=Protocol.GRPC))
         return made

@@ -1,7 +1,7 @@
 """The published forms of a Backend's destination, read into one: its ports, each with what is spoken and its TLS.
 
 The working group's proposals write port, protocol and TLS in several places and spellings (`resources.destination`).
-This is the only place that knows them. What a schema admits and cannot be served is an `UnresolvedRef`, for that port
+No other module knows these forms. What a schema admits and cannot be served is an `UnresolvedRef`, for that port
 alone. Sources: as in `resources.destination`; MCP revisions: modelcontextprotocol.io, Versioning.
 """
 

@@ -25,7 +25,7 @@ _NEEDS_TLS = frozenset({"https", "kubernetes.io/wss"})
 
 
 class Services:
-    """Every Service with its endpoints and its TLS."""
+    """All Services with endpoints and TLS."""
 
     __slots__ = ("_by_service", "_policies", "_resources")
 

@@ -1,4 +1,4 @@
-"""Fields of an EgressPolicy that do nothing where it holds, or less than they seem to: its status says so."""
+"""Fields of an EgressPolicy without effect, or with less effect than expected, at its targets, for status."""
 
 from __future__ import annotations
 

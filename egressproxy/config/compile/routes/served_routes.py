@@ -1,4 +1,4 @@
-"""ServedRoutes: the routes of one listener, and which hostnames each of them has, so that a younger one is refused.
+"""ServedRoutes: the routes of one listener, and their hostnames, so that a younger route in conflict is refused.
 
 Sources: Gateway API v1 GRPCRouteSpec.hostnames (an HTTPRoute and a GRPCRoute with hosts in common exclude each other),
 TLSRoute and TCPRoute (of routes that match the same, the oldest has it).
