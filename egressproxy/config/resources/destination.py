@@ -216,7 +216,7 @@ class Failover(Model):
         429, 500, 502, 503, 529,
     )  # fmt: skip
     """Statuses after which the request goes to the next endpoint; an error in the first event of a stream counts as its
-    status. Failed connections always do.
+    status. Failed connections count without being listed.
     """
     first_byte: Duration | None = None
     """The time limit for the first byte of a response body, after which the next endpoint is tried. The head is held

@@ -53,8 +53,8 @@ class Retries(Model):
     attempts: Count = 1
     """Attempts after the first; 100 at most."""
     codes: tuple[Annotated[int, Field(strict=True, ge=400, le=599)], ...] = ()
-    """Statuses to retry; an error in the first event of a stream counts as its status. Failed connections are always
-    retried.
+    """Statuses to retry; an error in the first event of a stream counts as its status. Failed connections count
+    without being listed.
     """
     retry_on: RetryOn = RetryOn.model_construct()
     """Further conditions for a retry."""
