@@ -26,7 +26,8 @@ phase follows from that. Equal results give equal actions, so tests and `explain
 | NOTE_ECH | counts a ClientHello with ECH | |
 | TERMINATE | ends the client's TLS with the listener's own certificate | |
 
-What goes wrong in an action is raised by the driver, and the pipeline is given up.
+A failure of an action is raised by the driver, and the pipeline is given up. Results are read into local names after a
+`yield`: type checker and compiler take an attribute that was tested before the `yield` for unchanged.
 """
 
 from __future__ import annotations
@@ -201,7 +202,8 @@ class Pipeline(HeldConnection):
                 yield OFFER_BODY
             self.steps = steps
             yield FILTER
-            if self.answer is not None:
+            answer = self.answer
+            if answer is not None:
                 yield RESPOND
                 return
             if exchange.state:
@@ -215,13 +217,15 @@ class Pipeline(HeldConnection):
                     yield READMIT
                 self._narrow(exchange)
         yield CALL
-        if self.answer is None:
+        answer = self.answer
+        if answer is None:
             for steps in self.response_chain.response_phases:  # type: ignore[union-attr]  # the driver has set it
                 self.steps = steps
                 yield FILTER
-                if self.answer is not None:
+                answer = self.answer
+                if answer is not None:
                     break
-        if self.answer is not None:
+        if answer is not None:
             yield RESPOND
         elif exchange.response.status == 101:
             yield SWITCH
@@ -272,24 +276,25 @@ class Pipeline(HeldConnection):
                     exchange.note_denials(*admit_http(of_client(exchange, listener), authority))
                 yield READ_HTTP
                 return
+        is_refused, certificates = False, None
         try:
             if is_admitted and listener.variants is not None:
                 listener = self.listener = listener.variants.of(exchange.identity)
-            self.certificates = listener.leaves_for(authority.host)
-            if self.certificates is None:
+            certificates = self.certificates = listener.leaves_for(authority.host)
+            if certificates is None:
                 self.route, noted = route_tunnel(listener, authority)
                 exchange.note_denials(*noted)
         except Denied as denied:
             if not is_admitted:
                 raise
             denied.__traceback__ = denied.__context__ = None  # its frames lead back here: no cycle
-            self.denied = denied
-        if self.denied is not None:
+            self.denied, is_refused = denied, True
+        if is_refused:
             yield REFUSE_TLS
             return
         if not is_admitted:
             yield ADMIT
-        if self.certificates is not None:
+        if certificates is not None:
             yield INTERCEPT
             return
         route: Route = self.route  # type: ignore[assignment]
@@ -305,7 +310,8 @@ class Pipeline(HeldConnection):
         if steps is not None:
             self.steps = steps
             yield FILTER
-            if self.answer is not None:
+            answer = self.answer
+            if answer is not None:
                 yield RESPOND
                 return
             if exchange.take(WAITED):
@@ -329,8 +335,8 @@ class Pipeline(HeldConnection):
         yield IDENTIFY
         if self.route is None:
             own = self.listener = of_client(exchange, listener)
-            self.certificates = opened_stream(state.port, own, exchange.authority)
-            if self.certificates is not None:
+            certificates = self.certificates = opened_stream(state.port, own, exchange.authority)
+            if certificates is not None:
                 yield INTERCEPT
                 return
             self._route_stream(exchange, own)
