@@ -120,7 +120,7 @@ def answer_offline(
     import asyncio
 
     from egressproxy.gateway.build import offline
-    from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequestError
+    from egressproxy.operators.explain.hypothetical_request import HypotheticalRequestError
 
     async def answered() -> dict[str, Any]:
         return await answer(offline(spec), question)

@@ -7,13 +7,13 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Final
 
+from egressproxy.envoy.ext_authz.filter import ExternalAuth
 from egressproxy.errors import Denied, GatewayFault, Reason
 from egressproxy.filters.body_plan import BodyPlan
 from egressproxy.filters.chain import Chain
 from egressproxy.gateway.backends.failover import FailoverGroup
 from egressproxy.gateway.backends.retries import RetryPolicy
 from egressproxy.gateway.backends.route_backend import RouteBackend, on_the_wheel
-from egressproxy.gateway.ext_authz.filter import ExternalAuth
 from egressproxy.ir.policy import NO_POLICY, DestinationsIR, Mode, PolicyIR, Priority
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import Exchange

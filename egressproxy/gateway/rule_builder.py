@@ -7,22 +7,22 @@ from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic
 
+from egressproxy.ai.backends.call import MARK as AI_MARK
+from egressproxy.ai.backends.call import REQUESTS as AI_REQUESTS
+from egressproxy.ai.backends.call import AiRequests, import_translation
+from egressproxy.ai.backends.endpoint import AiEndpoint
+from egressproxy.ai.mcp.filters import MARK, PATH, REQUESTS, path_filter, requests_filter, speaks_mcp
+from egressproxy.ai.mcp.sessions import McpSessions
+from egressproxy.envoy.ext_authz.filter import AuthzClient, ExternalAuth
+from egressproxy.envoy.ext_authz.http_client import HttpAuthzClient
 from egressproxy.filters.base import Phase
 from egressproxy.filters.instances import FilterInstances
-from egressproxy.gateway.ai.call import MARK as AI_MARK
-from egressproxy.gateway.ai.call import REQUESTS as AI_REQUESTS
-from egressproxy.gateway.ai.call import AiRequests, import_translation
-from egressproxy.gateway.backends.ai_endpoint import AiEndpoint
 from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.failover import with_failovers
-from egressproxy.gateway.backends.mcp_sessions import McpSessions
 from egressproxy.gateway.backends.mirror import Mirror
 from egressproxy.gateway.backends.retries import NO_RETRIES, RetryPolicy
 from egressproxy.gateway.backends.route_backend import EXACT_BELOW_S, RouteBackend
 from egressproxy.gateway.backends.session_persistence import PersistentSessions
-from egressproxy.gateway.ext_authz.filter import AuthzClient, ExternalAuth
-from egressproxy.gateway.ext_authz.http_client import HttpAuthzClient
-from egressproxy.gateway.mcp.filters import MARK, PATH, REQUESTS, path_filter, requests_filter, speaks_mcp
 from egressproxy.gateway.reusable_components import ReusableComponents
 from egressproxy.gateway.route import Route
 from egressproxy.ir.backend import Destination, Protocol
@@ -135,7 +135,7 @@ class RuleBuilder:
         if spec.protocol is AuthProtocol.HTTP:
             return HttpAuthzClient(spec, cluster, chain)
         # Here, since it is rarely asked for.
-        from egressproxy.gateway.ext_authz.grpc_client import GrpcAuthzClient
+        from egressproxy.envoy.ext_authz.grpc_client import GrpcAuthzClient
 
         return GrpcAuthzClient(spec, cluster, chain)
 

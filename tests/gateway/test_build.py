@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from egressproxy.ai.backends.call import import_translation
 from egressproxy.errors import Denied, Reason
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import run
 from egressproxy.filters.instances import FilterBuildError
-from egressproxy.gateway.ai.call import import_translation
 from egressproxy.gateway.build import SnapshotBuilder
 from egressproxy.gateway.gateway import GatewayServer
 from egressproxy.gateway.route import SELF_SERVICE

@@ -231,7 +231,7 @@ def quota(context: FilterContext) -> Filter:
     config: QoSControllerConfig = context.config
     types = {entry.type for entry in config.entries}
     if types & {"Tokens", "Cost"} or any(NEEDS_BODY in entry.per for entry in config.entries):
-        from egressproxy.filters.limits.token_quota import TokenQuota
+        from egressproxy.ai.limits.token_quota import TokenQuota
 
         return TokenQuota(context)
     from egressproxy.filters.limits.quota import Quota, SettledQuota

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 from typing import Final, NamedTuple
 
+from egressproxy.ai.limits.token_use import TokenUse
 from egressproxy.filters.base import HeaderResult
 from egressproxy.filters.limits.rules import OF_CLIENT, Per, QuotaRule, Reservation
-from egressproxy.filters.limits.token_use import TokenUse
 from egressproxy.filters.limits.windows import TokenBucket
 from egressproxy.model.exchange import Exchange
 

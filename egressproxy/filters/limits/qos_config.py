@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Annotated, Final, Literal
 
-from egressproxy.ai_apis.usage import TokenUsage
+from egressproxy.ai.apis.usage import TokenUsage
 from egressproxy.filters.limits.rules import Per
 from egressproxy.filters.limits.windows import CALENDAR, SECONDS
 from egressproxy.filters.settings import CalledBackendRef, FieldName, FilterConfig, SecretRef, Within

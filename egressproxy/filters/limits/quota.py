@@ -34,7 +34,7 @@ from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.net.keyed_counters import KEY_BYTES, SHARED, SHARED_KEYS, KeyedCounters, OwnCounters
 
 if TYPE_CHECKING:  # a process whose limits read no bodies does not import what reads them
-    from egressproxy.filters.limits.token_use import TokenUse
+    from egressproxy.ai.limits.token_use import TokenUse
 
 #: The least amount: a limit that is used up refuses what is known only in the end, too.
 LEAST: Final = 1.0

@@ -20,8 +20,8 @@ import random
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import InitVar, dataclass, field
 
+from egressproxy.ai.mcp.sessions import McpSessions
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
-from egressproxy.gateway.backends.mcp_sessions import McpSessions
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.session_persistence import PersistentSessions

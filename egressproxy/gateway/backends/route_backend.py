@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Final
 
+from egressproxy.ai.backends.endpoint import AiEndpoint
 from egressproxy.errors import Denied, GatewayError, GatewayFault, Reason
 from egressproxy.filters.chain import Chain
-from egressproxy.gateway.backends.ai_endpoint import AiEndpoint
 from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.mirror import Mirror
 from egressproxy.gateway.enforcement import enforce

@@ -12,14 +12,15 @@ import asyncio
 from collections.abc import Sequence
 from time import monotonic
 
+from egressproxy.ai.backends.answers import Answer, BegunAnswer
+from egressproxy.ai.backends.call import AiCall
+from egressproxy.ai.mcp.sessions import McpSession, McpSessions, session_not_found
 from egressproxy.errors import GatewayError, LimitExceeded, Reason, RetrySafety, UpstreamFault
 from egressproxy.filters.base import NextAttempt
 from egressproxy.filters.chain import finish
-from egressproxy.gateway.ai.answers import Answer, BegunAnswer
-from egressproxy.gateway.ai.call import AiCall
+from egressproxy.gateway.backends.buffered_body import HELD
 from egressproxy.gateway.backends.endpoints import HostSet
 from egressproxy.gateway.backends.failover import FailoverGroup, FailoverState, may_serve, status_of_answer
-from egressproxy.gateway.backends.mcp_sessions import McpSession, McpSessions, session_not_found
 from egressproxy.gateway.backends.mirror_request import mirror_requests_of
 from egressproxy.gateway.backends.replayable_body import REPLAY_LIMIT, ReplayableBody
 from egressproxy.gateway.backends.retries import RetryPolicy, may_go_again, untried
@@ -29,7 +30,6 @@ from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
 from egressproxy.gateway.exchange.body_filter import BodyFilter
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.hedging import HedgedCall, finish_attempts
-from egressproxy.gateway.ext_authz.buffered_body import HELD
 from egressproxy.gateway.route import Route
 from egressproxy.model.exchange import ATTEMPTS_FIELD, AttemptTrail, Exchange
 from egressproxy.model.grpc_status import GRPC_NAMES

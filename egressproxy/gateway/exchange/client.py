@@ -11,10 +11,11 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import ClassVar, Protocol
 
+from egressproxy.ai.backends.call import AiCall
+from egressproxy.ai.backends.provider_errors import ProviderCall, provider_call
+from egressproxy.ai.mcp.call import McpCall
 from egressproxy.errors import GatewayError, LimitExceeded, Reason
 from egressproxy.filters.body import BodyChain
-from egressproxy.gateway.ai.call import AiCall
-from egressproxy.gateway.ai.provider_errors import ProviderCall, provider_call
 from egressproxy.gateway.backends.backend_body_filters import streaming_backend_filters, unfiltered_body
 from egressproxy.gateway.backends.replayable_body import REPLAY_LIMIT, ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
@@ -24,7 +25,6 @@ from egressproxy.gateway.exchange.error_responses import answer_for
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
 from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.gateway.identity.checked_credentials import Verdict
-from egressproxy.gateway.mcp.call import McpCall
 from egressproxy.gateway.open_connections import Connection, OpenConnections
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.model.exchange import CallerIdentity, Exchange

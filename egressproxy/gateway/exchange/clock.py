@@ -8,9 +8,9 @@ from __future__ import annotations
 import random
 from typing import Final, Protocol
 
+from egressproxy.ai.backends.answers import EVENT_STREAM
+from egressproxy.ai.mcp.sessions import speaks_mcp
 from egressproxy.errors import BadRequest, GatewayError, GatewayFault, Reason, RetrySafety, UpstreamFault
-from egressproxy.gateway.ai.answers import EVENT_STREAM
-from egressproxy.gateway.backends.mcp_sessions import speaks_mcp
 from egressproxy.gateway.backends.upstream_call import UpstreamCaller
 from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.gateway.open_connections import OpenConnections

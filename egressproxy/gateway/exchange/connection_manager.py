@@ -12,14 +12,16 @@ from dataclasses import replace
 from time import monotonic
 from typing import Final
 
+from egressproxy.ai.backends.answers import Answer, TranslatedAnswer
+from egressproxy.ai.backends.call import AiCall
+from egressproxy.ai.backends.provider_errors import provider_call
+from egressproxy.ai.mcp.call import McpCall
 from egressproxy.errors import ClientGone, GatewayError, GatewayFault, Reason, UpstreamFault
 from egressproxy.filters.body import BodyChain
 from egressproxy.filters.body_plan import PARTS, BodyPlan
 from egressproxy.filters.chain import run
 from egressproxy.filters.filter_step import FilterAnswered, FilterSteps
-from egressproxy.gateway.ai.answers import Answer, TranslatedAnswer
-from egressproxy.gateway.ai.call import AiCall
-from egressproxy.gateway.ai.provider_errors import provider_call
+from egressproxy.gateway.backends.buffered_body import HELD, MADE_BODY, BufferedRequest, invite_body
 from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.mirror_request import mirror_requests_of
 from egressproxy.gateway.backends.parent_connect import refused_credentials
@@ -49,12 +51,15 @@ from egressproxy.gateway.exchange.pipeline import (
     Pipeline,
 )
 from egressproxy.gateway.exchange.readmission import admit_again
-from egressproxy.gateway.ext_authz.buffered_body import HELD, MADE_BODY, BufferedRequest, invite_body
 from egressproxy.gateway.identity.challenges import Unauthenticated
-from egressproxy.gateway.mcp.call import McpCall
 from egressproxy.gateway.open_connections import clients_of_process
 from egressproxy.gateway.route import Route
-from egressproxy.gateway.self_service.answers import (
+from egressproxy.model.exchange import ATTEMPTS_FIELD, AttemptTrail, Exchange
+from egressproxy.model.local_response import LocalResponse
+from egressproxy.model.message import CHUNKED, RequestHead
+from egressproxy.model.per_client_quota import AttemptLimiter
+from egressproxy.net.driver import PAUSE
+from egressproxy.operators.self_service.answers import (
     ASKED_S,
     MAX_ASKED,
     Waiting,
@@ -62,11 +67,6 @@ from egressproxy.gateway.self_service.answers import (
     nothing_waits,
     refuse_flood,
 )
-from egressproxy.model.exchange import ATTEMPTS_FIELD, AttemptTrail, Exchange
-from egressproxy.model.local_response import LocalResponse
-from egressproxy.model.message import CHUNKED, RequestHead
-from egressproxy.model.per_client_quota import AttemptLimiter
-from egressproxy.net.driver import PAUSE
 
 log = logging.getLogger(__name__)
 

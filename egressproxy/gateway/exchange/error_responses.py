@@ -14,12 +14,12 @@ from __future__ import annotations
 import json
 from typing import Final
 
+from egressproxy.ai.backends.answers import EVENT_STREAM
+from egressproxy.ai.backends.call import AiCall
+from egressproxy.ai.backends.provider_errors import ProviderCall
+from egressproxy.ai.mcp.call import McpCall
 from egressproxy.errors import FaultSource, GatewayError, Reason
 from egressproxy.filters.body import BodyChain
-from egressproxy.gateway.ai.answers import EVENT_STREAM
-from egressproxy.gateway.ai.call import AiCall
-from egressproxy.gateway.ai.provider_errors import ProviderCall
-from egressproxy.gateway.mcp.call import McpCall
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields, media_type
 from egressproxy.model.grpc_status import GrpcStatus
