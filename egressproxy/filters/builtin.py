@@ -31,7 +31,7 @@ BUILTIN: Final[Mapping[str, str]] = MappingProxyType({
         "PIIDetector": "egressproxy.ai.content.pii_detector:PII_DETECTOR",
         "PromptGuard": "egressproxy.ai.content.prompt_guard:PROMPT_GUARD",
         "Python": "python_filter:PYTHON",
-        "QoSController": "limits.filter_types:QOS_CONTROLLER",
+        "QoSController": "egressproxy.ai.limits.qos_controller:QOS_CONTROLLER",
         "RegionLock": "egressproxy.ai.filters.region_lock:REGION_LOCK",
         "RequestRateLimit": "limits.filter_types:REQUEST_RATE_LIMIT",
         "RequestRedirect": "request_redirect:REQUEST_REDIRECT",

@@ -16,9 +16,10 @@ from egressproxy.ai.apis.apis import Operation
 from egressproxy.ai.apis.message import READ_AT_ONCE
 from egressproxy.ai.apis.shared import add_usage, operation, provider_name, usage_told
 from egressproxy.ai.apis.usage import TokenUsage
+from egressproxy.ai.limits.prices import cost_of, price_of
 from egressproxy.ai.limits.token_use import TokenUse, told_in_head
 from egressproxy.filters.base import BodyMode, BodyResult, Filter, FilterContext, FilterType, Phase
-from egressproxy.filters.limits.qos_config import TokenPrice, price_of
+from egressproxy.filters.limits.qos_config import TokenPrice
 from egressproxy.filters.limits.rules import KeyText, key_text
 from egressproxy.filters.settings import FieldName, FilterConfig, Within
 from egressproxy.ir.policy import MAX_BUFFERED_BYTES, FieldFault
@@ -214,7 +215,7 @@ class TokenMeter(Filter):
         price = price_of(self._prices, measured.served_model or measured.model)
         price = price or price_of(self._prices, measured.model)
         if price is not None:
-            self._cost.add(price.cost(usage), *labels, self._currency)
+            self._cost.add(cost_of(usage, price), *labels, self._currency)
         exchange.add_log_fields(self._log_fields(measured, usage, price))
 
     def _log_fields(self, measured: _Measured, usage: TokenUsage, price: TokenPrice | None) -> dict[str, object]:
@@ -231,7 +232,7 @@ class TokenMeter(Filter):
         if measured.first_at:
             said["gen_ai.response.time_to_first_chunk"] = round(measured.first_at - measured.began_at, 3)
         if price is not None:
-            said["ai_cost"] = round(price.cost(usage), 9)
+            said["ai_cost"] = round(cost_of(usage, price), 9)
             said["ai_currency"] = self._currency
         return said
 

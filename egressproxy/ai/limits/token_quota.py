@@ -15,12 +15,13 @@ from egressproxy.ai.apis.apis import Api
 from egressproxy.ai.apis.message import READ_AT_ONCE
 from egressproxy.ai.apis.shared import operation, status_of_unseen
 from egressproxy.ai.apis.usage import TokenUsage
+from egressproxy.ai.limits.prices import cost_of, dearest, price_of
+from egressproxy.ai.limits.token_fast_path import TokenLimitFastPath, one_bucket
 from egressproxy.ai.limits.token_use import TokenUse
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.filters.base import BodyMode, BodyResult, FilterContext, HeaderResult, Phase, Rejected
-from egressproxy.filters.limits.limit_fast_path import TokenLimitFastPath, one_bucket
 from egressproxy.filters.limits.memory_store import MemoryStore
-from egressproxy.filters.limits.qos_config import QoSControllerConfig, dearest, price_of
+from egressproxy.filters.limits.qos_config import QoSControllerConfig
 from egressproxy.filters.limits.quota import LEAST, Held, SettledQuota
 from egressproxy.filters.limits.rate_fields import provider_fields
 from egressproxy.filters.limits.rules import NEEDS_BODY, QuotaRule, Reservation
@@ -38,7 +39,7 @@ _SHORT_ANSWER: Final = 1024 * 1024
 _LEAST_COST: Final = 1e-9
 
 
-class TokenQuota(SettledQuota):
+class TokenQuota(SettledQuota[TokenUse]):
     """A SettledQuota that knows tokens and models."""
 
     max_answer_bytes = 8 * 1024 * 1024
@@ -213,7 +214,7 @@ class TokenQuota(SettledQuota):
 
     def _cost(self, usage: TokenUsage, model: str) -> float:
         price = price_of(self._config.prices, model) or self._dearest
-        return 0.0 if price is None else price.cost(usage)
+        return 0.0 if price is None else cost_of(usage, price)
 
     def _fields(self, exchange: Exchange, takes: list[Reservation]) -> tuple[tuple[bytes, bytes], ...]:
         fields = super()._fields(exchange, takes)

@@ -5,9 +5,9 @@ import json
 import pytest
 
 from egressproxy.ai.apis.shared import usage_told
+from egressproxy.ai.limits.qos_controller import quota
 from egressproxy.errors import Reason
 from egressproxy.filters import FilterContext, Phase
-from egressproxy.filters.limits.filter_types import quota
 from egressproxy.filters.limits.qos_config import LimitEntry, QoSControllerConfig
 from egressproxy.filters.testing import FilterHarness, exchange, response
 from egressproxy.net.keyed_counters import OwnCounters
