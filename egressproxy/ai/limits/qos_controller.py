@@ -1,4 +1,4 @@
-"""QoSController: the filter type for limits of every kind, tokens and money included.
+"""The filter type QoSController: limits of every kind, those on tokens and money included.
 
 A limit of requests that is the same for everybody is a RequestRateLimit; every other one is a `quota`.
 """

@@ -17,8 +17,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from egressproxy.doors.catalog import Catalog
 from egressproxy.errors import NotAnswered
-from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.shared_counters import SharedCounters
 from egressproxy.gateway.backends.cluster import UPSTREAM_LIMITS
 from egressproxy.gateway.exchange.recent_decisions import decisions, subjects_of
