@@ -7,9 +7,10 @@ from collections.abc import Callable
 
 import pytest
 
-from egressproxy.ai.backends.answers import TranslatedAnswer, TranslatedStream
+from egressproxy.ai.backends.answers import TranslatedStream
 from egressproxy.ai.backends.call import AiCall
 from egressproxy.ai.translation.translator import ResponseTranslator, TranslatedRequest
+from egressproxy.gateway.answers import WholeAnswer
 from egressproxy.gateway.backends.failover import FailoverState
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.exchange.client_connection import ClientConnection
@@ -28,7 +29,7 @@ left = leftovers_of(
     Exchange,
     ReplayableBody,
     ResponseTranslator,
-    TranslatedAnswer,
+    WholeAnswer,
     TranslatedRequest,
     TranslatedStream,
     UpstreamConnection,

@@ -1,21 +1,17 @@
-"""Translated messages: the heads, and the answers that the connection manager takes for the backend's, whole or
-streamed; and answers whose beginning was read before anything of them goes on.
-"""
+"""Translated messages: their heads, and streams that the connection manager takes for the backend's."""
 
 from __future__ import annotations
 
-import asyncio
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from egressproxy.ai.apis.apis import Api
 from egressproxy.ai.translation.apis import REQUIRED_FIELDS, belongs_to_one_api, describes_the_body
-from egressproxy.errors import GatewayError, Reason, UpstreamFault
-from egressproxy.filters.content_coding import ContentDecoder, Undecodable, coding_of, is_readable
-from egressproxy.gateway.backends.replayable_body import HeldFor
+from egressproxy.errors import Reason, UpstreamFault
+from egressproxy.gateway.answers import BegunAnswer, MadeAnswer, ReadingClient
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.fields import media_type
+from egressproxy.model.fields import EVENT_STREAM
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.net.byte_queue import ByteQueue
 from egressproxy.net.driver import PAUSE
@@ -23,10 +19,8 @@ from egressproxy.net.flow_control import BodySink, Reads
 from egressproxy.protocols.upstream import Upstream
 
 if TYPE_CHECKING:
-    from egressproxy.ai.apis.first_event import FirstEvent
     from egressproxy.ai.translation.translator import ResponseTranslator, TranslatedRequest
 
-EVENT_STREAM: Final = b"text/event-stream"
 JSON: Final = b"application/json"
 #: Fields that are meant for one place, or may hold what only that may know: whatever a client sends under such a name.
 _SECRET = re.compile(
@@ -42,9 +36,6 @@ _REQUEST_ID: Final = {
 #: Bytes of a whole answer that is translated, and of an error of which no more is read.
 MAX_ANSWER: Final = 16 * 1024 * 1024
 MAX_ERROR: Final = 64 * 1024
-#: Seconds for which the head of an answer is held that opens and says nothing yet. Its comments keep a client waiting
-#: that does not get them.
-HELD_S: Final = 10.0
 
 
 def set_request_head(head: RequestHead, request: TranslatedRequest, path: bytes) -> None:
@@ -77,58 +68,8 @@ def _crossing(block: bytes) -> bytes:
     return b"".join(kept)
 
 
-class ReadingClient(HeldFor, Protocol):
-    """What is asked of the client while an answer is read."""
-
-    seen_bytes: int  # -1: since the clock has looked, something has moved
-
-    @property
-    def is_paused_for_room(self) -> bool:
-        """Whether reading its request is paused until there is room."""
-
-
 @dataclass(slots=True, eq=False, repr=False)
-class TranslatedAnswer:
-    """A body that is here, translated or filtered. For the connection manager it is an upstream whose answer has
-    come.
-    """
-
-    _upstream: Answer
-    _body: bytes
-    has_ended: bool = False
-
-    @property
-    def is_reusable(self) -> bool:
-        return self._upstream.is_reusable
-
-    def settle_length(self) -> int:
-        return len(self._body)
-
-    def whole_body(self) -> bytes:
-        """The body; it is taken then."""
-        body, self._body = self._body, b""
-        self.has_ended = True
-        return body
-
-    def send_response_body_to(self, sink: BodySink) -> None:
-        """Send the body there."""
-        body = self.whole_body()
-        if body:
-            sink.send_body(body)
-        sink.end_body(b"")
-
-    async def response_end(self) -> None:
-        """It is here."""
-
-    def pause_reading(self) -> None:
-        """Reads: nothing more comes."""
-
-    def resume_reading(self) -> None:
-        """Reads: nothing more comes."""
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class TranslatedStream:
+class TranslatedStream(MadeAnswer):
     """Between the backend, whose sink it is, and the client's connection, whose source it is.
 
     A stream that ends early, or in an error of the backend, ends with the error event of the client's API.
@@ -198,141 +139,6 @@ class TranslatedStream:
         assert self._sink is not None
         self._sink.end_body(b"")
         self._client.driver.resume()
-
-
-@dataclass(slots=True, eq=False, repr=False)
-class BegunAnswer:
-    """An answer that is held until its first event, or a short body, has said whether it is a failure: a sink of the
-    backend until then. What has come goes on as it came, and the backend's connection is joined to the client's.
-    """
-
-    _exchange: Exchange
-    _upstream: Upstream
-    _client: ReadingClient
-    _first: FirstEvent
-    _decoder: ContentDecoder | None
-    has_ended: bool = False
-    _is_decided: bool = False
-    _is_whole: bool = False
-    _size: int = 0
-    _parts: ByteQueue = field(default_factory=ByteQueue)
-    _trailers: bytes = b""
-
-    @classmethod
-    def of(cls, exchange: Exchange, upstream: Upstream, client: ReadingClient) -> BegunAnswer | None:
-        """None for an answer that tells of no failure in this way, or whose coding cannot be read."""
-        # Here, since it is for rules that send requests again.
-        from egressproxy.ai.apis.apis import operation_of
-        from egressproxy.ai.apis.first_event import FirstEvent, may_tell
-
-        head, operation = exchange.response, operation_of(exchange.request.path)
-        kind, coding = media_type(head.fields), coding_of(head.fields)
-        if not may_tell(kind, head.body, operation) or not (not coding or is_readable(coding)):
-            return None
-        decoder = ContentDecoder(coding) if coding else None
-        return cls(exchange, upstream, client, FirstEvent(kind, operation), decoder, upstream.has_ended)
-
-    async def status(self) -> int:
-        """Wait for the status that the answer stands for. Raises UpstreamFault if it breaks off before."""
-        upstream = self._upstream
-        if self.has_ended:
-            self._first.end()
-            return self._first.status
-        timer = asyncio.get_running_loop().call_later(HELD_S, self._decide)
-        try:
-            upstream.send_response_body_to(self)
-            while not self._is_decided:
-                if upstream.error is not None:
-                    raise upstream.error
-                await PAUSE
-        finally:
-            timer.cancel()
-        if not self._is_whole:
-            upstream.sink = None
-        return self._first.status or 200
-
-    def _decide(self) -> None:
-        if not self._is_decided:
-            self._is_decided = True
-            if not self._is_whole:
-                self._upstream.pause_reading()  # until somebody takes it
-            self._client.driver.resume()
-
-    # --- BodySink: the backend gives --------------------------------------------------------------------------------
-    def send_body(self, data: bytes) -> None:
-        self._client.seen_bytes = -1
-        self._parts.append(data)
-        self._size += len(data)
-        self._read(data, last=False)
-
-    def end_body(self, trailers: bytes) -> None:
-        self._is_whole, self._trailers = True, trailers
-        self._read(b"", last=True)
-        self._decide()
-
-    def _read(self, data: bytes, *, last: bool) -> None:
-        if self._is_decided:
-            return
-        try:
-            self._first.feed(data if self._decoder is None else self._decoder.decode(data, last))
-        except Undecodable:
-            self._decide()  # the reader of the event reports the fault
-            return
-        if last:
-            self._first.end()
-        if self._first.status:
-            self._decide()
-
-    # --- as the backend's -------------------------------------------------------------------------------------------
-    @property
-    def error(self) -> GatewayError | None:
-        return self._upstream.error
-
-    @property
-    def is_reusable(self) -> bool:
-        return self._upstream.is_reusable
-
-    def settle_length(self) -> int:
-        return self._size if self._is_whole and not self._trailers else -1
-
-    def whole_body(self) -> bytes | None:
-        """The body, if all is here, of an announced length; it is taken then."""
-        if not self._is_whole or self._trailers or self._exchange.response.body < 0:
-            return None
-        self.has_ended = True
-        return self._taken()
-
-    def send_response_body_to(self, sink: BodySink) -> None:
-        """Send what was held there, and then the rest as it comes."""
-        held = self._taken()
-        if held:
-            sink.send_body(held)
-        if not self._is_whole:
-            self._upstream.send_response_body_to(sink)
-            return
-        self.has_ended = True
-        sink.end_body(self._trailers)
-
-    async def response_end(self) -> None:
-        """Wait until the body is whole and handed on. Raises UpstreamFault if it breaks off."""
-        if not self._is_whole:
-            await self._upstream.response_end()
-
-    def pause_reading(self) -> None:
-        """Reads: the client's connection asks."""
-        self._upstream.pause_reading()
-
-    def resume_reading(self) -> None:
-        """Reads: the client's connection asks."""
-        self._upstream.resume_reading()
-
-    def _taken(self) -> bytes:
-        held, self._parts = self._parts.joined(), ByteQueue()
-        return held
-
-
-#: What the connection manager sends to a client.
-Answer = Upstream | TranslatedAnswer | TranslatedStream | BegunAnswer
 
 
 @dataclass(slots=True, eq=False, repr=False)

@@ -7,27 +7,25 @@ said there leads to the next endpoint of a Failover that can, without blame for 
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
+from importlib import import_module
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from egressproxy.ai.apis.apis import Api, is_responses_websocket
 from egressproxy.ai.apis.request import AiRequest
 from egressproxy.ai.apis.shared import operation, tell_backend_api
 from egressproxy.ai.backends.answers import (
-    EVENT_STREAM,
     JSON,
     MAX_ANSWER,
     MAX_ERROR,
-    Answer,
-    BegunAnswer,
-    ReadingClient,
-    TranslatedAnswer,
     TranslatedStream,
     gathered,
     set_request_head,
     set_response_head,
 )
-from egressproxy.ai.backends.endpoint import AiEndpoint
+from egressproxy.ai.backends.endpoint import AiEndpoint, endpoint_of
 from egressproxy.ai.backends.model_field import find_model, with_model
 from egressproxy.ai.backends.provider_errors import ProviderCall, told_in_shape
 from egressproxy.ai.translation.apis import DEFAULT_PATHS, api_of, counts_tokens
@@ -35,18 +33,28 @@ from egressproxy.ai.translation.errors import Untranslatable
 from egressproxy.errors import BadRequest, GatewayError, Reason, UpstreamFault
 from egressproxy.filters.base import Filter, Phase
 from egressproxy.filters.content_coding import note_change
-from egressproxy.gateway.backends.buffered_body import InvitedClient, invite_body
+from egressproxy.gateway.answers import Answer, BegunAnswer, WholeAnswer
+from egressproxy.gateway.backends.buffered_body import invite_body
 from egressproxy.gateway.backends.failover import FailoverState
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
+from egressproxy.gateway.product_types import (
+    ADAPTER,
+    AdaptedClient,
+    BuiltRule,
+    ErrorForm,
+    OwnFilter,
+    RequestAdapter,
+    RuleProduct,
+)
 from egressproxy.ir.policy import ExtensionIR
+from egressproxy.ir.route import HttpRuleIR
 from egressproxy.model.exchange import AttemptTrail, Exchange, StateSlot
-from egressproxy.model.fields import media_type
+from egressproxy.model.fields import EVENT_STREAM, media_type
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.strict_json import Unreadable
 from egressproxy.model.work import Work
 from egressproxy.net.cooperative import in_turns
-from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.upstream import Upstream
 from egressproxy.telemetry.counters import LabelSets
 
@@ -57,20 +65,14 @@ if TYPE_CHECKING:  # translation takes memory, and not everybody asks for it: th
 DROPPED_FIELD: Final = b"X-Egress-Dropped"
 #: Characters of a model's name that the log has.
 _LOGGED: Final = 128
-_CALL: Final[StateSlot[AiCall]] = StateSlot("ai call")
 _UNTRANSLATABLE: Final = "untranslatable"
+_TRANSLATOR: Final = "egressproxy.ai.translation.translator"
 #: Before all others: the API is told by the path as the client has sent it.
 REQUESTS: Final = ExtensionIR(
     "ai", "egressproxy.io/Ai:v1", Phase.REQUEST_HEADERS.value, -(10**9), pre_auth=True, timeout_s=0
 )
 #: Set where the filter ran, for its `complete`: that of every configuration.
 MARK: Final[StateSlot[bool]] = StateSlot("ai ran")
-
-
-class AiClient(InvitedClient, ReadingClient, Protocol):
-    """What is asked of the client."""
-
-    wheel: TimerWheel
 
 
 class _Sent(NamedTuple):
@@ -93,7 +95,7 @@ class _Hindrance(NamedTuple):
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class AiCall:
+class AiCall(RequestAdapter, ErrorForm):
     """`api` is the client's, None for a path of none; `backend_api` that of the attempt under way."""
 
     api: Api | None
@@ -111,27 +113,25 @@ class AiCall:
         head = exchange.request
         if head.upgrade:
             if is_responses_websocket(head.path, head.upgrade):
-                exchange.keep(_CALL, cls(Api.OPENAI_RESPONSES, exchange.path_prefix, is_websocket=True))
+                exchange.keep(ADAPTER, cls(Api.OPENAI_RESPONSES, exchange.path_prefix, is_websocket=True))
         elif head.method == b"POST":
-            exchange.keep(_CALL, cls(api_of(head.path), exchange.path_prefix))
+            exchange.keep(ADAPTER, cls(api_of(head.path), exchange.path_prefix))
 
     @classmethod
     def of(cls, exchange: Exchange) -> AiCall | None:
         """That of this exchange; None where no backend of its rule is an AI provider."""
-        return exchange.state.get(_CALL)
+        call = exchange.state.get(ADAPTER)
+        return call if isinstance(call, AiCall) else None
 
     # --- requests --------------------------------------------------------------------------------------------------
     async def prepare(
         self,
         exchange: Exchange,
-        client: AiClient,
+        client: AdaptedClient,
         backend: RouteBackend,
         body: ReplayableBody | None,
         failover_state: FailoverState | None,
     ) -> RouteBackend:
-        """Make the client's own request what `backend`, or the next of a Failover that can serve it, gets of it.
-        Returns that one. Raises BadRequest (400) where none can; LimitExceeded (413) for a long body.
-        """
         if self.api is None:
             self.api = api_of(exchange.request.path)  # a filter of the rule has led it there
         whole: bytes | None = None
@@ -139,21 +139,22 @@ class AiCall:
             self._sent, self.backend_api = _AS_IT_IS, self.api
             exchange.path_prefix = self._prefix
             try:
-                if self.is_websocket and backend.ai is not None and backend.ai.changes_body(self.api):
+                endpoint = endpoint_of(backend)
+                if self.is_websocket and endpoint is not None and endpoint.changes_body(self.api):
                     raise Untranslatable(
                         "", "a WebSocket is not translated, nor its models renamed: send plain requests"
                     )
-                if backend.ai is not None and self._is_counted_here(exchange, backend.ai):
+                if endpoint is not None and self._is_counted_here(exchange, endpoint):
                     self.api = Api.ANTHROPIC
-                    whole = await self._collected(exchange, client, body, backend.ai)
+                    whole = await self._collected(exchange, client, body, endpoint)
                     self.own_answer = await in_turns(self._counted(exchange, whole))
                     return backend
-                if backend.ai is not None and self._needs_body(exchange, backend.ai):
+                if endpoint is not None and self._needs_body(exchange, endpoint):
                     if whole is None:
-                        whole = await self._collected(exchange, client, body, backend.ai)
-                    self._sent = await in_turns(self._made(exchange, backend.ai, whole))
-                if backend.ai is not None:
-                    self._set_head(exchange, backend.ai)
+                        whole = await self._collected(exchange, client, body, endpoint)
+                    self._sent = await in_turns(self._made(exchange, endpoint, whole))
+                if endpoint is not None:
+                    self._set_head(exchange, endpoint)
             except Untranslatable as error:
                 following = self._pass_over(
                     exchange, backend, _Hindrance(error.field, error.why), failover_state, client.wheel.now
@@ -182,15 +183,15 @@ class AiCall:
         return LocalResponse(200, ((b"Content-Type", JSON),), b'{"input_tokens":%d}' % tokens)
 
     async def narrow(
-        self, exchange: Exchange, client: AiClient, body: ReplayableBody | None, failover_state: FailoverState
+        self, exchange: Exchange, client: AdaptedClient, body: ReplayableBody | None, failover_state: FailoverState
     ) -> None:
-        """After a failure: take out who cannot serve this request: clients are to hear of the failure, not of that."""
+        # Clients are to hear of the failure, not of who cannot serve the request.
         if body is None or not body.is_kept:
             return
         whole: bytes | None = None
         known: dict[tuple[Api | None, bool, bool], _Hindrance | None] = {}  # other names change nothing
         for backend in failover_state.left():
-            endpoint = backend.ai
+            endpoint = endpoint_of(backend)
             if endpoint is None or not self._needs_body(exchange, endpoint):
                 continue
             if whole is None:
@@ -257,7 +258,7 @@ class AiCall:
         return _Sent(made, None, named.name, model)
 
     async def _collected(
-        self, exchange: Exchange, client: AiClient, body: ReplayableBody | None, endpoint: AiEndpoint, *,
+        self, exchange: Exchange, client: AdaptedClient, body: ReplayableBody | None, endpoint: AiEndpoint, *,
         only_looks: bool = False,
     ) -> bytes:  # fmt: skip
         if body is None:
@@ -289,10 +290,8 @@ class AiCall:
         return error
 
     # --- answers ---------------------------------------------------------------------------------------------------
-    async def answer(self, exchange: Exchange, client: AiClient, upstream: Upstream | BegunAnswer) -> Answer:
-        """What the client gets of the answer in `x.response`, whose head becomes that of the translated one; what is no
-        success stays none. Raises UpstreamFault (502) for one that cannot be read.
-        """
+    async def answer(self, exchange: Exchange, client: AdaptedClient, upstream: Upstream | BegunAnswer) -> Answer:
+        # The head becomes that of the translated answer; what is no success stays none.
         request, head = self._sent.request, exchange.response
         if request is not None:
             request = replace(request, body=b"")
@@ -326,7 +325,7 @@ class AiCall:
         set_response_head(head, request, JSON)
         self._tell_losses(exchange)
         head.status, head.body = status, len(body)
-        return TranslatedAnswer(upstream, body)
+        return WholeAnswer(upstream, body)
 
     # --- what is told ----------------------------------------------------------------------------------------------
     @property
@@ -346,21 +345,19 @@ class AiCall:
 
     @property
     def body(self) -> bytes | None:
-        """What the attempt under way sends; None for the client's own body."""
         return self._sent.body
 
     def error(self, error: GatewayError, about: dict[str, object], *, denied: bool) -> bytes | None:
-        """The body for the client, in its API; None where the path is of none."""
         if self.api is None:
             return None
         field = self._first.field if self._first is not None and error.reason is Reason.UNTRANSLATABLE else ""
         return told_in_shape(self.api, error, about, field or None)
 
-    @classmethod
-    def provider_of_client(cls, exchange: Exchange) -> ProviderCall | None:
-        """Whose SDK the client speaks with, whatever API its request is translated to; None where that is not known."""
-        call = cls.of(exchange)
-        return None if call is None or call.api is None else ProviderCall(call.api)
+    def error_in_stream(self, kind: bytes, error: GatewayError, about: dict[str, object], *, denied: bool) -> bytes:
+        # Of the client's API, whatever API its request is translated to.
+        return (
+            ProviderCall(self.api).error_in_stream(kind, error, about, denied=denied) if self.api is not None else b""
+        )
 
     def log_fields(self) -> dict[str, object]:
         """The fields for the access log, as far as they are known."""
@@ -380,7 +377,7 @@ def _bad(why: str) -> UpstreamFault:
 
 def import_translation() -> None:
     """Have what translates here before the first request that needs it. Takes 20 milliseconds, once."""
-    import egressproxy.ai.translation.translator  # noqa: F401
+    import_module(_TRANSLATOR)
 
 
 class AiRequests(Filter):
@@ -415,3 +412,18 @@ class AiRequests(Filter):
         fields = call.log_fields()
         if fields:
             exchange.add_log_fields(fields)
+
+
+class AiRules(RuleProduct):
+    """Rules of which a backend is an AI provider, or has other names for models."""
+
+    def serves(self, rule: HttpRuleIR, backends: Sequence[RouteBackend]) -> bool:
+        return any(backend.ai is not None for backend in backends)
+
+    def blocking_import(self) -> Callable[[], None] | None:
+        # Only once: a turn in a thread for each rule would make reloads long.
+        return None if _TRANSLATOR in sys.modules else import_translation
+
+    def attach(self, rule: BuiltRule) -> tuple[OwnFilter, None]:
+        own = AiRequests(rule.name, rule.metrics.translations, rule.metrics.dropped_fields)
+        return OwnFilter(REQUESTS, own, MARK), None

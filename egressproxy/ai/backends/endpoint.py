@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Final
 
 from egressproxy.ai.apis.apis import Api
-from egressproxy.ai.translation.apis import DEFAULT_PATHS
+from egressproxy.ai.translation.apis import DEFAULT_PATHS, api_of
+from egressproxy.gateway.backends.provider_endpoint import ProviderEndpoint
+from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.ir.policy import MAX_BUFFERED_BYTES
 from egressproxy.ir.route import WeightedBackend
 
@@ -15,7 +17,7 @@ _PREFIX: Final = b"/v1"
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class AiEndpoint:
+class AiEndpoint(ProviderEndpoint):
     """`apis` are those that are served, the preferred one first; none where nothing is said, and nothing translated.
     `prefix` stands before their paths; b"" where nothing is said: then requests that are not translated keep theirs.
     `drops`: what only tunes is left out of translated requests.
@@ -78,8 +80,8 @@ class AiEndpoint:
         }
         return {name: value for name, value in said.items() if value}
 
-    def sentence(self, api: Api | None) -> str:
-        """What becomes of a request of this API here, for people; None: of one of none."""
+    def sentence(self, path: bytes) -> str:
+        api = api_of(path) if path else None
         target = self.api_for(api)
         if api is None or target is None or target is api:
             said = "goes as it is" if api is None else f"{api.value} goes as it is"
@@ -89,3 +91,9 @@ class AiEndpoint:
         if self._alias:
             names.append(f"{self._alias} for {'every other model' if names else 'every model'}")
         return f"{said}, asks for {', '.join(names)}" if names else said
+
+
+def endpoint_of(backend: RouteBackend) -> AiEndpoint | None:
+    """What this backend says of AI requests; None where it says nothing."""
+    endpoint = backend.ai
+    return endpoint if isinstance(endpoint, AiEndpoint) else None

@@ -15,8 +15,10 @@ from egressproxy.ai.apis.apis import Api, operation_of
 from egressproxy.ai.apis.errors import error_fields, error_in_stream, error_object
 from egressproxy.ai.apis.hosts import api_of_host
 from egressproxy.ai.backends.answers import JSON
+from egressproxy.ai.backends.endpoint import endpoint_of
 from egressproxy.errors import GatewayError
 from egressproxy.gateway.backends.route_backend import RouteBackend
+from egressproxy.gateway.product_types import ErrorForm
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import media_type
 from egressproxy.model.strict_json import dumps
@@ -26,7 +28,7 @@ _OWN: Final = frozenset(("status", "message"))
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class ProviderCall:
+class ProviderCall(ErrorForm):
     """A request to an API of a provider, as far as its error needs it."""
 
     api: Api
@@ -38,7 +40,6 @@ class ProviderCall:
         return error_fields(self.api, error.status)
 
     def error_in_stream(self, kind: bytes, error: GatewayError, about: dict[str, object], *, denied: bool) -> bytes:
-        """The event that ends a stream of this media type; b"" where there is none."""
         more = {name: value for name, value in about.items() if name not in _OWN}
         return error_in_stream(self.api, kind, error.status, _said(error), error.reason.value, more)
 
@@ -59,8 +60,9 @@ def provider_call(exchange: Exchange, backends: Sequence[RouteBackend]) -> Provi
         if operation is not None:
             return ProviderCall(operation.api)
     for backend in backends:
-        if backend.ai is not None and backend.ai.apis:
-            return ProviderCall(backend.ai.apis[0])
+        endpoint = endpoint_of(backend)
+        if endpoint is not None and endpoint.apis:
+            return ProviderCall(endpoint.apis[0])
     hosts = [backend.cluster.spec.backend.hostname for backend in backends if backend.cluster is not None]
     for host in (exchange.authority.host if exchange.authority is not None else "", *hosts):
         api = api_of_host(host)

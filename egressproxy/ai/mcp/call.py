@@ -6,11 +6,12 @@ from dataclasses import dataclass
 from typing import Final
 
 from egressproxy.errors import FaultSource, GatewayError, Reason
+from egressproxy.gateway.product_types import ErrorForm
 from egressproxy.model.exchange import Exchange, StateSlot
+from egressproxy.model.fields import EVENT_STREAM
 from egressproxy.protocols.json_rpc import UNNAMED, RpcBody
 
 _CALL: Final[StateSlot[McpCall]] = StateSlot("mcp call")
-_EVENTS: Final = b"text/event-stream"
 #: JSON-RPC 2.0 section 5.1; -32022 is MCP's UnsupportedProtocolVersionError (revision 2026-07-28).
 SERVER_ERROR: Final = -32000
 INVALID_REQUEST: Final = -32600
@@ -19,7 +20,7 @@ UNSUPPORTED_VERSION: Final = -32022
 
 
 @dataclass(slots=True, eq=False, repr=False)
-class McpCall:
+class McpCall(ErrorForm):
     """`body` is None until the request's body was looked at, and for requests without JSON-RPC. `supported` are the
     revisions that the backends of the rule speak, where they say it.
     """
@@ -53,7 +54,7 @@ class McpCall:
 
     def error_in_stream(self, kind: bytes, error: GatewayError, about: dict[str, object], *, denied: bool) -> bytes:
         """The event with the error, if one request's answer is refused; else b"": clients resume by Last-Event-ID."""
-        if not denied or kind != _EVENTS or self.body is None or self.body.is_batch:
+        if not denied or kind != EVENT_STREAM or self.body is None or self.body.is_batch:
             return b""
         return b"event: message\ndata: %b\n" % self.body.error(SERVER_ERROR, error.message, about)
 

@@ -15,6 +15,7 @@ from egressproxy.errors import BadRequest, Reason
 from egressproxy.filters.base import Filter, Phase
 from egressproxy.gateway.backends.buffered_body import HELD
 from egressproxy.gateway.backends.route_backend import RouteBackend
+from egressproxy.gateway.product_types import BuiltRule, OwnFilter, RuleProduct
 from egressproxy.ir.backend import Protocol
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.ir.route import HttpRuleIR, PathMatchType, WeightedBackend
@@ -121,8 +122,18 @@ def is_json(exchange: Exchange) -> bool:
     return media_type(fields) == b"application/json" and b"content-encoding" not in fields
 
 
-def speaks_mcp(rule: HttpRuleIR) -> bool:
-    return any(each.backend is not None and each.backend.protocol is Protocol.MCP for each in rule.backends)
+class McpRules(RuleProduct):
+    """Rules of which a backend speaks MCP."""
+
+    looks_at_bodies = True
+
+    def serves(self, rule: HttpRuleIR, backends: Sequence[RouteBackend]) -> bool:
+        return any(each.backend is not None and each.backend.protocol is Protocol.MCP for each in rule.backends)
+
+    def attach(self, rule: BuiltRule) -> tuple[OwnFilter, McpSessions]:
+        sessions = McpSessions(rule.name, rule.session_key, rule.backends, rule.sessions)
+        own = requests_filter(rule.name, sessions, rule.backends, rule.metrics.mcp_calls)
+        return OwnFilter(REQUESTS, own, MARK), sessions
 
 
 def requests_filter(
@@ -134,7 +145,7 @@ def requests_filter(
     return McpRequests(route, sessions, versions, calls, speaks_others=len(versions) < len(usable))
 
 
-def path_filter(rule: HttpRuleIR, weighted: WeightedBackend) -> McpPath | None:
+def path_filter(rule: HttpRuleIR, weighted: WeightedBackend) -> OwnFilter | None:
     """What sends requests to the path of this backend's endpoint; None where they keep theirs, as with a URLRewrite."""
     backend = weighted.backend
     if backend is None or backend.mcp is None or not backend.mcp.path:
@@ -148,7 +159,7 @@ def path_filter(rule: HttpRuleIR, weighted: WeightedBackend) -> McpPath | None:
             endpoints.add(path)
         elif match.path_type is PathMatchType.PREFIX:
             endpoints |= {path, path.rstrip(b"/") + b"/"}
-    return McpPath(backend.mcp.path, frozenset(endpoints or {b"/"}))
+    return OwnFilter(PATH, McpPath(backend.mcp.path, frozenset(endpoints or {b"/"})))
 
 
 def rewrites_path(spec: ExtensionIR) -> bool:

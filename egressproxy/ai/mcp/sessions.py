@@ -16,9 +16,15 @@ from typing import Final
 
 from egressproxy.errors import BadRequest, Reason
 from egressproxy.gateway.backends.route_backend import RouteBackend
-from egressproxy.gateway.backends.session_persistence import PLACE, PersistentSessions, Session, SessionPlaces
+from egressproxy.gateway.backends.session_persistence import (
+    PLACE,
+    BoundSession,
+    PersistentSessions,
+    Session,
+    SessionPlaces,
+    Sessions,
+)
 from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
-from egressproxy.ir.backend import Protocol
 from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.mcp import PROTOCOL_VERSION, SESSION_ID, STATELESS_REVISIONS
 from egressproxy.model.secret import SecretBytes
@@ -32,18 +38,23 @@ _SESSION: Final[StateSlot[McpSession]] = StateSlot("mcp session")
 
 
 @dataclass(frozen=True, slots=True)
-class McpSession(Session):
+class McpSession(BoundSession):
     """A session of an MCP server, which no other endpoint knows. `server_id` is the id that the server has given it."""
 
     server_id: bytes
 
+    def lost(self) -> BadRequest:
+        return session_not_found()
 
-class McpSessions:
+
+class McpSessions(Sessions):
     """The MCP sessions of one rule, over all its backends that speak MCP, those of weight 0 included. `others` is the
     session persistence that the rule asks for: it holds for requests without a session of MCP.
     """
 
     __slots__ = ("_key", "_places", "_route", "others")
+
+    reads_beginnings = False  # its events may rest, and its errors are the client's
 
     def __init__(
         self, route: str, key: SecretBytes, backends: Sequence[RouteBackend], others: PersistentSessions | None
@@ -51,7 +62,7 @@ class McpSessions:
         self._route = route
         self._key = key
         self.others = others
-        self._places = SessionPlaces(filter(speaks_mcp, backends), self._digest)
+        self._places = SessionPlaces((each for each in backends if each.speaks_mcp), self._digest)
 
     @property
     def shown_as(self) -> str:
@@ -103,7 +114,7 @@ class McpSessions:
         """Sign the id that the server names in `x.response`."""
         if self.others is not None:
             self.others.keep(exchange, None if isinstance(session, McpSession) else session, backend, target)
-        server_id = exchange.response.fields.get(SESSION_ID) if speaks_mcp(backend) else None
+        server_id = exchange.response.fields.get(SESSION_ID) if backend.speaks_mcp else None
         if not server_id:
             return
         place = self._places.digest_of(backend, target)
@@ -126,10 +137,6 @@ def session_not_found() -> BadRequest:
     """What makes a client begin a new session (Model Context Protocol, Transports, Session Management)."""
     message = "no MCP session has this id: begin a new one with initialize"
     return BadRequest(Reason.MCP_SESSION, message, status=404, close=False)
-
-
-def speaks_mcp(backend: RouteBackend) -> bool:
-    return backend.cluster is not None and backend.cluster.spec.backend.protocol is Protocol.MCP
 
 
 def _text(token: bytes) -> bytes:

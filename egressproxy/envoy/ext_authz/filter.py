@@ -13,10 +13,10 @@ from time import monotonic
 from typing import Final, Protocol
 
 from egressproxy.errors import BadRequest, GatewayError, GatewayFault, Reason
-from egressproxy.filters.base import Filter
 from egressproxy.filters.header_policy import is_protected
 from egressproxy.gateway.backends.buffered_body import HELD, BufferedRequest
 from egressproxy.gateway.enforcement import enforce
+from egressproxy.gateway.product_types import ExternalAuthorization
 from egressproxy.ir.policy import Mode
 from egressproxy.ir.route import ExternalAuthIR
 from egressproxy.model.exchange import Exchange, StateSlot
@@ -72,7 +72,7 @@ class AuthzClient(Protocol):
         """
 
 
-class ExternalAuth(Filter):
+class ExternalAuth(ExternalAuthorization):
     """`client` None: there is no server that could be asked, and every request is refused. `closed_by`: a policy denies
     the place of the server; with a client (Report mode) it is noted and no more.
     """
@@ -153,7 +153,6 @@ class ExternalAuth(Filter):
         return self._client is not None
 
     def unusable(self) -> GatewayError:
-        """The error of every request if no server can be asked."""
         if self._closed_by is not None:
             return self._closed_by.error()
         reason, happened = Reason.BACKEND_INVALID, "cannot be used"

@@ -15,7 +15,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from egressproxy.ai.backends.provider_errors import provider_call
 from egressproxy.envoy.ext_proc.messages import MessagePart, ProcessingRequest
 from egressproxy.envoy.ext_proc.wire import read_request
 from egressproxy.envoy.ext_proc_server.call import MalformedCall
@@ -28,6 +27,7 @@ from egressproxy.errors import BadRequest, ClientGone, GatewayError, GatewayFaul
 from egressproxy.filters.filter_step import FilterAnswered
 from egressproxy.gateway.exchange.error_responses import answer_for, error_of_call
 from egressproxy.gateway.exchange.phases import run_response_filters
+from egressproxy.gateway.products import PRODUCTS
 from egressproxy.model.grpc_status import GrpcStatus
 from egressproxy.model.protobuf import WireError
 
@@ -132,8 +132,8 @@ class ProcessedExchange:
             conversation.send_immediate(error_of_call(error, request_id))
         else:
             backends = resources.route.backends if resources.route is not None else ()
-            call = provider_call(exchange, backends) if exchange is not None else None
-            conversation.send_immediate(answer_for(error, request_id, call))
+            form = PRODUCTS.error_form(exchange, backends) if exchange is not None else None
+            conversation.send_immediate(answer_for(error, request_id, form))
 
     def _break_off(self, status: GrpcStatus, text: str) -> None:
         conversation = self._conversation

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from time import monotonic
 
-from egressproxy.ai.backends.provider_errors import provider_call
 from egressproxy.envoy.ext_proc.messages import (
     BodySendMode,
     HeaderSendMode,
@@ -20,6 +19,7 @@ from egressproxy.errors import ClientGone, GatewayError
 from egressproxy.filters.body import BodyChain
 from egressproxy.gateway.exchange.error_responses import error_event
 from egressproxy.gateway.exchange.pipeline import FILTER, RESPOND
+from egressproxy.gateway.products import PRODUCTS
 from egressproxy.model.field_change import FieldAction, FieldChange
 from egressproxy.model.fields import Fields
 from egressproxy.protocols.grpc.statuses import grpc_trailers, parsed_status
@@ -117,7 +117,7 @@ class ResponseSide:
         route, body = conversation.resources.route, self._body
         event = b""
         if exchange.status and route is not None and body is not None and not isinstance(error, ClientGone):
-            event = error_event(error, exchange, provider_call(exchange, route.backends), body, self._tail)
+            event = error_event(error, exchange, PRODUCTS.error_form(exchange, route.backends), body, self._tail)
         if not event:
             raise error
         self._is_cut = True

@@ -11,7 +11,6 @@ import asyncio
 from itertools import islice
 from typing import Any
 
-from egressproxy.ai.translation.apis import api_of
 from egressproxy.errors import Denied, GatewayError, GatewayFault, Reason
 from egressproxy.filters.chain import approvals
 from egressproxy.filters.filter_step import FilterSteps
@@ -238,8 +237,7 @@ async def _backend(decided: Decision, route: Route, backend: RouteBackend, filte
     exchange = decided.exchange
     made = render.backend_values(backend, route)
     if backend.ai is not None and not exchange.is_tunnel:
-        asked = api_of(exchange.request.path) if exchange.method == b"POST" else None
-        made["ai"]["becomes"] = backend.ai.sentence(asked)
+        made["ai"]["becomes"] = backend.ai.sentence(exchange.request.path if exchange.method == b"POST" else b"")
     exchange.backend = backend.name
     made["filters"] = render.filter_values(
         backend.chain, render.TUNNEL_PHASES[1:] if exchange.is_tunnel else render.BACKEND_PHASES, exchange

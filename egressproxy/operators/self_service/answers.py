@@ -6,7 +6,7 @@ The caller is who asks: everything here is about its own listener and identity, 
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from math import ceil
 from time import monotonic
 from typing import Any, Final
@@ -15,6 +15,8 @@ from urllib.parse import parse_qs, urlsplit
 from egressproxy.errors import Denied, GatewayError, GatewayFault, LimitExceeded, Reason
 from egressproxy.filters.chain import approvals
 from egressproxy.gateway.backends.buffered_body import BufferedRequest
+from egressproxy.gateway.exchange.admission import decide_names
+from egressproxy.gateway.products import SelfService, Waiting
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.model.authority import Authority, AuthorityError, parse_authority
@@ -30,8 +32,6 @@ from egressproxy.operators.self_service.page import POLICY, page
 
 #: The route of a request or tunnel comes first. Raises GatewayError where the caller's listener does not let it pass.
 Decide = Callable[[ActiveListener, Authority, RequestHead], tuple[Route, *tuple[object, ...]]]
-#: What waits for approval of this client (`identity_of`); None where not all workers have said it.
-Waiting = Callable[[str], Awaitable[list[dict[str, Any]] | None]]
 
 #: Of a message to the MCP server, in bytes; and of a URL that is asked about.
 MAX_MESSAGE: Final = 64 * 1024
@@ -51,6 +51,20 @@ _USUAL: Final = (
 async def nothing_waits(_identity: str) -> list[dict[str, Any]]:
     """Where no request waits for a person."""
     return []
+
+
+class SelfServiceAnswers(SelfService):
+    """Answers the clients of one data plane."""
+
+    def __init__(self) -> None:
+        self.waiting = nothing_waits
+        self._asked = AttemptLimiter(MAX_ASKED, ASKED_S)
+
+    async def answer(
+        self, exchange: Exchange, listener: ActiveListener, head: RequestHead, held: BufferedRequest
+    ) -> LocalResponse:
+        refuse_flood(exchange, self._asked)
+        return await answer_caller(exchange, listener, head, held, decide_names, self.waiting)
 
 
 def refuse_flood(exchange: Exchange, asked: AttemptLimiter) -> None:

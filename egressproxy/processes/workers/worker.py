@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any, Final
 
 from egressproxy.doors.catalog import Catalog
+from egressproxy.doors.data_plane import GatewayServer
 from egressproxy.errors import NotAnswered
 from egressproxy.filters.shared_counters import SharedCounters
 from egressproxy.gateway.backends.cluster import UPSTREAM_LIMITS
 from egressproxy.gateway.exchange.recent_decisions import decisions, subjects_of
-from egressproxy.gateway.gateway import GatewayServer
 from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.ir.packing import unpacking
 from egressproxy.model.admin_requests import MAX_PAGE, CachePurge, HoldDecision, HoldPage
@@ -99,7 +99,7 @@ class Worker:
         self.gateway = GatewayServer(
             Catalog(counters=tally), self.metrics, self.access_log, pseudonym, bind, session_key, zone, limits
         )
-        self.gateway.connection_manager.waiting = self.waiting
+        self.gateway.connection_manager.self_service.waiting = self.waiting
         #: What waits for approval of a client: here, and where there are other workers, there.
         self.holds_of_all: Callable[[str], Awaitable[tuple[bytes, ...]]] = self._own_holds
         self._asking: dict[str, asyncio.Future[tuple[bytes, ...]]] = {}

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from egressproxy.ai.backends import answers
 from egressproxy.filters.base import BodyMode, Filter
+from egressproxy.gateway import answers
 from egressproxy.model.exchange import Exchange
 from tests.ai.apis.test_first_event import CREATED, MESSAGE, OVERLOADED, PING, ROLE, TEXT, chunk, data
 from tests.ai.backends.test_aliases import CHAT, endpoint, post

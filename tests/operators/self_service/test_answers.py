@@ -255,7 +255,7 @@ def waiting_for(talk: Conversation) -> Any:
 
 def test_a_client_reads_which_of_its_own_requests_wait_for_approval(converse: Start):
     talk = converse(forward(identity=KNOWN, extensions=[HOLD]))
-    talk.connection_manager.waiting = waiting_for(talk)
+    talk.connection_manager.self_service.waiting = waiting_for(talk)
     talk.client >> b"GET http://a.example/mine?key=abc HTTP/1.1\r\nHost: a.example\r\n\r\n"
     other, stranger = talk.connect(address="10.0.0.8"), talk.connect(address="10.0.0.7")
     stranger >> b"GET http://a.example/strange HTTP/1.1\r\nHost: a.example\r\n\r\n"
@@ -280,7 +280,7 @@ def test_what_others_have_not_told_is_not_called_whole(converse: Start):
 
     talk = converse(forward(identity=KNOWN))
     assert access(talk.client)["isComplete"]
-    talk.connection_manager.waiting = nobody_knows
+    talk.connection_manager.self_service.waiting = nobody_knows
     told = access(talk.client)
     assert (told["waiting"], told["isComplete"]) == ([], False)
 
