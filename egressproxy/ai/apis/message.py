@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 from egressproxy.ai.apis.long_json import decoding, encoding, reading
+from egressproxy.ai.apis.member_names import CALL, CALL_KEYS, spelling_fault
 from egressproxy.ai.apis.splice import Path, splicing, splicing_text
 from egressproxy.ai.apis.texts import Found, TextKind, TextRole, found_texts, inner_json, where
-from egressproxy.model.member_names import CALL, CALL_KEYS, spelling_fault
 from egressproxy.model.strict_json import Unreadable, dumps, has_too_many_parts, loads_strictly
 from egressproxy.model.work import Work, at_once
 

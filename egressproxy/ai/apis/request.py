@@ -8,10 +8,10 @@ from operator import itemgetter
 from typing import Any, Final, NamedTuple
 
 from egressproxy.ai.apis.apis import Api, Operation
+from egressproxy.ai.apis.member_names import AI_REQUEST
 from egressproxy.ai.apis.message import READ_AT_ONCE, JsonMessage, in_object
 from egressproxy.ai.apis.splice import Path
 from egressproxy.ai.apis.texts import found_texts
-from egressproxy.model.member_names import AI_REQUEST
 from egressproxy.model.strict_json import OtherSpelling, Unreadable, dumps, loads_strictly
 from egressproxy.model.work import Work, at_once
 

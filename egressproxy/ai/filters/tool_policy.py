@@ -13,6 +13,7 @@ from itertools import product
 from typing import Annotated, Any, Final, Literal
 
 from egressproxy.ai.apis.long_json import dumping
+from egressproxy.ai.apis.member_names import ANSWER, RPC_ANSWER, finding_rpc_fault
 from egressproxy.ai.apis.message import SCANNED_AT_ONCE, CalledTool, JsonMessage, in_object
 from egressproxy.ai.apis.request import WEB_SEARCH, AiRequest, names_of_tool
 from egressproxy.ai.apis.shared import answer_view, operation, request_view, status_of_unseen, view_ahead
@@ -26,7 +27,6 @@ from egressproxy.filters.settings import FilterConfig, Within
 from egressproxy.ir.policy import MAX_BUFFERED_BYTES
 from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.local_response import LocalResponse
-from egressproxy.model.member_names import ANSWER, RPC_ANSWER, finding_rpc_fault
 from egressproxy.model.strict_json import OtherSpelling, Unreadable
 from egressproxy.model.work import Work, at_once
 from egressproxy.net.cooperative import run

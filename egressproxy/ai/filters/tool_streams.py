@@ -10,13 +10,13 @@ from collections.abc import Callable
 from typing import Any, Final, NamedTuple
 
 from egressproxy.ai.apis.framing import BrokenStream, Frame, Framing
+from egressproxy.ai.apis.member_names import AI_EVENT, RPC_ANSWER
 from egressproxy.ai.apis.message import JsonMessage, in_object
 from egressproxy.ai.apis.splice import Path
 from egressproxy.ai.apis.stream_events import EVERY, StreamEvent, read_event
 from egressproxy.ai.apis.streams import sliced
 from egressproxy.ai.apis.texts import TextKind, inner_json
 from egressproxy.errors import GatewayError
-from egressproxy.model.member_names import AI_EVENT, RPC_ANSWER
 from egressproxy.model.strict_json import OtherSpelling, Unreadable, dumps, loads, looks_like_json
 from egressproxy.model.work import Work
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from egressproxy.ai.mcp.json_rpc import UNNAMED, RpcBody
 from egressproxy.errors import FaultSource, GatewayError, Reason
 from egressproxy.gateway.product_types import ErrorForm
 from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.fields import EVENT_STREAM
-from egressproxy.protocols.json_rpc import UNNAMED, RpcBody
 
 _CALL: Final[StateSlot[McpCall]] = StateSlot("mcp call")
 #: JSON-RPC 2.0 section 5.1; -32022 is MCP's UnsupportedProtocolVersionError (revision 2026-07-28).

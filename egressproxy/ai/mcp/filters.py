@@ -10,6 +10,7 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Final
 
 from egressproxy.ai.mcp.call import McpCall
+from egressproxy.ai.mcp.json_rpc import read_rpc
 from egressproxy.ai.mcp.sessions import McpSessions
 from egressproxy.errors import BadRequest, Reason
 from egressproxy.filters.base import Filter, Phase
@@ -22,7 +23,6 @@ from egressproxy.ir.route import HttpRuleIR, PathMatchType, WeightedBackend
 from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.fields import media_type
 from egressproxy.model.mcp import PROTOCOL_VERSION
-from egressproxy.protocols.json_rpc import read_rpc
 from egressproxy.telemetry.counters import McpCalls
 
 #: Bytes of a body that are looked at: most messages are shorter.

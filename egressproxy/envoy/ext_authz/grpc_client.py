@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from egressproxy.envoy.ext_authz.filter import CheckResult, denial, is_for_clients, is_ours
+from egressproxy.envoy.ext_authz.messages import CHECK, CheckAnswer, HttpAttributes, check_answer, check_request
 from egressproxy.filters.chain import Chain, finish
 from egressproxy.gateway.backends.buffered_body import BufferedRequest
 from egressproxy.gateway.backends.calls import asked_host, converse, passed_body, question
@@ -18,7 +19,6 @@ from egressproxy.model.field_change import FieldChange, apply
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
 from egressproxy.net.driver import driven
-from egressproxy.protocols.grpc.ext_authz import CHECK, CheckAnswer, HttpAttributes, check_answer, check_request
 from egressproxy.protocols.grpc.framing import call_fields, framed, reply
 
 

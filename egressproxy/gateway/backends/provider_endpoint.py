@@ -1,4 +1,4 @@
-"""ProviderEndpoint: what one backend of a rule says of requests to AI providers. Only their product reads it."""
+"""ProviderEndpoint: the settings of one backend of a rule for requests to AI providers. The core does not read them."""
 
 from __future__ import annotations
 

@@ -138,7 +138,7 @@ class Sessions(ABC):
 
     @abstractmethod
     def keep(self, exchange: Exchange, session: Session | None, backend: RouteBackend, target: UpstreamHost) -> None:
-        """Tell the client its session, in `exchange.response`. `session` is the one that it has shown."""
+        """Tell the client its session, in `exchange.response`. `session`: the one in the request."""
 
 
 class PersistentSessions(Sessions):

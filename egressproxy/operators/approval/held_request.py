@@ -15,11 +15,11 @@ from itertools import pairwise
 from typing import Any, Final
 from urllib.parse import unquote_plus
 
+from egressproxy.ai.apis.member_names import rpc_fault
 from egressproxy.ai.apis.message import JsonMessage
 from egressproxy.ai.content.entities import Redactor
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import media_type
-from egressproxy.model.member_names import rpc_fault
 from egressproxy.model.strict_json import Unreadable
 
 #: Characters of a path, a query, a body and the arguments of one call.

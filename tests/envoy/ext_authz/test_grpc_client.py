@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from egressproxy.protocols.grpc.ext_authz import CHECK
+from egressproxy.envoy.ext_authz.messages import CHECK
 from tests.envoy.ext_authz.test_filter import FORWARDED, GET, POST, POST_FORWARDED
 from tests.gateway.conftest import Start
 from tests.gateway.kit import OK, OK_PASSED, reverse

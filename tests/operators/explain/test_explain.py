@@ -12,10 +12,10 @@ import pytest
 from egressproxy.cli.explanation import lines
 from egressproxy.gateway.backends.opener import TlsFailure
 from egressproxy.gateway.build import offline
+from egressproxy.gateway.leaf_certificates.minting import new_ca
 from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.operators.explain.explain import explain
 from egressproxy.operators.explain.hypothetical_request import HypotheticalRequest, HypotheticalRequestError
-from egressproxy.protocols.tls.minting import new_ca
 from tests.e2e.world import terminate, tls_secret
 from tests.gateway.backends.test_retries import pods
 from tests.gateway.kit import certificate, forward, https, reverse

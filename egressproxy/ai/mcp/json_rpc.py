@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from egressproxy.model.member_names import RPC_CALLS, RPC_HEAD, Members
+from egressproxy.ai.apis.member_names import RPC_CALLS, RPC_HEAD, Members
 
 #: What stands for a name that breaks the grammar, or that servers read differently: its member stands twice, or is
 #: spelled in another case.

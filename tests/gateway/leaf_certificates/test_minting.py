@@ -12,9 +12,16 @@ from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
+from egressproxy.gateway.leaf_certificates.minting import (
+    BACKDATED_S,
+    LEAF_S,
+    MintingError,
+    SigningCa,
+    cross_signed,
+    new_ca,
+)
 from egressproxy.model.certificate import Leaf
 from egressproxy.model.secret import SecretBytes
-from egressproxy.protocols.tls.minting import BACKDATED_S, LEAF_S, MintingError, SigningCa, cross_signed, new_ca
 from tests.support.pki import Pki, chain
 
 LONG = f"{'a' * 60}.{'b' * 60}.example"

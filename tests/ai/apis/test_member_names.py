@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from egressproxy.model import member_names
-from egressproxy.model.member_names import AI_REQUEST, RPC_ANSWER, Members, rpc_fault
+from egressproxy.ai.apis import member_names
+from egressproxy.ai.apis.member_names import AI_REQUEST, RPC_ANSWER, Members, rpc_fault
 
 NAMED = {name: each for name, each in vars(member_names).items() if isinstance(each, Members)}
 

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from egressproxy.protocols.json_rpc import MAX_BATCH, MAX_MEMBERS, OTHER, UNNAMED, RpcMessage, read_rpc
+from egressproxy.ai.mcp.json_rpc import MAX_BATCH, MAX_MEMBERS, OTHER, UNNAMED, RpcMessage, read_rpc
 
 
 def one(text: str) -> RpcMessage:
