@@ -119,7 +119,7 @@ def answer_offline(
     """
     import asyncio
 
-    from egressproxy.doors.data_plane import offline
+    from egressproxy.doors.products import offline
     from egressproxy.operators.explain.hypothetical_request import HypotheticalRequestError
 
     async def answered() -> dict[str, Any]:

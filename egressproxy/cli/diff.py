@@ -105,7 +105,7 @@ def _flips(
     old: ConfigIR | None, new: ConfigIR, admin: tuple[str, int] | None, access_log: Path | None
 ) -> dict[str, Any]:
     """The decisions that flip, and how many were made again."""
-    from egressproxy.doors.data_plane import offline
+    from egressproxy.doors.products import offline
     from egressproxy.model.work import at_once
     from egressproxy.operators.explain.decision_diff import flips
 

@@ -1,4 +1,4 @@
-"""PRODUCTS: what the products have registered with the data plane. `egressproxy.doors.data_plane` fills it, once."""
+"""PRODUCTS: what the products have registered with the data plane. `egressproxy.doors.products` fills it, once."""
 
 from __future__ import annotations
 

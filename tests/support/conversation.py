@@ -41,7 +41,7 @@ from egressproxy.config.compile.compiler import compile_config
 from egressproxy.config.compile.interface import Defaults
 from egressproxy.config.reading.load import load_text
 from egressproxy.doors.catalog import Catalog
-from egressproxy.doors.data_plane import build
+from egressproxy.doors.products import build
 from egressproxy.errors import UpstreamFault
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.settings import CalledBackendRef, FilterConfig
