@@ -21,7 +21,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from benchmarks.processes import Child, StartError, free_ports
-from egressproxy.protocols.tls.minting import new_ca
+from egressproxy.gateway.leaf_certificates.minting import new_ca
 
 TEMPLATES = Path(__file__).parent / "peers"
 REPOSITORY = Path(__file__).parent.parent

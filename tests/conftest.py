@@ -15,6 +15,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+import egressproxy.doors.catalog
+import egressproxy.doors.products  # noqa: F401 (as every process of the product)
 from egressproxy.net import sockets, tls
 from egressproxy.net.loop import loop_name, new_loop
 from egressproxy.protocols.http1 import downstream_states as connection_states

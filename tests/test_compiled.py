@@ -30,7 +30,7 @@ ALLOWED: dict[tuple[str, str], str] = {}
 
 #: Modules that copy objects (`copy.copy`), and the module of the class that is copied, which is not compiled.
 COPIED = {
-    "egressproxy.filters.cache.cache": "egressproxy.filters.cache.cache",
+    "egressproxy.ai.cache.cache": "egressproxy.ai.cache.cache",
     "egressproxy.filters.limits.redis_store": "egressproxy.filters.limits.redis_store",
     "egressproxy.kubeapi.write.managed_fields": "builtins",
     "egressproxy.kubeapi.write.patches": "builtins",

@@ -11,8 +11,8 @@ from typing import Any, Final
 from benchmarks.micro.filters import chain, exchange
 from benchmarks.micro.stage import Stage
 from benchmarks.world import COMPLETION, QUESTION
-from egressproxy.ai_apis.answer import AiAnswer
-from egressproxy.ai_apis.request import AiRequest
+from egressproxy.ai.apis.answer import AiAnswer
+from egressproxy.ai.apis.request import AiRequest
 from egressproxy.filters.chain import Chain, finish, run
 from egressproxy.model.exchange import EMPTY_STATE, Exchange
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.micro.stage import Stage
-from egressproxy.filters.catalog import Catalog
+from egressproxy.doors.catalog import Catalog
 from egressproxy.filters.chain import Chain, compile_chain, finish, run
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.filters.masking import Mask

@@ -119,8 +119,8 @@ def answer_offline(
     """
     import asyncio
 
-    from egressproxy.gateway.build import offline
-    from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequestError
+    from egressproxy.doors.products import offline
+    from egressproxy.operators.explain.hypothetical_request import HypotheticalRequestError
 
     async def answered() -> dict[str, Any]:
         return await answer(offline(spec), question)

@@ -13,8 +13,8 @@ import click
 from egressproxy.cli.options import output_option
 
 if TYPE_CHECKING:
-    from egressproxy.filters.audit.verification import Anchor
     from egressproxy.model.secret import SecretBytes
+    from egressproxy.operators.audit.verification import Anchor
 
 _ANCHOR = re.compile(r"([0-9]{1,4}):([0-9]{1,18}):([0-9a-f]{64})")
 _folder = click.Path(exists=True, file_okay=False, path_type=Path)
@@ -23,7 +23,7 @@ _MAX_SHOWN = 50
 
 
 def _anchors(_ctx: click.Context, _param: click.Parameter, values: tuple[str, ...]) -> list[Anchor]:
-    from egressproxy.filters.audit.verification import Anchor
+    from egressproxy.operators.audit.verification import Anchor
 
     found = []
     for value in values:
@@ -80,7 +80,7 @@ def verify(folders: tuple[Path, ...], key: SecretBytes | None, anchors: list[Anc
 
     Exit status: 0 if all chains are whole, 1 if not, 2 for wrong usage.
     """
-    from egressproxy.filters.audit.verification import verified
+    from egressproxy.operators.audit.verification import verified
 
     is_whole = True
     for folder in folders:
@@ -122,7 +122,7 @@ def show(folders: tuple[Path, ...], output: str, kind: str) -> None:
 
     Exit status: 0, 1 if a folder has no records or cannot be read, 2 for wrong usage.
     """
-    from egressproxy.filters.audit.verification import records_in
+    from egressproxy.operators.audit.verification import records_in
 
     try:
         by_folder = {folder: list(records_in(folder)) for folder in folders}

@@ -13,8 +13,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 
 from egressproxy.cli.trust_bundle import pem_of, replace_file
+from egressproxy.gateway.leaf_certificates.minting import MintingError, SigningCa, cross_signed, new_ca
 from egressproxy.model.secret import SecretBytes
-from egressproxy.protocols.tls.minting import MintingError, SigningCa, cross_signed, new_ca
 
 _CERTIFICATE, _KEY, _TRUSTED = "tls.crt", "tls.key", "ca.crt"
 

@@ -112,7 +112,7 @@ def _build_filters(resources: ResourceSet, compiled: Compiled) -> list[Problem]:
         return []  # importing the filters would take as long as reading a small configuration
     from egressproxy.config.compile.interface import problem_at
     from egressproxy.config.reading.problems import Problem, Severity
-    from egressproxy.filters.catalog import Catalog
+    from egressproxy.doors.catalog import Catalog
     from egressproxy.filters.instances import UnusableFilter, failures, machine_problems
 
     catalog = Catalog()

@@ -28,9 +28,9 @@ from egressproxy.model.secret import SecretSource
 
 if TYPE_CHECKING:
     from egressproxy.gateway.exchange.recent_decisions import RecentDecision
-    from egressproxy.gateway.explain.decision_diff import DecisionChange
     from egressproxy.gateway.snapshot import Snapshot
     from egressproxy.ir.gateway import ConfigIR
+    from egressproxy.operators.explain.decision_diff import DecisionChange
 
 
 #: Different requests of an access log that are decided again.
@@ -105,9 +105,9 @@ def _flips(
     old: ConfigIR | None, new: ConfigIR, admin: tuple[str, int] | None, access_log: Path | None
 ) -> dict[str, Any]:
     """The decisions that flip, and how many were made again."""
-    from egressproxy.gateway.build import offline
-    from egressproxy.gateway.explain.decision_diff import flips
+    from egressproxy.doors.products import offline
     from egressproxy.model.work import at_once
+    from egressproxy.operators.explain.decision_diff import flips
 
     async def replayed() -> tuple[list[DecisionChange], int]:
         before, after = offline(old) if old is not None else None, offline(new)

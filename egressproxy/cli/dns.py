@@ -86,7 +86,7 @@ def command(
 
 
 def _of_files(config: tuple[Path, ...], bind: tuple[str, ...], pairs: list[tuple[str, str]]) -> dict[str, Any]:
-    from egressproxy.gateway.explain.name_lookup import NameQuestion, look_up
+    from egressproxy.operators.explain.name_lookup import NameQuestion, look_up
 
     return answer_offline(config, bind, pairs, NameQuestion.of, look_up)
 

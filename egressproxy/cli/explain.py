@@ -111,7 +111,7 @@ def command(
 
 
 def _of_files(config: tuple[ConfigSource, ...], bind: tuple[str, ...], pairs: list[tuple[str, str]]) -> dict[str, Any]:
-    from egressproxy.gateway.explain.explain import explain
-    from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest
+    from egressproxy.operators.explain.explain import explain
+    from egressproxy.operators.explain.hypothetical_request import HypotheticalRequest
 
     return answer_offline(config, bind, pairs, HypotheticalRequest.of, explain)

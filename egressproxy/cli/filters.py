@@ -14,7 +14,7 @@ from egressproxy.cli.problems import show_problems
 from egressproxy.model.near_names import did_you_mean
 
 if TYPE_CHECKING:
-    from egressproxy.filters.catalog import Catalog
+    from egressproxy.doors.catalog import Catalog
 
 
 @click.command("filters")
@@ -37,7 +37,7 @@ def command(name: str | None, config: tuple[Path, ...], output: str) -> None:
       egressproxy filters -o wide -c config/
       egressproxy filters -o json
     """
-    from egressproxy.filters.catalog import Catalog
+    from egressproxy.doors.catalog import Catalog
 
     catalog = Catalog()
     described = {**catalog.describe(), **_declared(config, catalog)}

@@ -1,10 +1,12 @@
-"""The built-in filter types: their names and modules. One is imported when a configuration names its type."""
+"""The built-in filter types: their names and modules. One is imported when a configuration names its type.
+
+A product registers its types (`egressproxy.doors`) before the first configuration is read.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from importlib import import_module
-from types import MappingProxyType
 from typing import Final
 
 from egressproxy.filters.base import FilterType
@@ -12,62 +14,33 @@ from egressproxy.filters.base import FilterType
 _OURS: Final = "egressproxy.io/"
 _GATEWAY_API: Final = "gateway.networking.k8s.io/"
 
-#: Full name -> module and constant, below `egressproxy.filters`; or the module's whole name, where a type speaks a
-#: protocol, which filters do not know of.
-BUILTIN: Final[Mapping[str, str]] = MappingProxyType({
-    f"{_OURS}{kind}:v1": place
-    for kind, place in {
-        "ApprovalHold": "approval_hold:APPROVAL_HOLD",
-        "Audit": "audit.audit:AUDIT",
-        "BodyLimit": "limits.filter_types:BODY_LIMIT",
-        "Cache": "cache.cache:CACHE",
-        "CanaryKeys": "canary_keys:CANARY_KEYS",
-        "ConcurrencyLimit": "limits.filter_types:CONCURRENCY_LIMIT",
-        "Cors": "cors:CORS",
-        "CredentialInjector": "credentials.filter_type:CREDENTIAL_INJECTOR",
-        "ExternalProcessor": "egressproxy.gateway.processors.external_processor:EXTERNAL_PROCESSOR",
-        "HeaderPolicy": "header_policy:HEADER_POLICY",
-        "ModelPolicy": "ai.model_policy:MODEL_POLICY",
-        "PIIDetector": "content.pii_detector:PII_DETECTOR",
-        "PromptGuard": "content.prompt_guard:PROMPT_GUARD",
-        "Python": "python_filter:PYTHON",
-        "QoSController": "limits.filter_types:QOS_CONTROLLER",
-        "RegionLock": "ai.region_lock:REGION_LOCK",
-        "RequestRateLimit": "limits.filter_types:REQUEST_RATE_LIMIT",
-        "RequestRedirect": "request_redirect:REQUEST_REDIRECT",
-        "ResponsePolicy": "content.response_policy:RESPONSE_POLICY",
-        "TokenMeter": "ai.token_meter:TOKEN_METER",
-        "ToolPolicy": "ai.tool_policy:TOOL_POLICY",
-        "UrlRewrite": "url_rewrite:URL_REWRITE",
-        "Webhook": "egressproxy.gateway.processors.webhook:WEBHOOK",
-    }.items()
-})  # fmt: skip
-
-#: Source: the egress proposal of Kubernetes' AI Gateway working group names these two for its catalogue.
-_CORE: Final = frozenset({f"{_OURS}CredentialInjector:v1", f"{_OURS}QoSController:v1"})
-#: What a proposal or a filter of Gateway API's HTTPRoute describes, and not every gateway has.
-_EXTENDED: Final = frozenset({
-    f"{_OURS}{kind}:v1"
-    for kind in (
-        "Cors", "ExternalProcessor", "HeaderPolicy", "ModelPolicy", "PIIDetector", "PromptGuard",
-        "RequestRedirect", "UrlRewrite",
-    )
-})  # fmt: skip
-
-#: Types that run the operator's code. Nobody asks for that by a name of Gateway API.
-_OWN_NAME_ONLY: Final = frozenset({f"{_OURS}Python:v1"})
-
-
-def _published(name: str) -> tuple[str, ...]:
-    kind = name.removeprefix(_OURS)
-    return () if name in _OWN_NAME_ONLY else (kind.partition(":")[0], f"{_GATEWAY_API}{kind}")
-
-
+#: Full name -> module and constant.
+BUILTIN: Final[dict[str, str]] = {}
 #: Every name of a built-in type -> its full name. The others are `Kind` and `gateway.networking.k8s.io/Kind:version`,
 #: as the egress proposals of Kubernetes' AI Gateway working group write them.
-FULL_NAMES: Final[Mapping[str, str]] = MappingProxyType(
-    {other: name for name in BUILTIN for other in (name, *_published(name))}
-)
+FULL_NAMES: Final[dict[str, str]] = {}
+_SUPPORT: Final[dict[str, str]] = {}
+
+
+def register(
+    package: str,
+    places: Mapping[str, str],
+    *,
+    core: Collection[str] = (),
+    extended: Collection[str] = (),
+    own_name_only: Collection[str] = (),
+) -> None:
+    """Add the types of a package, by kind: the module and constant below the package.
+
+    `core` and `extended` are kinds of that support level, in Gateway API's sense. `own_name_only`: kinds without a
+    published name.
+    """
+    for kind, place in places.items():
+        name = f"{_OURS}{kind}:v1"
+        BUILTIN[name] = f"{package}.{place}"
+        published = () if kind in own_name_only else (kind, f"{_GATEWAY_API}{kind}:v1")
+        FULL_NAMES.update((other, name) for other in (name, *published))
+        _SUPPORT[name] = "core" if kind in core else "extended" if kind in extended else "implementation-specific"
 
 
 def builtin_type(name: str) -> FilterType | None:
@@ -76,11 +49,33 @@ def builtin_type(name: str) -> FilterType | None:
     if full_name is None:
         return None
     module, _, constant = BUILTIN[full_name].partition(":")
-    whole = module if module.startswith("egressproxy.") else f"egressproxy.filters.{module}"
-    found: FilterType = getattr(import_module(whole), constant)
+    found: FilterType = getattr(import_module(module), constant)
     return found
 
 
 def support_level(name: str) -> str:
     """`core`, `extended` or `implementation-specific`, in Gateway API's sense, for the full name of a type."""
-    return "core" if name in _CORE else "extended" if name in _EXTENDED else "implementation-specific"
+    return _SUPPORT.get(name, "implementation-specific")
+
+
+register(
+    "egressproxy.filters",
+    {
+        "BodyLimit": "limits.filter_types:BODY_LIMIT",
+        "CanaryKeys": "canary_keys:CANARY_KEYS",
+        "ConcurrencyLimit": "limits.filter_types:CONCURRENCY_LIMIT",
+        "Cors": "cors:CORS",
+        "CredentialInjector": "credentials.filter_type:CREDENTIAL_INJECTOR",
+        "HeaderPolicy": "header_policy:HEADER_POLICY",
+        "Python": "python_filter:PYTHON",
+        "RequestRateLimit": "limits.filter_types:REQUEST_RATE_LIMIT",
+        "RequestRedirect": "request_redirect:REQUEST_REDIRECT",
+        "UrlRewrite": "url_rewrite:URL_REWRITE",
+    },
+    # Source: the egress proposal of Kubernetes' AI Gateway working group names it for its catalogue.
+    core=("CredentialInjector",),
+    # A proposal or a filter of Gateway API's HTTPRoute describes them, and not every gateway has them.
+    extended=("Cors", "HeaderPolicy", "RequestRedirect", "UrlRewrite"),
+    # It runs the operator's code. Nobody asks for that by a name of Gateway API.
+    own_name_only=("Python",),
+)

@@ -16,11 +16,11 @@ from ipaddress import ip_address
 from os import PathLike
 from typing import Any
 
+from egressproxy.doors.catalog import Catalog
 from egressproxy.errors import GatewayError, GatewayFault, Reason
 from egressproxy.filters.base import Phase
 from egressproxy.filters.body import BodyChain
 from egressproxy.filters.body_plan import BodyPlan
-from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import Chain, compile_chain, finish, run_to_end
 from egressproxy.filters.filter_step import FilterAnswered, FilterSteps
 from egressproxy.filters.instances import FilterBuildError, FilterInstances

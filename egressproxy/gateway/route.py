@@ -13,7 +13,7 @@ from egressproxy.filters.chain import Chain
 from egressproxy.gateway.backends.failover import FailoverGroup
 from egressproxy.gateway.backends.retries import RetryPolicy
 from egressproxy.gateway.backends.route_backend import RouteBackend, on_the_wheel
-from egressproxy.gateway.ext_authz.filter import ExternalAuth
+from egressproxy.gateway.product_types import ExternalAuthorization
 from egressproxy.ir.policy import NO_POLICY, DestinationsIR, Mode, PolicyIR, Priority
 from egressproxy.model.authority import Authority
 from egressproxy.model.exchange import Exchange
@@ -58,7 +58,7 @@ class Route(_HotRoute):
     ports: Mapping[str, Collection[int]]  # by hostname of an Fqdn backend: under which a client may name it
     _: KW_ONLY
     request_s: float
-    auth: ExternalAuth | None = None  # asks an authorization server about each request, in its chain
+    auth: ExternalAuthorization | None = None  # asks an authorization server about each request, in its chain
     kind: str = ""
     permission: Permission | None = None  # a Dynamic backend: what the route permits by itself
     looks_at_bodies: bool = False  # for MCP, in its chain

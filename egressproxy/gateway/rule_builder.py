@@ -9,20 +9,13 @@ from time import monotonic
 
 from egressproxy.filters.base import Phase
 from egressproxy.filters.instances import FilterInstances
-from egressproxy.gateway.ai.call import MARK as AI_MARK
-from egressproxy.gateway.ai.call import REQUESTS as AI_REQUESTS
-from egressproxy.gateway.ai.call import AiRequests, import_translation
-from egressproxy.gateway.backends.ai_endpoint import AiEndpoint
-from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.failover import with_failovers
-from egressproxy.gateway.backends.mcp_sessions import McpSessions
 from egressproxy.gateway.backends.mirror import Mirror
 from egressproxy.gateway.backends.retries import NO_RETRIES, RetryPolicy
 from egressproxy.gateway.backends.route_backend import EXACT_BELOW_S, RouteBackend
-from egressproxy.gateway.backends.session_persistence import PersistentSessions
-from egressproxy.gateway.ext_authz.filter import AuthzClient, ExternalAuth
-from egressproxy.gateway.ext_authz.http_client import HttpAuthzClient
-from egressproxy.gateway.mcp.filters import MARK, PATH, REQUESTS, path_filter, requests_filter, speaks_mcp
+from egressproxy.gateway.backends.session_persistence import PersistentSessions, Sessions
+from egressproxy.gateway.product_types import BuiltRule, ExternalAuthorization, OwnFilter
+from egressproxy.gateway.products import PRODUCTS
 from egressproxy.gateway.reusable_components import ReusableComponents
 from egressproxy.gateway.route import Route
 from egressproxy.ir.backend import Destination, Protocol
@@ -55,7 +48,6 @@ class RuleBuilder:
     filters: FilterInstances
     metrics: Metrics
     session_key: SecretBytes
-    has_translation: bool = False
 
     def rule(self, attached: AttachedRoute, rule: HttpRuleIR) -> BlockingWork[Route]:
         """One rule of a route. Stream routes, and what serves destinations without a route, have the same form."""
@@ -74,28 +66,23 @@ class RuleBuilder:
         request_s = policy.timeouts.request_s if rule.request_s is None else rule.request_s
         times = (request_s, *(backend.backend_request_s for backend in backends))
         is_short = any(0 < seconds < EXACT_BELOW_S for seconds in times)
-        is_mcp = attached.kind == "HTTPRoute" and speaks_mcp(rule)
-        is_ai = any(backend.ai is not None for backend in backends)
-        if is_ai:
-            if not self.has_translation:  # a turn in a thread for each rule would make reloads long
-                self.has_translation = True
-                yield import_translation
-            told = replace(AI_REQUESTS, source=f"{attached.kind} {name}")
-            own_ai = AiRequests(name, self.metrics.translations, self.metrics.dropped_fields)
-            extensions = (*extensions, self.parts.place_own(name, told, own_ai, mark=AI_MARK))
+        products = [each for each in PRODUCTS.rules if attached.kind == "HTTPRoute" and each.serves(rule, backends)]
         notes = any(backend.denied is not None and backend.cluster is not None for backend in backends)
         hedging = policy.hedging if attached.kind != "GRPCRoute" else None  # its calls are POSTs
         retries = None
         needs = rule.session is not None or rule.retry is not None or failovers or hedging is not None
-        if needs or is_short or notes or is_mcp or is_ai:
+        if needs or is_short or notes or products:
             key = self.session_key
-            sessions: PersistentSessions | McpSessions | None
-            sessions = others = PersistentSessions(rule.session, key, backends) if rule.session is not None else None
-            if is_mcp:
-                sessions = McpSessions(name, key, backends, others)
-                told = replace(REQUESTS, source=f"{attached.kind} {name}")
-                own = requests_filter(name, sessions, backends, self.metrics.mcp_calls)
-                extensions = (*extensions, self.parts.place_own(name, told, own, mark=MARK))
+            asked = PersistentSessions(rule.session, key, backends) if rule.session is not None else None
+            built = BuiltRule(name, rule, backends, key, self.metrics, asked)
+            sessions: Sessions | None = asked
+            for product in products:
+                work = product.blocking_import()
+                if work is not None:
+                    yield work
+                own, found = product.attach(built)
+                extensions = (*extensions, self._placed(attached, own))
+                sessions = found or sessions
             retries = RetryPolicy(rule.retry or NO_RETRIES, sessions, monotonic, hedging)
         made = Route(
             name,
@@ -110,7 +97,7 @@ class RuleBuilder:
             retries=retries,
             kind=attached.kind,
             permission=self._permission(attached, policy, rule.backends),
-            looks_at_bodies=is_mcp,
+            looks_at_bodies=any(product.looks_at_bodies for product in products),
             only_reports=listener.policy.mode is policy.mode is Mode.REPORT
             and not self.parts.destination_policy(listener.policy).is_firm,
             choices=choices,
@@ -120,24 +107,19 @@ class RuleBuilder:
         yield None
         return made
 
-    def _external_auth(self, route: str, spec: ExternalAuthIR) -> ExternalAuth:
+    def _placed(self, attached: AttachedRoute, own: OwnFilter) -> ExtensionIR:
+        spec = replace(own.spec, source=f"{attached.kind} {attached.route}")
+        return self.parts.place_own(attached.route, spec, own.filter, mark=own.mark)
+
+    def _external_auth(self, route: str, spec: ExternalAuthIR) -> ExternalAuthorization:
         server = spec.backend
         if (
             spec.protocol is AuthProtocol.GRPC and server.backend is not None
         ):  # in place of the protocol for other clients
             server = replace(server, backend=replace(server.backend, protocol=Protocol.GRPC))
         denied, cluster = self.parts.reachable(server)
-        client = self._authz_client(spec, cluster) if cluster is not None else None
-        return ExternalAuth(spec, client, route, self.metrics, denied)
-
-    def _authz_client(self, spec: ExternalAuthIR, cluster: Cluster) -> AuthzClient:
-        chain = self.parts.chain(spec.backend.extensions)
-        if spec.protocol is AuthProtocol.HTTP:
-            return HttpAuthzClient(spec, cluster, chain)
-        # Here, since it is rarely asked for.
-        from egressproxy.gateway.ext_authz.grpc_client import GrpcAuthzClient
-
-        return GrpcAuthzClient(spec, cluster, chain)
+        chain = self.parts.chain(spec.backend.extensions) if cluster is not None else None
+        return PRODUCTS.external_auth(spec, cluster, chain, route, self.metrics, denied)
 
     def _backend(
         self,
@@ -151,10 +133,10 @@ class RuleBuilder:
         name = weighted.backend.label if weighted.backend is not None else "-"
         request_s = rule.backend_request_s
         denied, cluster = self.parts.reachable(weighted)
-        path = path_filter(rule, weighted) if attached.kind == "HTTPRoute" else None
-        if path is not None:
-            spec = replace(PATH, source=f"{attached.kind} {attached.route}")
-            extensions = (*extensions, self.parts.place_own(attached.route, spec, path))
+        is_http = attached.kind == "HTTPRoute"
+        own = PRODUCTS.backend_filter(rule, weighted) if is_http else None
+        if own is not None:
+            extensions = (*extensions, self._placed(attached, own))
         return RouteBackend(
             name,
             cluster,
@@ -169,7 +151,7 @@ class RuleBuilder:
             is_elsewhere=weighted.is_elsewhere,
             parent_by=weighted.parent_by,
             priority=weighted.priority,
-            ai=AiEndpoint.of(weighted) if attached.kind == "HTTPRoute" else None,
+            ai=PRODUCTS.endpoint(weighted) if is_http else None,
         )
 
     def _mirrors(self, attached: AttachedRoute, specs: Sequence[MirrorIR]) -> tuple[Mirror, ...]:

@@ -143,6 +143,10 @@ class Fields:
         return f"Fields({len(self)} lines)"  # never the values: they may be credentials
 
 
+#: The media type of server-sent events.
+EVENT_STREAM: Final = b"text/event-stream"
+
+
 def media_type(fields: Fields) -> bytes:
     """The type of a body (RFC 9110 section 8.3.1), lower case, no parameters; b"" if none. Of several the first."""
     return (fields.get(b"content-type") or b"").partition(b";")[0].strip().lower()

@@ -12,9 +12,9 @@ from cryptography import x509
 
 from egressproxy.cli.main import main
 from egressproxy.config.compile.certificates import read_key_pair
+from egressproxy.gateway.leaf_certificates.minting import SigningCa
 from egressproxy.model.secret import SecretBytes
-from egressproxy.protocols.tls.minting import SigningCa
-from tests.protocols.tls.test_minting import handshake
+from tests.gateway.leaf_certificates.test_minting import handshake
 
 
 def ca(*arguments: str | Path) -> Result:

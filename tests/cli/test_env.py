@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 
 from egressproxy.cli.client_settings import ClientSettings, Login, Proxy
 from egressproxy.cli.main import main
-from egressproxy.protocols.tls.minting import new_ca
+from egressproxy.gateway.leaf_certificates.minting import new_ca
 
 #: A value that each shell has to quote.
 HOSTILE = "a'b \\c$(touch owned)`touch owned`;\"d"

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from egressproxy.protocols.tls.minting import new_ca
+from egressproxy.gateway.leaf_certificates.minting import new_ca
 from tests.clients.world import Ended, Require
 from tests.e2e.world import tls_secret
 from tests.support import manifests as m

@@ -8,7 +8,7 @@ from time import time
 
 import pytest
 
-from egressproxy.protocols.tls.minting import new_ca
+from egressproxy.gateway.leaf_certificates.minting import new_ca
 from tests.clients.test_table import BODY, CLIENTS, LONG, PROGRAMS, REASON, Client, curl
 from tests.clients.world import DENIED, ORIGIN, Outcome, Require, Way, World
 from tests.e2e.world import tls_secret

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from tests.ai_apis.streams import GEMINI_EVENTS, STREAMS
+from tests.ai.apis.streams import GEMINI_EVENTS, STREAMS
 from tests.support import manifests as m
 from tests.support.net import free_port
 from tests.support.origins.server import OriginServer

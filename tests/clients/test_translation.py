@@ -13,14 +13,14 @@ from typing import Any, get_type_hints
 
 import pytest
 
-from egressproxy.ai_apis.apis import Api
-from egressproxy.ai_apis.errors import error_object
-from egressproxy.ai_apis.strict_json import dumps
+from egressproxy.ai.apis.apis import Api
+from egressproxy.ai.apis.errors import error_object
+from egressproxy.ai.translation.apis import DEFAULT_PATHS, api_of
+from egressproxy.ai.translation.errors import Untranslatable
+from egressproxy.ai.translation.translator import ResponseTranslator, translate_request
+from egressproxy.model.strict_json import dumps
 from egressproxy.model.work import at_once
-from egressproxy.translation.apis import DEFAULT_PATHS, api_of
-from egressproxy.translation.errors import Untranslatable
-from egressproxy.translation.translator import ResponseTranslator, translate_request
-from tests.translation.examples import (
+from tests.ai.translation.examples import (
     ANSWERS,
     ANTHROPIC,
     CHAT,

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from egressproxy.filters.audit.verification import verified
 from egressproxy.model.secret import SecretBytes
+from egressproxy.operators.audit.verification import verified
 from tests.support import manifests as m
 from tests.support.net import free_port
 from tests.support.process import GatewayProcess

@@ -15,8 +15,8 @@ from contextlib import suppress
 import pytest
 from h2.exceptions import H2Error
 
-from egressproxy.protocols.ext_proc.messages import ProcessingResponse
-from egressproxy.protocols.ext_proc.wire import read_request, response_bytes
+from egressproxy.envoy.ext_proc.messages import ProcessingResponse
+from egressproxy.envoy.ext_proc.wire import read_request, response_bytes
 from egressproxy.protocols.grpc.framing import GrpcMessageReader, framed
 from tests.e2e.world import Origin, ask, client
 from tests.support import manifests as m

@@ -11,7 +11,7 @@ from typing import Any
 import bcrypt
 import pytest
 
-from egressproxy.protocols.tls.minting import new_ca
+from egressproxy.gateway.leaf_certificates.minting import new_ca
 from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, read_head, read_message, tls_secret
 from tests.support import manifests as m
 from tests.support.name_server import NameServer

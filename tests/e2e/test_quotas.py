@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from egressproxy.filters.audit.verification import verified
+from egressproxy.operators.audit.verification import verified
 from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, read_head, read_message
 from tests.support import manifests as m
 from tests.support.name_server import NameServer

@@ -12,8 +12,8 @@ from time import time
 
 import pytest
 
+from egressproxy.gateway.leaf_certificates.minting import new_ca
 from egressproxy.ir.gateway import CertificateIR
-from egressproxy.protocols.tls.minting import new_ca
 from tests.e2e.world import ALLOW_LOOPBACK, Origin, ask, client, get, read_head, read_message, terminate, tls_secret
 from tests.support import manifests as m
 from tests.support.mounted import mount

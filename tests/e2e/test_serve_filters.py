@@ -15,8 +15,7 @@ import pytest
 from click.testing import CliRunner
 
 from egressproxy.cli.main import main
-from egressproxy.model.field_change import FieldAction, FieldChange
-from egressproxy.protocols.ext_proc.messages import (
+from egressproxy.envoy.ext_proc.messages import (
     PROCESS,
     BodySendMode,
     HeaderSendMode,
@@ -26,7 +25,8 @@ from egressproxy.protocols.ext_proc.messages import (
     ProtocolConfiguration,
     StreamedBody,
 )
-from egressproxy.protocols.ext_proc.wire import read_response, request_bytes
+from egressproxy.envoy.ext_proc.wire import read_response, request_bytes
+from egressproxy.model.field_change import FieldAction, FieldChange
 from egressproxy.protocols.grpc.framing import GrpcMessageReader, framed
 from egressproxy.protocols.grpc.health import CHECK, NOT_SERVING, SERVING, check_message
 from tests.support import manifests as m

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from egressproxy.protocols.ext_proc.messages import MessagePart, ProtocolConfiguration
+from egressproxy.envoy.ext_proc.messages import MessagePart, ProtocolConfiguration
 from egressproxy.protocols.grpc.health import CHECK, SERVING
 from tests.e2e.test_serve_filters import Envoy, configuration, header, process, python, refusal, rule
 from tests.support.net import free_port

@@ -8,7 +8,7 @@ from time import time
 
 import pytest
 
-from egressproxy.protocols.tls.minting import new_ca
+from egressproxy.gateway.leaf_certificates.minting import new_ca
 from tests.e2e.test_transparent import DENIED, NOWHERE, OPAQUE, ORIGIN, RULES, Redirected
 from tests.e2e.world import tls_secret
 from tests.support import manifests as m

@@ -13,11 +13,11 @@ from egressproxy.filters.base import BodyMode, Filter, FilterType, Phase, Reject
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import Chain, compile_chain, finish, run_to_end
 from egressproxy.filters.instances import FilterInstances
-from egressproxy.gateway.explain.render import filter_values
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, ResponseHead
+from egressproxy.operators.explain.render import filter_values
 from egressproxy.telemetry.metrics import Metrics
 from tests.filters.test_instances import NoConfig
 from tests.gateway.kit import forward

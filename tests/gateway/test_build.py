@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import sys
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
@@ -10,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from egressproxy.ai.backends.call import import_translation
 from egressproxy.errors import Denied, Reason
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import run
 from egressproxy.filters.instances import FilterBuildError
-from egressproxy.gateway.ai.call import import_translation
 from egressproxy.gateway.build import SnapshotBuilder
 from egressproxy.gateway.gateway import GatewayServer
 from egressproxy.gateway.route import SELF_SERVICE
@@ -72,13 +73,21 @@ async def test_it_pauses_at_least_once_for_every_rule(gateway: GatewayServer, co
     assert len(list(steps(gateway, config))) >= ROUTES
 
 
-async def test_what_translates_is_imported_in_one_step_however_many_rules_need_it(gateway: GatewayServer):
+async def test_what_translates_is_imported_in_one_step_however_many_rules_need_it(
+    gateway: GatewayServer, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.delitem(sys.modules, "egressproxy.ai.translation.translator", raising=False)
     provider = m.backend("a", "a.test", 80)
     provider["spec"]["destination"]["ports"][0]["protocolOptions"] = {"ai": {"apis": ["OpenAIChat"]}}
     rule = m.prefix_rule("/", "a")
     routes = (m.http_route(f"r{n}", rule, hostnames=[f"h{n}.test"]) for n in range(ROUTES))
     config = compiled_spec([m.gateway(m.http_listener(8080)), m.policy(), provider, *routes])
-    assert [step for step in steps(gateway, config) if step is not None] == [import_translation]
+    taken = []
+    for step in steps(gateway, config):
+        if step is not None:
+            step()
+            taken.append(step)
+    assert taken == [import_translation]
 
 
 async def test_a_listener_keeps_what_was_said_of_it_but_not_the_routes_which_are_in_its_tables(

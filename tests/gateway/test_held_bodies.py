@@ -9,7 +9,7 @@ import pytest
 
 from egressproxy.gateway.backends.replayable_body import REPLAY_LIMIT
 from egressproxy.gateway.overload.memory_pressure import OverloadState
-from tests.gateway.ai import test_aliases, test_translation
+from tests.ai.backends import test_aliases, test_translation
 from tests.gateway.conftest import Start
 from tests.gateway.h2 import speak_http2
 from tests.gateway.test_overload_manager import Pressed

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
-from egressproxy.filters.approval_hold import holds
 from egressproxy.model.admin_requests import HoldDecision
 from egressproxy.model.kill_switch import KilledIdentities, KilledIdentity
+from egressproxy.operators.approval.approval_hold import holds
 from egressproxy.protocols.socks5.messages import ReplyCode
 from egressproxy.protocols.socks5.server import reply
 from tests.gateway.backends.test_failover import refuse

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from egressproxy.filters.approval_hold import holds
 from egressproxy.gateway.overload_manager import OverloadManager
 from egressproxy.model.kill_switch import KilledIdentities, KilledIdentity
 from egressproxy.model.process_limits import NO_LIMITS
+from egressproxy.operators.approval.approval_hold import holds
 from egressproxy.protocols.socks5.messages import ReplyCode
 from egressproxy.protocols.socks5.server import reply
 from tests.gateway.backends.test_parent_identity import second, signed

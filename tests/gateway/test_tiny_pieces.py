@@ -9,9 +9,9 @@ from typing import Any, cast
 
 import pytest
 
+from egressproxy.gateway.backends.buffered_body import BufferedRequest
 from egressproxy.gateway.backends.replayable_body import REPLAY_LIMIT, ReplayableBody
 from egressproxy.gateway.exchange.body_filter import Collector
-from egressproxy.gateway.ext_authz.buffered_body import BufferedRequest
 from egressproxy.gateway.listeners.stream_connection import _Inner
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import CHUNKED, RequestHead

@@ -8,8 +8,8 @@ import pytest
 
 from tests.gateway.conftest import Start
 from tests.gateway.exchange.test_connect import client_hello
-from tests.gateway.explain.test_explain import ask
 from tests.gateway.kit import ESTABLISHED, OK, OK_PASSED, connect, forward, reverse
+from tests.operators.explain.test_explain import ask
 from tests.support import manifests as m
 from tests.support.manifests import Manifest
 

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from egressproxy.filters.cache.cache import Cache
+from egressproxy.ai.cache.cache import Cache
 from egressproxy.gateway.backends.endpoints import CircuitBreaker, EndpointMonitor, HostnameMonitor, HostSet
 from egressproxy.gateway.backends.health_checks import EndpointCheck, HealthChecks
 from egressproxy.gateway.backends.mirror_request import MirrorRequest, MirrorRequests

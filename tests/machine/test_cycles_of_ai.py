@@ -7,16 +7,17 @@ from collections.abc import Callable
 
 import pytest
 
-from egressproxy.gateway.ai.answers import TranslatedAnswer, TranslatedStream
-from egressproxy.gateway.ai.call import AiCall
+from egressproxy.ai.backends.answers import TranslatedStream
+from egressproxy.ai.backends.call import AiCall
+from egressproxy.ai.translation.translator import ResponseTranslator, TranslatedRequest
+from egressproxy.gateway.answers import WholeAnswer
 from egressproxy.gateway.backends.failover import FailoverState
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.model.exchange import Exchange
 from egressproxy.protocols.http1.upstream import UpstreamConnection
-from egressproxy.translation.translator import ResponseTranslator, TranslatedRequest
-from tests.gateway.ai.test_aliases import CHAT, endpoint, post
-from tests.gateway.ai.test_translation import EVENTS, config, provider, respond, stream
+from tests.ai.backends.test_aliases import CHAT, endpoint, post
+from tests.ai.backends.test_translation import EVENTS, config, provider, respond, stream
 from tests.support import manifests as m
 from tests.support.conversation import Conversation, conversation
 from tests.support.leftovers import Leftovers, leftovers_of
@@ -28,7 +29,7 @@ left = leftovers_of(
     Exchange,
     ReplayableBody,
     ResponseTranslator,
-    TranslatedAnswer,
+    WholeAnswer,
     TranslatedRequest,
     TranslatedStream,
     UpstreamConnection,

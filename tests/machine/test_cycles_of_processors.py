@@ -8,19 +8,19 @@ from typing import Any
 
 import pytest
 
+from egressproxy.envoy.ext_proc.messages import ImmediateResponse, MessagePart, ProcessingResponse, StreamedBody
+from egressproxy.envoy.ext_proc.wire import response_bytes
+from egressproxy.envoy.processors.session import ProcessorSession
 from egressproxy.errors import GatewayError
 from egressproxy.gateway.backends.bidirectional_call import BidirectionalCall
 from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.exchange.pipeline import Pipeline
-from egressproxy.gateway.processors.session import ProcessorSession
 from egressproxy.model.exchange import Exchange
-from egressproxy.protocols.ext_proc.messages import ImmediateResponse, MessagePart, ProcessingResponse, StreamedBody
-from egressproxy.protocols.ext_proc.wire import response_bytes
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.protocols.http2.upstream import Http2Upstream
 from egressproxy.protocols.http2.upstream_stream import UpstreamStream
+from tests.envoy.processors.server import Processor, processed
 from tests.gateway.kit import OK
-from tests.gateway.processors.server import Processor, processed
 from tests.support.conversation import Conversation, conversation
 from tests.support.leftovers import Leftovers, leftovers_of
 

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from egressproxy.errors import GatewayError
+from egressproxy.gateway.backends.buffered_body import BufferedRequest
 from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.exchange.pipeline import Pipeline
-from egressproxy.gateway.ext_authz.buffered_body import BufferedRequest
 from egressproxy.model.exchange import Exchange
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.protocols.http2.upstream import Http2Upstream
 from egressproxy.protocols.http2.upstream_stream import UpstreamStream
-from tests.gateway.ext_authz import test_filter as http
-from tests.gateway.ext_authz import test_grpc_client as grpc
+from tests.envoy.ext_authz import test_filter as http
+from tests.envoy.ext_authz import test_grpc_client as grpc
 from tests.gateway.kit import OK
 from tests.support.conversation import Conversation, conversation
 from tests.support.leftovers import Leftovers, leftovers_of

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.gateway.ai.test_translation import provider
+from tests.ai.backends.test_translation import provider
 from tests.gateway.h2 import speak_http2
 from tests.support import manifests as m
 from tests.support.conversation import Conversation, Peer, conversation

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from egressproxy.ai_apis.apis import Api
+from egressproxy.ai.apis.apis import Api
+from egressproxy.ai.backends.model_field import find_model, with_model
+from egressproxy.ai.translation.errors import Untranslatable
+from egressproxy.ai.translation.translator import ResponseTranslator, translate_request
 from egressproxy.filters import Phase
 from egressproxy.filters.testing import FilterHarness
-from egressproxy.gateway.ai.model_field import find_model, with_model
 from egressproxy.model.work import Work, at_once
-from egressproxy.translation.errors import Untranslatable
-from egressproxy.translation.translator import ResponseTranslator, translate_request
 from tests.support.steps import longest_part, longest_step, pieces
 
 #: Units of some two milliseconds. What is known to be atomic (reading one long string, freeing what was read) is below.

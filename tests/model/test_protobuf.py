@@ -40,7 +40,7 @@ def test_a_data_plane_without_grpc_does_not_load_it():
     program = (
         "import sys, egressproxy.processes.workers.process, egressproxy.gateway.build\n"
         "print([name for name in sys.modules if name.startswith('google')])\n"
-        "import egressproxy.gateway.ext_authz.grpc_client\n"
+        "import egressproxy.envoy.ext_authz.grpc_client\n"
         "print('google.protobuf.message' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=WAIT_S)

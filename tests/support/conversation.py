@@ -40,12 +40,12 @@ import yaml
 from egressproxy.config.compile.compiler import compile_config
 from egressproxy.config.compile.interface import Defaults
 from egressproxy.config.reading.load import load_text
+from egressproxy.doors.catalog import Catalog
+from egressproxy.doors.products import build
 from egressproxy.errors import UpstreamFault
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
-from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.settings import CalledBackendRef, FilterConfig
 from egressproxy.gateway.backends.network import Network, NetworkReports
-from egressproxy.gateway.build import build
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.connection_manager import HttpConnectionManager
 from egressproxy.gateway.listeners.bound_port import BoundPort

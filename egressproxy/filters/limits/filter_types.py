@@ -2,8 +2,7 @@
 
 RequestRateLimit, ConcurrencyLimit and BodyLimit are those of everybody at a place, each of one number. The state is in
 the filter instance, which all places with an equal spec share (`scope` is part of it) and which a reload keeps; with
-several workers it is in a row of `shared_counters`. A bucket is refilled when it is used, not by a timer. A
-QoSController that needs no more is a RequestRateLimit; any other is a `quota`.
+several workers it is in a row of `shared_counters`. A bucket is refilled when it is used, not by a timer.
 """
 
 from __future__ import annotations
@@ -12,21 +11,17 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Final
 
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.filters.base import REQUEST_HEADS, Filter, FilterContext, FilterType, LimitState, Phase
-from egressproxy.filters.limits.qos_config import QoSControllerConfig
-from egressproxy.filters.limits.rules import NEEDS_BODY
-from egressproxy.filters.limits.windows import SECONDS, TokenBucket, span_text
+from egressproxy.filters.limits.windows import TokenBucket, span_text
 from egressproxy.filters.settings import FilterConfig, Within
 from egressproxy.filters.shared_counters import Row
 from egressproxy.model.exchange import Exchange, StateSlot
 
 _NO_LOCK: Final = nullcontext()
-#: `mode` and `rateLimitHeaders` of a QoSController that may be one number.
-_USUAL: Final = ("Enforce", "Denied")
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,43 +207,4 @@ BODY_LIMIT = FilterType(
     config_model=BodyLimitConfig,
     build=BodyLimit,
     summary="Limits the bytes of a request body; longer ones get 413.",
-)
-
-
-def _build(context: FilterContext) -> Filter:
-    """One limit of requests that is the same for everybody is one number; everything else needs a table."""
-    config: QoSControllerConfig = context.config
-    (first, *more) = config.entries
-    is_plain = not (more or first.per or config.store) and (config.mode, config.rate_limit_headers) == _USUAL
-    if is_plain and first.type == "Requests" and first.unit in SECONDS and first.limit == int(first.limit):
-        rate = RequestRateLimitConfig(int(first.limit), SECONDS[first.unit], int(first.burst))
-        return request_rate_limit(replace(context, config=rate, name=first.name))
-    return quota(context)
-
-
-def quota(context: FilterContext) -> Filter:
-    """The filter of this context. Raises ValueError for what cannot be limited in its phase."""
-    config: QoSControllerConfig = context.config
-    types = {entry.type for entry in config.entries}
-    if types & {"Tokens", "Cost"} or any(NEEDS_BODY in entry.per for entry in config.entries):
-        from egressproxy.filters.limits.token_quota import TokenQuota
-
-        return TokenQuota(context)
-    from egressproxy.filters.limits.quota import Quota, SettledQuota
-
-    return SettledQuota(context) if types - {"Requests"} else Quota(context)
-
-
-QOS_CONTROLLER = FilterType(
-    name="egressproxy.io/QoSController:v1",
-    phases=REQUEST_HEADS,
-    config_model=QoSControllerConfig,
-    build=_build,
-    also=frozenset((Phase.REQUEST_BODY, Phase.BACKEND_RESPONSE, Phase.RESPONSE_HEADERS, Phase.RESPONSE_BODY)),
-    secret_refs=lambda config: (
-        (ref,) if config.store is not None and (ref := config.store.secret_ref) is not None else ()
-    ),
-    backend_refs=lambda config: () if config.store is None else (("store.backendRef", config.store.backend_ref),),
-    is_shared=True,
-    summary="Limits requests, bytes, tokens, money and concurrency, per identity, model and more; others get 429.",
 )

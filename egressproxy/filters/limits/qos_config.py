@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import Annotated, Final, Literal
 
-from egressproxy.ai_apis.usage import TokenUsage
 from egressproxy.filters.limits.rules import Per
 from egressproxy.filters.limits.windows import CALENDAR, SECONDS
 from egressproxy.filters.settings import CalledBackendRef, FieldName, FilterConfig, SecretRef, Within
 from egressproxy.ir.policy import MAX_BUFFERED_BYTES, FieldFault
 
 _PRICE = Within(ge=0, allow_inf_nan=False)
-_MILLION = 1_000_000
 
 LimitType = Literal["Requests", "Bytes", "Tokens", "Cost", "Concurrency"]
 #: The default number of keys of a limit.
@@ -36,26 +32,6 @@ class TokenPrice(FilterConfig):
     """The price of response tokens."""
     cached_input: Annotated[float, _PRICE] | None = None
     """The price of cached request tokens. Default: as `input`."""
-
-    def cost(self, usage: TokenUsage) -> float:
-        """The cost of these tokens."""
-        cached = self.input if self.cached_input is None else self.cached_input
-        fresh = usage.input_tokens - usage.cached_tokens
-        return (fresh * self.input + usage.cached_tokens * cached + usage.output_tokens * self.output) / _MILLION
-
-
-def price_of(prices: Sequence[TokenPrice], model: str) -> TokenPrice | None:
-    """The first entry that matches this model, or None."""
-    for price in prices:
-        for pattern in price.models:
-            if fnmatchcase(model, pattern):
-                return price
-    return None
-
-
-def dearest(prices: Sequence[TokenPrice]) -> TokenPrice:
-    """A price at least as high as each of these."""
-    return TokenPrice(("*",), max(price.input for price in prices), max(price.output for price in prices))
 
 
 @dataclass(frozen=True, slots=True)

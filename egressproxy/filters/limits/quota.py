@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Sequence
 from functools import partial
 from hashlib import blake2b
 from time import monotonic
-from typing import TYPE_CHECKING, Final
+from typing import Final, Generic, TypeVar
 
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.filters.base import RESPONSE_PHASE, Filter, FilterContext, HeaderResult, LimitState, Phase
@@ -33,8 +33,8 @@ from egressproxy.filters.limits.windows import CALENDAR, span_text, window_of
 from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.net.keyed_counters import KEY_BYTES, SHARED, SHARED_KEYS, KeyedCounters, OwnCounters
 
-if TYPE_CHECKING:  # imported at run time only if a limit reads bodies
-    from egressproxy.filters.limits.token_use import TokenUse
+#: The tokens of an exchange: what estimates and counts them. The limits here have none.
+Use = TypeVar("Use")
 
 #: The least amount, so that an exhausted limit also refuses exchanges of unknown amount.
 LEAST: Final = 1.0
@@ -42,18 +42,18 @@ LEAST: Final = 1.0
 _OF_ANYBODY: Final = frozenset(("Header", "Model"))
 
 
-class Held:
+class Held(Generic[Use]):
     """The reservations of one exchange: amounts taken, concurrency slots, and token use."""
 
     __slots__ = ("places", "takes", "use")
 
-    def __init__(self, use: TokenUse | None) -> None:
+    def __init__(self, use: Use | None) -> None:
         self.takes: list[Reservation] = []
         self.places: list[tuple[ConcurrencyRule, int]] = []
         self.use = use
 
 
-class Quota(Filter):
+class Quota(Filter, Generic[Use]):
     """The limits of one QoSController, if no limit needs settlement."""
 
     ignores_trailers = True
@@ -62,7 +62,7 @@ class Quota(Filter):
     def __init__(self, context: FilterContext, store: QuotaStore | None = None) -> None:
         config: QoSControllerConfig = context.config
         self._source = context.source
-        self._held: StateSlot[Held] = StateSlot("quota")
+        self._held: StateSlot[Held[Use]] = StateSlot("quota")
         self._is_report = config.mode == "Report"
         self._headers = config.rate_limit_headers
         entries = config.entries
@@ -130,7 +130,7 @@ class Quota(Filter):
             states.append(LimitState(each.name, each.allows, each.limit, each.limit - each.in_progress(exchange, "")))
         return states
 
-    def _take(self, exchange: Exchange, model: str, use: TokenUse | None = None) -> Awaitable[None] | None:
+    def _take(self, exchange: Exchange, model: str, use: Use | None = None) -> Awaitable[None] | None:
         held = exchange.state.get(self._held)
         if held is None:
             held = Held(use)
@@ -162,7 +162,7 @@ class Quota(Filter):
         self._finish(exchange, held, refusing)
         return None
 
-    def _enter(self, exchange: Exchange, held: Held, model: str) -> None:
+    def _enter(self, exchange: Exchange, held: Held[Use], model: str) -> None:
         """Count the exchange as in progress. Raises LimitExceeded."""
         for rule in self.concurrency:
             place = rule.enter(exchange, model)
@@ -177,7 +177,7 @@ class Quota(Filter):
                 raise LimitExceeded(Reason.CONCURRENCY, rule.message, status=503, rule=self._source, retry_after_s=1)
 
     async def _go_on(
-        self, exchange: Exchange, held: Held, takes: list[Reservation], waiting: Awaitable[Reservation | None]
+        self, exchange: Exchange, held: Held[Use], takes: list[Reservation], waiting: Awaitable[Reservation | None]
     ) -> None:
         try:
             refusing = await waiting
@@ -187,7 +187,7 @@ class Quota(Filter):
         held.takes = takes
         self._finish(exchange, held, refusing)
 
-    def _finish(self, exchange: Exchange, held: Held, refusing: Reservation | None) -> None:
+    def _finish(self, exchange: Exchange, held: Held[Use], refusing: Reservation | None) -> None:
         """Count the result. Raises LimitExceeded."""
         if refusing is None:
             for take in held.takes:
@@ -215,17 +215,17 @@ class Quota(Filter):
             error.fields = self._fields(exchange, takes)
         raise error
 
-    def _amount(self, rule: QuotaRule, exchange: Exchange, use: TokenUse | None) -> float:
+    def _amount(self, rule: QuotaRule, exchange: Exchange, use: Use | None) -> float:
         return LEAST
 
     def _fields(self, exchange: Exchange, takes: list[Reservation]) -> tuple[tuple[bytes, bytes], ...]:
         self._store.peek(takes)
         return rate_limit_fields(takes)
 
-    def _release(self, held: Held) -> None:
+    def _release(self, held: Held[Use]) -> None:
         """Give back the amounts that another attempt takes again."""
 
-    def _leave(self, held: Held) -> None:
+    def _leave(self, held: Held[Use]) -> None:
         for rule, place in held.places:
             rule.leave(place)
         held.places.clear()
@@ -237,7 +237,7 @@ class Quota(Filter):
         self._store.close()
 
 
-class SettledQuota(Quota):
+class SettledQuota(Quota[Use]):
     """The limits that are settled at the end of the exchange: concurrency, and bytes."""
 
     settles = True
@@ -256,18 +256,18 @@ class SettledQuota(Quota):
                 if took != take.amount:
                     self._store.settle(take, took - take.amount)
 
-    def _release(self, held: Held) -> None:
+    def _release(self, held: Held[Use]) -> None:
         for take in held.takes:
             if take.rule.is_settled:
                 self._store.settle(take, -take.amount)
         held.takes = []
 
-    def _amount(self, rule: QuotaRule, exchange: Exchange, use: TokenUse | None) -> float:
+    def _amount(self, rule: QuotaRule, exchange: Exchange, use: Use | None) -> float:
         if rule.type == "Bytes" and rule.counts_input:
             return max(LEAST, float(exchange.request.body))
         return LEAST
 
-    def _taken(self, rule: QuotaRule, exchange: Exchange, use: TokenUse | None) -> float | None:
+    def _taken(self, rule: QuotaRule, exchange: Exchange, use: Use | None) -> float | None:
         """The final amount; None if the amount was known before."""
         if rule.type != "Bytes":
             return None

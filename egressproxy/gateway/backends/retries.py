@@ -21,10 +21,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import InitVar, dataclass, field
 
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
-from egressproxy.gateway.backends.mcp_sessions import McpSessions
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
-from egressproxy.gateway.backends.session_persistence import PersistentSessions
+from egressproxy.gateway.backends.session_persistence import Sessions
 from egressproxy.gateway.backends.upstream_call import IDEMPOTENT, Repeat
 from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
 from egressproxy.ir.policy import HedgingIR, RetryBudgetIR, RetryIR
@@ -45,7 +44,7 @@ class RetryPolicy:
     """One per rule; keeps nothing of an exchange. `now` gives monotonic seconds."""
 
     _retry: RetryIR
-    sessions: PersistentSessions | McpSessions | None
+    sessions: Sessions | None
     now: InitVar[Callable[[], float]]
     hedging: HedgingIR | None = None
     attempts: int = field(init=False)  # so many times a request may go again

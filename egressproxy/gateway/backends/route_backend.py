@@ -7,10 +7,11 @@ from typing import Final
 
 from egressproxy.errors import Denied, GatewayError, GatewayFault, Reason
 from egressproxy.filters.chain import Chain
-from egressproxy.gateway.backends.ai_endpoint import AiEndpoint
 from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.mirror import Mirror
+from egressproxy.gateway.backends.provider_endpoint import ProviderEndpoint
 from egressproxy.gateway.enforcement import enforce
+from egressproxy.ir.backend import Protocol
 from egressproxy.ir.policy import Mode
 from egressproxy.model.exchange import Exchange
 from egressproxy.net.timers import TICK_S
@@ -52,7 +53,7 @@ class RouteBackend(_HotRouteBackend):
     is_elsewhere: bool = False
     parent_by: str = ""
     priority: int = 0
-    ai: AiEndpoint | None = None
+    ai: ProviderEndpoint | None = None
 
     def __post_init__(self) -> None:
         self.clock_s = on_the_wheel(self.backend_request_s)
@@ -85,6 +86,10 @@ class RouteBackend(_HotRouteBackend):
     @property
     def originates_tls(self) -> bool:
         return self.cluster is not None and self.cluster.spec.backend.tls is not None
+
+    @property
+    def speaks_mcp(self) -> bool:
+        return self.cluster is not None and self.cluster.spec.backend.protocol is Protocol.MCP
 
     @property
     def is_brief(self) -> bool:

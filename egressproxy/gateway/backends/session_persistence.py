@@ -12,12 +12,15 @@ import hmac
 import re
 import struct
 import time
+from abc import ABC, abstractmethod
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from operator import is_
+from typing import ClassVar
 
+from egressproxy.errors import GatewayError
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
 from egressproxy.ir.backend import EndpointAddress
@@ -59,6 +62,16 @@ class Session:
             return cluster.target(exchange)
         target = cluster.endpoint_target(self.endpoint)
         return target if cluster.watched is None or cluster.watched.is_usable(target) else cluster.target(exchange)
+
+
+class BoundSession(Session, ABC):
+    """A session that only its own endpoint knows: its requests go nowhere else."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def lost(self) -> GatewayError:
+        """The error for its client, where that endpoint may not serve it."""
 
 
 class SessionPlaces:
@@ -107,7 +120,28 @@ class SessionPlaces:
         return self._names.get(place, _GONE)
 
 
-class PersistentSessions:
+class Sessions(ABC):
+    """The sessions of one rule."""
+
+    __slots__ = ()
+
+    reads_beginnings: ClassVar[bool] = True  # the beginning of an answer of 200 may be read, for a failure
+
+    @property
+    @abstractmethod
+    def shown_as(self) -> str:
+        """What clients show, in words."""
+
+    @abstractmethod
+    def find(self, exchange: Exchange) -> Session | None:
+        """The session of the request; None without a valid one."""
+
+    @abstractmethod
+    def keep(self, exchange: Exchange, session: Session | None, backend: RouteBackend, target: UpstreamHost) -> None:
+        """Tell the client its session, in `exchange.response`. `session`: the one in the request."""
+
+
+class PersistentSessions(Sessions):
     """The session persistence of one rule, over all its backends, those of weight 0 included."""
 
     __slots__ = ("_cookie", "_key", "_name", "_places", "_spec")

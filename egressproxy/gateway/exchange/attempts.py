@@ -15,21 +15,22 @@ from time import monotonic
 from egressproxy.errors import GatewayError, LimitExceeded, Reason, RetrySafety, UpstreamFault
 from egressproxy.filters.base import NextAttempt
 from egressproxy.filters.chain import finish
-from egressproxy.gateway.ai.answers import Answer, BegunAnswer
-from egressproxy.gateway.ai.call import AiCall
+from egressproxy.gateway.answers import Answer, BegunAnswer
+from egressproxy.gateway.backends.buffered_body import HELD
 from egressproxy.gateway.backends.endpoints import HostSet
 from egressproxy.gateway.backends.failover import FailoverGroup, FailoverState, may_serve, status_of_answer
-from egressproxy.gateway.backends.mcp_sessions import McpSession, McpSessions, session_not_found
 from egressproxy.gateway.backends.mirror_request import mirror_requests_of
 from egressproxy.gateway.backends.replayable_body import REPLAY_LIMIT, ReplayableBody
 from egressproxy.gateway.backends.retries import RetryPolicy, may_go_again, untried
 from egressproxy.gateway.backends.route_backend import EXACT_BELOW_S, RouteBackend
+from egressproxy.gateway.backends.session_persistence import BoundSession
 from egressproxy.gateway.backends.upstream_call import Repeat, call_upstream, filtered_answer
 from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
 from egressproxy.gateway.exchange.body_filter import BodyFilter
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.hedging import HedgedCall, finish_attempts
-from egressproxy.gateway.ext_authz.buffered_body import HELD
+from egressproxy.gateway.product_types import ADAPTER, RequestAdapter
+from egressproxy.gateway.products import PRODUCTS
 from egressproxy.gateway.route import Route
 from egressproxy.model.exchange import ATTEMPTS_FIELD, AttemptTrail, Exchange
 from egressproxy.model.grpc_status import GRPC_NAMES
@@ -70,7 +71,7 @@ class Attempts:
     """The attempts of one request: what was tried, and where it goes next."""
 
     __slots__ = (
-        "_ai",
+        "_adapter",
         "_backend",
         "_began",
         "_begun",
@@ -105,20 +106,20 @@ class Attempts:
         head, sessions = exchange.request, policy.sessions
         self._policy = policy
         self._exchange = exchange
-        self._ai = AiCall.of(exchange) if exchange.state else None
+        self._adapter = exchange.state.get(ADAPTER) if exchange.state else None
         self._client = client
         self._route = route
         self._origin = head.fields.block, head.path, exchange.upstream_host, head.body  # what each attempt starts from
         self._shown = session = sessions.find(exchange) if sessions is not None else None
         if session is not None and session.backend.name in route.excluded:
-            if isinstance(session, McpSession):
-                raise session_not_found()
+            if isinstance(session, BoundSession):
+                raise session.lost()
             session = None
         self._session = session
         self._chosen: list[RouteBackend] = []
         self._counted: list[HostSet] = []  # those that count a retry of this request
         self._backend = backend = session.backend if session is not None else route.choose()
-        self._owner = backend if isinstance(session, McpSession) else None  # nobody else gets the server's own id
+        self._owner = session if isinstance(session, BoundSession) else None  # nobody else gets the server's own id
         self._failover = failover = route.failover_of(backend)
         self._failover_state, self._codes, self._repeat = None, policy.codes, policy.repeat
         if failover is not None:
@@ -149,22 +150,22 @@ class Attempts:
     async def reach(self, collected: bytes | ReplayableBody | None) -> Answer | LocalResponse:
         """See `reach_with_retries`. `collected` is the body, where it is here already."""
         exchange, policy, failover = self._exchange, self._policy, self._failover
-        ai = self._ai
+        adapter = self._adapter
         has_body = exchange.request.body != 0 or collected is not None
         if has_body and (
-            self._failover_state is not None or policy.attempts or policy.sessions is not None or ai is not None
+            self._failover_state is not None or policy.attempts or policy.sessions is not None or adapter is not None
         ):
             limit = failover.spec.max_replay_bytes if failover is not None else REPLAY_LIMIT
             self._body = kept_body(exchange, self._client, self._route, collected, limit)
         policy.count_request()
         while True:
-            if ai is not None:
-                chosen = await ai.prepare(exchange, self._client, self._backend, self._body, self._failover_state)
+            if adapter is not None:
+                chosen = await adapter.prepare(exchange, self._client, self._backend, self._body, self._failover_state)
                 if chosen is not self._backend:
                     self._backend, self._session = chosen, None
             self._begin()
-            if ai is not None and ai.own_answer is not None:
-                return ai.own_answer
+            if adapter is not None and adapter.own_answer is not None:
+                return adapter.own_answer
             timer = None  # hedged attempts have timers of their own
             is_hedged = exchange.method in policy.hedged_methods and self._may_hedge(collected)
             is_timed = self._backend.is_brief or (failover is not None and failover.spec.first_byte_s)
@@ -176,7 +177,7 @@ class Attempts:
                     return upstream
                 if await self._is_final(upstream, timer):
                     found = self._begun or upstream
-                    answer: Answer = found if ai is None else await self._read_answer(ai, found, timer)
+                    answer: Answer = found if adapter is None else await self._read_answer(adapter, found, timer)
                     break
                 discard(self._client, upstream)
             except (UpstreamFault, LimitExceeded) as error:
@@ -185,8 +186,8 @@ class Attempts:
                     discard(self._client, held.upstream)
                 else:
                     held.fail(exchange, error)  # of an answer without a first byte
-                if ai is not None and self._failover_state is not None:
-                    await ai.narrow(self._exchange, self._client, self._body, self._failover_state)
+                if adapter is not None and self._failover_state is not None:
+                    await adapter.narrow(self._exchange, self._client, self._body, self._failover_state)
                 if not self._goes_on(error):
                     note_attempt(exchange, self._backend, self._outcome, self._began)
                     if 0 < policy.attempts <= self._retries and error.reason in BROKEN:
@@ -209,8 +210,8 @@ class Attempts:
     # --- one attempt -----------------------------------------------------------------------------------------------
     def _begin(self) -> None:
         exchange, backend, resources = self._exchange, self._backend, self._client.resources
-        if self._owner is not None and backend is not self._owner:
-            raise session_not_found()
+        if self._owner is not None and backend is not self._owner.backend:
+            raise self._owner.lost()
         resources.backend = backend
         self._chosen.append(backend)
         if backend.denied is not None:
@@ -234,9 +235,9 @@ class Attempts:
         self._tried.add(target)
         cluster = backend.cluster
         assert cluster is not None  # the target is of it
-        ai, body = self._ai, self._body or collected
-        if ai is not None and ai.body is not None:  # the body as its provider gets it
-            body = ai.body or collected
+        adapter, body = self._adapter, self._body or collected
+        if adapter is not None and adapter.body is not None:  # the body as its provider gets it
+            body = adapter.body or collected
         found = await call_upstream(
             self._client, self._client.resources, exchange, cluster, target, backend.chain, body, self._repeat
         )
@@ -256,12 +257,12 @@ class Attempts:
         if not is_of_grpc:
             self._outcome = str(status)
         if self._is_good and not is_of_grpc:
-            if failover_state is not None and self._ai is None:
+            if failover_state is not None and self._adapter is None:
                 failover_state.succeeded(self._backend)
             return True
         if failover_state is not None and failover is not None and status in failover.codes:
-            if self._ai is not None:
-                await self._ai.narrow(exchange, self._client, self._body, failover_state)
+            if self._adapter is not None:
+                await self._adapter.narrow(exchange, self._client, self._body, failover_state)
             failover_state.answered(self._backend, exchange.response, status, self._client.wheel.now)
             self._following = self._next_backend(None)
         if self._following is None and not ((status in policy.codes or is_of_grpc) and self._may_retry()):
@@ -277,9 +278,12 @@ class Attempts:
         goes_on = self._failover_state is not None or (policy.attempts and not self._backend.has_parent)
         if not goes_on or not (body is None or body.is_kept):
             return 200
-        if isinstance(policy.sessions, McpSessions):
-            return 200  # its events may rest, and its errors are the client's
-        self._begun = begun = BegunAnswer.of(self._exchange, upstream, self._client)
+        if policy.sessions is not None and not policy.sessions.reads_beginnings:
+            return 200
+        first = PRODUCTS.answer_beginning(self._exchange)
+        self._begun = begun = (
+            BegunAnswer.of(self._exchange, upstream, self._client, first) if first is not None else None
+        )
         if begun is None:
             return 200
         if timer is not None:
@@ -305,11 +309,13 @@ class Attempts:
             self._wait_s = pushback_s
         return True
 
-    async def _read_answer(self, ai: AiCall, upstream: Upstream | BegunAnswer, timer: AttemptTimer | None) -> Answer:
-        """The answer of an AI provider as the client gets it. Raises UpstreamFault where it cannot be read."""
+    async def _read_answer(
+        self, adapter: RequestAdapter, upstream: Upstream | BegunAnswer, timer: AttemptTimer | None
+    ) -> Answer:
+        """The answer of the backend as the client gets it. Raises UpstreamFault where it cannot be read."""
         if timer is not None:
             timer.cancel()  # its first byte is here, and all of it may take longer
-        answer = await ai.answer(self._exchange, self._client, upstream)
+        answer = await adapter.answer(self._exchange, self._client, upstream)
         if self._failover_state is not None and self._is_good:
             self._failover_state.succeeded(self._backend)
         return answer
@@ -372,7 +378,7 @@ class Attempts:
         """
         head = self._exchange.request
         return (
-            self._ai is None
+            self._adapter is None
             and (head.body == 0 or collected is not None)
             and not head.upgrade
             and self._session is None
@@ -400,8 +406,8 @@ class Attempts:
     async def _prepare_next(self) -> None:
         exchange, backend, following, body = self._exchange, self._backend, self._following, self._body
         note_attempt(exchange, backend, self._outcome, self._began)
-        if following is not None or not isinstance(self._session, McpSession) or self._target in self._down:
-            self._session = None  # other endpoints do not know a session of MCP: its retries stay with its own
+        if following is not None or not isinstance(self._session, BoundSession) or self._target in self._down:
+            self._session = None  # the retries of one that is bound stay with its own endpoint
         if following is not None:
             self._wait_s = 0.0
             if following is not backend:

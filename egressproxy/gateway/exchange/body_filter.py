@@ -9,7 +9,7 @@ from typing import Final
 from egressproxy.errors import GatewayError, GatewayFault, LimitExceeded, Reason
 from egressproxy.filters.base import MORE
 from egressproxy.filters.body import BodyChain
-from egressproxy.gateway.ai.answers import ReadingClient
+from egressproxy.gateway.answers import ReadingClient
 from egressproxy.gateway.backends.backend_body_filters import forwarded_trailers
 from egressproxy.gateway.backends.replayable_body import HeldFor
 from egressproxy.model.exchange import Exchange

@@ -13,8 +13,6 @@ from typing import ClassVar, Protocol
 
 from egressproxy.errors import GatewayError, LimitExceeded, Reason
 from egressproxy.filters.body import BodyChain
-from egressproxy.gateway.ai.call import AiCall
-from egressproxy.gateway.ai.provider_errors import ProviderCall, provider_call
 from egressproxy.gateway.backends.backend_body_filters import streaming_backend_filters, unfiltered_body
 from egressproxy.gateway.backends.replayable_body import REPLAY_LIMIT, ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
@@ -24,8 +22,8 @@ from egressproxy.gateway.exchange.error_responses import answer_for
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
 from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.gateway.identity.checked_credentials import Verdict
-from egressproxy.gateway.mcp.call import McpCall
 from egressproxy.gateway.open_connections import Connection, OpenConnections
+from egressproxy.gateway.products import PRODUCTS
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.model.exchange import CallerIdentity, Exchange
 from egressproxy.model.local_response import LocalResponse
@@ -179,10 +177,7 @@ class Client(ExchangeClock, Protocol):
     # --- the form of an answer -----------------------------------------------------------------------------------
     def error_answer(self, error: GatewayError, exchange: Exchange) -> LocalResponse:
         """What the client is told of an error."""
-        call: McpCall | AiCall | ProviderCall | None = McpCall.of(exchange) or AiCall.of(exchange)
-        if call is None or (isinstance(call, AiCall) and call.api is None):
-            call = provider_call(exchange, self.backends)
-        return answer_for(error, exchange.request_id, call)
+        return answer_for(error, exchange.request_id, PRODUCTS.error_form(exchange, self.backends))
 
     @property
     def backends(self) -> Sequence[RouteBackend]:

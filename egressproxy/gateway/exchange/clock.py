@@ -9,13 +9,11 @@ import random
 from typing import Final, Protocol
 
 from egressproxy.errors import BadRequest, GatewayError, GatewayFault, Reason, RetrySafety, UpstreamFault
-from egressproxy.gateway.ai.answers import EVENT_STREAM
-from egressproxy.gateway.backends.mcp_sessions import speaks_mcp
 from egressproxy.gateway.backends.upstream_call import UpstreamCaller
 from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.ir.policy import LimitsIR
-from egressproxy.model.fields import media_type
+from egressproxy.model.fields import EVENT_STREAM, media_type
 from egressproxy.net.timers import NEVER, Deadline, TimerWheel
 
 #: How long a backend may think about an answer where no timeout says it: what the SDKs of AI providers wait.
@@ -164,7 +162,7 @@ class ExchangeClock(UpstreamCaller, Protocol):
         upstream, backend, route = resources.upstream, resources.backend, resources.route
         if upstream is None or backend is None or route is None or self.has_ended or self.unsent_bytes:
             return False
-        if upstream.head is None or not (speaks_mcp(backend) and media_type(upstream.head.fields) == EVENT_STREAM):
+        if upstream.head is None or not (backend.speaks_mcp and media_type(upstream.head.fields) == EVENT_STREAM):
             return False
         return route.tunnel_idle_s <= 0 or self.wheel.now - upstream.last_read < route.tunnel_idle_s
 

@@ -17,9 +17,8 @@ from egressproxy.filters.body import BodyChain
 from egressproxy.filters.body_plan import PARTS, BodyPlan
 from egressproxy.filters.chain import run
 from egressproxy.filters.filter_step import FilterAnswered, FilterSteps
-from egressproxy.gateway.ai.answers import Answer, TranslatedAnswer
-from egressproxy.gateway.ai.call import AiCall
-from egressproxy.gateway.ai.provider_errors import provider_call
+from egressproxy.gateway.answers import Answer, WholeAnswer
+from egressproxy.gateway.backends.buffered_body import HELD, MADE_BODY, BufferedRequest, invite_body
 from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.mirror_request import mirror_requests_of
 from egressproxy.gateway.backends.parent_connect import refused_credentials
@@ -27,7 +26,6 @@ from egressproxy.gateway.backends.replayable_body import ReplayableBody
 from egressproxy.gateway.backends.route_backend import RouteBackend
 from egressproxy.gateway.backends.upstream_call import AttemptCounter, Repeat, call_upstream
 from egressproxy.gateway.exchange.accounting import Accounting
-from egressproxy.gateway.exchange.admission import decide_names
 from egressproxy.gateway.exchange.attempts import reach_with_retries
 from egressproxy.gateway.exchange.body_filter import SHORT_BODY, BodyFilter, Collector, Room, ShortBody, finished
 from egressproxy.gateway.exchange.client import Client
@@ -49,23 +47,13 @@ from egressproxy.gateway.exchange.pipeline import (
     Pipeline,
 )
 from egressproxy.gateway.exchange.readmission import admit_again
-from egressproxy.gateway.ext_authz.buffered_body import HELD, MADE_BODY, BufferedRequest, invite_body
 from egressproxy.gateway.identity.challenges import Unauthenticated
-from egressproxy.gateway.mcp.call import McpCall
 from egressproxy.gateway.open_connections import clients_of_process
+from egressproxy.gateway.products import PRODUCTS
 from egressproxy.gateway.route import Route
-from egressproxy.gateway.self_service.answers import (
-    ASKED_S,
-    MAX_ASKED,
-    Waiting,
-    answer_caller,
-    nothing_waits,
-    refuse_flood,
-)
 from egressproxy.model.exchange import ATTEMPTS_FIELD, AttemptTrail, Exchange
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import CHUNKED, RequestHead
-from egressproxy.model.per_client_quota import AttemptLimiter
 from egressproxy.net.driver import PAUSE
 
 log = logging.getLogger(__name__)
@@ -82,8 +70,7 @@ class HttpConnectionManager:
         self.wheel = accounting.wheel
         self.pseudonym = accounting.pseudonym
         self.clients = clients_of_process(connections)
-        self.waiting: Waiting = nothing_waits
-        self.asked = AttemptLimiter(MAX_ASKED, ASKED_S)  # what egress.internal was asked
+        self.self_service = PRODUCTS.self_service()
         self.is_draining = False
         self.ends_connections = False  # each with the response under way: draining, or short of memory
         self.last_idle_s = 0.0  # since a drain has begun: how long a client may take to ask once more
@@ -203,10 +190,9 @@ class HttpConnectionManager:
 
     async def respond_self(self, exchange: Exchange, client: Client, head: RequestHead, pipeline: Pipeline) -> None:
         """RESPOND_SELF: what a client may ask at egress.internal."""
-        refuse_flood(exchange, self.asked)
         held, listener = BufferedRequest(client, head), pipeline.listener
         assert listener is not None
-        self.answer(exchange, client, await answer_caller(exchange, listener, head, held, decide_names, self.waiting))
+        self.answer(exchange, client, await self.self_service.answer(exchange, listener, head, held))
 
     def begin_response(
         self, exchange: Exchange, client: Client, chain: BodyChain | None, upstream: Answer, body: bytes | None = None
@@ -294,7 +280,7 @@ class HttpConnectionManager:
         if not trailers:
             self.begin_response(exchange, client, None, upstream, body)
             return
-        self.begin_response(exchange, client, chain, TranslatedAnswer(upstream, body))
+        self.begin_response(exchange, client, chain, WholeAnswer(upstream, body))
         if body:
             client.send_body(body)
         client.end_body(trailers)
@@ -406,12 +392,8 @@ class HttpConnectionManager:
                 and not client.is_lost
                 and not isinstance(error, ClientGone)
             ):
-                call = (
-                    McpCall.of(exchange)
-                    or AiCall.provider_of_client(exchange)
-                    or provider_call(exchange, client.backends)
-                )
-                last = error_event(error, exchange, call, response_filter.chain, response_filter.tail)
+                form = PRODUCTS.error_form(exchange, client.backends)
+                last = error_event(error, exchange, form, response_filter.chain, response_filter.tail)
             if last:
                 client.send_body(last)
                 client.end_body(b"")

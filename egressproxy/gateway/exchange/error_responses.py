@@ -16,12 +16,9 @@ from typing import Final
 
 from egressproxy.errors import FaultSource, GatewayError, Reason
 from egressproxy.filters.body import BodyChain
-from egressproxy.gateway.ai.answers import EVENT_STREAM
-from egressproxy.gateway.ai.call import AiCall
-from egressproxy.gateway.ai.provider_errors import ProviderCall
-from egressproxy.gateway.mcp.call import McpCall
+from egressproxy.gateway.product_types import ErrorForm
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.fields import Fields, media_type
+from egressproxy.model.fields import EVENT_STREAM, Fields, media_type
 from egressproxy.model.grpc_status import GrpcStatus
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import CHUNKED
@@ -156,12 +153,10 @@ def is_told(error: GatewayError) -> bool:
     return error.source is FaultSource.GATEWAY and error.reason not in UNTOLD
 
 
-def answer_for(
-    error: GatewayError, request_id: str, call: McpCall | AiCall | ProviderCall | None = None
-) -> LocalResponse:
+def answer_for(error: GatewayError, request_id: str, form: ErrorForm | None = None) -> LocalResponse:
     """The response for this error: the reason in the status phrase, in Proxy-Status, and in a JSON body.
 
-    `call`: what the request to an MCP backend or an AI provider was: its client gets an error object of its own.
+    `form`: that of the client's errors, where it reads an error object of its own.
     """
     denied = is_denial(error)
     message = error.message
@@ -175,7 +170,7 @@ def answer_for(
     quoted = json.dumps(safe_phrase(message).decode())
     proxy_status = f"egressproxy; error={kind}; details={quoted}".encode()
     about = _about(error, request_id)
-    body = call.error(error, about, denied=denied) if call is not None else None
+    body = form.error(error, about, denied=denied) if form is not None else None
     if body is None:
         body = json.dumps({"error": about}).encode() + b"\n"
     fields: list[tuple[bytes, bytes]] = [
@@ -186,8 +181,8 @@ def answer_for(
     ]
     if error.retry_after_s > 0:
         fields.append((b"Retry-After", b"%d" % error.retry_after_s))
-    if isinstance(call, ProviderCall):
-        fields += call.error_fields(error)
+    if form is not None:
+        fields += form.error_fields(error)
     if error.status == 405:
         fields.append((b"Allow", ALLOW))
     fields += error.fields
@@ -195,21 +190,21 @@ def answer_for(
 
 
 def error_event(
-    error: GatewayError, exchange: Exchange, call: McpCall | ProviderCall | None, chain: BodyChain, sent: bytes
+    error: GatewayError, exchange: Exchange, form: ErrorForm | None, chain: BodyChain, sent: bytes
 ) -> bytes:
     """The event that tells of an error in a stream that has begun, in the shape of its API and in the content coding of
     the stream; b"" where it cannot. `chain` has the filters of the body, and `sent` is the end of what was sent of it:
     behind half an event nothing can be told.
     """
     head = exchange.response
-    if call is None or head.body != CHUNKED:
+    if form is None or head.body != CHUNKED:
         return b""
     tail = chain.tail(exchange, sent)
     kind = media_type(head.fields)
     # A filter of Amazon's events sends them whole; their last byte does not show it.
     if tail is None or (kind == EVENT_STREAM and tail and not tail.endswith(_EVENT_ENDS)):
         return b""
-    event = call.error_in_stream(kind, error, _about(error, exchange.request_id), denied=is_denial(error))
+    event = form.error_in_stream(kind, error, _about(error, exchange.request_id), denied=is_denial(error))
     return chain.ended(event) if event else b""
 
 

@@ -10,9 +10,9 @@ import signal
 import sys
 from functools import lru_cache
 
+from egressproxy.gateway.leaf_certificates.minting import SigningCa
 from egressproxy.model.secret import SecretBytes
 from egressproxy.net.process import close_memory
-from egressproxy.protocols.tls.minting import SigningCa
 
 
 @lru_cache(maxsize=8)

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from egressproxy.config.compile.interface import CATALOG
-from egressproxy.filters.catalog import Catalog
+from egressproxy.doors.catalog import Catalog
 from egressproxy.model.published_object import Key
 from egressproxy.processes.loader.result import pack_shown
 

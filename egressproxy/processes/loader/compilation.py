@@ -18,8 +18,8 @@ from egressproxy.config.compile.interface import Compiled, Defaults
 from egressproxy.config.reading.load import ResourceSet, read_all
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.config.resources.kinds import KINDS
+from egressproxy.doors.catalog import Catalog
 from egressproxy.filters.builtin import BUILTIN, builtin_type
-from egressproxy.filters.catalog import Catalog
 from egressproxy.model.secret import ConfigSource
 from egressproxy.processes.loader.denials import denials
 from egressproxy.routing.patterns import compile_pattern

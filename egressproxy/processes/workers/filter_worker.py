@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection
 from time import monotonic
 from typing import Any
 
-from egressproxy.ext_proc_server.gateways import unservable
-from egressproxy.ext_proc_server.server import FilterServer
-from egressproxy.ext_proc_server.tls_files import TlsFiles
+from egressproxy.envoy.ext_proc_server.gateways import unservable
+from egressproxy.envoy.ext_proc_server.server import FilterServer
+from egressproxy.envoy.ext_proc_server.tls_files import TlsFiles
 from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.processes.workers.data_plane import ConfigRefused, Configuration, bind_filters, process_limits
 from egressproxy.processes.workers.worker import InProcess, Worker

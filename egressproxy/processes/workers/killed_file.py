@@ -12,8 +12,8 @@ import stat
 from pathlib import Path
 from typing import Any, Final
 
-from egressproxy.ai_apis.strict_json import loads_strictly
 from egressproxy.model.kill_switch import MAX_KILLED, KilledIdentities, KilledIdentity
+from egressproxy.model.strict_json import loads_strictly
 from egressproxy.net.durable_file import replace_file
 
 #: In the folder of `--state-dir`. Objects of the API have names without a dot in front.

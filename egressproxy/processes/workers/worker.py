@@ -17,12 +17,12 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
+from egressproxy.doors.catalog import Catalog
+from egressproxy.doors.data_plane import GatewayServer
 from egressproxy.errors import NotAnswered
-from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.shared_counters import SharedCounters
 from egressproxy.gateway.backends.cluster import UPSTREAM_LIMITS
 from egressproxy.gateway.exchange.recent_decisions import decisions, subjects_of
-from egressproxy.gateway.gateway import GatewayServer
 from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.ir.packing import unpacking
 from egressproxy.model.admin_requests import MAX_PAGE, CachePurge, HoldDecision, HoldPage
@@ -59,8 +59,8 @@ MAX_SHOWN = 20
 
 
 async def _imported(module: str) -> None:
-    """Import a module of `gateway/explain` in a thread, beside the traffic: most workers never need it."""
-    await asyncio.to_thread(import_module, f"egressproxy.gateway.explain.{module}")
+    """Import a module of `operators/explain` in a thread, beside the traffic: most workers are never asked."""
+    await asyncio.to_thread(import_module, f"egressproxy.operators.explain.{module}")
 
 
 def begin_key_log(file: Path | None) -> None:
@@ -99,8 +99,8 @@ class Worker:
         self.gateway = GatewayServer(
             Catalog(counters=tally), self.metrics, self.access_log, pseudonym, bind, session_key, zone, limits
         )
-        self.gateway.connection_manager.waiting = self.waiting
-        #: The held requests of a client in all workers.
+        self.gateway.connection_manager.self_service.waiting = self.waiting
+        #: What waits for approval of a client: here, and where there are other workers, there.
         self.holds_of_all: Callable[[str], Awaitable[tuple[bytes, ...]]] = self._own_holds
         self._asking: dict[str, asyncio.Future[tuple[bytes, ...]]] = {}
         lag = LoopLag(TICK_S)
@@ -159,7 +159,7 @@ class Worker:
         if before is None:
             return
         await _imported("decision_diff")
-        from egressproxy.gateway.explain.decision_diff import DENIED, flips
+        from egressproxy.operators.explain.decision_diff import DENIED, flips
 
         recent = decisions(self.gateway.connection_manager.accounting.recent, subjects_of(fresh))
         denied = (each for each in recent if each.reason in DENIED)
@@ -176,8 +176,8 @@ class Worker:
 
     async def _explain(self, pairs: Sequence[tuple[str, str]]) -> bytes:
         await _imported("explain")
-        from egressproxy.gateway.explain.explain import explain
-        from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest, HypotheticalRequestError
+        from egressproxy.operators.explain.explain import explain
+        from egressproxy.operators.explain.hypothetical_request import HypotheticalRequest, HypotheticalRequestError
 
         try:
             question, pseudonym = HypotheticalRequest.of(pairs), self.gateway.connection_manager.pseudonym
@@ -187,8 +187,8 @@ class Worker:
 
     async def _look_up(self, pairs: Sequence[tuple[str, str]]) -> bytes:
         await _imported("name_lookup")
-        from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequestError
-        from egressproxy.gateway.explain.name_lookup import NameQuestion, look_up
+        from egressproxy.operators.explain.hypothetical_request import HypotheticalRequestError
+        from egressproxy.operators.explain.name_lookup import NameQuestion, look_up
 
         try:
             return json.dumps(await look_up(self._in_service(), NameQuestion.of(pairs))).encode()
@@ -211,7 +211,7 @@ class Worker:
         found = snapshot.filters.of_type(CACHE) if snapshot is not None else []
         if not found:
             return b"[]"
-        from egressproxy.filters.cache.cache import states  # where there is one, it is imported already
+        from egressproxy.ai.cache.cache import states  # where there is one, it is imported already
 
         return json.dumps(states(found, purge)).encode()
 
@@ -220,7 +220,7 @@ class Worker:
         found = snapshot.filters.of_type(APPROVAL_HOLD) if snapshot is not None else []
         if not found:
             return b'{"holds": [], "waiting": 0, "behind": 0, "decided": 0}'
-        from egressproxy.filters.approval_hold import holds  # where there is one, it is imported already
+        from egressproxy.operators.approval.approval_hold import holds  # where there is one, it is imported already
 
         return await in_turns(_written(holds(found, decision, page)))
 

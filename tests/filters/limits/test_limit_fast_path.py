@@ -7,13 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from egressproxy.ai.limits import token_fast_path
+from egressproxy.ai.limits.qos_controller import quota as filter_of
+from egressproxy.ai.limits.token_quota import TokenQuota
 from egressproxy.errors import LimitExceeded
 from egressproxy.filters import FilterContext, Phase
 from egressproxy.filters.limits import limit_fast_path, memory_store, quota, rate_fields
-from egressproxy.filters.limits.filter_types import quota as filter_of
 from egressproxy.filters.limits.limit_fast_path import RequestLimitFastPath
 from egressproxy.filters.limits.qos_config import LimitEntry, QoSControllerConfig
-from egressproxy.filters.limits.token_quota import TokenQuota
 from egressproxy.filters.testing import exchange, response
 from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
 from egressproxy.net.keyed_counters import OwnCounters
@@ -21,7 +22,13 @@ from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
 from tests.support.properties import examples
 
 JSON = {"content-type": "application/json"}
-CLOCKS = [(memory_store, "monotonic"), (limit_fast_path, "monotonic"), (quota, "monotonic"), (rate_fields, "time")]
+CLOCKS = [
+    (memory_store, "monotonic"),
+    (limit_fast_path, "monotonic"),
+    (token_fast_path, "monotonic"),
+    (quota, "monotonic"),
+    (rate_fields, "time"),
+]
 PATHS = ["/v1/chat/completions", "/v1/messages", "/v1/another"]
 
 EXCHANGE = st.tuples(

@@ -4,9 +4,10 @@ import re
 
 import pytest
 
+from egressproxy.ai.limits.qos_controller import QOS_CONTROLLER, quota
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.filters import FilterContext, Phase
-from egressproxy.filters.limits.filter_types import QOS_CONTROLLER, RequestRateLimit, quota
+from egressproxy.filters.limits.filter_types import RequestRateLimit
 from egressproxy.filters.limits.qos_config import LimitEntry, QoSControllerConfig
 from egressproxy.filters.limits.quota import Quota, SettledQuota
 from egressproxy.filters.testing import exchange, response

@@ -5,13 +5,13 @@ import time
 
 import pytest
 
+from egressproxy.ai.limits.qos_controller import QOS_CONTROLLER, quota
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.filters import FilterContext, Phase
 from egressproxy.filters.calls import CallFailed
 from egressproxy.filters.filter_step import start
 from egressproxy.filters.limits import memory_store, redis_store
 from egressproxy.filters.limits import quota as quota_module
-from egressproxy.filters.limits.filter_types import QOS_CONTROLLER, quota
 from egressproxy.filters.limits.qos_config import LimitEntry, QoSControllerConfig, StoreConfig
 from egressproxy.filters.limits.quota import Held
 from egressproxy.filters.limits.redis_store import SHARING_S

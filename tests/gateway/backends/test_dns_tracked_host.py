@@ -9,9 +9,9 @@ import pytest
 
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
 from egressproxy.model.authority import IPAddress
+from tests.envoy.ext_authz.test_filter import ALLOWED, ASKED, FORWARDED, guarded
+from tests.envoy.ext_authz.test_filter import GET as QUESTIONED
 from tests.gateway.conftest import Start
-from tests.gateway.ext_authz.test_filter import ALLOWED, ASKED, FORWARDED, guarded
-from tests.gateway.ext_authz.test_filter import GET as QUESTIONED
 from tests.gateway.kit import ESTABLISHED, GET, GET_SENT, OK, OK_PASSED, connect, exchange, forward, reverse
 from tests.support import manifests as m
 from tests.support.conversation import Conversation

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
-from egressproxy.gateway.explain.explain import explain
-from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest
+from egressproxy.operators.explain.explain import explain
+from egressproxy.operators.explain.hypothetical_request import HypotheticalRequest
 from egressproxy.upstream.endpoint_health import HealthState
 from tests.gateway.backends.test_retries import pods
 from tests.gateway.conftest import Start

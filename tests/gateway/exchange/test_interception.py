@@ -12,10 +12,10 @@ import pytest
 
 from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.gateway.exchange.interception import OpenedTls
+from egressproxy.gateway.leaf_certificates.minting import new_ca
 from egressproxy.gateway.listeners import transparent_connection
 from egressproxy.model.authority import parse_authority
 from egressproxy.protocols.tls.client_hello import UNRECOGNIZED_NAME
-from egressproxy.protocols.tls.minting import new_ca
 from tests.e2e.world import tls_secret
 from tests.gateway.conftest import Start
 from tests.gateway.exchange.test_connect import SWITCHED, SWITCHED_PASSED

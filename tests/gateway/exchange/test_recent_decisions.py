@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from egressproxy.gateway.exchange.recent_decisions import RecentDecision, decisions, subjects_of
-from egressproxy.gateway.explain.decision_diff import outcome
+from egressproxy.operators.explain.decision_diff import outcome
 from tests.gateway.conftest import Start
 from tests.gateway.identity.test_tokens import CLUSTER, bearer
 from tests.gateway.kit import forward

@@ -11,9 +11,9 @@ import pytest
 from egressproxy.filters.base import BodyMode, Filter, Phase
 from egressproxy.model.exchange import Exchange
 from egressproxy.net.held_bytes import ON_ITS_WAY
-from tests.gateway.ai.test_translation import provider
+from tests.ai.backends.test_translation import provider
+from tests.envoy.ext_authz.test_filter import auth, guarded
 from tests.gateway.conftest import Start
-from tests.gateway.ext_authz.test_filter import auth, guarded
 from tests.gateway.h2 import Http2Peer, speak_http2
 from tests.gateway.kit import forward
 from tests.support import manifests as m

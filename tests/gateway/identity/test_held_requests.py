@@ -10,13 +10,13 @@ import bcrypt
 import jwt.api_jwt
 import pytest
 
-from egressproxy.filters.approval_hold import holds
 from egressproxy.gateway.identity import authenticator, checked_credentials
-from tests.filters.test_approval_hold import TYPE, decide
+from egressproxy.operators.approval.approval_hold import holds
 from tests.gateway.conftest import Start
 from tests.gateway.h2 import speak_http2
 from tests.gateway.identity.test_tokens import CLUSTER, basic, bearer
 from tests.gateway.kit import GET_SENT, OK, OK_PASSED, connect, forward, reverse
+from tests.operators.approval.test_approval_hold import TYPE, decide
 from tests.support import manifests as m
 from tests.support.conversation import Conversation
 from tests.support.tokens import TokenIssuer

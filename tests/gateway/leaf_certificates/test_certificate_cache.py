@@ -16,8 +16,8 @@ from egressproxy.errors import GatewayFault, Reason
 from egressproxy.gateway.leaf_certificates import certificate_cache
 from egressproxy.gateway.leaf_certificates.certificate_cache import RENEWED_S, CertificateCache, CertificateCaches
 from egressproxy.gateway.leaf_certificates.certificate_signer import CertificateSigner
+from egressproxy.gateway.leaf_certificates.minting import LEAF_S, new_ca
 from egressproxy.model.secret import SecretBytes
-from egressproxy.protocols.tls.minting import LEAF_S, new_ca
 from egressproxy.telemetry.counters import Interceptions
 
 

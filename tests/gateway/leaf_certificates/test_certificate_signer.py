@@ -11,8 +11,8 @@ import pytest
 
 from egressproxy.gateway.leaf_certificates import certificate_signer
 from egressproxy.gateway.leaf_certificates.certificate_signer import CannotSign, CertificateSigner, SigningProcess
+from egressproxy.gateway.leaf_certificates.minting import new_ca
 from egressproxy.net.process import child_command
-from egressproxy.protocols.tls.minting import new_ca
 from tests.support.waiting import WAIT_S
 
 CA_PEM, KEY = new_ca("tests", time.time(), 30)

@@ -8,8 +8,8 @@ import pytest
 
 from egressproxy.errors import Reason, UpstreamFault
 from egressproxy.gateway.exchange.interception import OpenedTls
-from egressproxy.gateway.explain.decision import decide
-from egressproxy.gateway.explain.hypothetical_request import HypotheticalRequest
+from egressproxy.operators.explain.decision import decide
+from egressproxy.operators.explain.hypothetical_request import HypotheticalRequest
 from egressproxy.protocols.tls.client_hello import ACCESS_DENIED
 from tests.e2e.world import tls_secret
 from tests.gateway.conftest import Start

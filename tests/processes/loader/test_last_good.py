@@ -10,11 +10,11 @@ import pytest
 
 from egressproxy.config.compile.interface import Compiled
 from egressproxy.config.reading.load import ResourceSet
+from egressproxy.gateway.leaf_certificates.minting import new_ca
 from egressproxy.ir.gateway import CertificateIR, ListenerIR
 from egressproxy.model.secret import SecretSource
 from egressproxy.processes.loader.answer import handed_over, previous_of
 from egressproxy.processes.loader.compilation import loaded
-from egressproxy.protocols.tls.minting import new_ca
 from tests.support.mounted import mount
 from tests.support.pki import Pki
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from aiohttp import web
 
-from egressproxy.ai_apis.aws_event_stream import aws_message
+from egressproxy.ai.apis.aws_event_stream import aws_message
 from tests.support.origins.providers import INPUT, OUTPUT, Got, Turn, compressed, next_turn, wants_gzip
 
 Value = dict[str, Any]

@@ -6,6 +6,7 @@ from time import time
 
 import pytest
 
+from egressproxy.gateway.leaf_certificates.minting import new_ca
 from egressproxy.ir.policy import (
     ConnectionsIR,
     DnsIR,
@@ -15,7 +16,6 @@ from egressproxy.ir.policy import (
     PolicyIR,
     ReverseCheck,
 )
-from egressproxy.protocols.tls.minting import new_ca
 from egressproxy.upstream.dns_server import parse_server
 from tests.config.compile.kit import (
     DYNAMIC,

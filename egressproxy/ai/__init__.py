@@ -1,0 +1,1 @@
+"""AI: the APIs of providers, translation between them, filters of prompts and content, and MCP."""

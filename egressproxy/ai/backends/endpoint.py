@@ -1,0 +1,99 @@
+"""AiEndpoint: what one backend of a rule says of AI requests: its APIs, where they are, and its names for models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from egressproxy.ai.apis.apis import Api
+from egressproxy.ai.translation.apis import DEFAULT_PATHS, api_of
+from egressproxy.gateway.backends.provider_endpoint import ProviderEndpoint
+from egressproxy.gateway.backends.route_backend import RouteBackend
+from egressproxy.ir.policy import MAX_BUFFERED_BYTES
+from egressproxy.ir.route import WeightedBackend
+
+#: What DEFAULT_PATHS begin with.
+_PREFIX: Final = b"/v1"
+
+
+@dataclass(slots=True, eq=False, repr=False)
+class AiEndpoint(ProviderEndpoint):
+    """`apis` are those that are served, the preferred one first; none where nothing is said, and nothing translated.
+    `prefix` stands before their paths; b"" where nothing is said: then requests that are not translated keep theirs.
+    `drops`: what only tunes is left out of translated requests.
+    """
+
+    apis: tuple[Api, ...]
+    prefix: bytes
+    drops: bool
+    max_body_bytes: int  # of a request that is changed or translated
+    _alias: str
+    _aliases: dict[str, str]
+
+    @classmethod
+    def of(cls, weighted: WeightedBackend) -> AiEndpoint | None:
+        """That of a backend of a rule; None where it says nothing."""
+        said = weighted.backend.ai if weighted.backend is not None else None
+        if said is None and not weighted.model_alias and not weighted.model_aliases:
+            return None
+        apis = tuple(map(Api, said.apis)) if said is not None else ()
+        prefix = said.prefix.encode() if said is not None else b""
+        longest = said.max_body_bytes if said is not None else MAX_BUFFERED_BYTES
+        drops = said is not None and said.drops
+        return cls(apis, prefix, drops, longest, weighted.model_alias, dict(weighted.model_aliases))
+
+    @property
+    def renames(self) -> bool:
+        return bool(self._alias or self._aliases)
+
+    @property
+    def always_sends(self) -> str:
+        """The one model that it is asked for, whatever the request names; "" where that depends on the request."""
+        return "" if self._aliases else self._alias
+
+    def model_for(self, asked: str) -> str:
+        """The model that it is asked for, where the request names this one."""
+        return self._aliases.get(asked) or self._alias or asked
+
+    def api_for(self, api: Api | None) -> Api | None:
+        """The API in which a request of `api` goes to this backend. None: an unknown API, which is not translated."""
+        return api if api is None or not self.apis or api in self.apis else self.apis[0]
+
+    def changes_body(self, api: Api | None) -> bool:
+        """Whether the body of a request of this API may have to be another one here."""
+        return self.renames or self.api_for(api) is not api
+
+    def path_of(self, api: Api) -> bytes:
+        return (self.prefix or _PREFIX) + DEFAULT_PATHS[api].removeprefix(_PREFIX)
+
+    @property
+    def values(self) -> dict[str, object]:
+        """For explanations: `apis`, `prefix`, `untranslatable` where it is Refuse, `modelAlias` and `modelAliases`, as
+        far as they are said.
+        """
+        said: dict[str, object] = {
+            "apis": [api.value for api in self.apis],
+            "prefix": self.prefix.decode(),
+            "untranslatable": "Refuse" if self.apis and not self.drops else "",
+            "modelAlias": self._alias,
+            "modelAliases": self._aliases,
+        }
+        return {name: value for name, value in said.items() if value}
+
+    def sentence(self, path: bytes) -> str:
+        api = api_of(path) if path else None
+        target = self.api_for(api)
+        if api is None or target is None or target is api:
+            said = "goes as it is" if api is None else f"{api.value} goes as it is"
+        else:
+            said = f"{api.value} is translated to {target.value} (POST {self.path_of(target).decode()})"
+        names = [f"{sent} for {asked}" for asked, sent in self._aliases.items()]
+        if self._alias:
+            names.append(f"{self._alias} for {'every other model' if names else 'every model'}")
+        return f"{said}, asks for {', '.join(names)}" if names else said
+
+
+def endpoint_of(backend: RouteBackend) -> AiEndpoint | None:
+    """What this backend says of AI requests; None where it says nothing."""
+    endpoint = backend.ai
+    return endpoint if isinstance(endpoint, AiEndpoint) else None

@@ -1,0 +1,25 @@
+"""The filter types of AI: their names and modules."""
+
+from __future__ import annotations
+
+from egressproxy.filters.builtin import register
+
+
+def register_filter_types() -> None:
+    """Register them with the catalogue of built-in types."""
+    register(
+        "egressproxy.ai",
+        {
+            "Cache": "cache.cache:CACHE",
+            "ModelPolicy": "filters.model_policy:MODEL_POLICY",
+            "PIIDetector": "content.pii_detector:PII_DETECTOR",
+            "PromptGuard": "content.prompt_guard:PROMPT_GUARD",
+            "QoSController": "limits.qos_controller:QOS_CONTROLLER",
+            "RegionLock": "filters.region_lock:REGION_LOCK",
+            "ResponsePolicy": "content.response_policy:RESPONSE_POLICY",
+            "TokenMeter": "filters.token_meter:TOKEN_METER",
+            "ToolPolicy": "filters.tool_policy:TOOL_POLICY",
+        },
+        core=("QoSController",),
+        extended=("ModelPolicy", "PIIDetector", "PromptGuard"),
+    )

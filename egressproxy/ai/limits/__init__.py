@@ -1,0 +1,1 @@
+"""Limits on tokens and money, and limits for each model."""

@@ -1,0 +1,8 @@
+"""The data plane with all products, for processes that serve."""
+
+from __future__ import annotations
+
+import egressproxy.doors.products  # noqa: F401 (they register)
+from egressproxy.gateway.gateway import GatewayServer
+
+__all__ = ("GatewayServer",)

@@ -1,0 +1,1 @@
+"""Operators' tools: explanations, approval, audit, and what clients may ask at `egress.internal`."""

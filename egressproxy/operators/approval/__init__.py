@@ -1,0 +1,1 @@
+"""Requests that wait until a person has approved or denied them."""

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+from egressproxy.ai.apis.apis import Api
+from egressproxy.ai.translation.apis import DEFAULT_PATHS, api_of, belongs_to_one_api, describes_the_body
+
+
+@pytest.mark.parametrize(
+    ("path", "api"),
+    [
+        (b"/v1/chat/completions", Api.OPENAI_CHAT),
+        (b"/openai/v1/responses", Api.OPENAI_RESPONSES),
+        (b"/anything/before/v1/messages?beta=true", Api.ANTHROPIC),
+        (b"/v1/messages/count_tokens", None),
+        (b"/v1/messages/batches", None),
+        (b"/v1/responses/resp_1", None),
+        (b"/v1/responses/resp_1/cancel", None),
+        (b"/v1/messages/", None),
+        (b"/xv1/messages", None),
+        (b"/chat/completions", None),
+        (b"/v1/completions", None),
+        (b"/v1/embeddings?next=/v1/messages", None),
+        (b"*", None),
+    ],
+)
+def test_the_last_segments_of_a_path_name_the_api(path: bytes, api: Api | None):
+    assert api_of(path) is api
+
+
+@pytest.mark.parametrize("api", DEFAULT_PATHS)
+def test_the_default_path_of_an_api_is_one_of_its_own(api: Api):
+    assert api_of(DEFAULT_PATHS[api]) is api
+
+
+@pytest.mark.parametrize(
+    "name", [b"Authorization", b"x-api-key", b"anthropic-beta", b"OpenAI-Organization", b"x-stainless-retry-count"]
+)
+def test_what_one_provider_knows_does_not_cross(name: bytes):
+    assert belongs_to_one_api(name)
+
+
+@pytest.mark.parametrize("name", [b"traceparent", b"user-agent", b"retry-after", b"x-authorization-note", b"accept"])
+def test_other_fields_cross(name: bytes):
+    assert not belongs_to_one_api(name)
+    assert not describes_the_body(name)
