@@ -67,7 +67,7 @@ class Unreadable(ValueError):
 
 
 class OtherSpelling(Unreadable):
-    """JSON with a member that some servers take for one that decides (`ai.apis.member_names`)."""
+    """JSON with another spelling of a member that policy reads (`ai.apis.member_names`)."""
 
 
 def dumps(value: Any) -> bytes:

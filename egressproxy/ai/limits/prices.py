@@ -20,7 +20,7 @@ def cost_of(usage: TokenUsage, price: TokenPrice) -> float:
 
 
 def price_of(prices: Sequence[TokenPrice], model: str) -> TokenPrice | None:
-    """The first entry that matches this model, None if none does."""
+    """The first entry that matches this model, or None."""
     for price in prices:
         for pattern in price.models:
             if fnmatchcase(model, pattern):
@@ -29,5 +29,5 @@ def price_of(prices: Sequence[TokenPrice], model: str) -> TokenPrice | None:
 
 
 def dearest(prices: Sequence[TokenPrice]) -> TokenPrice:
-    """At least what any of these models costs."""
+    """A price at least as high as each of these."""
     return TokenPrice(("*",), max(price.input for price in prices), max(price.output for price in prices))

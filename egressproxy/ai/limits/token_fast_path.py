@@ -1,7 +1,7 @@
 """TokenLimitFastPath: the usual limit of tokens, a token bucket in this machine's memory, taken in one step.
 
 It does the work of TokenQuota, MemoryStore and TokenBucket for one rule; `tests/filters/limits/test_limit_fast_path.py`
-compares them. An exchange that does not fit is left to them, and so is everything that is said to clients.
+compares both. An exchange beyond the limit, and all responses to clients, are left to these.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from egressproxy.model.exchange import Exchange
 
 
 class TokenLimitFastPath(NamedTuple):
-    """Both steps of a rule. `take`: what was taken; None: it does not fit. `settle` counts what it was in the end."""
+    """Both steps of a rule. `take` returns the amount taken, or None above the limit. `settle` counts the final one."""
 
     take: Callable[[Exchange, TokenUse], Reservation | None]
     settle: Callable[[Exchange, Reservation, TokenUse], None]
 
 
 def one_bucket(rule: QuotaRule, least: float) -> TokenLimitFastPath | None:
-    """Both steps of this rule; None where it is no bucket of tokens. `least`: no exchange takes less."""
+    """Both steps of this rule; None if it is no token bucket. `least`: the least amount per exchange."""
     window, table = rule.window, rule.table
     if rule.type != "Tokens" or not isinstance(window, TokenBucket):
         return None

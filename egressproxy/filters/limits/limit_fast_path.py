@@ -1,7 +1,7 @@
 """RequestLimitFastPath: the usual limit of requests, a token bucket in this machine's memory, taken in one step.
 
 It does the work of Quota, MemoryStore and TokenBucket for one rule; `tests/filters/limits/test_limit_fast_path.py`
-compares them. A request that does not fit is left to them, and so is everything that is said to clients.
+compares both. A request beyond the limit, and all responses to clients, are left to these.
 """
 
 from __future__ import annotations

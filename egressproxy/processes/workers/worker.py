@@ -59,7 +59,7 @@ MAX_SHOWN = 20
 
 
 async def _imported(module: str) -> None:
-    """Import a module of `operators/explain` in a thread, beside the traffic: most workers are never asked."""
+    """Import a module of `operators/explain` in a thread, beside the traffic: most workers never need it."""
     await asyncio.to_thread(import_module, f"egressproxy.operators.explain.{module}")
 
 
@@ -100,7 +100,7 @@ class Worker:
             Catalog(counters=tally), self.metrics, self.access_log, pseudonym, bind, session_key, zone, limits
         )
         self.gateway.connection_manager.self_service.waiting = self.waiting
-        #: What waits for approval of a client: here, and where there are other workers, there.
+        #: The held requests of a client in all workers.
         self.holds_of_all: Callable[[str], Awaitable[tuple[bytes, ...]]] = self._own_holds
         self._asking: dict[str, asyncio.Future[tuple[bytes, ...]]] = {}
         lag = LoopLag(TICK_S)
