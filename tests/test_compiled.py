@@ -25,9 +25,6 @@ from tests.support.trees import every, parsed
 ROOT = Path(__file__).resolve().parents[1]
 COMPILED = frozenset(tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["egressproxy"]["compiled"])
 
-#: What may stand in a module all the same, by module and construct, with a word why.
-ALLOWED: dict[tuple[str, str], str] = {}
-
 #: Modules that copy objects (`copy.copy`), and the module of the class that is copied, which is not compiled.
 COPIED = {
     "egressproxy.ai.cache.cache": "egressproxy.ai.cache.cache",
@@ -401,20 +398,10 @@ def findings(made: Tree) -> list[Finding]:
 
 
 # --- what the house says -------------------------------------------------------------------------------------------
-@cache
-def every_finding() -> list[Finding]:
-    native = native_classes(COMPILED)
-    return [each for name in modules() for each in findings(Tree(name, source(name), native, name in COMPILED))]
-
-
 def test_compiled_modules_hold_nothing_that_compiled_code_does_otherwise():
-    found = [str(each) for each in every_finding() if (each.module, each.construct) not in ALLOWED]
+    native = native_classes(COMPILED)
+    found = [str(each) for name in modules() for each in findings(Tree(name, source(name), native, name in COMPILED))]
     assert found == [], "\n".join(found)
-
-
-def test_every_exception_is_needed():
-    found = {(each.module, each.construct) for each in every_finding()}
-    assert set(ALLOWED) - found == set()
 
 
 def test_what_is_copied_is_not_compiled():

@@ -77,20 +77,12 @@ class SocketState(Enum):
     GONE = auto()
 
 
-# Names of this module: an attribute of an Enum costs a look-up each time.
-_OPEN: Final[SocketState] = SocketState.OPEN
-_PEER_ENDED: Final[SocketState] = SocketState.PEER_ENDED
-_ENDED: Final[SocketState] = SocketState.ENDED
-_BOTH_ENDED: Final[SocketState] = SocketState.BOTH_ENDED
-_CLOSING: Final[SocketState] = SocketState.CLOSING
-_CLOSED: Final[SocketState] = SocketState.CLOSED
-_GONE: Final[SocketState] = SocketState.GONE
-_READS: Final = (_OPEN, _ENDED)
-_WRITES: Final = (_OPEN, _PEER_ENDED)
-_HAS_PEER_END: Final = (_PEER_ENDED, _BOTH_ENDED)
-_HAS_OUR_END: Final = (_ENDED, _BOTH_ENDED)
-_OVER: Final = (_CLOSED, _GONE)
-_IS_CLOSING: Final = (_CLOSING, _CLOSED, _GONE)
+_READS: Final = (SocketState.OPEN, SocketState.ENDED)
+_WRITES: Final = (SocketState.OPEN, SocketState.PEER_ENDED)
+_HAS_PEER_END: Final = (SocketState.PEER_ENDED, SocketState.BOTH_ENDED)
+_HAS_OUR_END: Final = (SocketState.ENDED, SocketState.BOTH_ENDED)
+_OVER: Final = (SocketState.CLOSED, SocketState.GONE)
+_IS_CLOSING: Final = (SocketState.CLOSING, SocketState.CLOSED, SocketState.GONE)
 
 
 class SocketTransport(WatchedSocket, asyncio.Transport):
@@ -126,7 +118,7 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
         self._low = HIGH_WATER // 4
         self._is_paused = False
         self._is_write_paused = False
-        self._state = _OPEN
+        self._state = SocketState.OPEN
         self._error: Exception | None = None
 
     def start(self) -> None:
@@ -165,7 +157,7 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
         if not events & READABLE_OR_ENDED or self._state in _OVER:
             return
         if not self.is_reading():
-            self.look_away(0 if self._state is _CLOSING else events, is_at_end=self._state in _HAS_PEER_END)
+            self.look_away(0 if self._state is SocketState.CLOSING else events, is_at_end=self._state in _HAS_PEER_END)
             return
         while True:
             try:
@@ -193,7 +185,7 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
         self._break(error)
 
     def _end_of_input(self) -> None:
-        self._state = _PEER_ENDED if self._state is _OPEN else _BOTH_ENDED
+        self._state = SocketState.PEER_ENDED if self._state is SocketState.OPEN else SocketState.BOTH_ENDED
         if not self._protocol.eof_received():
             self.close()
         elif self._state not in _OVER:
@@ -274,7 +266,7 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
 
     def all_sent(self) -> None:
         """Finish closing, or end our side, now that the queue is empty."""
-        if self._state is _CLOSING:
+        if self._state is SocketState.CLOSING:
             self._finish()
             return
         self.watch()
@@ -298,18 +290,19 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
     def write_eof(self) -> None:
         if self._state not in _WRITES:
             return
-        self._state = _ENDED if self._state is _OPEN else _BOTH_ENDED
+        self._state = SocketState.ENDED if self._state is SocketState.OPEN else SocketState.BOTH_ENDED
         if self.unsent is None:
             self.shut_down()
 
     # --- the end -----------------------------------------------------------------------------------------------------
     def is_closing(self) -> bool:
-        return self._state is not _OPEN and self._state in _IS_CLOSING  # the usual answer first: it is asked often
+        # The usual answer comes first: this is asked often.
+        return self._state is not SocketState.OPEN and self._state in _IS_CLOSING
 
     def close(self) -> None:
         if self._state in _IS_CLOSING:
             return
-        self._state = _CLOSING
+        self._state = SocketState.CLOSING
         if self.unsent is None:
             self._finish()
 
@@ -326,14 +319,14 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
             self._finish()
 
     def _finish(self) -> None:
-        self._state = _CLOSED
+        self._state = SocketState.CLOSED
         self.unsent = None
         self.poller.forget(self.sock.fileno())
         self.poller.end_later(self._end)
 
     def _end(self) -> None:
         """Call `connection_lost`, at the end of the turn."""
-        self._state = _GONE
+        self._state = SocketState.GONE
         protocol, self._protocol = self._protocol, _GONE_PROTOCOL  # breaks the reference cycle with its transport
         error, self._error = self._error, None
         try:
@@ -347,7 +340,7 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
         """
         assert self._state not in _IS_CLOSING
         unsent, self.unsent = self.unsent, None
-        self._state = _GONE
+        self._state = SocketState.GONE
         self._protocol = _GONE_PROTOCOL
         return self.sock, unsent, self.watched
 
@@ -366,7 +359,7 @@ class SocketTransport(WatchedSocket, asyncio.Transport):
 
     def get_extra_info(self, name: str, default: Any = None) -> Any:
         """`socket`, `peername` and `sockname`; after the end only a `peername` that was known before."""
-        is_gone = self._state is _GONE
+        is_gone = self._state is SocketState.GONE
         if name == "peername":
             if self._peer is None and not is_gone:
                 with suppress(OSError):

@@ -69,23 +69,13 @@ class TlsState(Enum):
     CLOSED = auto()
 
 
-# Names of this module: an attribute of an Enum costs a look-up each time.
-_HANDSHAKE: Final[TlsState] = TlsState.HANDSHAKE
-_JOINING: Final[TlsState] = TlsState.JOINING
-_OPEN: Final[TlsState] = TlsState.OPEN
-_PEER_ENDED: Final[TlsState] = TlsState.PEER_ENDED
-_ENDING: Final[TlsState] = TlsState.ENDING
-_ENDED: Final[TlsState] = TlsState.ENDED
-_BOTH_ENDED: Final[TlsState] = TlsState.BOTH_ENDED
-_FAILED: Final[TlsState] = TlsState.FAILED
-_CLOSED: Final[TlsState] = TlsState.CLOSED
-_READS: Final = (_OPEN, _ENDING, _ENDED)
-_WRITES: Final = (_OPEN, _PEER_ENDED)
-_HAS_PEER_END: Final = (_PEER_ENDED, _BOTH_ENDED)
-_HAS_OUR_END: Final = (_ENDED, _BOTH_ENDED)
-_IS_EARLY: Final = (_HANDSHAKE, _JOINING)
-_IS_UNHEARD: Final = (_HANDSHAKE, _JOINING, _FAILED)
-_OVER: Final = (_FAILED, _CLOSED)
+_READS: Final = (TlsState.OPEN, TlsState.ENDING, TlsState.ENDED)
+_WRITES: Final = (TlsState.OPEN, TlsState.PEER_ENDED)
+_HAS_PEER_END: Final = (TlsState.PEER_ENDED, TlsState.BOTH_ENDED)
+_HAS_OUR_END: Final = (TlsState.ENDED, TlsState.BOTH_ENDED)
+_IS_EARLY: Final = (TlsState.HANDSHAKE, TlsState.JOINING)
+_IS_UNHEARD: Final = (TlsState.HANDSHAKE, TlsState.JOINING, TlsState.FAILED)
+_OVER: Final = (TlsState.FAILED, TlsState.CLOSED)
 
 
 #: Handshakes of this process, by side and result.
@@ -143,7 +133,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
         self._on_handshake: OnHandshake | None = on_handshake
         self._verify = verify
         self._expected = expected
-        self._state = _HANDSHAKE
+        self._state = TlsState.HANDSHAKE
         self._error: Exception | None = None
         self._is_paused = False  # the inner protocol does not want plaintext
         self._is_write_paused = False
@@ -164,7 +154,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
         self._in.write(data)
         if self._state in _READS:
             self._pump()
-        elif self._state is _HANDSHAKE:
+        elif self._state is TlsState.HANDSHAKE:
             self._handshake()
 
     def eof_received(self) -> bool:
@@ -173,14 +163,14 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
         self._in.write_eof()
         if self._state in _READS:
             self._pump()
-        elif self._state is _HANDSHAKE:
+        elif self._state is TlsState.HANDSHAKE:
             self._handshake()
         # A paused reader still has records to come: whether the end is clean shows when they are read.
         return self._state in _HAS_PEER_END or (self._is_paused and self._state in _READS)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The transport below is gone. Without close_notify the protocol above gets TlsTruncated."""
-        was, self._state = self._state, _FAILED if self._state in _IS_EARLY else _CLOSED
+        was, self._state = self._state, TlsState.FAILED if self._state in _IS_EARLY else TlsState.CLOSED
         if self._resumption is not None:
             if was in _IS_UNHEARD:
                 self._resumption.failed()  # a server may fail on resumption
@@ -244,19 +234,19 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
 
     def write_eof(self) -> None:
         """Half-close: send close_notify, and go on reading (RFC 8446 section 6.1)."""
-        if self._state is _PEER_ENDED:
-            self._state = _BOTH_ENDED
+        if self._state is TlsState.PEER_ENDED:
+            self._state = TlsState.BOTH_ENDED
             self._send_close_notify()
-        elif self._state is _OPEN:
+        elif self._state is TlsState.OPEN:
             if self._in.pending:
-                self._state = _ENDING  # OpenSSL drops records that it finds unread when it shuts down
+                self._state = TlsState.ENDING  # OpenSSL drops records that it finds unread when it shuts down
             else:
-                self._state = _ENDED
+                self._state = TlsState.ENDED
                 self._send_close_notify()
 
     def close(self) -> None:
         """Send close_notify, then close the transport when all is written. `connection_lost(None)` follows."""
-        if self._state is _HANDSHAKE:
+        if self._state is TlsState.HANDSHAKE:
             self.abort()
         elif self._state not in _OVER:
             if self._state not in _HAS_OUR_END:
@@ -270,11 +260,11 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
 
     def _mark_closed(self) -> None:
         if self._state not in _OVER:
-            self._state = _FAILED if self._state in _IS_EARLY else _CLOSED
+            self._state = TlsState.FAILED if self._state in _IS_EARLY else TlsState.CLOSED
 
     def abort_handshake(self) -> None:
         """End a handshake that took too long: `on_handshake` gets TimeoutError. Does nothing after the handshake."""
-        if self._state is _HANDSHAKE:
+        if self._state is TlsState.HANDSHAKE:
             self.abort()
             self._report(TimeoutError("the TLS handshake took too long"))
 
@@ -283,7 +273,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
         return self._inner is _GONE_PROTOCOL
 
     def is_closing(self) -> bool:
-        return (self._state is not _OPEN and self._state in _OVER) or self._transport.is_closing()
+        return (self._state is not TlsState.OPEN and self._state in _OVER) or self._transport.is_closing()
 
     def pause_reading(self) -> None:
         """Deliver no more plaintext. At most one read of the transport below is buffered, as ciphertext."""
@@ -355,11 +345,11 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
         if self._resumption is not None:
             self._resumption.opened(self._ssl)
         handshakes[_SIDES[self._ssl.server_side], "resumed" if self._ssl.session_reused else "full"] += 1
-        self._state = _JOINING
+        self._state = TlsState.JOINING
         self._report(None)
         if self.is_closing():
             return
-        self._state = _OPEN
+        self._state = TlsState.OPEN
         self._inner.connection_made(self)
         if self._is_write_paused:
             self._inner.pause_writing()
@@ -387,7 +377,7 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
                     self._fail(error)
                     return
                 self._error = TlsTruncated("the connection ended without close_notify")
-                self._state = _CLOSED
+                self._state = TlsState.CLOSED
                 self._transport.close()
                 return
             if not plain:
@@ -398,13 +388,13 @@ class TlsStream(asyncio.Protocol, asyncio.Transport):
                 break
         if self._out.pending:
             self._flush()  # an answer to KeyUpdate or a refused renegotiation
-        if self._state is _ENDING and not incoming.pending:
-            self._state = _ENDED
+        if self._state is TlsState.ENDING and not incoming.pending:
+            self._state = TlsState.ENDED
             self._send_close_notify()
 
     def _peer_closed(self) -> None:
-        was, self._state = self._state, _PEER_ENDED if self._state is _OPEN else _BOTH_ENDED
-        if was is _ENDING:
+        was, self._state = self._state, TlsState.PEER_ENDED if self._state is TlsState.OPEN else TlsState.BOTH_ENDED
+        if was is TlsState.ENDING:
             self._send_close_notify()
         if not self._inner.eof_received():
             self.close()

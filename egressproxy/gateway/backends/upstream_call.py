@@ -39,10 +39,6 @@ class Repeat(Enum):
     ALWAYS = "any request, when an idle connection has died under it, or when another endpoint can take it"
 
 
-_ALWAYS: Final = Repeat.ALWAYS
-_NEVER: Final = Repeat.NEVER
-
-
 class AttemptCounter:
     """The connector of a parent, held for a request that counts at its own target: see TargetWatch."""
 
@@ -237,7 +233,7 @@ async def call_upstream(
                 body = given  # set behind `held.hold`
             # Each attempt starts from the client's request: it gets its own credential and no other.
             head.fields.block, head.path, exchange.upstream_host = block, path, host
-            if repeat is _ALWAYS:
+            if repeat is Repeat.ALWAYS:
                 target = cluster.another_target(exchange, (target,))
             continue
         caller.count_answer(exchange, monotonic() - began)
@@ -290,12 +286,12 @@ def may_repeat(
     `was_reused`: its connection had served another request before (RFC 9110 section 9.2.2). `is_unseen`: it had a
     connection, and all of it can be sent again: a stream that was refused may begin anew (RFC 9113 section 8.7).
     """
-    if repeat is _NEVER or exchange.attempts >= MAX_ATTEMPTS:
+    if repeat is Repeat.NEVER or exchange.attempts >= MAX_ATTEMPTS:
         return False
     if is_unseen and error.retry is RetrySafety.SAFE:
         return True
     is_stale = was_reused and error.retry is RetrySafety.IF_REUSED
-    if repeat is _ALWAYS:
+    if repeat is Repeat.ALWAYS:
         return is_stale or (error.retry is RetrySafety.SAFE and len(cluster.endpoints) > 1)
     return is_stale and exchange.request.method in IDEMPOTENT and exchange.request.body == 0
 

@@ -27,7 +27,6 @@ from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
 
-_SERVICE: Final[Destination] = Destination.SERVICE
 _NO_STEPS: Final[FilterSteps] = ()
 
 
@@ -155,7 +154,7 @@ def _mirrors(backend: RouteBackend) -> list[str]:
 
 def _sent_to(backend: BackendIR) -> tuple[object, ...]:
     """The endpoints of a Service come and go, and are the Service all the same."""
-    endpoints = () if backend.destination is _SERVICE else backend.endpoints
+    endpoints = () if backend.destination is Destination.SERVICE else backend.endpoints
     return (
         backend.kind, backend.destination, backend.hostname, backend.port, endpoints, backend.protocol,
         backend.tls is None, backend.mcp, backend.ai,

@@ -84,13 +84,6 @@ class _Part(IntEnum):
     TRAILERS = 3
 
 
-#: The same as plain names, which are cheaper to look up.
-_SIZE: Final[_Part] = _Part.SIZE
-_DATA: Final[_Part] = _Part.DATA
-_DATA_END: Final[_Part] = _Part.DATA_END
-_IN_TRAILERS: Final[_Part] = _Part.TRAILERS
-
-
 def _remember(line: bytes, length: int) -> None:
     if len(_lengths) >= MAX_KNOWN:
         _lengths.clear()
@@ -105,7 +98,7 @@ class ChunkedDecoder:
     def __init__(self, limits: HeadLimits, named: frozenset[bytes]) -> None:
         self._limits = limits
         self._named = named
-        self._part = _SIZE
+        self._part = _Part.SIZE
         self._left = 0  # bytes of the current chunk that are still to come
         self._total = 0  # bytes of data announced so far
         self._extensions = 0  # bytes of extensions so far
@@ -132,7 +125,7 @@ class ChunkedDecoder:
         returned.
         """
         size = len(buffer)
-        if self._part is _SIZE and type(buffer) is bytes:
+        if self._part is _Part.SIZE and type(buffer) is bytes:
             # One whole chunk and nothing else, of a size that was read before: an event of a stream.
             start = buffer.find(b"\n", at, at + MAX_KNOWN_LINE) + 1
             length = _lengths.get(buffer[at:start], 0) if start > at else 0
@@ -144,23 +137,23 @@ class ChunkedDecoder:
         try:
             while at < size:
                 part = self._part
-                if part is _DATA:
+                if part is _Part.DATA:
                     end = min(at + self._left, size)
                     piece = buffer[at:end]
                     pieces.append(piece if type(piece) is bytes else bytes(piece))
                     self._left -= end - at
                     at = end
                     if not self._left:
-                        self._part = _DATA_END
-                elif part is _DATA_END:
+                        self._part = _Part.DATA_END
+                elif part is _Part.DATA_END:
                     if buffer.startswith(b"\r\n", at):
                         at += 2
-                        self._part = _SIZE
+                        self._part = _Part.SIZE
                     elif size - at == 1 and buffer.startswith(b"\r", at):
                         break
                     else:
                         raise Malformed(Reason.BAD_FRAMING, "a chunk's data does not end where its size says")
-                elif part is _SIZE:
+                elif part is _Part.SIZE:
                     line = None
                     if not self._scanned or self._may_be_finished(buffer, at):
                         line = _CHUNK_LINE.match(buffer, at, at + MAX_CHUNK_LINE)
@@ -207,11 +200,11 @@ class ChunkedDecoder:
         self._extensions = extensions
         if not length:
             # the trailer section starts with this line's CRLF, so that it looks like every other field section
-            self._part = _IN_TRAILERS
+            self._part = _Part.TRAILERS
             return line.end() - 2
         self._total += length
         self._left = length
-        self._part = _DATA
+        self._part = _Part.DATA
         return line.end()
 
     def _may_be_finished(self, buffer: bytes | bytearray, at: int) -> bool:

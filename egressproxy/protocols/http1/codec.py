@@ -54,15 +54,6 @@ _FIRST_BYTE: Final = re.compile(TCHAR + rb"|\r")
 _STATUS_LINE_START: Final = b"HTTP/1."
 
 
-#: The states as plain names: a member looked up on its class costs 60 ns more, and there are several per event.
-_HEAD: Final[CodecState] = CodecState.HEAD
-_LENGTH: Final[CodecState] = CodecState.LENGTH
-_CHUNKED: Final[CodecState] = CodecState.CHUNKED
-_UNTIL_CLOSE: Final[CodecState] = CodecState.UNTIL_CLOSE
-_IDLE: Final[CodecState] = CodecState.IDLE
-_BROKEN: Final[CodecState] = CodecState.BROKEN
-
-
 class RequestReader(MessageReader[Hop]):
     """Reads the requests of one client connection, one at a time and in order.
 
@@ -79,19 +70,19 @@ class RequestReader(MessageReader[Hop]):
 
     def __init__(self, limits: HeadLimits, grammar: HeadGrammar[Hop] | None = None) -> None:
         """`grammar` is another one for these limits than that of all readers."""
-        super().__init__(grammar or request_head.request_grammar(limits), _HEAD)
+        super().__init__(grammar or request_head.request_grammar(limits), CodecState.HEAD)
         self._empty_lines = 0
         self._is_line_checked = False
 
     @property
     def has_partial_head(self) -> bool:
         """Whether bytes of a head are buffered that `next` has not returned."""
-        return self._state is _HEAD and self._at < len(self._buffer)
+        return self._state is CodecState.HEAD and self._at < len(self._buffer)
 
     def next(self) -> RequestHead | bytes | EndOfMessage | None:
         """The next event, or None: feed more. Raises BadRequest, LimitExceeded (413, 414, 431), always with `close`."""
         try:
-            if self._state is _HEAD:
+            if self._state is CodecState.HEAD:
                 buffer = self._buffer
                 if self._at == len(buffer):
                     return None
@@ -108,7 +99,7 @@ class RequestReader(MessageReader[Hop]):
         except Malformed as fault:
             kind = LimitExceeded if fault.status in (413, 414, 431) else BadRequest
             self._fault = partial(kind, fault.reason, fault.message, status=fault.status, close=True)
-            self._state = _BROKEN
+            self._state = CodecState.BROKEN
         assert self._fault is not None
         raise self._fault()
 
@@ -157,7 +148,7 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
     __slots__ = ("_eof", "_interim", "_is_started", "_method")
 
     def __init__(self, limits: HeadLimits, grammar: HeadGrammar[response_head.ResponseHop] | None = None) -> None:
-        super().__init__(grammar or response_head.response_grammar(limits), _IDLE)
+        super().__init__(grammar or response_head.response_grammar(limits), CodecState.IDLE)
         self._method = b""
         self._interim = 0
         self._is_started = False  # something of this response has come
@@ -165,15 +156,15 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
 
     def expect(self, method: bytes) -> None:
         """Announce the response to this method, which decides whether a body follows (RFC 9112 section 6.3)."""
-        if self._state is _BROKEN:
+        if self._state is CodecState.BROKEN:
             return
-        if self._at < len(self._buffer) or self._state is not _IDLE:
+        if self._at < len(self._buffer) or self._state is not CodecState.IDLE:
             self._break(Reason.BAD_RESPONSE, "the upstream spoke before it was asked", RetrySafety.IF_REUSED)
             return
         self._method = method
         self._interim = 0
         self._is_started = False
-        self._state = _HEAD
+        self._state = CodecState.HEAD
 
     def feed_eof(self, clean: bool) -> None:
         """The upstream sends no more; `clean` is false after a reset, or an end of TLS without its close_notify."""
@@ -187,15 +178,15 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
         """
         event: ResponseHead | bytes | EndOfMessage | None = None
         try:
-            if self._state is _HEAD:
+            if self._state is CodecState.HEAD:
                 event = self._next_head()
-            elif self._state is _UNTIL_CLOSE:
+            elif self._state is CodecState.UNTIL_CLOSE:
                 event = self._take(len(self._buffer))
                 if event is None and self._eof:
-                    self._state = _IDLE
+                    self._state = CodecState.IDLE
                     return NO_TRAILERS
-            elif self._state is not _BROKEN:
-                if self._state is _IDLE:
+            elif self._state is not CodecState.BROKEN:
+                if self._state is CodecState.IDLE:
                     return None
                 event = self._next_of_body()
         except Malformed as fault:
@@ -210,7 +201,7 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
         """Behind a final head: whether a byte of the body, or its end, is here. Raises UpstreamFault where the upstream
         ended before it, or sent no chunk.
         """
-        has_begun = self._at < len(self._buffer) or (self._state is _UNTIL_CLOSE and bool(self._eof))
+        has_begun = self._at < len(self._buffer) or (self._state is CodecState.UNTIL_CLOSE and bool(self._eof))
         if self._chunks is not None:
             try:
                 has_begun = self._chunks.copy().decode(self._buffer, self._at)[0] is not None
@@ -227,7 +218,7 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
     @property
     def needs_more(self) -> bool:
         """Within a body of which nothing is left: `next` gives None until more is fed."""
-        return not self._buffer and self._eof is None and (self._state is _CHUNKED or self._left > 0)
+        return not self._buffer and self._eof is None and (self._state is CodecState.CHUNKED or self._left > 0)
 
     def settle_length(self) -> int:
         """The bytes of a chunked body of which the buffer holds all, and nothing behind it, trailers neither: from now
@@ -250,7 +241,7 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
         self._left = len(self._buffer)
         self._at = self._scanned = 0
         self._chunks = None
-        self._state = _LENGTH
+        self._state = CodecState.LENGTH
         return self._left
 
     def _next_head(self) -> ResponseHead | None:
@@ -268,7 +259,7 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
         length = head.body
         if length > 0:
             self._left = length
-            self._state = _LENGTH
+            self._state = CodecState.LENGTH
         elif head.is_interim:
             self._interim += 1
             if self._interim > MAX_INTERIM:
@@ -287,7 +278,7 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
 
     def _break_off(self) -> None:
         """The upstream has ended in the middle (RFC 9112 section 8)."""
-        if self._state is _HEAD and not self._is_started:
+        if self._state is CodecState.HEAD and not self._is_started:
             self._break(
                 Reason.UPSTREAM_CLOSED, "the upstream closed its connection without an answer", RetrySafety.IF_REUSED
             )
@@ -296,4 +287,4 @@ class ResponseReader(MessageReader[response_head.ResponseHop]):
 
     def _break(self, reason: Reason, message: str, retry: RetrySafety = RetrySafety.NEVER) -> None:
         self._fault = partial(UpstreamFault, reason, message, retry=retry)
-        self._state = _BROKEN
+        self._state = CodecState.BROKEN

@@ -46,17 +46,8 @@ HALF_CLOSE_S: Final = 0.25
 MAX_AT_ONCE: Final = 16
 
 
-# Names of this module: an attribute of an Enum costs a look-up each time.
-_IDLE: Final[DownstreamState] = DownstreamState.IDLE
-_RECEIVING: Final[DownstreamState] = DownstreamState.RECEIVING
-_RESPONDING: Final[DownstreamState] = DownstreamState.RESPONDING
-_LISTENING: Final[DownstreamState] = DownstreamState.LISTENING
-_DETACHED: Final[DownstreamState] = DownstreamState.DETACHED
-_LINGERING: Final[DownstreamState] = DownstreamState.LINGERING
-_CLOSING: Final[DownstreamState] = DownstreamState.CLOSING
-_LOST: Final[DownstreamState] = DownstreamState.LOST
-_SAYS_NO_MORE: Final = (_LINGERING, _CLOSING)
-_OVER: Final = (_LINGERING, _CLOSING, _LOST)
+_SAYS_NO_MORE: Final = (DownstreamState.LINGERING, DownstreamState.CLOSING)
+_OVER: Final = (DownstreamState.LINGERING, DownstreamState.CLOSING, DownstreamState.LOST)
 
 
 class RequestHandler(Protocol):
@@ -102,7 +93,7 @@ class DownstreamConnection(FlowControl):
         self.deadline = Deadline(wheel, self._deadline_passed)
         self.sink: BodySink | None = None
         self.client = "-"
-        self._state = _IDLE
+        self._state = DownstreamState.IDLE
         self.has_ended = False  # the client has sent its FIN
         self.heard_at = NEVER  # the time of the last input, on the clock of `wheel`
         self._is_foreign = False
@@ -124,7 +115,7 @@ class DownstreamConnection(FlowControl):
         """Process the client's bytes, or buffer them; drop them while lingering."""
         self.bytes_in += len(data)
         self.heard_at = self.wheel.now
-        if self._state is _LINGERING:
+        if self._state is DownstreamState.LINGERING:
             if self.bytes_in > LINGER_SIZE:
                 self.transport.abort()
             return
@@ -145,9 +136,9 @@ class DownstreamConnection(FlowControl):
 
     def connection_lost(self, error: Exception | None) -> None:
         """End the exchange with ClientGone."""
-        if self._state is _LOST:
+        if self._state is DownstreamState.LOST:
             return
-        self._state = _LOST
+        self._state = DownstreamState.LOST
         self.reader.forget()
         self.deadline.close()
         if self._line_deadline is not None:
@@ -161,27 +152,27 @@ class DownstreamConnection(FlowControl):
 
     def resume_writing(self) -> None:
         super().resume_writing()
-        if self._state is _IDLE and not self._is_pumping:
+        if self._state is DownstreamState.IDLE and not self._is_pumping:
             self._pump()
 
     # --- for the exchange --------------------------------------------------------------------------------------
     @property
     def is_idle(self) -> bool:
         """Whether the client waits for no response: there is no request, or a tunnel waits for its first bytes."""
-        return self._state is _IDLE or self._state is _LISTENING
+        return self._state is DownstreamState.IDLE or self._state is DownstreamState.LISTENING
 
     @property
     def is_request_read(self) -> bool:
-        return self._state is not _RECEIVING
+        return self._state is not DownstreamState.RECEIVING
 
     @property
     def awaits_bytes(self) -> bool:
         """Whether the exchange waits for bytes after the request: see `listen`."""
-        return self._state is _LISTENING
+        return self._state is DownstreamState.LISTENING
 
     @property
     def is_lost(self) -> bool:
-        return self._state is _LOST
+        return self._state is DownstreamState.LOST
 
     @property
     def unread(self) -> int:
@@ -192,10 +183,10 @@ class DownstreamConnection(FlowControl):
         """Whether a client that ends its side now does so later than with its request, and has asked for no more. An
         empty line behind the request is nothing (RFC 9112 section 2.2).
         """
-        if self._state is _RESPONDING:
+        if self._state is DownstreamState.RESPONDING:
             has_asked_for_more = self.reader.first_byte not in b"\r\n"
         else:
-            has_asked_for_more = self._state is not _RECEIVING
+            has_asked_for_more = self._state is not DownstreamState.RECEIVING
         return not has_asked_for_more and self.wheel.moment() - self.heard_at > HALF_CLOSE_S + TICK_S
 
     @property
@@ -209,17 +200,17 @@ class DownstreamConnection(FlowControl):
     def serve_head(self, head: RequestHead, rest: bytes) -> None:
         """Begin the exchange of a bodiless head that did not come as HTTP/1; `rest` are the bytes after it."""
         self.reader.feed(rest)
-        self._state = _RESPONDING
+        self._state = DownstreamState.RESPONDING
         self.deadline.at = NEVER  # the exchange has a clock of its own
         self.handler.on_request(self, head)
 
     def listen(self) -> None:
-        if self._state is _RESPONDING:
-            self._state = _LISTENING
+        if self._state is DownstreamState.RESPONDING:
+            self._state = DownstreamState.LISTENING
 
     def stop_listening(self) -> None:
-        if self._state is _LISTENING:
-            self._state = _RESPONDING
+        if self._state is DownstreamState.LISTENING:
+            self._state = DownstreamState.RESPONDING
 
     @property
     def is_last(self) -> bool:
@@ -239,7 +230,7 @@ class DownstreamConnection(FlowControl):
             return None
         body = self.reader.take_whole_body(self.body_limit)
         if body is not None:
-            self._state = _RESPONDING
+            self._state = DownstreamState.RESPONDING
             self.body_size = len(body)
             if self.is_reading_paused:
                 self.resume_reading()
@@ -277,10 +268,10 @@ class DownstreamConnection(FlowControl):
         """The exchange is over, its last byte written. The next request follows when its coroutine ends."""
         self.sink = None
         self.feeder = None
-        if close or self._state is not _RESPONDING or (self.has_ended and self.is_last):
+        if close or self._state is not DownstreamState.RESPONDING or (self.has_ended and self.is_last):
             self.close()
             return
-        self._state = _IDLE
+        self._state = DownstreamState.IDLE
         self.bytes_in = self.reader.buffered
         self.bytes_out = 0
         self.deadline.after(self.idle_s)
@@ -293,13 +284,13 @@ class DownstreamConnection(FlowControl):
             return
         self.flush()
         self.unsent = self.transport.get_write_buffer_size()
-        is_silent = self.has_ended or (self._state is not _RECEIVING and not self.reader.buffered)
+        is_silent = self.has_ended or (self._state is not DownstreamState.RECEIVING and not self.reader.buffered)
         if is_silent or not lingers or not self.transport.can_write_eof():
             self.deadline.after(LINGER_S * 5)  # a client that never reads its answer
-            self._state = _CLOSING
+            self._state = DownstreamState.CLOSING
             self.transport.close()
             return
-        self._state = _LINGERING
+        self._state = DownstreamState.LINGERING
         self.bytes_in = 0
         self.transport.write_eof()
         self.deadline.after(LINGER_S)
@@ -307,13 +298,13 @@ class DownstreamConnection(FlowControl):
 
     def abort(self) -> None:
         """Break the connection: what was sent is not a whole message, and must not look like one."""
-        if self._state is not _LOST:
+        if self._state is not DownstreamState.LOST:
             self.flush()
             reset(self.transport)
 
     def detach(self) -> bytes:
         self.flush()
-        self._state = _DETACHED
+        self._state = DownstreamState.DETACHED
         self.deadline.close()
         if self._line_deadline is not None:
             self._line_deadline.close()
@@ -324,7 +315,7 @@ class DownstreamConnection(FlowControl):
         return rest
 
     def tunnel_ended(self) -> None:
-        self._state = _LOST
+        self._state = DownstreamState.LOST
 
     def read_anew(self, limits: HeadLimits) -> None:
         """Read requests inside a tunnel that we speak HTTP in; bytes that came early are read first."""
@@ -337,7 +328,7 @@ class DownstreamConnection(FlowControl):
         return trailers
 
     def _exchange_over(self) -> None:
-        if not self._is_pumping and self._state is _IDLE and (self.bytes_in or self.has_ended):
+        if not self._is_pumping and self._state is DownstreamState.IDLE and (self.bytes_in or self.has_ended):
             self._pump()
 
     # --- reading -----------------------------------------------------------------------------------------------
@@ -347,16 +338,16 @@ class DownstreamConnection(FlowControl):
         try:
             for _ in range(MAX_AT_ONCE):
                 state = self._state
-                if state is _IDLE:
+                if state is DownstreamState.IDLE:
                     if self.is_write_blocked or self.driver.is_busy:
                         break
-                elif state is _RESPONDING:
+                elif state is DownstreamState.RESPONDING:
                     break
-                elif state is _RECEIVING:
+                elif state is DownstreamState.RECEIVING:
                     if self.sink is None:
                         break
-                elif state is _LISTENING and (self.reader.buffered or self.has_ended):
-                    self._state = _RESPONDING
+                elif state is DownstreamState.LISTENING and (self.reader.buffered or self.has_ended):
+                    self._state = DownstreamState.RESPONDING
                     self.driver.resume()
                     continue
                 else:
@@ -365,25 +356,25 @@ class DownstreamConnection(FlowControl):
                 if event is None:
                     if self.has_ended:
                         self._input_is_over()
-                    elif state is _IDLE and self.bytes_in and self.reader.has_partial_head:
+                    elif state is DownstreamState.IDLE and self.bytes_in and self.reader.has_partial_head:
                         self._head_has_begun()
                     elif self.reader.open_line != self._line:
                         self._line_has_begun()
                     return
                 if type(event) is RequestHead:
-                    self._state = _RESPONDING if event.body == 0 else _RECEIVING
+                    self._state = DownstreamState.RESPONDING if event.body == 0 else DownstreamState.RECEIVING
                     self.body_size = 0
                     self.body_limit = -1
                     self.sends_chunked = False
                     self.deadline.at = NEVER  # the exchange has a clock of its own
                     self.handler.on_request(self, event)
-                    if self._state is _IDLE and self.reader.buffered:
+                    if self._state is DownstreamState.IDLE and self.reader.buffered:
                         is_unfinished = True
                         break
                 elif type(event) is bytes:
                     self._body(event)
                 else:
-                    self._state = _RESPONDING
+                    self._state = DownstreamState.RESPONDING
                     self._line = -1
                     sink, self.sink = self.sink, None
                     if sink is not None:
@@ -411,7 +402,7 @@ class DownstreamConnection(FlowControl):
 
     def _input_is_over(self) -> None:
         """Handle the end of input with an incomplete message, or without one."""
-        if self._state is not _IDLE:
+        if self._state is not DownstreamState.IDLE:
             self.driver.throw(ClientGone("the client ended in the middle of its request"))
         elif self.reader.has_partial_head:
             self.refuse(BadRequest(Reason.BAD_REQUEST_LINE, "the request is not complete"))
@@ -433,7 +424,7 @@ class DownstreamConnection(FlowControl):
             self._line_deadline.after(self.request_headers_s)
 
     def _line_is_late(self) -> None:
-        if self._state is not _RECEIVING or self._line < 0 or self.reader.open_line != self._line:
+        if self._state is not DownstreamState.RECEIVING or self._line < 0 or self.reader.open_line != self._line:
             return
         if self.is_reading_paused and self._line_deadline is not None:  # it may be here
             self._line_deadline.after(self.request_headers_s)
@@ -443,17 +434,17 @@ class DownstreamConnection(FlowControl):
 
     def refuse(self, error: GatewayError) -> None:
         """Respond to input that is no request, or no rest of one."""
-        if self._state is not _IDLE:
+        if self._state is not DownstreamState.IDLE:
             self.driver.throw(error)
         else:
-            self._state = _RECEIVING
+            self._state = DownstreamState.RECEIVING
             self._is_foreign = error.message == NOT_HTTP  # it would not understand an answer (RFC 9113 section 3.4)
             self.handler.on_bad_request(self, error)
 
     def _deadline_passed(self) -> None:
         if self._state in _SAYS_NO_MORE:
             self._linger_on()
-        elif self._state is not _IDLE:
+        elif self._state is not DownstreamState.IDLE:
             self.handler.on_deadline(self)
         elif self.reader.has_partial_head:
             self.refuse(BadRequest(Reason.CLIENT_TIMEOUT, "the request head took too long", status=408))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable
 from enum import IntEnum
-from typing import Final, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from egressproxy.errors import GatewayError, Reason
 from egressproxy.model.message import CHUNKED, UNTIL_CLOSE, BodyLength
@@ -24,11 +24,6 @@ class CodecState(IntEnum):
     IDLE = 4  # responses: none is expected; also behind a 101 or a tunnel's 2xx
     BROKEN = 5
 
-
-#: As plain names: a member looked up on its class costs 60 ns more, and there are several per event.
-_LENGTH: Final[CodecState] = CodecState.LENGTH
-_CHUNKED: Final[CodecState] = CodecState.CHUNKED
-_UNTIL_CLOSE: Final[CodecState] = CodecState.UNTIL_CLOSE
 
 H = TypeVar("H")  # Hop or ResponseHop
 
@@ -133,19 +128,19 @@ class MessageReader(Generic[H]):
             self._state = self._between
         elif length > 0:
             self._left = length
-            self._state = _LENGTH
+            self._state = CodecState.LENGTH
         elif length == CHUNKED:
             self._chunks = ChunkedDecoder(self._grammar.limits, named)
-            self._state = _CHUNKED
+            self._state = CodecState.CHUNKED
         else:
-            self._state = _UNTIL_CLOSE
+            self._state = CodecState.UNTIL_CLOSE
 
     def take_whole_body(self, limit: int = -1) -> bytes | None:
         """The body that a length announced, if the buffer holds it alone: no end follows. Else None, and where it is
         longer than `limit` bytes (-1: any length).
         """
         buffer, at = self._buffer, self._at
-        if self._state is not _LENGTH or len(buffer) - at != self._left or 0 <= limit < self._left:
+        if self._state is not CodecState.LENGTH or len(buffer) - at != self._left or 0 <= limit < self._left:
             return None
         self._state = self._between
         self._left = self._at = self._scanned = 0
@@ -154,7 +149,7 @@ class MessageReader(Generic[H]):
 
     def _next_of_body(self) -> bytes | EndOfMessage | None:
         """The next event of a body whose length is known, or that is chunked."""
-        if self._state is _LENGTH:
+        if self._state is CodecState.LENGTH:
             if not self._left:
                 self._state = self._between
                 return NO_TRAILERS

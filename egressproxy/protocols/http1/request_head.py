@@ -89,9 +89,6 @@ _ONCE: Final = {
     b"transfer-encoding": (Reason.BAD_FRAMING, "more than one Transfer-Encoding field"),
 }
 
-_ABSOLUTE_FORM: Final[TargetForm] = TargetForm.ABSOLUTE
-_AUTHORITY_FORM: Final[TargetForm] = TargetForm.AUTHORITY
-
 
 @lru_cache(maxsize=16)
 def request_section(max_fields: int) -> re.Pattern[bytes]:
@@ -169,7 +166,7 @@ def read_request_head(method: bytes, target: bytes, fields: Fields, hop: Hop, li
         slash = target.find(b"/", 7)
         if slash > 7 and target[:7] == b"http://" and target[7:slash] == hop.host:
             # the usual spelling of absolute-form, and the host that Host named
-            head.form = _ABSOLUTE_FORM
+            head.form = TargetForm.ABSOLUTE
             head.scheme = b"http"
             head.path = target[slash:]
         else:
@@ -261,7 +258,7 @@ def _read_connect(head: RequestHead) -> None:
     if head.body:  # RFC 9110 section 9.3.6: content could not be told from the tunnel's bytes
         raise Malformed(Reason.BAD_FRAMING, "a CONNECT request has no content")
     head.authority = _authority(head.target, None, Reason.BAD_TARGET, "the target of CONNECT has to be host:port")
-    head.form = _AUTHORITY_FORM
+    head.form = TargetForm.AUTHORITY
     head.host = head.target
 
 
@@ -273,7 +270,7 @@ def _read_other_form(head: RequestHead) -> None:
             raise Malformed(Reason.BAD_TARGET, "the target * belongs to OPTIONS")
         head.form = TargetForm.ASTERISK
         return
-    head.form = _ABSOLUTE_FORM
+    head.form = TargetForm.ABSOLUTE
     absolute = _ABSOLUTE.fullmatch(target)
     if absolute is None:
         raise Malformed(Reason.BAD_TARGET, _NO_FORM)

@@ -44,14 +44,6 @@ REST_S: Final = 10.0
 REST_SIZE: Final = 4096
 
 
-_RECEIVING: Final[StreamState] = StreamState.RECEIVING
-_RESPONDING: Final[StreamState] = StreamState.RESPONDING
-_LISTENING: Final[StreamState] = StreamState.LISTENING
-_DETACHED: Final[StreamState] = StreamState.DETACHED
-_FINISHING: Final[StreamState] = StreamState.FINISHING
-_LOST: Final[StreamState] = StreamState.LOST
-
-
 class DownstreamStream(Http2Stream):
     """One request and its answer. The states are in `downstream_states`."""
 
@@ -85,7 +77,7 @@ class DownstreamStream(Http2Stream):
         self._unsent_before = 0
         self._handshake: Handshake | None = None
         self._reads_on_until = NEVER
-        self._state = _RECEIVING
+        self._state = StreamState.RECEIVING
 
     # --- the request ---------------------------------------------------------------------------------------------
     def begin(self, head: RequestHead, *, has_ended: bool) -> None:
@@ -93,19 +85,19 @@ class DownstreamStream(Http2Stream):
         if head.upgrade:
             self._handshake = Handshake(head)
         if head.method == b"CONNECT" or head.upgrade:
-            self._state = _RESPONDING
+            self._state = StreamState.RESPONDING
             self.has_ended = has_ended
         else:
             self._left = head.body
             if head.body == 0:
-                self._state = _RESPONDING
+                self._state = StreamState.RESPONDING
         self.downstream.handler.on_request(self, head)
 
     def refuse(self, fault: Malformed, fields: FieldList, *, has_ended: bool) -> None:
         """What came is no request: it is answered like one, and the stream is reset (RFC 9113 section 8.1.1)."""
         self.is_whole = has_ended
         if has_ended:
-            self._state = _RESPONDING
+            self._state = StreamState.RESPONDING
         kind = LimitExceeded if fault.status in (413, 414, 431) else BadRequest
         if kind is BadRequest:
             self._reset_code = ErrorCodes.PROTOCOL_ERROR
@@ -114,24 +106,24 @@ class DownstreamStream(Http2Stream):
 
     def take_data(self, data: bytes) -> None:
         state = self._state
-        if state is _DETACHED:
+        if state is StreamState.DETACHED:
             keep(self._pieces, data)
             self._deliver()
-        elif state is _LISTENING:
+        elif state is StreamState.LISTENING:
             keep(self._pieces, data)
-            self._state = _RESPONDING
+            self._state = StreamState.RESPONDING
             self.driver.resume()
-        elif state is _RESPONDING:
+        elif state is StreamState.RESPONDING:
             if self._left == 0:
                 self._break("content, and a Content-Length of 0")
             else:
                 keep(self._pieces, data)  # behind a CONNECT: the tunnel's
-        elif state is _FINISHING:
+        elif state is StreamState.FINISHING:
             self.body_size += len(data)
             self._left -= len(data)
             if self._left <= 0:
                 self._look_whether_over()
-        elif state is _RECEIVING:
+        elif state is StreamState.RECEIVING:
             self.body_size += len(data)
             if self._left >= 0:
                 self._left -= len(data)
@@ -147,7 +139,7 @@ class DownstreamStream(Http2Stream):
                 self._hand_on(self.sink, data)
 
     def take_trailers(self, fields: FieldList) -> None:
-        if self._state is not _RECEIVING:
+        if self._state is not StreamState.RECEIVING:
             return
         try:
             self._request_trailers = read_trailers(fields, self.connection.limits)
@@ -157,20 +149,20 @@ class DownstreamStream(Http2Stream):
     def take_end(self) -> None:
         self.is_whole = True
         state = self._state
-        if state is _RECEIVING:
+        if state is StreamState.RECEIVING:
             if self._left > 0 and self._reset_code is None:
                 self._break("less content than Content-Length says")
             elif not self._pieces:
                 self._end_request()
-        elif state is _LISTENING:
+        elif state is StreamState.LISTENING:
             self.has_ended = True
-            self._state = _RESPONDING
+            self._state = StreamState.RESPONDING
             self.driver.resume()
-        elif state is _RESPONDING:
+        elif state is StreamState.RESPONDING:
             self.has_ended = self._left < 0
-        elif state is _DETACHED:
+        elif state is StreamState.DETACHED:
             self._deliver()
-        elif state is _FINISHING:
+        elif state is StreamState.FINISHING:
             if self._left > 0 and 0 <= self.body_limit != self.body_size:
                 self._reset_code = ErrorCodes.PROTOCOL_ERROR  # the answer was faster than the error
                 self.connection.stream_failed()
@@ -180,7 +172,7 @@ class DownstreamStream(Http2Stream):
         """All of the body is here, and handed on if somebody has asked for it."""
         sink, self.sink = self.sink, None
         if sink is not None:  # without a sink the end waits for one
-            self._state = _RESPONDING
+            self._state = StreamState.RESPONDING
             try:
                 sink.end_body(self.trailers_to_pass(self._request_trailers) if self._request_trailers else b"")
             except GatewayError as error:
@@ -213,7 +205,7 @@ class DownstreamStream(Http2Stream):
         """Hand on what is here, as far as it is taken, and the end behind it."""
         pieces = self._pieces
         while pieces and not self.is_reading_paused:
-            if self._state is _DETACHED:
+            if self._state is StreamState.DETACHED:
                 assert isinstance(self.transport, StreamTransport)
                 self.transport.data_came(pieces.pop(0))
             elif self.sink is None:
@@ -225,12 +217,12 @@ class DownstreamStream(Http2Stream):
                 self._hand_on(self.sink, pieces.pop(0))
         if pieces or not self.is_whole or self.is_reading_paused:
             return
-        if self._state is _DETACHED:
+        if self._state is StreamState.DETACHED:
             assert isinstance(self.transport, StreamTransport)
             if not self.has_ended:
                 self.has_ended = True
                 self.transport.end_came()
-        elif self._state is _RECEIVING and self.sink is not None:
+        elif self._state is StreamState.RECEIVING and self.sink is not None:
             self._end_request()
 
     def resume_reading(self) -> None:
@@ -247,11 +239,11 @@ class DownstreamStream(Http2Stream):
     # --- for the exchange ----------------------------------------------------------------------------------------
     @property
     def is_lost(self) -> bool:
-        return self._state is _LOST
+        return self._state is StreamState.LOST
 
     @property
     def is_request_read(self) -> bool:
-        return self._state is not _RECEIVING
+        return self._state is not StreamState.RECEIVING
 
     @property
     def is_last(self) -> bool:
@@ -260,11 +252,11 @@ class DownstreamStream(Http2Stream):
 
     @property
     def awaits_bytes(self) -> bool:
-        return self._state is _LISTENING
+        return self._state is StreamState.LISTENING
 
     @property
     def unread(self) -> int:
-        return sum(map(len, self._pieces)) if self._state is _RESPONDING else 0
+        return sum(map(len, self._pieces)) if self._state is StreamState.RESPONDING else 0
 
     @property
     def first_byte(self) -> bytes:
@@ -275,12 +267,12 @@ class DownstreamStream(Http2Stream):
         return self.unsent_size
 
     def listen(self) -> None:
-        if self._state is _RESPONDING:
-            self._state = _LISTENING
+        if self._state is StreamState.RESPONDING:
+            self._state = StreamState.LISTENING
 
     def stop_listening(self) -> None:
-        if self._state is _LISTENING:
-            self._state = _RESPONDING
+        if self._state is StreamState.LISTENING:
+            self._state = StreamState.RESPONDING
 
     def send_request_body_to(self, sink: BodySink | None) -> None:
         self.sink = sink
@@ -335,7 +327,7 @@ class DownstreamStream(Http2Stream):
 
     def detach(self) -> bytes:
         """What is sent from now on is a tunnel's, whose transport is `transport`. Returns what is here already."""
-        self._state = _DETACHED
+        self._state = StreamState.DETACHED
         self.deadline.close()
         self.feed_from(None)
         self.sink = None
@@ -346,7 +338,7 @@ class DownstreamStream(Http2Stream):
         return rest
 
     def transport_ended(self) -> None:
-        self._state = _LOST
+        self._state = StreamState.LOST
         self.transport = self.connection.transport  # stream and transport hold each other: break the cycle
         if self.is_over:
             return
@@ -356,15 +348,15 @@ class DownstreamStream(Http2Stream):
             self.reset(ErrorCodes.NO_ERROR)  # the rest of the client's body is not read
 
     def tunnel_ended(self) -> None:
-        self._state = _LOST
+        self._state = StreamState.LOST
 
     def finish(self, *, close: bool) -> None:
         """The exchange is over: what is unsent goes out as the windows allow, what is unread is not wanted. A body
         that still comes is read for a moment, as in HTTP/1: curl before 8.0, for one, reads no answer behind a reset.
         """
-        if self._state is _DETACHED or self._state is _LOST:
+        if self._state is StreamState.DETACHED or self._state is StreamState.LOST:
             return
-        if self._state is _RECEIVING and self._reset_code is None:
+        if self._state is StreamState.RECEIVING and self._reset_code is None:
             self.body_limit = self.body_size + self._left if self._left >= 0 else -1  # from now on: what was announced
             self._left = LINGER_SIZE
         else:
@@ -372,7 +364,7 @@ class DownstreamStream(Http2Stream):
         self.sink = None
         self.feeder = None
         self._pieces.clear()
-        self._state = _FINISHING
+        self._state = StreamState.FINISHING
         if not self.is_ending:
             self.end(None)  # a tunnel that came to nothing
         self.deadline.at = NEVER
@@ -383,9 +375,9 @@ class DownstreamStream(Http2Stream):
             self.deadline.after(REST_S)
 
     def was_sent(self) -> None:
-        if self._state is _FINISHING:
+        if self._state is StreamState.FINISHING:
             self._look_whether_over()
-        elif self._state is _DETACHED and isinstance(self.transport, StreamTransport):
+        elif self._state is StreamState.DETACHED and isinstance(self.transport, StreamTransport):
             self.transport.all_sent()
 
     def _look_whether_over(self) -> None:
@@ -405,7 +397,7 @@ class DownstreamStream(Http2Stream):
 
     def _over(self, code: ErrorCodes | None) -> None:
         """Nothing follows on this stream, but a reset with this code."""
-        self._state = _LOST
+        self._state = StreamState.LOST
         deadline, self.deadline = self.deadline, NO_DEADLINE
         self.downstream.spare(deadline)
         if code is None:
@@ -415,8 +407,8 @@ class DownstreamStream(Http2Stream):
 
     def abort(self) -> None:
         """Break the stream off: what was sent is not a whole message, and must not look like one."""
-        if self._state is not _LOST:
-            self._state = _LOST
+        if self._state is not StreamState.LOST:
+            self._state = StreamState.LOST
             self.deadline.close()
             self.reset(ErrorCodes.INTERNAL_ERROR)
 
@@ -427,7 +419,7 @@ class DownstreamStream(Http2Stream):
     # --- the end ---------------------------------------------------------------------------------------------------
     def was_reset(self, code: int) -> None:
         """The client has given the stream up, or what it sent made us. Raises Flood."""
-        is_cut = self.driver.is_busy and self._state is not _FINISHING
+        is_cut = self.driver.is_busy and self._state is not StreamState.FINISHING
         self._lose()
         if is_cut:
             self.downstream.gave_up()
@@ -436,18 +428,18 @@ class DownstreamStream(Http2Stream):
         self._lose()
 
     def _lose(self) -> None:
-        was, self._state = self._state, _LOST
+        was, self._state = self._state, StreamState.LOST
         self.deadline.close()
         self.sink = None
         self.feeder = None
         self._pieces.clear()
-        if was is _DETACHED and isinstance(self.transport, StreamTransport):
+        if was is StreamState.DETACHED and isinstance(self.transport, StreamTransport):
             self.transport.lost(ConnectionResetError("the client has reset its stream"))
-        elif self.driver.is_busy and was is not _FINISHING:
+        elif self.driver.is_busy and was is not StreamState.FINISHING:
             self.driver.throw(ClientGone())
 
     def _deadline_passed(self) -> None:
-        if self._state is not _FINISHING:
+        if self._state is not StreamState.FINISHING:
             self.downstream.handler.on_deadline(self)
         elif self.has_sent_all:
             self._left = 0

@@ -40,11 +40,6 @@ _view: Final = memoryview(_buffer)
 _shared: Pipe | None = None
 _can_splice = True
 
-_OVER: Final[TunnelState] = TunnelState.OVER
-_OPEN: Final[EndState] = EndState.OPEN
-_HELD: Final[EndState] = EndState.HELD
-_ENDED: Final[EndState] = EndState.ENDED
-
 
 def _pipe() -> Pipe | None:
     """The pipe that all tunnels share, or None if unavailable."""
@@ -171,7 +166,7 @@ class SocketTunnel(Tunnel["SocketEnd"]):
         return len(self.client.unsent or b"") + len(self.upstream.unsent or b"")
 
     def _finish(self) -> None:
-        self._state = _OVER
+        self._state = TunnelState.OVER
         self.close()
         for end in (self.client, self.upstream):
             self.poller.forget(end.sock.fileno())
@@ -205,14 +200,14 @@ class SocketEnd(WatchedSocket):
         self.poller = tunnel.poller
         self.sock, self.unsent, self.watched = transport.detach()
         self.bytes_in = 0
-        self._state = _OPEN
+        self._state = EndState.OPEN
         self.is_long = False  # reads are large enough for splice
         if self.watched != NOT_WATCHED:
             self.poller.hand_over(self.sock.fileno(), self)
 
     @property
     def has_ended(self) -> bool:
-        return self._state is _ENDED
+        return self._state is EndState.ENDED
 
     # --- events ------------------------------------------------------------------------------------------------------
     def ready(self, _fd: int, events: int) -> None:
@@ -224,8 +219,8 @@ class SocketEnd(WatchedSocket):
                 return
         if not events & READABLE_OR_ENDED:
             return
-        if self._state is not _OPEN or other.unsent is not None:
-            self.look_away(events, is_at_end=self._state is _ENDED)
+        if self._state is not EndState.OPEN or other.unsent is not None:
+            self.look_away(events, is_at_end=self._state is EndState.ENDED)
             return
         if self.is_long and self._splice():
             return
@@ -314,7 +309,7 @@ class SocketEnd(WatchedSocket):
 
     def ended(self) -> None:
         """Handle the end of this side's input."""
-        self._state = _ENDED
+        self._state = EndState.ENDED
         self.tunnel.half_ended(self)
         self.watch()
 
@@ -352,16 +347,16 @@ class SocketEnd(WatchedSocket):
 
     # --- reading -----------------------------------------------------------------------------------------------------
     def hold(self) -> None:
-        self._state = _HELD
+        self._state = EndState.HELD
 
     def resume_reading(self) -> None:
-        if self._state is _HELD:
-            self._state = _OPEN
+        if self._state is EndState.HELD:
+            self._state = EndState.OPEN
             self.watch()
 
     def wants_input(self) -> bool:
         """Whether to read from this side: its input is open, and the other side has no unsent bytes."""
-        return self._state is _OPEN and self.other.unsent is None
+        return self._state is EndState.OPEN and self.other.unsent is None
 
     def watch(self) -> None:
         if not self.tunnel.is_over:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Final
 
 from egressproxy.errors import Reason
 from egressproxy.net.driver import PAUSE, Driver
@@ -12,10 +11,6 @@ from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.net.timers import TimerWheel
 from egressproxy.protocols.tunnel.guard import SniGuard
 from egressproxy.protocols.tunnel.tunnel import EndState, Tunnel, TunnelState
-
-_OPEN: Final[EndState] = EndState.OPEN
-_ENDED: Final[EndState] = EndState.ENDED
-_LOST: Final[EndState] = EndState.LOST
 
 
 class TransportTunnel(Tunnel["TransportEnd"]):
@@ -126,15 +121,15 @@ class TransportEnd(FlowControl):
     def __init__(self, tunnel: TransportTunnel) -> None:
         super().__init__()
         self.tunnel = tunnel
-        self._state = _OPEN
+        self._state = EndState.OPEN
 
     @property
     def has_ended(self) -> bool:
-        return self._state is not _OPEN
+        return self._state is not EndState.OPEN
 
     @property
     def is_lost(self) -> bool:
-        return self._state is _LOST
+        return self._state is EndState.LOST
 
     def data_received(self, data: bytes) -> None:
         """Pass bytes through the guard, if any, to the other side."""
@@ -148,14 +143,14 @@ class TransportEnd(FlowControl):
         self.other.send(data)
 
     def eof_received(self) -> bool:
-        self._state = _ENDED
+        self._state = EndState.ENDED
         self.tunnel.half_ended(self)
         return True
 
     def connection_lost(self, error: Exception | None) -> None:
-        was, self._state = self._state, _LOST
-        if was is not _LOST:
-            self.tunnel.lost(self, error, had_ended=was is _ENDED)
+        was, self._state = self._state, EndState.LOST
+        if was is not EndState.LOST:
+            self.tunnel.lost(self, error, had_ended=was is EndState.ENDED)
 
     def send(self, data: bytes) -> None:
         """Send at once: the bytes of one turn are one piece already."""

@@ -63,11 +63,7 @@ class EndState(Enum):
     LOST = auto()
 
 
-_OPEN: Final[TunnelState] = TunnelState.OPEN
-_HELLO: Final[TunnelState] = TunnelState.HELLO
-_DRAINING: Final[TunnelState] = TunnelState.DRAINING
-_OVER: Final[TunnelState] = TunnelState.OVER
-_OK: Final[Reason] = Reason.OK
+_OK: Final = Reason.OK
 
 
 class TunnelEnd(Protocol):
@@ -127,12 +123,12 @@ class Tunnel(Timer, Generic[E]):
         self.own_bytes = 0  # for the client, of nobody but us
         self.unsent = 0  # when an end is left over: what it had left to take when we last looked
         self.early = b""  # what the upstream said before a ClientHello that has to come first
-        self._state = _HELLO if guard is not None and guard.must_be_tls and guard_s > 0 else _OPEN
-        self.after(guard_s if self._state is _HELLO else self._look_s())
+        self._state = TunnelState.HELLO if guard is not None and guard.must_be_tls and guard_s > 0 else TunnelState.OPEN
+        self.after(guard_s if self._state is TunnelState.HELLO else self._look_s())
 
     @property
     def is_over(self) -> bool:
-        return self._state is _OVER
+        return self._state is TunnelState.OVER
 
     def _look_s(self) -> float:
         return min(self.idle_s, KEEPALIVE_S) if self.idle_s > 0 else KEEPALIVE_S
@@ -170,8 +166,8 @@ class Tunnel(Timer, Generic[E]):
             self.guard = None
         if passed:
             self._let_upstream_speak()
-        if guard.has_held and self._state is _OPEN and self.guard_s > 0:
-            self._state = _HELLO
+        if guard.has_held and self._state is TunnelState.OPEN and self.guard_s > 0:
+            self._state = TunnelState.HELLO
             self.after(self.guard_s)
         return passed
 
@@ -193,8 +189,8 @@ class Tunnel(Timer, Generic[E]):
 
     def _let_upstream_speak(self) -> None:
         """Release the upstream's held bytes, since the client's hello is forwarded."""
-        if self._state is _HELLO:
-            self._state = _OPEN
+        if self._state is TunnelState.HELLO:
+            self._state = TunnelState.OPEN
             self.after(self._look_s())
         if self.holds_upstream:
             self.holds_upstream = False
@@ -238,9 +234,9 @@ class Tunnel(Timer, Generic[E]):
     def passed(self) -> None:
         """Check the time limits: of the hello, of draining, of idleness."""
         guard = self.guard
-        if guard is not None and self._state is _HELLO:
+        if guard is not None and self._state is TunnelState.HELLO:
             self._too_late(guard)
-        elif self._state is _DRAINING:
+        elif self._state is TunnelState.DRAINING:
             self._wait_for_rest(self.bytes_left())
         elif 0 < self.idle_s <= self.wheel.now - self.last_activity:
             self.cut(Reason.CLIENT_TIMEOUT)
@@ -263,7 +259,7 @@ class Tunnel(Timer, Generic[E]):
 
     def rest_begins(self) -> None:
         """Start draining to the remaining side, which lasts while it makes progress."""
-        self._state = _DRAINING
+        self._state = TunnelState.DRAINING
         self.unsent = self.bytes_left()
         self.after(REST_S)
 

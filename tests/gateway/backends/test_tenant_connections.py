@@ -9,6 +9,10 @@ import pytest
 from egressproxy.errors import LimitExceeded
 from egressproxy.filters.testing import exchange
 from egressproxy.gateway.backends.http2_connections import LEAST, MAX_TENANTS, TenantConnections
+from tests.support.builds import of_sources
+
+#: An object of the test stands for the connections of one tenant.
+pytestmark = of_sources
 
 
 class Connections:
