@@ -22,7 +22,7 @@ from egressproxy.model.work import Work
 #: Routes in one piece: some milliseconds to read.
 ROUTES: Final = 32
 #: Where configs of built-in filters are.
-_FILTERS: Final = ("egressproxy.filters.", "egressproxy.envoy.processors.")
+_FILTERS: Final = ("egressproxy.filters.", "egressproxy.ai.", "egressproxy.envoy.", "egressproxy.operators.")
 #: Not what a module has imported.
 _KNOWN: Final = classes(
     each

@@ -14,7 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from egressproxy.filters.builtin import BUILTIN, builtin_type
 from egressproxy.filters.header_policy import HeaderEdits, HeaderPolicy, HeaderPolicyConfig, HeaderValue
+from egressproxy.ir import packing
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination, EndpointAddress
 from egressproxy.ir.gateway import (
     CertificateIR,
@@ -130,6 +132,13 @@ def test_the_settings_of_a_filter_come_along():
 def by_name(member: Any, _protocol: int) -> tuple[Any, ...]:
     """What an enum is pickled as by CPython 3.11.2: a call of `getattr`."""
     return getattr, (type(member), member.name)
+
+
+@pytest.mark.parametrize("name", BUILTIN)
+def test_the_settings_of_every_built_in_type_may_come_along(name: str):
+    kind = builtin_type(name)
+    assert kind is not None
+    assert packing._find(kind.config_model.__module__, kind.config_model.__name__) is kind.config_model
 
 
 def test_enums_come_back_whatever_this_python_writes_of_one(monkeypatch: pytest.MonkeyPatch):
