@@ -138,6 +138,7 @@ def several_at_once(compile_some: Callable[..., list[str]], count: int) -> Calla
 
 
 if WANTED in ("", "0"):
+    shutil.rmtree(HERE / "build" / "lib", ignore_errors=True)  # else modules of an earlier version go into the wheel
     setup()
 elif WANTED in (TRAINED, UNTRAINED):
     setup(ext_modules=compiled(), cmdclass={"build_ext": Build})

@@ -192,7 +192,7 @@ class Filter:
     waits_for_people: bool = False
     runs_in: frozenset[Phase] | None = None
 
-    def body_mode_for(self, exchange: Exchange, phase: Phase) -> BodyMode | None:
+    def body_mode_for(self, exchange: Exchange, /, phase: Phase) -> BodyMode | None:
         """How this exchange's body of REQUEST_BODY or RESPONSE_BODY is given; None: it passes this filter unread.
 
         Called once for each body (on a Backend: for each attempt), before its first piece and before its head is sent
@@ -200,20 +200,20 @@ class Filter:
         """
         return self.body_mode
 
-    def held_bytes(self, exchange: Exchange, phase: Phase) -> int:
+    def held_bytes(self, exchange: Exchange, /, phase: Phase) -> int:
         """The bytes of this exchange's body of REQUEST_BODY or RESPONSE_BODY that a streaming filter has buffered.
         Override it if these may be many: they count as held for the client, and bodies wait above its limit.
         """
         return 0
 
-    def request_headers(self, exchange: Exchange) -> HeaderResult:
+    def request_headers(self, exchange: Exchange, /) -> HeaderResult:
         """Before a backend is chosen; may change `x.request`, and narrow the choice by `x.exclude_backend` and
         `x.prefer_backend`. For tunnels too (`x.is_tunnel`), whose fields say little.
 
         Returns a LocalResponse to respond without asking a backend. Raises Rejected to refuse.
         """
 
-    def request_body(self, exchange: Exchange, data: bytes, last: bool) -> BodyResult:
+    def request_body(self, exchange: Exchange, /, data: bytes, last: bool) -> BodyResult:
         """A piece of the client's body; returns the bytes that are sent instead. Raises Rejected to refuse.
 
         STREAM: called for every piece; the one with `last` may be empty. BUFFER: called once, with the whole body,
@@ -221,7 +221,7 @@ class Filter:
         """
         return data
 
-    def request_trailers(self, exchange: Exchange, fields: Fields) -> TrailerResult:
+    def request_trailers(self, exchange: Exchange, /, fields: Fields) -> TrailerResult:
         """The fields behind the client's body, which may be changed: RFC 9110 section 6.5. Raises Rejected to refuse.
 
         Runs behind the last piece of the body, where there are trailers. What must not come late (framing, routing,
@@ -229,31 +229,31 @@ class Filter:
         request has no such method, or the body is collected before a backend is chosen.
         """
 
-    def connect(self, exchange: Exchange) -> HeaderResult:
+    def connect(self, exchange: Exchange, /) -> HeaderResult:
         """Before a socket is opened, with `x.authority`, `x.addresses` (all of them allowed) and `x.identity`.
 
         Must not change the head. Raises Rejected to refuse.
         """
 
-    def backend_request(self, exchange: Exchange) -> HeaderResult:
+    def backend_request(self, exchange: Exchange, /) -> HeaderResult:
         """Once for each attempt, with `x.backend` and `x.backend_is_secure`; changes to `x.request` hold for it alone.
 
         Returns a LocalResponse to respond without this backend. Raises Rejected to refuse.
         """
 
-    def backend_response(self, exchange: Exchange) -> HeaderResult:
+    def backend_response(self, exchange: Exchange, /) -> HeaderResult:
         """With the head that the backend sent, `x.response`, which may be changed. Returns and raises as above.
 
         Once for each attempt; raises NextAttempt to ask for another one.
         """
 
-    def response_headers(self, exchange: Exchange) -> HeaderResult:
+    def response_headers(self, exchange: Exchange, /) -> HeaderResult:
         """With the head for the client, `x.response`, which may be changed; also for another filter's LocalResponse.
 
         Does not run for error responses of the gateway: a refusal, an upstream that fails. Returns and raises as above.
         """
 
-    def response_body(self, exchange: Exchange, data: bytes, last: bool) -> BodyResult:
+    def response_body(self, exchange: Exchange, /, data: bytes, last: bool) -> BodyResult:
         """As `request_body`, for the body to the client.
 
         BUFFER: the head waits until the whole body has passed. It may change `x.response`, raise Rejected with a status
@@ -262,7 +262,7 @@ class Filter:
         """
         return data
 
-    def response_trailers(self, exchange: Exchange, fields: Fields) -> TrailerResult:
+    def response_trailers(self, exchange: Exchange, /, fields: Fields) -> TrailerResult:
         """As `request_trailers`, for the fields behind the body to the client. Where the head has gone, a refusal
         breaks the response off. The `grpc-status` of a call may change, and always goes on.
         """
@@ -280,18 +280,18 @@ class Filter:
         this method. Must not raise or wait.
         """
 
-    def forecast(self, exchange: Exchange) -> None:
+    def forecast(self, exchange: Exchange, /) -> None:
         """For `egressproxy explain`: raises what would refuse each request to `x.backend`. Must not change or count."""
 
-    def approval(self, exchange: Exchange) -> str:
+    def approval(self, exchange: Exchange, /) -> str:
         """For `egressproxy explain`: how this exchange waits for a person, as a sentence; "" where it does not."""
         return ""
 
-    def explain(self, exchange: Exchange) -> list[LimitState]:
+    def explain(self, exchange: Exchange, /) -> list[LimitState]:
         """For `egressproxy explain`: the limits that hold for this exchange. Must not change or count anything."""
         return []
 
-    def complete(self, exchange: Exchange) -> None:
+    def complete(self, exchange: Exchange, /) -> None:
         """At the end of each exchange in which another method ran: releases what was taken. Must not raise or wait."""
 
     def drain(self) -> None:

@@ -1,6 +1,7 @@
 """What users import: the examples and the documentation need the public surface alone, and what they show runs."""
 
 import ast
+import inspect
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,16 @@ def test_a_foreign_import_would_be_found():
 def test_the_sources_are_there():
     assert {"stamp.py", "test_example.py", "filters.md-0"} <= SOURCES.keys()
     assert sum(name.startswith("filter-api.md") for name in SOURCES) >= 3
+
+
+def test_a_filter_may_name_the_exchange_as_the_pages_do():
+    """The pages write `x`: type checkers refuse an override with another name, unless the name is positional alone."""
+    methods = [
+        inspect.signature(method) for _, method in inspect.getmembers(egressproxy.filters.Filter, inspect.isfunction)
+    ]
+    taking = [each.parameters["exchange"] for each in methods if "exchange" in each.parameters]
+    assert len(taking) == 15
+    assert {each.kind for each in taking} == {inspect.Parameter.POSITIONAL_ONLY}
 
 
 @of_sources  # compiled classes have no docstrings
