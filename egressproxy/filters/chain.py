@@ -51,7 +51,7 @@ class Chain:
     response_headers: FilterSteps | None = None
     response_body: BodyPlan | None = None
     #: The request-body filters of a Backend, run once for each attempt. Those of responses are in response_body.
-    leg_request_body: BodyPlan | None = None
+    backend_request_body: BodyPlan | None = None
     #: The filters with a `complete`, for `finish`.
     complete: tuple[ConfiguredFilter, ...] = ()
     #: The filters of unknown types that fail open: requests go on without them.
@@ -61,7 +61,7 @@ class Chain:
     #: There are filters of the request head, or of the response head, and all of these see trailers, too. A backend may
     #: have none.
     lets_request_trailers: bool = False
-    lets_leg_trailers: bool = False
+    lets_backend_trailers: bool = False
     lets_response_trailers: bool = False
     #: The buffer limit, in bytes, of backend_request filters that need the body whole; -1: no filter does.
     needs_body: int = -1
@@ -77,7 +77,7 @@ class Chain:
     def __post_init__(self) -> None:
         phases = tuple(steps for steps in (self.backend_response, self.response_headers) if steps is not None)
         object.__setattr__(self, "response_phases", phases)
-        object.__setattr__(self, "takes_body", self.leg_request_body is not None or self.needs_body >= 0)
+        object.__setattr__(self, "takes_body", self.backend_request_body is not None or self.needs_body >= 0)
         after = None if self.backend_response is None else replace(self, backend_response=None)
         object.__setattr__(self, "_after_attempts", after)
 
@@ -112,7 +112,7 @@ def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], Co
             if phase is Phase.REQUEST_BODY:
                 own = trailers.plan(arranged(leg, phase), phase, trailers.leg)
                 if own is not None:
-                    phases["leg_request_body"] = own
+                    phases["backend_request_body"] = own
                     phases.setdefault("backend_request", ())  # where it runs
                 plan = trailers.plan(rest, phase, trailers.request)
             else:
@@ -135,7 +135,7 @@ def compile_chain(specs: Iterable[ExtensionIR], make: Callable[[ExtensionIR], Co
         phases["request_headers"] = (FilterStep(keeping, Phase.REQUEST_HEADERS, noted), *noted)
     looking = (*phases.get("backend_response", ()), *phases.get("response_headers", ()))
     phases["lets_request_trailers"] = let_trailers(trailers.request, Phase.REQUEST_BODY)
-    phases["lets_leg_trailers"] = not phases.get("backend_request") or let_trailers(
+    phases["lets_backend_trailers"] = not phases.get("backend_request") or let_trailers(
         trailers.looking_at_leg, Phase.REQUEST_BODY
     )
     phases["lets_response_trailers"] = let_trailers(trailers.response, Phase.RESPONSE_BODY)

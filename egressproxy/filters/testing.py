@@ -320,9 +320,9 @@ async def _run_phases(
         raise GatewayFault(Reason.FILTER_FAILED, "a filter answered in the connect phase", status=502)
     exchange.attempts += 1
     _stop(result.request_trailers, chain.request_headers is None or chain.lets_request_trailers)
-    _stop(result.request_trailers, chain.backend_request is None or chain.lets_leg_trailers)
+    _stop(result.request_trailers, chain.backend_request is None or chain.lets_backend_trailers)
     result.request_pieces, body = await _through(
-        chain.leg_request_body, exchange, result.request_pieces, result.request_trailers
+        chain.backend_request_body, exchange, result.request_pieces, result.request_trailers
     )
     if chain.needs_body >= 0:
         exchange.keep(SENT_BODY, b"".join(result.request_pieces))

@@ -92,7 +92,7 @@ class GatewayServer:
         self._closing: set[BoundPort] = set()
         self._is_hurried = False
         self.overload = OverloadManager(
-            limits, self.connection_manager, self._ports, self._connectors, self.network.mirror_requests
+            limits, self.connection_manager, self._ports, self._clusters, self.network.mirror_requests
         )
         clients = self.connection_manager.clients
         metrics.add_gauge(
@@ -208,7 +208,7 @@ class GatewayServer:
 
     def _forget_resolvers(self) -> None:
         """Keep those of the snapshot in service."""
-        self.network.keep_resolvers(hop.spec for cluster in self._connectors() for hop in cluster.all_hops())
+        self.network.keep_resolvers(hop.spec for cluster in self._clusters() for hop in cluster.all_hops())
 
     def replace_endpoints(self, updates: Mapping[tuple[str, int], tuple[EndpointAddress, ...]]) -> bool:
         """As `snapshot.replace_endpoints`, in what is in service."""
@@ -285,7 +285,7 @@ class GatewayServer:
     def _ports(self) -> Iterable[BoundPort]:
         return (*self._closing, *self._bound.values())
 
-    def _connectors(self) -> Iterable[Cluster]:
+    def _clusters(self) -> Iterable[Cluster]:
         return self.snapshot.clusters.values() if self.snapshot is not None else ()
 
     @property
@@ -308,7 +308,7 @@ class GatewayServer:
     # --- metrics -----------------------------------------------------------------------------------------------------
     def _upstream_counts(self) -> Iterator[tuple[str, int, int, int]]:
         totals: dict[str, tuple[int, int, int]] = {}
-        for cluster in self._connectors():
+        for cluster in self._clusters():
             active, idle = cluster.counts()
             known = totals.get(cluster.name, (0, 0, 0))
             totals[cluster.name] = (known[0] + active, known[1] + idle, known[2] + cluster.waiting)
@@ -328,7 +328,7 @@ class GatewayServer:
     def _endpoint_states(self) -> Iterator[tuple[str, str, str]]:
         """By backend and endpoint. One that several routes reach under different policies has its worst state."""
         found: dict[tuple[str, str], HealthState] = {}
-        for cluster in self._connectors():
+        for cluster in self._clusters():
             for health in cluster.watched.healths() if cluster.watched is not None else ():
                 key = cluster.name, health.address
                 if found.get(key, HealthState.HEALTHY) is HealthState.HEALTHY:
@@ -336,7 +336,7 @@ class GatewayServer:
         return ((*key, state.value) for key, state in found.items())
 
     def _open_circuits(self) -> Iterator[tuple[str, str]]:
-        for cluster in self._connectors():
+        for cluster in self._clusters():
             if cluster.watched is not None:
                 for limit in cluster.watched.open_circuits():
                     yield cluster.name, limit
@@ -344,7 +344,7 @@ class GatewayServer:
     def _parents_aside(self) -> Iterable[tuple[str, bool]]:
         """By parent: whether one of the backends behind it has it put aside."""
         found: dict[str, bool] = {}
-        for cluster in self._connectors():
+        for cluster in self._clusters():
             for parent, left_s in cluster.parents.put_aside() if cluster.parents is not None else ():
                 found[parent] = found.get(parent, False) or left_s > 0
         return found.items()

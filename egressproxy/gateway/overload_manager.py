@@ -79,7 +79,7 @@ class OverloadManager:
         self._accounting = connection_manager.accounting
         self._wheel = connection_manager.wheel
         self._ports = ports
-        self._connectors = clusters
+        self._clusters = clusters
         self._copies, self._most_copies = copies, copies.limit
         self._give_back = give_back
         self._give_back_at = 0.0
@@ -213,7 +213,7 @@ class OverloadManager:
             for _ in range(min(CLOSED_AT_ONCE, len(self._idle))):
                 self._idle.pop().close_if_idle()
         if now >= self._give_back_at:
-            for cluster in self._connectors():
+            for cluster in self._clusters():
                 cluster.close_idle()
             self._give_memory_back(now)
 

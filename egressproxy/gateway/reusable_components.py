@@ -1,6 +1,6 @@
-"""ReusableComponents: connectors, chains of filters and destination policies, one for all equal settings of a snapshot.
+"""ReusableComponents: clusters, chains of filters and destination policies, one for all equal settings of a snapshot.
 
-Those with an equal spec in the snapshot before are kept: connectors with their pools, filters with their buckets.
+Those with an equal spec in the snapshot before are kept: clusters with their pools, filters with their buckets.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ReusableComponents:
         notices: EventAggregator,
     ) -> None:
         self.clusters: dict[ConnectionIR, Cluster] = {}
-        #: Known connectors that serve whatever addresses their Service has by now, by its name and port.
+        #: Known clusters that serve whatever addresses their Service has by now, by its name and port.
         self.services: dict[tuple[str, int], list[Cluster]] = {}
         self._network = network
         self._filters = filters
@@ -94,7 +94,7 @@ class ReusableComponents:
         return self.destination_policy(weighted.policy).explicit_deny_of(weighted.backend)
 
     def cluster(self, weighted: WeightedBackend) -> Cluster | None:
-        """The connector of this backend: the known one of an equal ConnectionIR. None: the backend is invalid."""
+        """The cluster of this backend: the known one of an equal ConnectionIR. None: the backend is invalid."""
         if weighted.backend is None:
             return None
         policy = weighted.policy

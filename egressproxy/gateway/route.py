@@ -85,7 +85,7 @@ class Route(_HotRoute):
         )
         self.total = sum(backend.weight for backend in self.choices)
         self.buffers_request = self.auth is not None and self.auth.spec.max_body > 0
-        plans = (each.chain.leg_request_body for each in self.backends)
+        plans = (each.chain.backend_request_body for each in self.backends)
         self.backend_body_plans = tuple(dict.fromkeys(plan for plan in plans if plan is not None))
         self.filters_request = (
             self.buffers_request

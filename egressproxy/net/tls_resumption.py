@@ -6,7 +6,7 @@ certificate and after an hour at most, and is never taken over from a session th
 are checked again (`ClientTls.verify`). Whoever looks revocation lists up resumes nothing: the list may end meanwhile.
 
 One TlsResumption belongs to one target of one cluster, as a pool does: other trust, another client certificate, other
-names, pins or versions are another connector. A session is of its context, too, which has what ALPN offers.
+names, pins or versions are another cluster. A session is of its context, too, which has what ALPN offers.
 """
 
 from __future__ import annotations

@@ -284,7 +284,7 @@ class ExtProcWorld:
             *service("processor", processor),
             *service("away", free_port()),
             *service("leg", self.origin.server_port),
-            *self._leg(),
+            *self._backend_body(),
             *self._pipeline(),
         ]
         for name, config in ROUTES.items():
@@ -292,7 +292,7 @@ class ExtProcWorld:
                 made += self._route(f"{name}-open" if fail_open else name, name, config, fail_open=fail_open)
         return made
 
-    def _leg(self) -> list[Manifest]:
+    def _backend_body(self) -> list[Manifest]:
         """A route to a Service whose policy has the processor: it sees what goes to that backend."""
         rule = m.prefix_rule("/leg", "leg", backendRefs=[{"name": "leg", "port": 80}])
         config = {"backendRefs": [REF], **ROUTES["buffered"]}

@@ -125,13 +125,13 @@ def test_a_filter_that_says_it_sees_none_has_no_method():
 
 
 @pytest.mark.parametrize(("phase", "level", "place"), [
-    ("request-headers", 0, "request_body"), ("backend-request", 0, "leg_request_body"),
-    ("backend-request", BACKEND_LEVEL, "leg_request_body"), ("request-body", 0, "request_body"),
-    ("request-body", BACKEND_LEVEL, "leg_request_body"),
+    ("request-headers", 0, "request_body"), ("backend-request", 0, "backend_request_body"),
+    ("backend-request", BACKEND_LEVEL, "backend_request_body"), ("request-body", 0, "request_body"),
+    ("request-body", BACKEND_LEVEL, "backend_request_body"),
 ])  # fmt: skip
 def test_each_sees_those_of_a_request_where_it_looks_at_it(phase: str, level: int, place: str):
     made = chain((SeesBodies(), phase), level=level)
-    plans = {name: getattr(made, name) for name in ("request_body", "leg_request_body")}
+    plans = {name: getattr(made, name) for name in ("request_body", "backend_request_body")}
     assert [name for name, plan in plans.items() if plan is not None and plan.trailers] == [place]
 
 
@@ -142,9 +142,9 @@ def test_a_filter_of_two_phases_sees_them_once():
     )  # fmt: skip
     made = compile_chain([both.spec], lambda _spec: both)
     assert made.request_body is not None
-    assert made.leg_request_body is not None
+    assert made.backend_request_body is not None
     assert made.response_body is not None
-    counts = [len(plan.trailers) for plan in (made.request_body, made.leg_request_body, made.response_body)]
+    counts = [len(plan.trailers) for plan in (made.request_body, made.backend_request_body, made.response_body)]
     assert counts == [0, 1, 1]
 
 

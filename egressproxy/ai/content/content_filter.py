@@ -26,9 +26,9 @@ class ContentFilter(Filter):
         self._denies_unreadable = denies_unreadable
         self.max_buffer_bytes = max_body_bytes or MAX_BUFFERED_BYTES
         self.max_answer_bytes = max_body_bytes or _MAX_ANSWER
-        self._is_on_leg = context.phase is Phase.BACKEND_REQUEST
+        self._is_on_backend = context.phase is Phase.BACKEND_REQUEST
         self.runs_in = frozenset((context.phase, Phase.REQUEST_BODY, Phase.RESPONSE_BODY))
-        if self._is_on_leg:
+        if self._is_on_backend:
             self.runs_in |= {Phase.CONNECT}
 
     def connect(self, exchange: Exchange) -> None:

@@ -203,7 +203,7 @@ class PIIDetector(ContentFilter):
         scanner = self._requests
         if not data or scanner is None:
             return data
-        if self._is_on_leg:
+        if self._is_on_backend:
             exchange.keep(self._noted, None)  # what an earlier attempt has kept is no longer good
         if self._presidio is not None:
             return self._analyzed(exchange, data, scanner, self._presidio)

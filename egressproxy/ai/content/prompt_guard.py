@@ -189,7 +189,7 @@ class PromptGuard(ContentFilter):
 
     def request_body(self, exchange: Exchange, data: bytes, last: bool) -> bytes | Coroutine[Any, Any, bytes]:
         """Raises Rejected (403, or 400 for an unreadable body)."""
-        if self._is_on_leg:
+        if self._is_on_backend:
             exchange.keep(self._rule, None)
         return self._looked(exchange, data, exchange.request.fields, "request", 400)
 
@@ -256,7 +256,7 @@ class PromptGuard(ContentFilter):
         elif action == "Deny":
             status = 403 if direction == "request" else 502
             raise self.refusal(config.message or f"the {direction} is denied by the rule {rule}", status)
-        elif direction == "request" and self._is_on_leg:
+        elif direction == "request" and self._is_on_backend:
             exchange.keep(self._rule, rule.encode())  # the head of this attempt is made behind its body
         elif direction == "request":
             exchange.request.fields.set(self._header, rule.encode())

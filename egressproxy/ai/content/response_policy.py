@@ -280,7 +280,7 @@ class ResponsePolicy(ContentFilter):
             offered = frozenset(tool.name for tool in request_view(exchange, data).tools) if data else frozenset()
         except Unreadable:
             offered = frozenset()
-        if self._is_on_leg:
+        if self._is_on_backend:
             exchange.keep(self._watched, None)  # what an earlier attempt has kept is no longer good
         self._answer(exchange).offered = offered
         return data

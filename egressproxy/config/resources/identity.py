@@ -152,7 +152,9 @@ _TAKEN_FIELDS: Final = frozenset((
 
 
 class TokenIdentity(Model):
-    """A bearer token (JWT). Clients without bearer support send it as password: https_proxy=http://any:TOKEN@gateway."""
+    """A bearer token (JWT). Clients without bearer support send it as password:
+    https_proxy=http://any:TOKEN@gateway.
+    """
 
     issuers: Annotated[tuple[TokenIssuer, ...], Field(min_length=1, max_length=16)]
     """The accepted issuers."""

@@ -26,7 +26,7 @@ class GrpcAuthzClient:
     """Implements AuthzClient. `chain` has the filters of the server as a backend; they may add metadata to the call."""
 
     def __init__(self, spec: ExternalAuthIR, cluster: Cluster, chain: Chain) -> None:
-        self._connector = cluster
+        self._cluster = cluster
         self._chain = chain
         self._wanted = frozenset(name.encode() for name in spec.allowed_headers)
 
@@ -37,9 +37,9 @@ class GrpcAuthzClient:
         head = RequestHead(b"POST", CHECK, Fields.of(call_fields(timeout_s)))
         head.te_trailers = True
         head.body = len(message)
-        inner = question(exchange, head, self._connector.name)
-        inner.backend_is_secure = self._connector.spec.backend.tls is not None
-        cluster, chain = self._connector, self._chain
+        inner = question(exchange, head, self._cluster.name)
+        inner.backend_is_secure = self._cluster.spec.backend.tls is not None
+        cluster, chain = self._cluster, self._chain
         try:
             answer = await driven(lambda driver: converse(driver, inner, cluster, chain, message))
             said = reply(answer.head.status, answer.head.fields, answer.body, Fields(answer.trailers))

@@ -29,7 +29,7 @@ class HttpAuthzClient:
     """Implements AuthzClient. `chain` are the filters of the server as a backend: its credential, its limits."""
 
     def __init__(self, spec: ExternalAuthIR, cluster: Cluster, chain: Chain) -> None:
-        self._connector = cluster
+        self._cluster = cluster
         self._chain = chain
         self._prefix = spec.path.encode().rstrip(b"/")
         self._wanted = tuple(dict.fromkeys((b"authorization", *(name.encode() for name in spec.allowed_headers))))
@@ -43,9 +43,9 @@ class HttpAuthzClient:
         head = RequestHead(exchange.request.method, exchange.request.target, shown)
         head.path = self._path(exchange.request.path)
         head.body = len(body)
-        inner = question(exchange, head, self._connector.name)
+        inner = question(exchange, head, self._cluster.name)
         inner.upstream_host = asked_host(exchange)
-        cluster, chain = self._connector, self._chain
+        cluster, chain = self._cluster, self._chain
         try:
             answer = await driven(lambda driver: converse(driver, inner, cluster, chain, body))
             said = await passed_body(chain.response_body, inner, answer.body)

@@ -52,7 +52,7 @@ class RequestSide:
     _received: int = 0  # bytes of the body
     _sent_body: bytes = b""  # the whole body for the backend
     _body: BodyChain | None = None
-    _leg: BodyChain | None = None  # the filters of the backend
+    _backend_body: BodyChain | None = None  # the filters of the backend
     _has_body_ended: bool = False  # filters have seen the end
     _port_in_service: Callable[[], Port] | None = None
     _may_have_trailers: bool = False
@@ -133,8 +133,8 @@ class RequestSide:
     def _send_head(self, exchange: Exchange, *, goes_on: bool) -> None:
         """Send the head; request body and trailers if they are filtered, also of the response."""
         conversation, chain = self._conversation, self._conversation.chain
-        self._leg = begun(chain.leg_request_body, exchange, exchange.request.body)
-        bodies = [body for body in (self._body, self._leg) if body is not None]
+        self._backend_body = begun(chain.backend_request_body, exchange, exchange.request.body)
+        bodies = [body for body in (self._body, self._backend_body) if body is not None]
         needs_body = any(not body.is_empty for body in bodies)
         if needs_body:
             conversation.need(conversation.configured.request_body_mode)
@@ -160,7 +160,7 @@ class RequestSide:
             message_text = f"the request body is longer than {exchange.max_body_bytes} bytes"
             raise LimitExceeded(Reason.BODY_TOO_LARGE, message_text, status=413)
         body = self._body
-        if self._has_body_ended and any(each is not None and not each.is_empty for each in (body, self._leg)):
+        if self._has_body_ended and any(each is not None and not each.is_empty for each in (body, self._backend_body)):
             raise EnvoyMisconfigured("a piece of the request's body has come behind its end")
         if self.wants_whole:
             await self._take_whole(message)
@@ -168,8 +168,8 @@ class RequestSide:
         is_last = message.end_of_stream
         if body is not None:
             data = await body.feed_to_end(exchange, data, is_last)
-        if self._leg is not None:
-            data = await self._leg.feed_to_end(exchange, data, is_last)
+        if self._backend_body is not None:
+            data = await self._backend_body.feed_to_end(exchange, data, is_last)
         self.is_over = self._has_body_ended = is_last
         conversation.send(MessagePart.REQUEST_BODY, body=data if data != message.body else None)
 
@@ -201,7 +201,7 @@ class RequestSide:
         came = read_request_trailers(message)
         block = came if self._lets_trailers else b""
         left = b""  # the rest of a streamed body
-        for body in (self._body, self._leg):
+        for body in (self._body, self._backend_body):
             if body is None:
                 continue
             if not self._has_body_ended:
@@ -230,7 +230,7 @@ class RequestSide:
         """Whether trailers may be forwarded, as in the gateway: every filter of the head sees them, too."""
         route, chain = self._conversation.resources.route, self._conversation.chain
         return (route is None or route.chain.request_headers is None or route.chain.lets_request_trailers) and (
-            chain.backend_request is None or chain.lets_leg_trailers
+            chain.backend_request is None or chain.lets_backend_trailers
         )
 
     def _admit_again(self, exchange: Exchange, route: Route, listener: ActiveListener) -> Route:
@@ -265,8 +265,8 @@ class RequestSide:
         if answers is not None and answers.steps:
             conversation.need(conversation.configured.response_body_mode)
         if body:  # that of a Backend's own leg, which flows, begins when the head has gone
-            self._leg = begun(chain.leg_request_body, exchange, -1)
-            body = body if self._leg is None else await self._leg.feed_to_end(exchange, body, True)
+            self._backend_body = begun(chain.backend_request_body, exchange, -1)
+            body = body if self._backend_body is None else await self._backend_body.feed_to_end(exchange, body, True)
         self._sent_body = body
         if chain.needs_body >= 0:
             exchange.keep(SENT_BODY, body)
@@ -291,6 +291,6 @@ def _limit_of_whole(route: Route, exchange: Exchange) -> int:
     """The buffer limit of the backend's filters in bytes; -1: the body is streamed."""
     if route.choices:
         return route.body_limit(exchange)
-    plan = route.chain.leg_request_body
+    plan = route.chain.backend_request_body
     limits = (route.chain.needs_body, plan.limit_for(exchange) if plan is not None else -1)
     return min((limit for limit in limits if limit >= 0), default=-1)

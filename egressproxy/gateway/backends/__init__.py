@@ -1,1 +1,1 @@
-"""How an exchange reaches a backend: connectors, retries, session persistence, mirrors, parents."""
+"""How an exchange reaches a backend: clusters, retries, session persistence, mirrors, parents."""

@@ -22,7 +22,7 @@ _FLOWING: Final[StateSlot[BodyChain]] = StateSlot("leg of the backend")
 _UNFILTERED: Final[StateSlot[tuple[bytes, bytes]]] = StateSlot("body before the leg")
 
 
-async def body_of_leg(
+async def filtered_backend_body(
     exchange: Exchange, chain: Chain, body: bytes | ReplayableBody | None, *, may_flow: bool
 ) -> bytes | ReplayableBody | None:
     """What this attempt sends of `body`, where the chain has body filters of its own. A body that flows goes through
@@ -30,7 +30,7 @@ async def body_of_leg(
 
     Raises what a filter refuses with, and GatewayFault (502) for a body that would go past it.
     """
-    plan = chain.leg_request_body
+    plan = chain.backend_request_body
     trailers = b""
     if isinstance(body, ReplayableBody):
         whole, trailers = body.given, body.given_trailers
@@ -64,12 +64,12 @@ async def body_of_leg(
 
 def streaming_backend_filters(exchange: Exchange, chain: Chain) -> BodyChain | None:
     """The filters of the backend (with this `chain`) that the body of this attempt flows through; None: none."""
-    return exchange.take(_FLOWING) if chain.leg_request_body is not None else None
+    return exchange.take(_FLOWING) if chain.backend_request_body is not None else None
 
 
 def unfiltered_body(exchange: Exchange, chain: Chain) -> tuple[bytes, bytes] | None:
     """The whole body before the filters of the backend (with this `chain`), and its trailers; None: none had it."""
-    return exchange.state.get(_UNFILTERED) if chain.leg_request_body is not None else None
+    return exchange.state.get(_UNFILTERED) if chain.backend_request_body is not None else None
 
 
 def forwarded_trailers(chain: BodyChain, came: bytes, left: bytes) -> bytes:

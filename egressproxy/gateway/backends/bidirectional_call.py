@@ -36,7 +36,7 @@ class BidirectionalCall(UpstreamCaller):
     __slots__ = (
         "_backend",
         "_chain",
-        "_connector",
+        "_cluster",
         "_counted",
         "_has_ended",
         "_inner",
@@ -69,7 +69,7 @@ class BidirectionalCall(UpstreamCaller):
     ) -> None:
         """Begin the call of `inner.request`. `cluster` None: it fails with `fault`. `counted`: of result, seconds."""
         self.resources = HeldConnection()
-        self._connector = cluster
+        self._cluster = cluster
         self._chain = chain
         self._inner = inner
         self._counted = counted
@@ -189,7 +189,7 @@ class BidirectionalCall(UpstreamCaller):
 
     async def _live(self, driver: Driver) -> None:
         self.driver = driver
-        cluster, chain, inner, held = self._connector, self._chain, self._inner, self.resources
+        cluster, chain, inner, held = self._cluster, self._chain, self._inner, self.resources
         assert cluster is not None
         error: GatewayError | None = None
         is_whole = False

@@ -37,14 +37,14 @@ class BackendCall:
 
     _filter: str  # its name
     backend: str
-    _connector: Cluster | None
+    _cluster: Cluster | None
     _chain: Chain
     _fault: GatewayError | None
     _counts: CallCounts
 
     @property
     def is_verified(self) -> bool:
-        tls = self._connector.spec.backend.tls if self._connector is not None else None
+        tls = self._cluster.spec.backend.tls if self._cluster is not None else None
         return tls is not None and not tls.insecure_skip_verify
 
     async def request(
@@ -79,7 +79,7 @@ class BackendCall:
         result = "cancelled"
         inner = self._question(RequestHead(b"CONNECT", b"/", Fields()), None)
         try:
-            cluster = self._connector
+            cluster = self._cluster
             if cluster is None:
                 assert self._fault is not None
                 raise self._fault
@@ -108,12 +108,12 @@ class BackendCall:
     ) -> BidirectionalCall:
         inner = self._question(RequestHead(b"POST", path, Fields.of(fields)), x)
         counted = partial(self._counts.count, self._filter, self.backend)
-        return BidirectionalCall(self._connector, self._chain, inner, self._fault, receiver, max_message_bytes, counted)
+        return BidirectionalCall(self._cluster, self._chain, inner, self._fault, receiver, max_message_bytes, counted)
 
     async def _asked(
         self, method: bytes, path: bytes, fields: Fields, body: bytes, exchange: Exchange | None
     ) -> CallAnswer:
-        cluster, chain = self._connector, self._chain
+        cluster, chain = self._cluster, self._chain
         if cluster is None:
             assert self._fault is not None
             raise self._fault
@@ -131,7 +131,7 @@ class BackendCall:
         return CallAnswer(answer.head.status, answer.head.fields, said)
 
     def _question(self, head: RequestHead, exchange: Exchange | None) -> Exchange:
-        cluster = self._connector
+        cluster = self._cluster
         inner = question(exchange or Exchange("-", "-", "-", monotonic()), head, self.backend)
         inner.path = head.path.partition(b"?")[0]
         inner.backend_is_secure = cluster is not None and cluster.spec.backend.tls is not None

@@ -129,7 +129,7 @@ class Cluster:
         return self.targets.configured(str(endpoint.address), endpoint.port, self.spec.backend.tls)
 
     def next_hop(self, exchange: Exchange, target: UpstreamHost) -> tuple[Cluster, UpstreamHost]:
-        """The connector and target whose connection carries a request to this target: the parent's for plain http
+        """The cluster and target whose connection carries a request to this target: the parent's for plain http
         (absolute-form; a SOCKS5 proxy has none), else our own. An upgrade goes through a tunnel (RFC 6455 section 4.1):
         after a 101 the client could ask a parent that reads on for anything.
 
@@ -205,7 +205,7 @@ class Cluster:
         return endpoints[self._turn]
 
     def hops(self) -> Iterator[Cluster]:
-        """This connector, then those of its parents. The addresses of the last one are dialled."""
+        """This cluster, then those of its parents. The addresses of the last one are dialled."""
         hop: Cluster | None = self
         while hop is not None:
             yield hop
@@ -218,7 +218,7 @@ class Cluster:
                 note_unverified(exchange, hop.opener.who)
 
     def all_hops(self) -> Iterator[Cluster]:
-        """The connectors of every way."""
+        """The clusters of every way."""
         if self.parents is None:
             yield from self.hops()
             return
@@ -418,7 +418,7 @@ class Cluster:
         return True
 
     def start(self) -> None:
-        """The connector is in service: ask its endpoints whether they are well, where that is configured."""
+        """The cluster is in service: ask its endpoints whether they are well, where that is configured."""
         if self.checks is None and self.watched is not None and self.spec.resilience.check is not None:
             opener = (
                 self.opener

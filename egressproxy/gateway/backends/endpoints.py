@@ -55,7 +55,7 @@ def host_set_of(
 
 
 class HostSet:
-    """The endpoints of one connector. Their health is in the registry of the network, and outlives a reload."""
+    """The endpoints of one cluster. Their health is in the registry of the network, and outlives a reload."""
 
     __slots__ = ("_by_member", "_guard", "_key", "_wheel", "balancer", "breaker", "name", "retries", "targets")
 

@@ -89,7 +89,7 @@ class FailoverGroup:
     __slots__ = ("_usual", "codes", "endpoints", "spec")
 
     def __init__(self, spec: FailoverIR, endpoints: Sequence[RouteBackend]) -> None:
-        """Each of the `endpoints` has a connector."""
+        """Each of the `endpoints` has a cluster."""
         self.spec = spec
         self.codes = frozenset(spec.codes)
         self.endpoints = tuple(sorted(endpoints, key=lambda endpoint: endpoint.priority))

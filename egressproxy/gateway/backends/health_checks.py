@@ -49,7 +49,7 @@ HTTP_2_PROTOCOLS: Final = frozenset((Protocol.HTTP2, Protocol.H2C, Protocol.GRPC
 
 @dataclass(slots=True, eq=False, repr=False)
 class HealthChecks:
-    """The checks of one connector. `start` once, `stop` in the end."""
+    """The checks of one cluster. `start` once, `stop` in the end."""
 
     spec: ConnectionIR
     _network: Network

@@ -1,4 +1,4 @@
-"""Network: what all connectors share."""
+"""Network: what all clusters share."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ LOOPBACK: Final[tuple[IPAddress, ...]] = (ip_address("127.0.0.1"), ip_address(":
 
 
 class Parent(Protocol):
-    """The connector of a parent: which of its endpoints is next, and how it is reached."""
+    """The cluster of a parent: which of its endpoints is next, and how it is reached."""
 
     opener: ConnectionOpener
 

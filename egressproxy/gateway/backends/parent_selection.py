@@ -93,7 +93,7 @@ class ParentSelector(Generic[C]):
         now: Callable[[], float],
         tell: Callable[[BackendIR, Reason | None, str], None],
     ) -> None:
-        """`parents` are connectors, each with its parent; `direct` is for what `no_proxy` lists."""
+        """`parents` are clusters, each with its parent; `direct` is for what `no_proxy` lists."""
         self._candidates = [_Candidate(cluster, parent) for parent, cluster in parents]
         self._direct = direct
         self._no_proxy = NoProxy(tuple(no_proxy))
@@ -116,11 +116,11 @@ class ParentSelector(Generic[C]):
         return self._direct is not None and self._no_proxy.holds(host, port)
 
     def first(self, host: str, port: int) -> C:
-        """The connector of the way that an exchange with this destination takes where every parent is well."""
+        """The cluster of the way that an exchange with this destination takes where every parent is well."""
         return self._direct if self._direct is not None and self.is_direct(host, port) else self._candidates[0].cluster
 
     def present(self, host: str, port: int) -> C:
-        """The connector of the way that an exchange with this destination takes now."""
+        """The cluster of the way that an exchange with this destination takes now."""
         if self._direct is not None and self._no_proxy.holds(host, port):
             return self._direct
         now = self._now()

@@ -10,7 +10,7 @@ from typing import ClassVar, Final, Protocol
 
 from egressproxy.errors import GatewayError, GatewayFault, Reason, RetrySafety, UpstreamFault
 from egressproxy.filters.chain import Chain, run, run_to_end
-from egressproxy.gateway.backends.backend_body_filters import body_of_leg
+from egressproxy.gateway.backends.backend_body_filters import filtered_backend_body
 from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.parent_connect import absolute_form, identity_line, refused_credentials
 from egressproxy.gateway.backends.replayable_body import ReplayableBody
@@ -40,7 +40,7 @@ class Repeat(Enum):
 
 
 class AttemptCounter:
-    """The connector of a parent, held for a request that counts at its own target: see TargetWatch."""
+    """The cluster of a parent, held for a request that counts at its own target: see TargetWatch."""
 
     __slots__ = ("_target", "_ticket", "_via", "behind", "network")
 
@@ -194,8 +194,8 @@ async def call_upstream(
                 exchange.backend_origin = target.origin
                 if chain.takes_body:
                     given = body
-                    if chain.leg_request_body is not None:
-                        body = await body_of_leg(exchange, chain, body, may_flow=caller.may_flow)
+                    if chain.backend_request_body is not None:
+                        body = await filtered_backend_body(exchange, chain, body, may_flow=caller.may_flow)
                     if chain.needs_body >= 0:
                         exchange.keep(SENT_BODY, whole_body(exchange, body))
                 answer = run(chain.backend_request, exchange)

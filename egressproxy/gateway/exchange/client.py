@@ -84,7 +84,11 @@ class Client(ExchangeClock, Protocol):
         route, backend = self.resources.route, self.resources.backend
         if route is not None and route.chain.request_headers is not None and not route.chain.lets_request_trailers:
             return b""
-        if backend is not None and backend.chain.backend_request is not None and not backend.chain.lets_leg_trailers:
+        if (
+            backend is not None
+            and backend.chain.backend_request is not None
+            and not backend.chain.lets_backend_trailers
+        ):
             return b""
         credentials = self.state.port.credentials
         return trailers if credentials is None else credentials.sub(b"", trailers)
@@ -223,10 +227,10 @@ class Client(ExchangeClock, Protocol):
             else:
                 assert resources.backend is not None
                 of_backend = resources.backend.chain
-                body.drop_trailers(of_backend.backend_request is not None and not of_backend.lets_leg_trailers)
+                body.drop_trailers(of_backend.backend_request is not None and not of_backend.lets_backend_trailers)
                 backend_chain = streaming_backend_filters(exchange, of_backend)
                 if backend_chain is not None:
-                    self._send_through_leg(exchange, upstream, backend_chain, None, body, pseudonym)
+                    self._send_through_backend_filters(exchange, upstream, backend_chain, None, body, pseudonym)
                     return
                 head.body = body.length
         elif head.body != 0 and resources.route is not None and resources.route.filters_request:
@@ -234,7 +238,7 @@ class Client(ExchangeClock, Protocol):
             chain = resources.request_chain if resources.route.chain.request_body is not None else None
             backend_chain = streaming_backend_filters(exchange, resources.backend.chain)
             if backend_chain is not None:
-                self._send_through_leg(exchange, upstream, backend_chain, chain, None, pseudonym)
+                self._send_through_backend_filters(exchange, upstream, backend_chain, chain, None, pseudonym)
                 return
             if chain is not None and not chain.keeps_length:
                 head.body = CHUNKED
@@ -270,7 +274,7 @@ class Client(ExchangeClock, Protocol):
             upstream.feed_from(body_filter)
             self.send_request_body_to(body_filter)
 
-    def _send_through_leg(
+    def _send_through_backend_filters(
         self,
         exchange: Exchange,
         upstream: Upstream,
@@ -295,7 +299,7 @@ class Client(ExchangeClock, Protocol):
             mirror_requests.begin(head, sink)
             resources.when_complete(mirror_requests.end)
             sink = mirror_requests
-        before, resources.leg_filter = resources.leg_filter, own
+        before, resources.backend_filter = resources.backend_filter, own
         resources.request_filter = resources.request_filter or own  # `Accounting.account` looks at that one alone
         if before is not None:
             before.release()  # of the attempt before

@@ -187,7 +187,7 @@ class HedgedAttempt(UpstreamCaller):
         trailers = b""
         if isinstance(body, ReplayableBody):
             of_backend = self.backend.chain
-            if of_backend.backend_request is None or of_backend.lets_leg_trailers:
+            if of_backend.backend_request is None or of_backend.lets_backend_trailers:
                 trailers = body.given_trailers
             body = body.given
         if body is not None:

@@ -105,9 +105,27 @@ class Pipeline(HeldConnection):
     """
 
     __slots__ = (
-        "answer", "backend", "body", "certificates", "close", "denied", "exchange", "held_bytes", "is_handed_over",
-        "leg_filter", "listener", "mirror_requests", "on_complete", "request_chain", "request_filter", "response_chain",
-        "response_filter", "route", "speaks_http", "steps", "tenant",
+        "answer",
+        "backend",
+        "backend_filter",
+        "body",
+        "certificates",
+        "close",
+        "denied",
+        "exchange",
+        "held_bytes",
+        "is_handed_over",
+        "listener",
+        "mirror_requests",
+        "on_complete",
+        "request_chain",
+        "request_filter",
+        "response_chain",
+        "response_filter",
+        "route",
+        "speaks_http",
+        "steps",
+        "tenant",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -115,7 +133,7 @@ class Pipeline(HeldConnection):
         self.upstream = None
         # As before as soon as each is given back (`Accounting.account`), which few exchanges have:
         self.request_filter: BodyFilter | None = None
-        self.leg_filter: BodyFilter | None = None  # of the backend, of the attempt under way
+        self.backend_filter: BodyFilter | None = None  # of the backend, of the attempt under way
         self.response_filter: BodyFilter | None = None
         self.request_chain: BodyChain | None = None  # of the route: that the body of the request has yet to pass
         self.on_complete: Callable[[], None] | None = None
@@ -159,8 +177,8 @@ class Pipeline(HeldConnection):
 
     def end_filters(self) -> None:
         """Release the body filters, whether they are at work or have ended."""
-        filters = self.request_filter, self.leg_filter, self.response_filter
-        self.request_filter = self.leg_filter = self.response_filter = self.request_chain = None
+        filters = self.request_filter, self.backend_filter, self.response_filter
+        self.request_filter = self.backend_filter = self.response_filter = self.request_chain = None
         for body_filter in filters:
             if body_filter is not None:
                 body_filter.release()

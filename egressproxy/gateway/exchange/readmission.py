@@ -144,7 +144,7 @@ def _same_backend(one: RouteBackend, other: RouteBackend) -> bool:
         return False
     chain, its = one.chain, other.chain
     return _same_filters(chain.backend_request, its.backend_request, of_backend=True) and _same_filters(
-        _steps(chain.leg_request_body), _steps(its.leg_request_body), of_backend=True
+        _steps(chain.backend_request_body), _steps(its.backend_request_body), of_backend=True
     )
 
 

@@ -97,7 +97,7 @@ async def look_up(snapshot: Snapshot, question: NameQuestion) -> dict[str, Any]:
 
 
 def _candidates(snapshot: Snapshot, question: NameQuestion) -> Iterator[tuple[str, Cluster, GatewayError | None]]:
-    """Label, connector, and why the name may not be asked for there, or None."""
+    """Label, cluster, and why the name may not be asked for there, or None."""
     authority = question.authority
     if not question.backend:
         for whole in _listeners(snapshot):

@@ -29,7 +29,7 @@ REQUEST_PHASES = ("request_headers", "request_body")
 #: Those that a tunnel meets: before a backend is chosen, and before it is dialled.
 TUNNEL_PHASES = ("request_headers", "connect")
 BACKEND_PHASES = (
-    "connect", "leg_request_body", "backend_request", "backend_response", "response_headers", "response_body",
+    "connect", "backend_request_body", "backend_request", "backend_response", "response_headers", "response_body",
 )  # fmt: skip
 
 
