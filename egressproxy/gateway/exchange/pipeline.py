@@ -7,10 +7,10 @@ phase follows from that. Equal results give equal actions, so tests and `explain
 | action | the driver … | and leaves |
 |---|---|---|
 | IDENTIFY | learns who the client is; refuses loops and credentials that do not hold | `exchange.identity` |
-| ADMIT | asks the overload gate, and starts the clock of `route` if there is one yet | `tenant` |
+| ADMIT | asks the overload gate, behind policy, and starts the clock of `route` if there is one yet | `tenant` |
 | OFFER_BODY | lets filters of the head ask for the body | |
 | FILTER | runs `steps`, as they stand | `answer`: a filter's, or None |
-| READMIT | decides a request once more that has waited for a person | `route`, `listener` |
+| READMIT | decides a request once more that has waited for a person | `route`; of a tunnel `listener`, too |
 | FILTER_BODY | lets body filters of the route decide how they get the body | `body` |
 | CALL | reaches a backend, and tries again | `answer`, or `exchange.response` and `response_chain` |
 | RESPOND | sends `answer`; the last action | |
@@ -332,8 +332,10 @@ class Pipeline(HeldConnection):
             if answer is not None:
                 yield RESPOND
                 return
-            if exchange.take(WAITED):
-                yield READMIT
+            if exchange.state:
+                if exchange.take(WAITED):
+                    yield READMIT
+                self._narrow(exchange)
         self.choose(exchange)
         self.backend.note_denied(exchange)  # type: ignore[union-attr]  # `choose` sets it
         yield TUNNEL

@@ -212,6 +212,18 @@ def test_a_filter_that_excludes_every_backend_refuses_the_request():
     assert isinstance(played.error, Denied)
 
 
+def test_a_filter_that_excludes_the_backend_of_a_tunnel_refuses_it():
+    def exclude(_pipeline: Pipeline, exchange: Exchange) -> None:
+        exchange.exclude_backend("agents/a")
+
+    routed = m.backend("a", "a.example", 443), m.tls_route("t", "a", hostnames=["a.example"])
+    edit = {"request": {"set": [{"name": "x-a", "value": "1"}]}}
+    extension = {"name": "f", "type": "egressproxy.io/HeaderPolicy:v1", "phase": "request-headers", "config": edit}
+    played = Played(port_of(forward(*routed, extensions=[extension])), {p.FILTER: exclude})
+    assert played.tunnel("a.example:443") == [p.ADMIT, p.FILTER]
+    assert isinstance(played.error, Denied)
+
+
 def test_the_body_is_filtered_before_a_backend_is_called():
     extension = {"name": "guard", "type": "egressproxy.io/PromptGuard:v1", "phase": "request-headers"}
     port = port_of([m.gateway(m.http_listener(8080)), m.policy(extensions=[extension]), *reverse()[2:]])
