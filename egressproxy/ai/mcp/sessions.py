@@ -111,7 +111,7 @@ class McpSessions(Sessions):
 
     # --- the response ----------------------------------------------------------------------------------------------
     def keep(self, exchange: Exchange, session: Session | None, backend: RouteBackend, target: UpstreamHost) -> None:
-        """Sign the id that the server names in `x.response`."""
+        """Sign the id that the server names in `exchange.response`."""
         if self.others is not None:
             self.others.keep(exchange, None if isinstance(session, McpSession) else session, backend, target)
         server_id = exchange.response.fields.get(SESSION_ID) if backend.speaks_mcp else None

@@ -44,7 +44,7 @@ async def ask_over_http2(
     opener: ConnectionOpener, network: Network, driver: Driver, target: DialTarget, exchange: Exchange, host: bytes,
     limits: HeadLimits, body: bytes,
 ) -> tuple[ResponseHead, bytes, Fields]:  # fmt: skip
-    """Send `x.request` with this body, on a new connection. Returns head, body and trailers. Raises GatewayError."""
+    """Send `exchange.request` with this body, on a new connection. Returns its answer. Raises GatewayError."""
     connection = Http2Upstream(network.wheel, limits, is_secure=target.tls is not None, idle_s=0.0)
     answer = HealthAnswer()
     is_open = False

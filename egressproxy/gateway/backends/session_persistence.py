@@ -197,7 +197,7 @@ class PersistentSessions(Sessions):
 
     # --- the response ----------------------------------------------------------------------------------------------
     def keep(self, exchange: Exchange, session: Session | None, backend: RouteBackend, target: UpstreamHost) -> None:
-        """Put a new token into `x.response`, unless the client's leads to this endpoint and needs no renewal."""
+        """Put a new token into `exchange.response`, unless the client's leads to this endpoint and needs no renewal."""
         place = self._places.digest_of(backend, target)
         now_ms, spec = _now_ms(), self._spec
         if session is None or session.place != place:

@@ -131,7 +131,7 @@ class UpstreamCaller(Protocol):
     def send_request(
         self, exchange: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
     ) -> None:
-        """Send the head of `x.request`, and begin its body (here: one that is whole). `pseudonym`: our name in Via."""
+        """Send the head of `exchange.request`, and begin its body (here: a whole one). `pseudonym`: our name in Via."""
         upstream.begin(self.driver, exchange.request)
         upstream.send_head(exchange.request, exchange.upstream_host, pseudonym)
         if isinstance(body, bytes):
@@ -153,7 +153,7 @@ async def call_upstream(
     body: bytes | ReplayableBody | None,
     repeat: Repeat,
 ) -> Upstream | LocalResponse:
-    """Send `x.request` to a target of this cluster, until `x.response` is there: its final head.
+    """Send `exchange.request` to a target of this cluster, until `exchange.response` is there: its final head.
 
     Returns the connection, which is in `held` and has to be released; or the response of a backend-request filter,
     and nothing is held. Raises GatewayError; one with RetrySafety.IF_REUSED says that an idle connection had died.

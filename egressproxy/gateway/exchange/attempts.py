@@ -51,8 +51,8 @@ LEAST_PAUSE_S = 1e-6
 async def reach_with_retries(
     policy: RetryPolicy, exchange: Exchange, client: Client, route: Route, collected: bytes | ReplayableBody | None
 ) -> Answer | LocalResponse:
-    """Attempts, until `x.response` is there; returns its connection, or a filter's response. Raises GatewayError: of
-    the last. Source: GEP-1731.
+    """Attempts, until `exchange.response` is there; returns its connection, or a filter's response. Raises the
+    GatewayError of the last one. Source: GEP-1731.
     """
     attempts = Attempts(policy, exchange, client, route)
     timer = None

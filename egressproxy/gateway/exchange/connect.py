@@ -10,7 +10,6 @@ Source: RFC 9110 section 9.3.6.
 
 from __future__ import annotations
 
-import asyncio
 from time import monotonic
 from typing import Final
 
@@ -25,7 +24,7 @@ from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.exchange.identification import identify
 from egressproxy.gateway.exchange.interception import intercept, is_tunnel
 from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel
-from egressproxy.gateway.exchange.phases import run_response_filters
+from egressproxy.gateway.exchange.phases import answer_of
 from egressproxy.gateway.exchange.pipeline import (
     ACCEPT,
     ADMIT,
@@ -125,8 +124,7 @@ async def filter_tunnel(steps: FilterSteps, exchange: Exchange, resources: Pipel
         await refuse_answer(steps, exchange)
         return None
     outcome = run(steps, exchange)
-    answer = await outcome if isinstance(outcome, asyncio.Task) else outcome
-    return None if answer is None else await run_response_filters(answer, exchange, resources, steps)
+    return None if outcome is None else await answer_of(outcome, steps, exchange, resources)
 
 
 async def open_tunnel(accounting: Accounting, exchange: Exchange, client: Client) -> None:

@@ -2,7 +2,8 @@
 
 Runs on the client connection's Driver (ARCHITECTURE.md, "The loop, the poller and the driver"): an await here is a
 pause of this exchange alone, and costs nothing where nothing has to be waited for. Every way out of `serve` passes
-`finish`, and an error passes `handle_error` before, which turns it into a response.
+`finish`, except where a tunnel has the exchange, which `relay` completes. An error passes `handle_error` before, which
+turns it into a response.
 """
 
 from __future__ import annotations
@@ -180,10 +181,7 @@ class HttpConnectionManager:
         except GatewayError as error:
             self.handle_error(exchange, client, error)
         except BaseException as error:  # also what a filter may raise to end more than itself
-            log.error("internal error in exchange %s", exchange.request_id, exc_info=error)
-            self.handle_error(
-                exchange, client, GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__)
-            )
+            self.handle_internal_error(exchange, client, error)
         finally:
             if not pipeline.is_handed_over:
                 self.finish(exchange, client, head)
@@ -371,10 +369,7 @@ class HttpConnectionManager:
         except GatewayError as error:
             self.handle_error(exchange, client, error)
         except BaseException as error:  # also what a filter may raise to end more than itself
-            log.error("internal error in exchange %s", exchange.request_id, exc_info=error)
-            self.handle_error(
-                exchange, client, GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__)
-            )
+            self.handle_internal_error(exchange, client, error)
 
     def handle_error(self, exchange: Exchange, client: Client, error: GatewayError) -> None:
         """An error ends the exchange: an answer where none has begun, else a connection that breaks off visibly."""
@@ -406,6 +401,12 @@ class HttpConnectionManager:
         if trail is not None and trail.is_shown:
             answer = replace(answer, fields=(*answer.fields, (ATTEMPTS_FIELD, trail.field)))
         self.answer(exchange, client, answer)
+
+    def handle_internal_error(self, exchange: Exchange, client: Client, error: BaseException) -> None:
+        """A fault of ours, or of a filter, ends the exchange: as `handle_error`, with the traceback in the log."""
+        log.error("internal error in exchange %s", exchange.request_id, exc_info=error)
+        fault = GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__)
+        self.handle_error(exchange, client, fault)
 
     def finish(self, exchange: Exchange, client: Client, head: RequestHead | None) -> None:
         """Always, once: filters, slots, metrics, log; then the connection goes on or closes. `head` is None for bytes
