@@ -57,7 +57,7 @@ class EnvoyConversation:
     accounting: Accounting
     peer: str
     begun: Exchange | None = None
-    resources: Pipeline = field(default_factory=Pipeline)
+    pipeline: Pipeline = field(default_factory=Pipeline)
     actions: Iterator[str] = field(default_factory=lambda: iter(()))
     configured: ProcessingMode = _UNKNOWN
     mode: ProcessingMode = _UNKNOWN
@@ -77,7 +77,7 @@ class EnvoyConversation:
     @property
     def chain(self) -> Chain:
         """The filters of the backend of the rule; of a rule that names none, those of the route."""
-        place = self.resources.backend or self.resources.route
+        place = self.pipeline.backend or self.pipeline.route
         assert place is not None
         return place.chain
 
@@ -90,7 +90,7 @@ class EnvoyConversation:
     def record_error(self, error: GatewayError) -> None:
         """The exchange has failed with this error."""
         if self.begun is not None:
-            self.accounting.record_error(self.begun, self.resources, error)
+            self.accounting.record_error(self.begun, self.pipeline, error)
         else:
             remedy = error.remedy and f": {error.remedy}"
             log.warning("a call of %s is refused: %s%s", self.peer, error.message, remedy)
@@ -101,7 +101,7 @@ class EnvoyConversation:
         outcome = run(steps, self.exchange) if steps is not None else None
         if steps is None or outcome is None:
             return None
-        return await answer_of(outcome, steps, self.exchange, self.resources)
+        return await answer_of(outcome, steps, self.exchange, self.pipeline)
 
     async def shown(self, chain: BodyChain, block: bytes) -> bytes:
         """What goes on of these trailers behind the filters. Raises as BodyChain.run_trailers."""

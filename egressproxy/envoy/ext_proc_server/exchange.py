@@ -119,10 +119,10 @@ class ProcessedExchange:
     async def _rescue(self, error: GatewayError) -> None:
         """An error ends the exchange. Behind the head of the response Envoy breaks that off."""
         error.__traceback__ = error.__context__ = None  # their frames hold what may hold the error: no cycle
-        conversation, resources = self._conversation, self._conversation.resources
+        conversation, pipeline = self._conversation, self._conversation.pipeline
         exchange = conversation.begun
         if isinstance(error, FilterAnswered) and exchange is not None:
-            conversation.send_immediate(await run_response_filters(error.answer, exchange, resources))
+            conversation.send_immediate(await run_response_filters(error.answer, exchange, pipeline))
             return
         if isinstance(error, EnvoyMisconfigured):
             self._note_misconfigured(error, conversation.peer)
@@ -131,7 +131,7 @@ class ProcessedExchange:
         if conversation.is_call:
             conversation.send_immediate(error_of_call(error, request_id))
         else:
-            backends = resources.route.backends if resources.route is not None else ()
+            backends = pipeline.route.backends if pipeline.route is not None else ()
             form = PRODUCTS.error_form(exchange, backends) if exchange is not None else None
             conversation.send_immediate(answer_for(error, request_id, form))
 
@@ -147,7 +147,7 @@ class ProcessedExchange:
         conversation = self._conversation
         try:
             if conversation.begun is not None:
-                conversation.accounting.account(conversation.begun, conversation.resources)
+                conversation.accounting.account(conversation.begun, conversation.pipeline)
         finally:
-            conversation.resources.reset()
+            conversation.pipeline.reset()
             conversation.call.end()

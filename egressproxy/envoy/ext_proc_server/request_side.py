@@ -66,7 +66,7 @@ class RequestSide:
         port = port_in_service()
         self._port_in_service = port_in_service
         conversation = self._conversation
-        accounting, pipeline = conversation.accounting, conversation.resources
+        accounting, pipeline = conversation.accounting, conversation.pipeline
         client, identity = client_of_envoy(message, trust_domains)
         exchange = accounting.new_exchange(client or conversation.peer, port.first, identity)
         conversation.begin(exchange, configured_mode(message.protocol))
@@ -88,7 +88,7 @@ class RequestSide:
         first, or the client has its response. Raises what refuses the request.
         """
         conversation, exchange = self._conversation, self._conversation.exchange
-        accounting, pipeline = conversation.accounting, conversation.resources
+        accounting, pipeline = conversation.accounting, conversation.pipeline
         for action in conversation.actions:
             route, listener = pipeline.route, pipeline.listener
             if action == FILTER:
@@ -220,7 +220,7 @@ class RequestSide:
     @property
     def _is_unseen(self) -> bool:
         """Whether no filter sees the head of the request."""
-        route = self._conversation.resources.route
+        route = self._conversation.pipeline.route
         return (route is None or route.chain.request_headers is None) and (
             self._conversation.chain.backend_request is None
         )
@@ -228,7 +228,7 @@ class RequestSide:
     @property
     def _lets_trailers(self) -> bool:
         """Whether trailers may be forwarded, as in the gateway: every filter of the head sees them, too."""
-        route, chain = self._conversation.resources.route, self._conversation.chain
+        route, chain = self._conversation.pipeline.route, self._conversation.chain
         return (route is None or route.chain.request_headers is None or route.chain.lets_request_trailers) and (
             chain.backend_request is None or chain.lets_backend_trailers
         )
@@ -245,7 +245,7 @@ class RequestSide:
         filter.
         """
         conversation, exchange = self._conversation, self._conversation.exchange
-        pipeline, route = conversation.resources, conversation.resources.route
+        pipeline, route = conversation.pipeline, conversation.pipeline.route
         assert route is not None
         exchange.attempts = 1
         self._rewritten = exchange.upstream_host

@@ -48,7 +48,7 @@ class ResponseSide:
         chain = conversation.chain
         response = exchange.response = read_response(message, exchange.request.method)
         self._block, status = response.fields.block, response.status
-        pipeline = conversation.resources
+        pipeline = conversation.pipeline
         for action in conversation.actions:
             if action == FILTER:
                 pipeline.answer = await conversation.answer_of(pipeline.steps)
@@ -114,7 +114,7 @@ class ResponseSide:
     def _last_event(self, error: GatewayError) -> bytes:
         """The event that ends a stream, in the shape of its provider. Raises the error again where there is none."""
         conversation, exchange = self._conversation, self._conversation.exchange
-        route, body = conversation.resources.route, self._body
+        route, body = conversation.pipeline.route, self._body
         event = b""
         if exchange.status and route is not None and body is not None and not isinstance(error, ClientGone):
             event = error_event(error, exchange, PRODUCTS.error_form(exchange, route.backends), body, self._tail)

@@ -45,7 +45,7 @@ class Accounting:
             started_wall=time(), request_id=self._id_prefix + hex(self._number)[2:], series=listener.series,
         )  # fmt: skip
 
-    def record_error(self, exchange: Exchange, resources: Pipeline, error: GatewayError) -> None:
+    def record_error(self, exchange: Exchange, pipeline: Pipeline, error: GatewayError) -> None:
         """Say what ended the exchange, and tell of it where an operator should hear of it."""
         exchange.reason = error.reason
         exchange.rule = error.rule
@@ -54,7 +54,7 @@ class Accounting:
             self.note_ech(exchange, error.ech_outer_name)
         exchange.denied = is_denial(error)
         if exchange.denied or is_told(error):
-            kind = "" if resources.route is None else resources.route.kind
+            kind = "" if pipeline.route is None else pipeline.route.kind
             self.notices.refused(exchange.series, error, kind, exchange.identity)
         if error.policy != "-":
             exchange.series = self.metrics.denied_by(exchange.series, error.policy, error.entry)
@@ -64,26 +64,26 @@ class Accounting:
         exchange.detail = f"ClientHello with ECH, outer name {outer_name}"
         self.metrics.ech_hellos.count(exchange.gateway, exchange.listener, outer_name)
 
-    def account(self, exchange: Exchange, resources: Pipeline) -> None:
+    def account(self, exchange: Exchange, pipeline: Pipeline) -> None:
         """Give back what the exchange holds, and say what it was."""
-        if resources.upstream is not None:
-            resources.release(reusable=False)
-        if resources.request_filter is not None or resources.response_filter is not None:
-            resources.end_filters()
+        if pipeline.upstream is not None:
+            pipeline.release(reusable=False)
+        if pipeline.request_filter is not None or pipeline.response_filter is not None:
+            pipeline.end_filters()
         if exchange.state:
             completed: tuple[ConfiguredFilter, ...] = ()
-            for place in (resources.backend, resources.route):
+            for place in (pipeline.backend, pipeline.route):
                 if place is not None and place.chain.complete != completed:
                     completed = place.chain.complete
                     finish(completed, exchange)
-        if resources.on_complete is not None:
-            on_complete, resources.on_complete = resources.on_complete, None
+        if pipeline.on_complete is not None:
+            on_complete, pipeline.on_complete = pipeline.on_complete, None
             on_complete()
-        if resources.held_bytes is not None:
-            resources.release_bytes()
-        if resources.tenant is not None:
-            resources.tenant.leave()
-            resources.tenant = None
+        if pipeline.held_bytes is not None:
+            pipeline.release_bytes()
+        if pipeline.tenant is not None:
+            pipeline.tenant.leave()
+            pipeline.tenant = None
         if self.is_cutting and exchange.reason in (Reason.OK, Reason.CLIENT_GONE):
             exchange.reason = Reason.DRAINED
         if exchange.identity is not ANONYMOUS:

@@ -181,7 +181,7 @@ class Attempts:
                     break
                 discard(self._client, upstream)
             except (UpstreamFault, LimitExceeded) as error:
-                held = self._client.resources
+                held = self._client.pipeline
                 if isinstance(error, NextAttempt) and held.upstream is not None:
                     discard(self._client, held.upstream)
                 else:
@@ -209,17 +209,17 @@ class Attempts:
 
     # --- one attempt -----------------------------------------------------------------------------------------------
     def _begin(self) -> None:
-        exchange, backend, resources = self._exchange, self._backend, self._client.resources
+        exchange, backend, pipeline = self._exchange, self._backend, self._client.pipeline
         if self._owner is not None and backend is not self._owner.backend:
             raise self._owner.lost()
-        resources.backend = backend
+        pipeline.backend = backend
         self._chosen.append(backend)
         if backend.denied is not None:
             backend.note_denied(exchange)
         exchange.backend = backend.name
         exchange.series = backend.series
         if backend.mirrors is not None and not self._failures:
-            resources.mirror_requests = mirror_requests_of(backend.mirrors, exchange)
+            pipeline.mirror_requests = mirror_requests_of(backend.mirrors, exchange)
         self._began = monotonic()
         self._following, self._wait_s = None, -1.0
         self._target = self._begun = None
@@ -239,9 +239,9 @@ class Attempts:
         if adapter is not None and adapter.body is not None:  # the body as its provider gets it
             body = adapter.body or collected
         found = await call_upstream(
-            self._client, self._client.resources, exchange, cluster, target, backend.chain, body, self._repeat
+            self._client, self._client.pipeline, exchange, cluster, target, backend.chain, body, self._repeat
         )
-        return await filtered_answer(self._client.resources, exchange, backend.chain, found)
+        return await filtered_answer(self._client.pipeline, exchange, backend.chain, found)
 
     async def _is_final(self, upstream: Upstream, timer: AttemptTimer | None) -> bool:
         """Whether the client gets this answer. Raises UpstreamFault where no first byte of it comes."""
@@ -476,7 +476,7 @@ def discard(client: Client, upstream: Upstream) -> None:
     """The answer goes nowhere. Its connection is used again if all of the answer is here, else closed."""
     if not upstream.has_ended:
         upstream.whole_body()
-    client.resources.release(reusable=upstream.is_reusable)
+    client.pipeline.release(reusable=upstream.is_reusable)
 
 
 async def pause(client: Client, seconds: float) -> None:
@@ -493,7 +493,7 @@ def kept_body(
     """
     length, chain = exchange.request.body, None
     if route.chain.request_body is not None:
-        chain = client.resources.request_chain
+        chain = client.pipeline.request_chain
     source = exchange.state.get(HELD) or client
     if isinstance(collected, ReplayableBody):
         return collected
@@ -506,7 +506,7 @@ def kept_body(
         if chain is None:
             source.send_request_body_to(sink)
             return client
-        body_filter = client.resources.request_filter = BodyFilter(exchange, chain, sink, client, client)
+        body_filter = client.pipeline.request_filter = BodyFilter(exchange, chain, sink, client, client)
         source.send_request_body_to(body_filter)
         return body_filter
 
@@ -539,7 +539,7 @@ class AttemptTimer:
                 handle.cancel()
 
     def _look(self) -> None:
-        body, upstream = self._body, self._client.resources.upstream
+        body, upstream = self._body, self._client.pipeline.upstream
         left_s = 0.0
         if body is not None and upstream is not None:
             if body.is_flowing and not upstream.is_write_blocked:

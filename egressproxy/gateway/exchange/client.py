@@ -81,7 +81,7 @@ class Client(ExchangeClock, Protocol):
         """Those of a request: none where a filter looks at the head and not at them, since some origins read them as
         fields that filters, or the servers that they ask, alone may set; and none that show who a client is.
         """
-        route, backend = self.resources.route, self.resources.backend
+        route, backend = self.pipeline.route, self.pipeline.backend
         if route is not None and route.chain.request_headers is not None and not route.chain.lets_request_trailers:
             return b""
         if (
@@ -95,10 +95,10 @@ class Client(ExchangeClock, Protocol):
 
     def passable_trailers(self, trailers: bytes) -> bytes:
         """Those of an answer: none where a filter looks at its head and not at them, as with those of requests."""
-        backend = self.resources.backend
+        backend = self.pipeline.backend
         if backend is None or (backend.chain.backend_response is None and backend.chain.response_headers is None):
             return trailers
-        if backend.chain.lets_response_trailers and self.resources.response_filter is not None:
+        if backend.chain.lets_response_trailers and self.pipeline.response_filter is not None:
             return trailers  # filters have let them pass
         return grpc_trailers(trailers, with_text=backend.chain.ignores_trailers)  # without a status no call ends
 
@@ -115,9 +115,9 @@ class Client(ExchangeClock, Protocol):
 
     def may_keep(self, size: int) -> bool:
         """As of HeldFor."""
-        hold = self.resources.held_bytes
+        hold = self.pipeline.held_bytes
         if hold is None:
-            hold = self.resources.held_bytes = self.state.new_hold(self.client, self.held_of_connection)
+            hold = self.pipeline.held_bytes = self.state.new_hold(self.client, self.held_of_connection)
         hold.add(size)
         return hold.has_room() and not self.handler_has_no_memory
 
@@ -125,11 +125,11 @@ class Client(ExchangeClock, Protocol):
         """As of HeldFor. Ends the exchange where the process has no memory left (503), where waiting for room is of no
         use (503), and where its request is longer than `limits.maxBufferedBytes` (413).
         """
-        state, hold = self.state, self.resources.held_bytes
+        state, hold = self.state, self.pipeline.held_bytes
         if hold is None:
             if size <= 0:
                 return True
-            hold = self.resources.held_bytes = state.new_hold(self.client, self.held_of_connection)
+            hold = self.pipeline.held_bytes = state.new_hold(self.client, self.held_of_connection)
         hold.add(size)
         if source is not None:
             hold.of_answer += size
@@ -176,7 +176,7 @@ class Client(ExchangeClock, Protocol):
 
     def serving(self) -> tuple[Pipeline, ...]:
         """What is held by the exchange in progress."""
-        return (self.resources,) if self.driver.is_busy else ()
+        return (self.pipeline,) if self.driver.is_busy else ()
 
     # --- the form of an answer -----------------------------------------------------------------------------------
     def error_answer(self, error: GatewayError, exchange: Exchange) -> LocalResponse:
@@ -186,7 +186,7 @@ class Client(ExchangeClock, Protocol):
     @property
     def backends(self) -> Sequence[RouteBackend]:
         """Those of the route of the exchange in progress; none where it has none yet."""
-        route = self.resources.route
+        route = self.pipeline.route
         return route.backends if route is not None else ()
 
     def own_answer(self, answer: LocalResponse, exchange: Exchange) -> LocalResponse:
@@ -200,7 +200,7 @@ class Client(ExchangeClock, Protocol):
     # --- the request, to a backend ------------------------------------------------------------------------------
     def count_attempt(self, result: str) -> None:
         """An attempt has ended without an answer; `result` is the reason of its failure."""
-        self.resources.backend.series.attempt(result)  # type: ignore[union-attr]  # it is chosen before
+        self.pipeline.backend.series.attempt(result)  # type: ignore[union-attr]  # it is chosen before
 
     def count_answer(self, exchange: Exchange, seconds: float) -> None:
         """The head of an answer is here, so many seconds after its attempt began."""
@@ -215,28 +215,28 @@ class Client(ExchangeClock, Protocol):
         self, exchange: Exchange, upstream: Upstream, body: bytes | ReplayableBody | None, pseudonym: bytes
     ) -> None:
         """The head, and the body: at once where we have it, else as the client sends it."""
-        head, resources = exchange.request, self.resources
+        head, pipeline = exchange.request, self.pipeline
         chain = None
         if body is not None:
             if isinstance(body, bytes):
                 head.body = len(body)
-                if body and resources.mirror_requests is None:
+                if body and pipeline.mirror_requests is None:
                     upstream.begin(self.driver, head)
                     upstream.send_whole(head, exchange.upstream_host, pseudonym, body)
                     return
             else:
-                assert resources.backend is not None
-                of_backend = resources.backend.chain
+                assert pipeline.backend is not None
+                of_backend = pipeline.backend.chain
                 body.drop_trailers(of_backend.backend_request is not None and not of_backend.lets_backend_trailers)
                 backend_chain = streaming_backend_filters(exchange, of_backend)
                 if backend_chain is not None:
                     self._send_through_backend_filters(exchange, upstream, backend_chain, None, body, pseudonym)
                     return
                 head.body = body.length
-        elif head.body != 0 and resources.route is not None and resources.route.filters_request:
-            assert resources.backend is not None
-            chain = resources.request_chain if resources.route.chain.request_body is not None else None
-            backend_chain = streaming_backend_filters(exchange, resources.backend.chain)
+        elif head.body != 0 and pipeline.route is not None and pipeline.route.filters_request:
+            assert pipeline.backend is not None
+            chain = pipeline.request_chain if pipeline.route.chain.request_body is not None else None
+            backend_chain = streaming_backend_filters(exchange, pipeline.backend.chain)
             if backend_chain is not None:
                 self._send_through_backend_filters(exchange, upstream, backend_chain, chain, None, pseudonym)
                 return
@@ -246,17 +246,17 @@ class Client(ExchangeClock, Protocol):
         upstream.begin(self.driver, head)
         upstream.send_head(head, exchange.upstream_host, pseudonym)
         sink: BodySink = upstream
-        if resources.mirror_requests is not None:
-            assert resources.backend is not None
-            sink, resources.mirror_requests = resources.mirror_requests, None
-            unfiltered = unfiltered_body(exchange, resources.backend.chain)
+        if pipeline.mirror_requests is not None:
+            assert pipeline.backend is not None
+            sink, pipeline.mirror_requests = pipeline.mirror_requests, None
+            unfiltered = unfiltered_body(exchange, pipeline.backend.chain)
             if unfiltered is not None:
                 sink.begin_whole(*unfiltered)
                 sink = upstream
             else:
                 sink.begin(head, body if isinstance(body, ReplayableBody) else upstream)
                 if has_body:
-                    resources.when_complete(sink.end)
+                    pipeline.when_complete(sink.end)
         if not has_body:
             return
         if body is not None:
@@ -270,7 +270,7 @@ class Client(ExchangeClock, Protocol):
             upstream.feed_from(self)
             self.send_request_body_to(sink)
         else:
-            body_filter = resources.request_filter = BodyFilter(exchange, chain, sink, self, self)
+            body_filter = pipeline.request_filter = BodyFilter(exchange, chain, sink, self, self)
             upstream.feed_from(body_filter)
             self.send_request_body_to(body_filter)
 
@@ -284,7 +284,7 @@ class Client(ExchangeClock, Protocol):
         pseudonym: bytes,
     ) -> None:
         """As `send_request`, through filters of the backend. `chain`: those of the rule, before them or `body`."""
-        head, resources = exchange.request, self.resources
+        head, pipeline = exchange.request, self.pipeline
         if not (backend_chain.keeps_length and (chain is None or chain.keeps_length)):
             head.body = CHUNKED
         elif body is not None:
@@ -294,13 +294,13 @@ class Client(ExchangeClock, Protocol):
         own = BodyFilter(exchange, backend_chain, upstream, self, self)
         upstream.feed_from(own)
         sink: BodySink = own if body is None else body
-        if resources.mirror_requests is not None:
-            mirror_requests, resources.mirror_requests = resources.mirror_requests, None
+        if pipeline.mirror_requests is not None:
+            mirror_requests, pipeline.mirror_requests = pipeline.mirror_requests, None
             mirror_requests.begin(head, sink)
-            resources.when_complete(mirror_requests.end)
+            pipeline.when_complete(mirror_requests.end)
             sink = mirror_requests
-        before, resources.backend_filter = resources.backend_filter, own
-        resources.request_filter = resources.request_filter or own  # `Accounting.account` looks at that one alone
+        before, pipeline.backend_filter = pipeline.backend_filter, own
+        pipeline.request_filter = pipeline.request_filter or own  # `Accounting.account` looks at that one alone
         if before is not None:
             before.release()  # of the attempt before
         if body is not None:
@@ -308,7 +308,7 @@ class Client(ExchangeClock, Protocol):
         elif chain is None:
             self.send_request_body_to(sink)
         else:
-            body_filter = resources.request_filter = BodyFilter(exchange, chain, sink, self, self)
+            body_filter = pipeline.request_filter = BodyFilter(exchange, chain, sink, self, self)
             own.feed_from(body_filter)
             self.send_request_body_to(body_filter)
 
@@ -318,7 +318,7 @@ class Client(ExchangeClock, Protocol):
 
     def pass_interim(self, head: ResponseHead, exchange: Exchange) -> None:
         """Interim responses are passed on to 1.1 clients."""
-        backend, cluster = self.resources.backend, self.resources.cluster
+        backend, cluster = self.pipeline.backend, self.pipeline.cluster
         assert backend is not None
         assert cluster is not None
         if exchange.request.http_1_0 or (head.status == 100 and not exchange.request.expect_continue):

@@ -26,7 +26,7 @@ class ClientConnection(DownstreamConnection, Client):
         "identity",
         "identity_until",
         "idle_limit_s",
-        "resources",
+        "pipeline",
         "seen_bytes",
         "server_name",
         "state",
@@ -42,7 +42,7 @@ class ClientConnection(DownstreamConnection, Client):
         self.identity = ANONYMOUS
         self.identity_until = inf
         self.verdict: Verdict | None = None
-        self.resources = Pipeline()
+        self.pipeline = Pipeline()
         self.exchange_ends_at = NEVER
         self.attempt_ends_at = NEVER
         self.idle_limit_s = 0.0
@@ -70,21 +70,21 @@ class ClientConnection(DownstreamConnection, Client):
         return goes_on
 
     def _has_left(self) -> bool:
-        exchange, route = self.resources.exchange, self.resources.route
+        exchange, route = self.pipeline.exchange, self.pipeline.route
         if exchange is None or exchange.is_tunnel or not self.may_have_left:
             return False
         return not (route.policy if route is not None else self.listener.spec.policy).half_close
 
     @property
     def is_paused_for_room(self) -> bool:
-        hold = self.resources.held_bytes
+        hold = self.pipeline.held_bytes
         if hold is None or not hold.is_waiting or not hold.is_of_request:
             return False
         return self.transport.get_extra_info(HTTP2_STREAM) is None
 
     def hold_back(self) -> None:
         """As of Client. In a tunnel of HTTP/2 the stream is held back, and no other of its connection with it."""
-        stream, hold = self.transport.get_extra_info(HTTP2_STREAM), self.resources.held_bytes
+        stream, hold = self.transport.get_extra_info(HTTP2_STREAM), self.pipeline.held_bytes
         if stream is None or hold is None:
             self.pause_reading()
         else:

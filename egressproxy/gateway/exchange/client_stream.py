@@ -55,7 +55,7 @@ class ClientStream(DownstreamStream, Client):
         "identity_until",
         "idle_limit_s",
         "inner",
-        "resources",
+        "pipeline",
         "seen_bytes",
         "server_name",
         "state",
@@ -70,7 +70,7 @@ class ClientStream(DownstreamStream, Client):
         self.identity = ANONYMOUS
         self.identity_until = inf
         self.verdict: Verdict | None = None
-        self.resources = Pipeline()
+        self.pipeline = Pipeline()
         self.exchange_ends_at = NEVER
         self.attempt_ends_at = NEVER
         self.idle_limit_s = 0.0

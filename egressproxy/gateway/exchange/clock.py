@@ -54,7 +54,7 @@ class ExchangeClock(UpstreamCaller, Protocol):
     attempt_ends_at: float  # of the attempt under way, as below
     exchange_ends_at: float  # on the clock of `wheel`; NEVER: it has no end
     idle_limit_s: float  # how long nothing may move; 0: as long as it likes
-    resources: Pipeline
+    pipeline: Pipeline
     state: OpenConnections
     seen_bytes: int  # bytes that had moved at the last look; -1: whatever has moved since counts
 
@@ -79,7 +79,7 @@ class ExchangeClock(UpstreamCaller, Protocol):
 
     def start_attempt(self) -> None:
         """Gateway API, HTTPRouteTimeouts.backendRequest: one request to a backend, until its answer is whole."""
-        backend_request_s = self.resources.backend.clock_s  # type: ignore[union-attr]  # it is chosen before
+        backend_request_s = self.pipeline.backend.clock_s  # type: ignore[union-attr]  # it is chosen before
         if backend_request_s > 0:
             at = self.attempt_ends_at = self.wheel.now + backend_request_s
             if at < self.deadline.at:
@@ -118,7 +118,7 @@ class ExchangeClock(UpstreamCaller, Protocol):
 
     def look_at_clock(self) -> GatewayError | None:
         """The deadline has passed: the fault that ends the exchange, or None (and a new deadline) if it goes on."""
-        now, hold = self.wheel.now, self.resources.held_bytes
+        now, hold = self.wheel.now, self.pipeline.held_bytes
         if hold is not None and hold.is_waiting:
             if now >= min(self.exchange_ends_at, self.attempt_ends_at, hold.waits_since + ANSWER_S):
                 return too_much_held(self.state.port.limits)
@@ -141,7 +141,7 @@ class ExchangeClock(UpstreamCaller, Protocol):
         return None
 
     def _late(self) -> UpstreamFault:
-        retry = RetrySafety.SAFE if self.resources.upstream is None else RetrySafety.IF_IDEMPOTENT
+        retry = RetrySafety.SAFE if self.pipeline.upstream is None else RetrySafety.IF_IDEMPOTENT
         return UpstreamFault(Reason.RESPONSE_TIMEOUT, "the backend took too long", status=504, retry=retry)
 
     def _waits_for_answer(self) -> bool:
@@ -149,7 +149,7 @@ class ExchangeClock(UpstreamCaller, Protocol):
         `idle`, which is for bodies that stall. Where neither is set it is ANSWER_S, since a client whose network is
         gone cannot be seen to have left; for one that has ended its side with its request `idle` will do: it may have.
         """
-        upstream = self.resources.upstream
+        upstream = self.pipeline.upstream
         if self.has_ended:
             return False
         if upstream is None or not upstream.has_sent_all or upstream.head is not None or upstream.is_write_blocked:
@@ -158,8 +158,8 @@ class ExchangeClock(UpstreamCaller, Protocol):
 
     def _may_be_quiet(self) -> bool:
         """Whether an MCP server has begun events, which may rest for `tunnelIdle` while the client reads."""
-        resources = self.resources
-        upstream, backend, route = resources.upstream, resources.backend, resources.route
+        pipeline = self.pipeline
+        upstream, backend, route = pipeline.upstream, pipeline.backend, pipeline.route
         if upstream is None or backend is None or route is None or self.has_ended or self.unsent_bytes:
             return False
         if upstream.head is None or not (backend.speaks_mcp and media_type(upstream.head.fields) == EVENT_STREAM):
@@ -168,7 +168,7 @@ class ExchangeClock(UpstreamCaller, Protocol):
 
     def waits_for_people(self) -> bool:
         """Whether the request waits for approval, which has a time limit of its own."""
-        exchange = self.resources.exchange
+        exchange = self.pipeline.exchange
         return exchange is not None and exchange.is_held_for_people and not self.has_ended
 
     def _set_deadline(self, now: float) -> None:

@@ -58,9 +58,9 @@ async def serve_connect(
     accounting: Accounting, exchange: Exchange, client: Client, head: RequestHead
 ) -> LocalResponse | None:
     """A CONNECT, as `Pipeline.tunnel` has it. Returns the response of a filter instead of a tunnel. Where
-    `client.resources.is_handed_over` then, the tunnel has the exchange and completes it. Raises GatewayError.
+    `client.pipeline.is_handed_over` then, the tunnel has the exchange and completes it. Raises GatewayError.
     """
-    pipeline = client.resources
+    pipeline = client.pipeline
     for action in pipeline.tunnel(exchange, head, client.listener, is_inside=client.tunnel is not None):
         route, listener = pipeline.route, pipeline.listener
         assert listener is not None
@@ -118,18 +118,18 @@ async def first_bytes(client: Client) -> ActiveListener:
     return client.listener
 
 
-async def filter_tunnel(steps: FilterSteps, exchange: Exchange, resources: Pipeline) -> LocalResponse | None:
+async def filter_tunnel(steps: FilterSteps, exchange: Exchange, pipeline: Pipeline) -> LocalResponse | None:
     """FILTER: the response of a filter, where one can still be sent. Raises Denied of a filter that answers else."""
     if exchange.status:
         await refuse_answer(steps, exchange)
         return None
     outcome = run(steps, exchange)
-    return None if outcome is None else await answer_of(outcome, steps, exchange, resources)
+    return None if outcome is None else await answer_of(outcome, steps, exchange, pipeline)
 
 
 async def open_tunnel(accounting: Accounting, exchange: Exchange, client: Client) -> None:
     """TUNNEL: dial, answer 200 unless that was said already, relay. Raises GatewayError."""
-    pipeline = client.resources
+    pipeline = client.pipeline
     backend, route, listener, authority = pipeline.backend, pipeline.route, pipeline.listener, exchange.authority
     assert backend is not None
     assert route is not None
@@ -164,7 +164,7 @@ async def refuse_answer(steps: FilterSteps, exchange: Exchange) -> None:
 
 
 async def dial(
-    exchange: Exchange, backend: RouteBackend, resources: Pipeline, *, terminated: bool = False
+    exchange: Exchange, backend: RouteBackend, pipeline: Pipeline, *, terminated: bool = False
 ) -> PendingProtocol:
     """A transport to this backend, which counts in its circuit breaker. `terminated`: the client's TLS ends with us."""
     cluster = backend.cluster
@@ -177,12 +177,12 @@ async def dial(
             cluster.fixed.watch.admit(cluster.fixed)  # other targets are chosen among those that may be used
         if terminated:
             target = secure = cluster.target(exchange)
-            count_tunnel(exchange, cluster, target, resources)
+            count_tunnel(exchange, cluster, target, pipeline)
             parked = PendingProtocol()
             await cluster.open(exchange, secure, backend.chain.connect, parked)
         else:
             target = cluster.tunnel_target(exchange)
-            count_tunnel(exchange, cluster, target, resources)
+            count_tunnel(exchange, cluster, target, pipeline)
             parked = await cluster.park(exchange, target, backend.chain.connect)
     except GatewayError as error:
         backend.series.attempt(error.reason.value)
@@ -195,19 +195,19 @@ async def dial(
     return parked
 
 
-def count_tunnel(exchange: Exchange, cluster: Cluster, target: DialTarget, resources: Pipeline) -> None:
+def count_tunnel(exchange: Exchange, cluster: Cluster, target: DialTarget, pipeline: Pipeline) -> None:
     """Count a tunnel where a circuit breaker asks for it. Raises LimitExceeded (503)."""
     counting = cluster.counting_target(exchange, target)
     if counting is not None and cluster.watched is not None:
-        resources.when_complete(cluster.watched.count_tunnel(counting, client_of(exchange)))
+        pipeline.when_complete(cluster.watched.count_tunnel(counting, client_of(exchange)))
 
 
 async def switch_protocols(accounting: Accounting, exchange: Exchange, client: Client) -> None:
     """After a 101 the connection is the upgraded protocol's (RFC 9110 section 7.8)."""
-    resources = client.resources
-    assert resources.route is not None
-    assert resources.upstream is not None
-    if resources.upstream.is_leaving:  # a filter has waited meanwhile
+    pipeline = client.pipeline
+    assert pipeline.route is not None
+    assert pipeline.upstream is not None
+    if pipeline.upstream.is_leaving:  # a filter has waited meanwhile
         raise UpstreamFault(Reason.UPSTREAM_CLOSED, "the upstream closed its connection")
     if not is_tunnel(client):
         listener = client.listener
@@ -215,17 +215,17 @@ async def switch_protocols(accounting: Accounting, exchange: Exchange, client: C
             listener = client.state.port.opened_stream(exchange.authority.host)
         elif not listener.is_forward and exchange.authority is not None:
             listener = client.state.port.listener_for(exchange.authority.host, client.server_name)
-        resources.when_complete(client.state.take_tunnel(listener, client_of(exchange)))
+        pipeline.when_complete(client.state.take_tunnel(listener, client_of(exchange)))
     client.send_interim(exchange.response, accounting.pseudonym)
     exchange.status, exchange.first_byte_at = 101, monotonic()
-    upstream = resources.give_away()
+    upstream = pipeline.give_away()
     upstream_rest = upstream.detach()
     parked = PendingProtocol()
     assert upstream.transport is not None
     parked.transport = upstream.transport
     try:
         relaying = relay(
-            accounting, exchange, client, parked, client.detach(), upstream_rest, None, resources.route.tunnel_idle_s
+            accounting, exchange, client, parked, client.detach(), upstream_rest, None, pipeline.route.tunnel_idle_s
         )
         del upstream_rest
         await relaying

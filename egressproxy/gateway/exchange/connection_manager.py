@@ -84,7 +84,7 @@ class HttpConnectionManager:
     def on_bad_request(self, client: Client, error: GatewayError) -> None:
         """What came is no request: it is answered, counted and logged like one."""
         exchange = self.accounting.new_exchange(client.client, client.listener, client.identity)
-        client.resources.close = True
+        client.pipeline.close = True
         self.handle_error(exchange, client, error)
         self.finish(exchange, client, None)
 
@@ -100,7 +100,7 @@ class HttpConnectionManager:
     # --- the life of an exchange ---------------------------------------------------------------------------------
     async def serve(self, client: Client, head: RequestHead) -> None:
         """Carry out what the pipeline says, to the end of the exchange."""
-        pipeline = client.resources
+        pipeline = client.pipeline
         exchange = pipeline.exchange = self.accounting.new_exchange(
             client.client, client.state.port.first, client.identity
         )
@@ -197,11 +197,11 @@ class HttpConnectionManager:
     ) -> bool:
         """Send the head, and `body` if filters have made it of what was here. True if that is the whole response."""
         request = exchange.request
-        resources = client.resources
+        pipeline = client.pipeline
         if chain is not None and not chain.keeps_length:
             exchange.response.body = CHUNKED
-        close = resources.close = (
-            resources.close
+        close = pipeline.close = (
+            pipeline.close
             or request.connection_close
             or self.ends_connections
             or client.state.is_closed
@@ -217,26 +217,26 @@ class HttpConnectionManager:
         if body is None:
             exchange.first_byte_at = monotonic()
             return False
-        resources.release(reusable=upstream.is_reusable)
+        pipeline.release(reusable=upstream.is_reusable)
         return True
 
     async def relay_response(
         self, exchange: Exchange, client: Client, chain: BodyChain | None, upstream: Answer
     ) -> None:
         """The body. With no body filter the two connections are joined, and this coroutine waits for the end."""
-        resources = client.resources
+        pipeline = client.pipeline
         if chain is None:
             upstream.send_response_body_to(client)
             client.feed_from(upstream)
             await upstream.response_end()
         else:
-            body_filter = resources.response_filter = BodyFilter(exchange, chain, client, upstream, client)
+            body_filter = pipeline.response_filter = BodyFilter(exchange, chain, client, upstream, client)
             upstream.send_response_body_to(body_filter)
             client.feed_from(body_filter)
             await upstream.response_end()
             while not body_filter.is_over or body_filter.has_failed:
                 await PAUSE
-        resources.release(reusable=upstream.is_reusable)
+        pipeline.release(reusable=upstream.is_reusable)
 
     async def filter_response(self, exchange: Exchange, client: Client, plan: BodyPlan, upstream: Answer) -> None:
         """Send it through those body filters that do not let it pass unread. If one gets it whole, the head waits."""
@@ -270,7 +270,7 @@ class HttpConnectionManager:
                 body, trailers = collector.body, collector.trailers
         except GatewayError as error:
             if not isinstance(error, UpstreamFault) and upstream.is_reusable:
-                client.resources.release(reusable=True)  # a filter has refused what the backend has said to its end
+                client.pipeline.release(reusable=True)  # a filter has refused what the backend has said to its end
             raise
         if response.status in (204, 304):  # a filter has made it one, which has no body (RFC 9110 section 6.4.1)
             body = trailers = b""
@@ -282,14 +282,14 @@ class HttpConnectionManager:
         if body:
             client.send_body(body)
         client.end_body(trailers)
-        client.resources.release(reusable=upstream.is_reusable)
+        client.pipeline.release(reusable=upstream.is_reusable)
 
     async def collect_response(
         self, exchange: Exchange, client: Client, chain: BodyChain, upstream: Answer
     ) -> Collector:
         """The body behind filters of which one gets it whole."""
         collector = Collector(client, source=upstream)
-        body_filter = client.resources.response_filter = BodyFilter(exchange, chain, collector, upstream, client)
+        body_filter = client.pipeline.response_filter = BodyFilter(exchange, chain, collector, upstream, client)
         upstream.send_response_body_to(body_filter)
         await upstream.response_end()
         while not collector.is_whole:
@@ -303,7 +303,7 @@ class HttpConnectionManager:
         """Let the body filters decide how they get the body. Returns it, filtered, where one of them gets it whole or a
         filter of the head has collected it; None where it is still to come.
         """
-        resources, plan = client.resources, route.chain.request_body
+        pipeline, plan = client.pipeline, route.chain.request_body
         chosen = plan.choose(exchange) if plan is not None else None
         if route.filters_alone and chosen is not None and chosen.takes_whole(head.fields):
             whole = None if head.expect_continue else client.take_request_body()
@@ -319,7 +319,7 @@ class HttpConnectionManager:
                     client.hold_bytes(len(whole), waits=False)
                 outcome = chosen.pass_whole(exchange, whole)
                 return outcome if isinstance(outcome, bytes) else await finished(outcome)
-        chain = resources.request_chain = (
+        chain = pipeline.request_chain = (
             plan.chain(exchange, chosen) if plan is not None and chosen is not None else None
         )
         limit = route.needs_body if not route.backend_body_plans else route.body_limit(exchange)
@@ -329,11 +329,11 @@ class HttpConnectionManager:
         early = held.body if held is not None else made
         if chain is None and (limit < 0 or (early is not None and len(early) <= limit)):
             return early
-        resources.request_chain = None
+        pipeline.request_chain = None
         collector = Collector(client, limit)
         sink: BodyFilter | Collector = collector
         if chain is not None:
-            sink = resources.request_filter = BodyFilter(exchange, chain, collector, client, client)
+            sink = pipeline.request_filter = BodyFilter(exchange, chain, collector, client, client)
         if early is None:
             invite_body(client, head)
             (held or client).send_request_body_to(sink)
@@ -351,21 +351,21 @@ class HttpConnectionManager:
     def answer(self, exchange: Exchange, client: Client, answer: LocalResponse) -> None:
         answer = client.own_answer(answer, exchange)
         is_last = exchange.says_close or self.ends_connections or client.state.is_closed or client.is_last
-        close = client.resources.close or is_last or not client.is_request_read  # RFC 9112 section 9.6
-        client.resources.close = close or has_stray_bytes(exchange, client)
+        close = client.pipeline.close or is_last or not client.is_request_read  # RFC 9112 section 9.6
+        client.pipeline.close = close or has_stray_bytes(exchange, client)
         exchange.status = answer.status
-        client.send_answer(answer, close=client.resources.close, with_body=exchange.method != b"HEAD")
+        client.send_answer(answer, close=client.pipeline.close, with_body=exchange.method != b"HEAD")
 
     async def answer_instead(self, exchange: Exchange, client: Client, answered: FilterAnswered) -> None:
         """Send the response that a body filter has made. Where another one has begun, that breaks off."""
         answered.__traceback__ = answered.__context__ = None  # frames of the traceback may hold the error: no cycle
-        resources = client.resources
+        pipeline = client.pipeline
         try:
             if exchange.status or client.is_lost:
                 raise answered
-            if resources.upstream is not None:
-                resources.release(reusable=resources.upstream.is_reusable)
-            self.answer(exchange, client, await run_response_filters(answered.answer, exchange, resources))
+            if pipeline.upstream is not None:
+                pipeline.release(reusable=pipeline.upstream.is_reusable)
+            self.answer(exchange, client, await run_response_filters(answered.answer, exchange, pipeline))
         except GatewayError as error:
             self.handle_error(exchange, client, error)
         except BaseException as error:  # also what a filter may raise to end more than itself
@@ -374,12 +374,12 @@ class HttpConnectionManager:
     def handle_error(self, exchange: Exchange, client: Client, error: GatewayError) -> None:
         """An error ends the exchange: an answer where none has begun, else a connection that breaks off visibly."""
         error.__traceback__ = error.__context__ = None  # their frames hold what may hold the error: no cycle
-        resources = client.resources
-        self.accounting.record_error(exchange, resources, error)
-        response_filter = resources.response_filter
-        resources.fail(exchange, error)
+        pipeline = client.pipeline
+        self.accounting.record_error(exchange, pipeline, error)
+        response_filter = pipeline.response_filter
+        pipeline.fail(exchange, error)
         if client.is_lost or isinstance(error, ClientGone) or exchange.status:
-            resources.close = True
+            pipeline.close = True
             last = b""
             if (
                 response_filter is not None
@@ -395,7 +395,7 @@ class HttpConnectionManager:
             else:
                 client.break_off(error)
             return
-        resources.close = resources.close or error.close or not client.is_request_read
+        pipeline.close = pipeline.close or error.close or not client.is_request_read
         answer = client.error_answer(error, exchange)
         trail = AttemptTrail.of(exchange)
         if trail is not None and trail.is_shown:
@@ -412,19 +412,19 @@ class HttpConnectionManager:
         """Always, once: filters, slots, metrics, log; then the connection goes on or closes. `head` is None for bytes
         that were no request.
         """
-        resources = client.resources
+        pipeline = client.pipeline
         try:
             if not exchange.bytes_in:  # a tunnel has counted for itself
                 # What is buffered belongs to the next request; behind a malformed one there is none.
                 exchange.bytes_in = client.bytes_in - (client.unread if head is not None else 0)
                 exchange.bytes_out = client.bytes_out
-            self.accounting.account(exchange, resources)
+            self.accounting.account(exchange, pipeline)
         finally:
             # A client whose answer began before a drain has not heard of it: it may ask once more, and hears it then.
-            close = resources.close or (self.ends_connections and not self.is_draining) or client.state.is_closed
+            close = pipeline.close or (self.ends_connections and not self.is_draining) or client.state.is_closed
             if self.last_idle_s:
                 client.idle_s = self.last_idle_s
-            resources.reset()  # what waits for its next request holds nothing of the last
+            pipeline.reset()  # what waits for its next request holds nothing of the last
             if client.is_lost:
                 client.state.leave(client)
             else:

@@ -195,7 +195,7 @@ class HedgedAttempt(UpstreamCaller):
         upstream.begin(self.driver, exchange.request)
         upstream.send_head(exchange.request, exchange.upstream_host, pseudonym)
         sink: BodySink = upstream
-        resources = self._client.resources
+        resources = self._client.pipeline
         if resources.mirror_requests is not None:
             sink, resources.mirror_requests = resources.mirror_requests, None
             unfiltered = unfiltered_body(exchange, self.backend.chain)
@@ -210,6 +210,6 @@ class HedgedAttempt(UpstreamCaller):
 
     def pass_interim(self, head: ResponseHead, exchange: Exchange) -> None:
         """See UpstreamCaller. They are passed on (RFC 9110 section 15.2), whoever wins."""
-        resources = self._client.resources
+        resources = self._client.pipeline
         resources.backend, resources.cluster = self.backend, self.resources.cluster
         self._client.pass_interim(head, exchange)

@@ -219,7 +219,7 @@ class HedgedCall:
 
     def _adopt(self, attempt: HedgedAttempt) -> None:
         """The client's exchange is the one of this attempt from here on."""
-        exchange, own, resources = self._exchange, attempt.exchange, self._client.resources
+        exchange, own, resources = self._exchange, attempt.exchange, self._client.pipeline
         head, sent = exchange.request, own.request
         head.fields.block, head.path, head.body = sent.fields.block, sent.path, sent.body
         exchange.upstream_host = own.upstream_host

@@ -63,7 +63,7 @@ async def intercept(
     the handshake, and requests inside are exchanges of their own. The tunnel counts with `listener`, that of the
     client, until its connection ends. Raises GatewayError before that.
     """
-    client.resources.when_complete(client.state.take_tunnel(listener, client_of(exchange)))
+    client.pipeline.when_complete(client.state.take_tunnel(listener, client_of(exchange)))
     exchange.scheme = b"https"  # of what is asked inside: that is what the server is verified for
     context = certificate_cache.known(authority.host)
     if context is None:
@@ -91,7 +91,7 @@ async def intercept(
         if isinstance(error, Denied):
             error.rule = f"EgressPolicy {certificate_cache.policy}"
             results[error.reason.value] += 1
-        accounting.record_error(exchange, client.resources, error)
+        accounting.record_error(exchange, client.pipeline, error)
     finally:
         client.continued()
 
@@ -229,12 +229,12 @@ class OpenedTls(ServedTls):
             return
         self._speak(peer, partial(OpenedHttp2, tunnel=self._tunnel))
         outer.state.replace(outer.counted, self)
-        resources = outer.resources
-        self._give_slot_back, resources.on_complete = resources.on_complete, None
+        pipeline = outer.pipeline
+        self._give_slot_back, pipeline.on_complete = pipeline.on_complete, None
         self._series.tunnel_opened()
-        if resources.tenant is not None:  # each request asks for itself
-            resources.tenant.leave()
-            resources.tenant = None
+        if pipeline.tenant is not None:  # each request asks for itself
+            pipeline.tenant.leave()
+            pipeline.tenant = None
 
     def _read_first(self, size: int) -> bytes:
         """As `read` of TLS, until the client has said something."""

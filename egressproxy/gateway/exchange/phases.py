@@ -17,20 +17,20 @@ from egressproxy.model.message import RequestHead, ResponseHead
 
 
 async def answer_of(
-    outcome: Outcome, steps: FilterSteps, exchange: Exchange, resources: Pipeline
+    outcome: Outcome, steps: FilterSteps, exchange: Exchange, pipeline: Pipeline
 ) -> LocalResponse | None:
     """Wait for a phase whose filters did not end at once: the response that one of them has made, or None."""
     answer = outcome if isinstance(outcome, LocalResponse) else await outcome
-    return None if answer is None else await run_response_filters(answer, exchange, resources, steps)
+    return None if answer is None else await run_response_filters(answer, exchange, pipeline, steps)
 
 
 async def run_response_filters(
-    answer: LocalResponse, exchange: Exchange, resources: Pipeline, steps: FilterSteps | None = None
+    answer: LocalResponse, exchange: Exchange, pipeline: Pipeline, steps: FilterSteps | None = None
 ) -> LocalResponse:
     """A filter's answer as the response-headers filters leave it: they see all that a client gets, but for the answer
     of their own phase (`steps`).
     """
-    place = resources.backend or resources.route
+    place = pipeline.backend or pipeline.route
     dressing = place.chain.response_headers if place is not None else None
     if dressing is None or dressing is steps:
         return answer
@@ -64,7 +64,7 @@ def answer_to_browser(
         if refused.reason is Reason.CREDENTIALS_REQUIRED and is_preflight(exchange):
             answer = found.call(exchange)
             if isinstance(answer, LocalResponse):
-                exchange.route, exchange.series, client.resources.route = route.name, route.series, route
+                exchange.route, exchange.series, client.pipeline.route = route.name, route.series, route
                 return answer
         refused.fields += found.filter.refusal_fields(head.fields)
     except GatewayError as error:

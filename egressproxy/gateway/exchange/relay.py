@@ -43,7 +43,7 @@ class TunnelClient(Protocol):
 class PlainClient(TunnelClient, Connection, Protocol):
     """A client's connection that counts with its listener, and may be replaced there by a tunnel."""
 
-    resources: Pipeline
+    pipeline: Pipeline
     state: OpenConnections
 
 
@@ -64,7 +64,7 @@ def hand_over(
     tunnel = ServedTunnel(
         accounting, exchange, client, idle_s, guard, holds_upstream=holds_upstream(guard, through_parent=through_parent)
     )
-    client.resources.is_handed_over = True
+    client.pipeline.is_handed_over = True
     client.state.replace(client, tunnel)
     exchange.forget_heads()
     if not exchange.state:
@@ -85,7 +85,7 @@ def holds_upstream(guard: SniGuard | None, *, through_parent: bool) -> bool:
 class ServedTunnel(SocketTunnel):
     """A tunnel between two plain sockets, with what is needed to account for it in the end."""
 
-    __slots__ = ("accounting", "exchange", "resources", "state", "tls_guard")
+    __slots__ = ("accounting", "exchange", "pipeline", "state", "tls_guard")
 
     def __init__(
         self, accounting: Accounting, exchange: Exchange, client: PlainClient, idle_s: float, guard: SniGuard | None, *,
@@ -94,7 +94,7 @@ class ServedTunnel(SocketTunnel):
         super().__init__(accounting.wheel, idle_s, guard, client.request_headers_s, holds_upstream=holds_upstream)
         self.accounting = accounting
         self.exchange = exchange
-        self.resources = client.resources
+        self.pipeline = client.pipeline
         self.state = client.state
         self.tls_guard = guard if guard is not None and guard.only_reports else None  # asked in the end
 
@@ -106,7 +106,7 @@ class ServedTunnel(SocketTunnel):
         return self.exchange.identity
 
     def serving(self) -> tuple[Pipeline, ...]:
-        return (self.resources,)
+        return (self.pipeline,)
 
     def over(self) -> None:
         exchange, error, guard = self.exchange, self.error, self.tls_guard
@@ -116,12 +116,12 @@ class ServedTunnel(SocketTunnel):
         exchange.bytes_out += self.bytes_out
         exchange.reason = self.reason
         if error is not None:
-            self.accounting.record_error(exchange, self.resources, error)
+            self.accounting.record_error(exchange, self.pipeline, error)
         if guard is not None and guard.would_deny is not None:
             exchange.note_denials(guard.would_deny)
             if guard.ech_outer_name is not None:
                 self.accounting.note_ech(exchange, guard.ech_outer_name)
-        self.accounting.account(exchange, self.resources)
+        self.accounting.account(exchange, self.pipeline)
 
 
 async def relay(

@@ -98,8 +98,8 @@ class StreamConnection(_HoldingConnection):
         "hello",
         "hello_size",
         "metrics",
+        "pipeline",
         "reader",
-        "resources",
         "state",
     )
 
@@ -110,7 +110,7 @@ class StreamConnection(_HoldingConnection):
         accounting = self.accounting = connection_manager.accounting
         self.metrics = metrics
         self.state = state
-        self.resources = Pipeline()
+        self.pipeline = Pipeline()
         self.deadline = Deadline(accounting.wheel, self._too_late)
         self.reader = None if first.spec.protocol is ListenerProtocol.TCP else ClientHelloReader()
         self.hello: ClientHello | None = None
@@ -172,10 +172,10 @@ class StreamConnection(_HoldingConnection):
 
     @property
     def identity(self) -> CallerIdentity:
-        return self.resources.identity
+        return self.pipeline.identity
 
     def serving(self) -> tuple[Pipeline, ...]:
-        return (self.resources,) if self.driver.is_busy else ()
+        return (self.pipeline,) if self.driver.is_busy else ()
 
     def refuse(self, error: GatewayError) -> None:
         """Close it. A client that waits for the answer to its ClientHello is told where policy is the reason. One whose
@@ -196,33 +196,33 @@ class StreamConnection(_HoldingConnection):
 async def serve_stream(accounting: Accounting, client: StreamConnection) -> None:
     """The life of one stream, to its end."""
     port = client.state.port
-    exchange = client.resources.exchange = accounting.new_exchange(client.client, port.first, ANONYMOUS)
+    exchange = client.pipeline.exchange = accounting.new_exchange(client.client, port.first, ANONYMOUS)
     exchange.is_tunnel = True
     exchange.kind = "tunnel"
     exchange.request = RequestHead(b"CONNECT", b"-", Fields())  # what filters see of a stream: no fields, no body
     try:
         await tunnel_stream(accounting, exchange, client)
     except GatewayError as error:
-        accounting.record_error(exchange, client.resources, error)
-        client.resources.release(reusable=False)
+        accounting.record_error(exchange, client.pipeline, error)
+        client.pipeline.release(reusable=False)
         client.refuse(error)
         exchange.bytes_out = exchange.bytes_out or client.bytes_out
     except BaseException as error:  # GeneratorExit of a filter, too: whatever happens, the stream ends here
         log.error("internal error in stream %s", exchange.request_id, exc_info=error)
         fault = GatewayFault(Reason.INTERNAL, "internal error", detail=type(error).__name__)
-        accounting.record_error(exchange, client.resources, fault)
+        accounting.record_error(exchange, client.pipeline, fault)
         client.transport.abort()
     finally:
-        if not client.resources.is_handed_over:
+        if not client.pipeline.is_handed_over:
             exchange.bytes_in = exchange.bytes_in or client.bytes_in
-            accounting.account(exchange, client.resources)
-            client.resources.reset()
+            accounting.account(exchange, client.pipeline)
+            client.pipeline.reset()
             client.gone()
 
 
 async def tunnel_stream(accounting: Accounting, exchange: Exchange, client: StreamConnection) -> None:
-    """Until the tunnel is over, or has the exchange and completes it (`client.resources.is_handed_over`)."""
-    resources = client.resources
+    """Until the tunnel is over, or has the exchange and completes it (`client.pipeline.is_handed_over`)."""
+    pipeline = client.pipeline
     while client.reader is not None and client.hello is None:
         if client.error is not None:
             error, client.error = client.error, None
@@ -235,8 +235,8 @@ async def tunnel_stream(accounting: Accounting, exchange: Exchange, client: Stre
     client.state.check_open()
     inner, certified, until = None, ANONYMOUS, inf
     named: ActiveListener | None = None  # the listener as it is for everybody
-    for action in resources.stream(exchange, client.state, client.hello):
-        route, listener = resources.route, resources.listener
+    for action in pipeline.stream(exchange, client.state, client.hello):
+        route, listener = pipeline.route, pipeline.listener
         assert listener is not None
         if action == TUNNEL:
             await open_tunnel(accounting, exchange, client, inner)
@@ -246,13 +246,13 @@ async def tunnel_stream(accounting: Accounting, exchange: Exchange, client: Stre
         elif action == ADMIT:
             assert route is not None
             if accounting.gate is not None:
-                resources.tenant = accounting.gate.admit(exchange, route.priority)
+                pipeline.tenant = accounting.gate.admit(exchange, route.priority)
         elif action == FILTER:
-            assert resources.steps is not None
-            await refuse_answer(resources.steps, exchange)
+            assert pipeline.steps is not None
+            await refuse_answer(pipeline.steps, exchange)
         elif action == READMIT:
             assert route is not None
-            resources.route, resources.listener = admit_stream_again(exchange, client, route, inner)
+            pipeline.route, pipeline.listener = admit_stream_again(exchange, client, route, inner)
         elif action == TERMINATE:
             inner = await terminate(client, listener)
             peer = inner.transport.get_extra_info("ssl_object")
@@ -262,28 +262,28 @@ async def tunnel_stream(accounting: Accounting, exchange: Exchange, client: Stre
             accounting.note_ech(exchange, client.hello.sni or "-")
         elif action == INTERCEPT:
             assert named is not None
-            assert resources.certificates is not None
-            await open_stream(accounting, exchange, client, named, listener, resources.certificates)
+            assert pipeline.certificates is not None
+            await open_stream(accounting, exchange, client, named, listener, pipeline.certificates)
 
 
 async def open_tunnel(
     accounting: Accounting, exchange: Exchange, client: StreamConnection, inner: _Inner | None
 ) -> None:
     """TUNNEL: dial and relay. `inner`: the client's plaintext, where its TLS ends here. Raises GatewayError."""
-    resources = client.resources
-    backend, route, listener = resources.backend, resources.route, resources.listener
+    pipeline = client.pipeline
+    backend, route, listener = pipeline.backend, pipeline.route, pipeline.listener
     assert backend is not None
     assert route is not None
     assert listener is not None
-    resources.when_complete(client.state.take_tunnel(listener, client_of(exchange)))
+    pipeline.when_complete(client.state.take_tunnel(listener, client_of(exchange)))
     if inner is not None:
-        upstream = await dial(exchange, backend, resources, terminated=True)
+        upstream = await dial(exchange, backend, pipeline, terminated=True)
         exchange.status, exchange.first_byte_at = 200, monotonic()
         await relay(accounting, exchange, inner, upstream, inner.take_held(), b"", None, route.tunnel_idle_s)
         client.tunnel_ended()
         return
     # TLS that a client has begun is its own to the end; bytes of a TCP listener are plain, as far as we know.
-    upstream = await dial(exchange, backend, resources, terminated=client.reader is None and backend.originates_tls)
+    upstream = await dial(exchange, backend, pipeline, terminated=client.reader is None and backend.originates_tls)
     exchange.status, exchange.first_byte_at = 200, monotonic()
     held, guard = client.take_held(), None
     if client.hello is not None and exchange.authority is not None:
@@ -337,7 +337,7 @@ async def open_stream(
     try:
         await identify(accounting, exchange, outer, listener, exchange.request)  # for the requests inside
         if accounting.gate is not None:
-            client.resources.tenant = accounting.gate.admit(exchange, own.spec.policy.priority)
+            client.pipeline.tenant = accounting.gate.admit(exchange, own.spec.policy.priority)
         assert exchange.authority is not None
         await intercept(accounting, exchange, outer, exchange.authority, own, certificate_cache)
     finally:
@@ -355,7 +355,7 @@ class OpenedStream(ClientConnection):
         self._listener = listener
         self.transport = stream.transport
         self.client = stream.client
-        self.resources = stream.resources
+        self.pipeline = stream.pipeline
 
     @property
     def listener(self) -> ActiveListener:
