@@ -126,6 +126,7 @@ class DownstreamHttp2(Http2Connection):
         made = self.new_stream(number)
         self._machine.open_request(made)
         self.deadline.at = NEVER
+        self._awaits_head = False  # a head that begins behind this one has a time of its own
         try:
             head = self.reader.read(fields, has_ended=has_ended)
         except Malformed as fault:

@@ -474,6 +474,18 @@ def test_a_head_that_trickles_ends_the_connection(start: Start):
     talk.client.is_closed()
 
 
+def test_a_part_of_a_head_behind_another_head_has_the_time_of_a_head(start: Start):
+    talk = start(timed(**{"requestHeaders": "5s"}))
+    talk.counts_octets = False
+    one, two = (raw_frame(1, b"\x82\x86\x84\x41\x09b.example", number, flags=5) for number in (1, 3))
+    talk.client >> b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + raw_frame(4) + one[:12]
+    talk.client >> one[12:] + two[:12]
+    talk.settle()
+    talk.after(6)
+    talk.settle()
+    assert not talk.ports[0].state.connections
+
+
 @pytest.mark.parametrize("protocol", ["HTTP11", "H2C"])
 @pytest.mark.parametrize(
     ("state", "seconds"),
