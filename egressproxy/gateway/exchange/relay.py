@@ -65,6 +65,7 @@ def hand_over(
         accounting, exchange, client, idle_s, guard, holds_upstream=holds_upstream(guard, through_parent=through_parent)
     )
     client.pipeline.is_handed_over = True
+    client.pipeline.listener = None  # a tunnel may outlive the configuration: do not keep its tables
     client.state.replace(client, tunnel)
     exchange.forget_heads()
     if not exchange.state:

@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 
 from egressproxy.filters.base import Filter
+from egressproxy.gateway.exchange.relay import ServedTunnel
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.protocols.tls.client_hello import MISSING_EXTENSION, UNRECOGNIZED_NAME
@@ -26,7 +27,7 @@ from tests.gateway.kit import (
     forward,
 )
 from tests.support import manifests as m
-from tests.support.conversation import Conversation, scripted_filter
+from tests.support.conversation import Conversation, conversation, scripted_filter
 from tests.support.pki import Pki
 
 UPGRADE = b"GET http://a.example/ HTTP/1.1\r\nHost: a.example\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
@@ -1042,3 +1043,14 @@ def test_a_tls_route_to_a_dynamic_backend_permits_the_names_that_it_has(
     talk.dialled(host, int(port))
     talk.client << ESTABLISHED
     talk.client.leaves()
+
+
+def test_a_tunnel_does_not_keep_the_tables_of_its_configuration():
+    talk = conversation(forward(), wire="sockets")
+    talk.client >> connect("a.example:443")
+    talk.dialled("a.example", 443)
+    talk.client << ESTABLISHED
+    (tunnel,) = talk.ports[0].state.connections
+    assert isinstance(tunnel, ServedTunnel)
+    assert tunnel.pipeline.listener is None
+    talk.close()
