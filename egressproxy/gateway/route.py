@@ -80,12 +80,12 @@ class Route(_HotRoute):
         policy = self.policy
         self.choices = self.choices or self.backends
         self.filtered_route = {}
-        self.needs_body = min(
-            (each.chain.needs_body for each in self.backends if each.chain.needs_body >= 0), default=-1
-        )
+        #: Of a rule without backends, for Envoy, the chain of the rule is that of its backend, too.
+        chains = [each.chain for each in self.backends] or [self.chain]
+        self.needs_body = min((each.needs_body for each in chains if each.needs_body >= 0), default=-1)
         self.total = sum(backend.weight for backend in self.choices)
         self.buffers_request = self.auth is not None and self.auth.spec.max_body > 0
-        plans = (each.chain.backend_request_body for each in self.backends)
+        plans = (each.backend_request_body for each in chains)
         self.backend_body_plans = tuple(dict.fromkeys(plan for plan in plans if plan is not None))
         self.filters_request = (
             self.buffers_request

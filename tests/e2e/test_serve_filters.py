@@ -81,6 +81,16 @@ class Holds(Filter):
     def response_trailers(self, x, fields):
         fields.set(b"x-seen", b"response")
 """
+SEES = """
+from egressproxy.filters import Filter
+
+
+class Sees(Filter):
+    needs_body = True
+
+    def backend_request(self, x):
+        x.request.fields.set(b"x-seen", b"<" + (x.body or b"") + b">")
+"""
 CONNECT = """
 from egressproxy.filters import Filter
 
@@ -249,6 +259,7 @@ def process(folder: Path, objects: list[m.Manifest], *arguments: str) -> Gateway
         ("whole", WHOLE),
         ("who", WHO),
         ("connect", CONNECT),
+        ("sees", SEES),
         ("trails", trailing_filter()),
         ("holds", HOLDS),
     ):
@@ -269,6 +280,24 @@ def envoy(served: GatewayProcess) -> Iterator[Envoy]:
 
 
 # --- one exchange ----------------------------------------------------------------------------------------------------
+def test_a_rule_without_backends_has_the_body_that_its_filters_need(tmp_path: Path):
+    with process(tmp_path, configuration(*rule("sees", python("sees.py", "backend-request"), backends=0))) as served:
+        call = Envoy(socket_of(served)).call()
+        asked = call.head("/sees", (b"content-length", b"6"), ends=False, method=b"POST")
+        assert not asked.headers
+        sent = call.body(MessagePart.REQUEST_BODY, b"secret", ends=True)
+        assert (b"x-seen", b"<secret>") in [(change.name, change.value) for change in sent.headers]
+        asked = Envoy(socket_of(served)).call().head("/sees", (b"max-forwards", b"0"), method=b"OPTIONS")
+        assert asked.immediate is None, "Envoy counts the hops"
+
+
+def test_a_second_head_of_a_response_is_refused(envoy: Envoy):
+    call = envoy.call()
+    call.head("/upper")
+    call.response((b"content-length", b"3"))
+    assert call.response((b"content-length", b"3")).immediate is not None
+
+
 def test_only_what_changes_is_said(envoy: Envoy):
     call = envoy.call()
     asked = call.head("/set", (b"x-set", b"0"), (b"x-set", b"2"), (b"accept", b"*/*"))

@@ -44,6 +44,7 @@ def read_request(message: ProcessingRequest, limits: HeadLimits) -> tuple[Reques
     except Malformed as fault:
         kind = LimitExceeded if fault.status in (413, 414, 431) else BadRequest
         raise kind(fault.reason, fault.message, status=fault.status) from None
+    head.max_forwards = -1  # Envoy is the hop that counts
     if len(fields) != len(message.fields):
         head.upgrade = b", ".join([value for name, value in message.fields if name == b"upgrade"])
         head.body = 0 if head.upgrade else head.body

@@ -121,7 +121,7 @@ class RequestSide:
         """FILTER_BODY: whether a filter needs the whole body, which Envoy is asked for then."""
         conversation = self._conversation
         self._body = begun(route.chain.request_body, exchange, exchange.request.body)
-        self._whole_limit = _limit_of_whole(route, exchange)
+        self._whole_limit = route.body_limit(exchange)
         self.wants_whole = self._whole_limit >= 0 or (self._body is not None and self._body.holds)
         if self.wants_whole:
             conversation.need(conversation.configured.request_body_mode)
@@ -285,12 +285,3 @@ class RequestSide:
         if self._rewritten:
             changes += (FieldChange(b":authority", FieldAction.SET, self._rewritten),)
         return changes
-
-
-def _limit_of_whole(route: Route, exchange: Exchange) -> int:
-    """The buffer limit of the backend's filters in bytes; -1: the body is streamed."""
-    if route.choices:
-        return route.body_limit(exchange)
-    plan = route.chain.backend_request_body
-    limits = (route.chain.needs_body, plan.limit_for(exchange) if plan is not None else -1)
-    return min((limit for limit in limits if limit >= 0), default=-1)

@@ -45,6 +45,8 @@ class ResponseSide:
     async def take_head(self, message: ProcessingRequest) -> None:
         """Run the filters of the head, and ask for the parts that are filtered. Raises what a filter refuses with."""
         conversation, exchange = self._conversation, self._conversation.exchange
+        if exchange.has_response:
+            raise EnvoyMisconfigured("the head of a response came twice")
         chain = conversation.chain
         response = exchange.response = read_response(message, exchange.request.method)
         self._block, status = response.fields.block, response.status
