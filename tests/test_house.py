@@ -248,10 +248,9 @@ def test_the_map_of_the_architecture_has_every_room_and_no_other():
     table = page.partition("| room | what it holds |")[2].partition("\n\n")[0]
     rooms = re.findall(r"^\| `([\w/]+)` \|", table, re.M)
     assert [room for room in rooms if not leads_somewhere(room.rstrip("/"))] == []
-    there = {path.stem for path in PACKAGE.iterdir() if path.suffix in ("", ".py") and path.name[0] != "_"}
-    there |= {
-        f"gateway/{path.name}" for path in (PACKAGE / "gateway").iterdir() if path.is_dir() and path.name[0] != "_"
-    }
+    modules = [path.relative_to(PACKAGE).with_suffix("").parts for path in sources("egressproxy")]
+    there = {parts[0] for parts in modules if parts[0][0] != "_"}
+    there |= {f"gateway/{parts[1]}" for parts in modules if parts[0] == "gateway" and len(parts) > 2}
     assert there <= {room.rstrip("/") for room in rooms} | {room.partition("/")[0] for room in rooms}
 
 
