@@ -66,7 +66,7 @@ class Route(_HotRoute):
     failovers: Mapping[RouteBackend, FailoverGroup] | None = None  # by what stands for it, and by endpoint
     total: int = field(init=False)  # the weight of all backends
     excluded: frozenset[str] = frozenset()  # by filters of a request: see `filtered_route`
-    filtered_route: dict[tuple[frozenset[str], str], Route] = field(init=False)  # by what is excluded and preferred
+    filtered_routes: dict[tuple[frozenset[str], str], Route] = field(init=False)  # by what is excluded and preferred
     buffers_request: bool = field(init=False)  # for an authorization server
     needs_body: int = field(init=False)  # a backend's filters need it whole, of so many bytes at most; -1: none does
     backend_body_plans: tuple[BodyPlan, ...] = field(init=False)  # of its backends: see `body_limit`
@@ -79,7 +79,7 @@ class Route(_HotRoute):
     def __post_init__(self) -> None:
         policy = self.policy
         self.choices = self.choices or self.backends
-        self.filtered_route = {}
+        self.filtered_routes = {}
         #: Of a rule without backends, for Envoy, the chain of the rule is that of its backend, too.
         chains = [each.chain for each in self.backends] or [self.chain]
         self.needs_body = min((each.needs_body for each in chains if each.needs_body >= 0), default=-1)
@@ -239,11 +239,11 @@ def filtered_route(route: Route, exchange: Exchange) -> Route:
     if excluded == names:
         message = "a filter excludes every backend of this route for this request"
         raise Denied(Reason.FILTER_REJECTED, message, rule=route.rule)
-    kept = route.filtered_route.get((excluded, preferred))
+    kept = route.filtered_routes.get((excluded, preferred))
     if kept is None:
         kept = _made(route, excluded, preferred)
-        if len(route.filtered_route) < MAX_KEPT:
-            route.filtered_route[excluded, preferred] = kept
+        if len(route.filtered_routes) < MAX_KEPT:
+            route.filtered_routes[excluded, preferred] = kept
     return kept
 
 

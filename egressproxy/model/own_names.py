@@ -1,4 +1,4 @@
-"""The names of the gateway itself: the host under which it tells clients what they may do, and its name in Via."""
+"""The names of the gateway itself: the host of its self-service pages for clients, and its name in Via."""
 
 from __future__ import annotations
 

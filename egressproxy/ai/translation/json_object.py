@@ -145,8 +145,8 @@ class JsonObject:
     def only(
         self, name: str, *harmless: Any, why: str = "cannot be translated: the other API has nothing like it"
     ) -> None:
-        """A field that is left out in silence while it has one of these values. With any other it is refused, or told
-        among the losses if it only tunes.
+        """Drop a field with a `harmless` value. Another value is refused, or reported as a loss if the field only tunes
+        the answer.
         """
         value = self._left.pop(name, None)
         if value is not None and not any(type(value) is type(one) and value == one for one in harmless):
