@@ -75,8 +75,8 @@ class CanaryKeys(Filter):
             remedy = f"create the Secret and entry {self._missing}, or take it out of secretRefs"
             raise GatewayFault(Reason.CREDENTIAL_MISSING, message, rule=self._source, remedy=remedy)
         head = exchange.request
-        said = head.fields.block, head.path, head.method, head.upgrade, head.via, str(exchange.authority).encode()
-        self._look(exchange, map(bytes.lower, readings(b" ".join(said))), self._lowered)
+        parts = head.fields.block, head.path, head.method, head.upgrade, head.via, str(exchange.authority).encode()
+        self._look(exchange, map(bytes.lower, readings(b" ".join(parts))), self._lowered)
 
     def request_body(self, exchange: Exchange, data: bytes, last: bool) -> bytes:
         """Raises Denied (403)."""

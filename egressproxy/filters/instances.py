@@ -155,8 +155,8 @@ class FilterInstances:
             if type(placed.filter).in_service is not Filter.in_service:
                 placed.filter.in_service()
         for spec, (_, why) in self._closed.items():
-            told = FilterNotices(self._notices or EventAggregator(), spec.name, spec.source)
-            told.warning("FilterUnusable", f"{why}; requests that need it are refused until it is mended")
+            notices = FilterNotices(self._notices or EventAggregator(), spec.name, spec.source)
+            notices.warning("FilterUnusable", f"{why}; requests that need it are refused until it is mended")
 
     def drain(self) -> None:
         for placed in self._made.values():
@@ -199,9 +199,9 @@ class FilterInstances:
         if kind.is_shared:
             context = replace(context, keyed=self._catalog.keyed)
         meter = FilterMeter(self._metrics, spec.name, kind.name)
-        told = FilterNotices(self._notices or EventAggregator(), spec.name, spec.source)
-        context = replace(context, meter=meter, notices=told)
-        budget = ErrorBudget(spec, self._metrics, told) if spec.budget_failures else None
+        notices = FilterNotices(self._notices or EventAggregator(), spec.name, spec.source)
+        context = replace(context, meter=meter, notices=notices)
+        budget = ErrorBudget(spec, self._metrics, notices) if spec.budget_failures else None
         made = kind.build(context)
         mark = StateSlot[bool](f"{spec.name} ran") if type(made).complete is not Filter.complete else None
         stats = self._counted.pop(_labels(spec), {})

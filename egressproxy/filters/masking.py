@@ -163,12 +163,12 @@ def _character(escape: bytes) -> bytes:
 
 def _texts(value: bytes) -> set[bytes]:
     """What a text says that has this value in escapes. A "+" may stand for a blank."""
-    said = {value}
+    forms = {value}
     try:
         value.decode()
     except UnicodeDecodeError:
-        said.add(value.decode("latin-1").encode())
-    return said | {each.replace(b" ", b"+") for each in said}
+        forms.add(value.decode("latin-1").encode())
+    return forms | {each.replace(b" ", b"+") for each in forms}
 
 
 def _forms(value: bytes) -> set[bytes]:

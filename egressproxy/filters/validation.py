@@ -32,7 +32,7 @@ def schema(model: type[Any]) -> dict[str, Any]:
 def faults(error: ValidationError, model: type[Any]) -> str:
     """Every fault, as `config.FIELD: …`, joined by "; ". Only our own validators repeat values of the config."""
     known = _known(model)
-    said = []
+    messages = []
     for detail in error.errors(include_url=False, include_input=False):
         at_fault = detail.get("ctx", {}).get("error")
         where = ".".join(map(str, (*detail["loc"], *(at_fault.path if isinstance(at_fault, FieldFault) else ()))))
@@ -43,8 +43,8 @@ def faults(error: ValidationError, model: type[Any]) -> str:
             what = f"unknown field (did you mean {near[0]}?)" if near else f"unknown field{listed}"
         elif detail["type"] == "missing":
             what = "missing: add it"
-        said.append(f"config.{where}: {what}" if where else f"config: {what}")
-    return "; ".join(said)
+        messages.append(f"config.{where}: {what}" if where else f"config: {what}")
+    return "; ".join(messages)
 
 
 def _known(model: type[Any]) -> list[str]:

@@ -266,10 +266,10 @@ class OverloadManager:
         for name in sorted(gateways)[:MAX_TOLD]:
             regarding = InvolvedObject.of("Gateway", name)
             if is_over:
-                told = "MemoryPressureEnded", "a worker has memory again", EventType.NORMAL
+                notice = "MemoryPressureEnded", "a worker has memory again", EventType.NORMAL
             else:
-                told = "MemoryPressure", f"a worker has little memory left: {DONE[state]}", EventType.WARNING
-            self._accounting.notices.changed("Shed", regarding, *told)
+                notice = "MemoryPressure", f"a worker has little memory left: {DONE[state]}", EventType.WARNING
+            self._accounting.notices.changed("Shed", regarding, *notice)
 
     def _take_worst(self) -> int:
         worst, self._worst = self._worst, self.state

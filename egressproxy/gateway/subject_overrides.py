@@ -72,7 +72,7 @@ class SubjectOverrides(Generic[T]):
 
     def _find(self, identity: CallerIdentity) -> int:
         if identity.claims_read is not None and not self._claims <= set(identity.claims_read):
-            raise _not_told(identity, self._claims - set(identity.claims_read))
+            raise _unknown_claims(identity, self._claims - set(identity.claims_read))
         policies = frozenset(self._policies(identity))
         at = self._at.get(policies) if policies else len(self._at)
         if at is None:
@@ -111,7 +111,7 @@ class SubjectOverrides(Generic[T]):
         return iter(self._numbered[:-1])
 
 
-def _not_told(identity: CallerIdentity, claims: Iterable[str]) -> Denied:
+def _unknown_claims(identity: CallerIdentity, claims: Iterable[str]) -> Denied:
     whose = f"gateway {identity.origin_gateway}" if identity.origin_gateway != "-" else "the reader of its token"
     shown = ", ".join(sorted(claims))
     return Denied(

@@ -57,7 +57,7 @@ class KeySet:
     ) -> None:
         """`unusable`: the `kid` (None: none) and the reason of each key that was left out."""
         self.text = text
-        self.unusable = tuple(said for _, said in unusable)
+        self.unusable = tuple(message for _, message in unusable)
         self._unusable_kids = frozenset(kid for kid, _ in unusable if kid is not None)
         self.fingerprints = fingerprints
         self._by_kid = by_kid
@@ -94,10 +94,10 @@ def read_key_set(text: bytes | str, *, may_be_empty: bool = False) -> KeySet:
         except UnicodeDecodeError:
             raise UnusableKeySet("the key set is no JSON") from None
     try:
-        said = json.loads(text)
+        document = json.loads(text)
     except (ValueError, RecursionError):
         raise UnusableKeySet("the key set is no JSON") from None
-    entries = said.get("keys") if isinstance(said, dict) else None
+    entries = document.get("keys") if isinstance(document, dict) else None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise UnusableKeySet('the key set has no list "keys" (RFC 7517 section 5)')
     if len(entries) > MAX_KEYS:
@@ -113,8 +113,8 @@ def read_key_set(text: bytes | str, *, may_be_empty: bool = False) -> KeySet:
                 raise _UnusableKey("its kid is no text")
         except _UnusableKey as problem:
             named = isinstance(kid, str) and len(kid) <= MAX_SHOWN and kid.isprintable()
-            said = f"{where} (kid {kid}): {problem}" if named else f"{where}: {problem}"
-            unusable.append((kid if isinstance(kid, str) else None, said))
+            message = f"{where} (kid {kid}): {problem}" if named else f"{where}: {problem}"
+            unusable.append((kid if isinstance(kid, str) else None, message))
             continue
         if found is None:
             continue
@@ -125,7 +125,9 @@ def read_key_set(text: bytes | str, *, may_be_empty: bool = False) -> KeySet:
         else:
             by_kid[kid] = found
     if not by_kid and not unnamed and unusable:
-        raise UnusableKeySet(f"the key set has no key that can be used: {'; '.join(said for _, said in unusable[:3])}")
+        raise UnusableKeySet(
+            f"the key set has no key that can be used: {'; '.join(message for _, message in unusable[:3])}"
+        )
     if not by_kid and not unnamed and not may_be_empty:
         raise UnusableKeySet("the key set has no key for signatures (kty RSA, EC or OKP with use sig)")
     fingerprints = frozenset(json.dumps(entry, sort_keys=True) for entry in entries)

@@ -72,10 +72,10 @@ class TokenVerifier:
             raise CredentialRefused("this kind of token is no credential", f"typ {kind[:40]}")
         if "crit" in head or "b64" in head:
             raise CredentialRefused("the token asks for an extension that is not understood (crit)")
-        said = str(payload.get("iss"))
-        issuer = self._issuers.get(said)
+        issuer_name = str(payload.get("iss"))
+        issuer = self._issuers.get(issuer_name)
         if issuer is None:
-            raise CredentialRefused("the issuer of the token is not trusted here", f"iss {said[:200]}")
+            raise CredentialRefused("the issuer of the token is not trusted here", f"iss {issuer_name[:200]}")
         known = keys.get(issuer.issuer)
         candidates = known.candidates(kid, algorithm) if known is not None else []
         if not candidates:
@@ -131,21 +131,21 @@ class TokenVerifier:
         namespace = namespace_in(issuer.trust_domain, namespace, self._own)
         name = service_account_name(namespace, account) if issuer.service_accounts else f"{issuer.issuer}#{subject}"
         groups = tuple(_texts(claims, issuer.groups_claim))
-        told = tuple((claim, value) for claim in self._claims for value in _texts(claims, claim))
+        kept = tuple((claim, value) for claim in self._claims for value in _texts(claims, claim))
         return CallerIdentity(
-            namespace, account, name=name, source="token", groups=groups, claims=told, claims_read=self._claims
+            namespace, account, name=name, source="token", groups=groups, claims=kept, claims_read=self._claims
         )
 
 
 def _json(part: str) -> dict[str, Any]:
     """A part of a token that has to be an object. Raises CredentialRefused."""
     try:
-        said = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
+        document = json.loads(base64.urlsafe_b64decode(part + "=" * (-len(part) % 4)))
     except (ValueError, binascii.Error, RecursionError):
         raise CredentialRefused("the token is malformed") from None
-    if not isinstance(said, dict):
+    if not isinstance(document, dict):
         raise CredentialRefused("the token is malformed")
-    return said
+    return document
 
 
 def _mapped(claims: dict[str, Any], claim: str, form: re.Pattern[str]) -> str:

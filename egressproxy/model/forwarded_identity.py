@@ -81,11 +81,11 @@ def sign(key: SecretBytes, identity: ForwardedIdentity, method: bytes, authority
         claims = {name: [] for name in identity.claims_read}
         for claim, said_of_it in identity.claims:
             claims.setdefault(claim, []).append(said_of_it)
-    said = (
+    values = (
         int(now), secrets.token_urlsafe(12), identity.gateway, identity.client, identity.namespace,
         identity.service_account, identity.name, identity.groups, claims,
     )  # fmt: skip
-    text = json.dumps(dict(zip(_KEYS, said, strict=True)), separators=(",", ":"))
+    text = json.dumps(dict(zip(_KEYS, values, strict=True)), separators=(",", ":"))
     payload = base64.urlsafe_b64encode(text.encode()).rstrip(b"=")
     value = b"%b.%b.%b" % (_VERSION, payload, _mac(key, payload, method, authority))
     if len(value) > MAX_BYTES:
@@ -142,12 +142,12 @@ def verify(
     if not any(hmac.compare_digest(shown, _mac(key, payload, method, authority)) for key in keys):
         raise NotVerified("no_key", "no key of this gateway has signed it for this method and authority")
     try:
-        said = json.loads(base64.urlsafe_b64decode(payload + b"=" * (-len(payload) % 4)))
+        document = json.loads(base64.urlsafe_b64decode(payload + b"=" * (-len(payload) % 4)))
     except (binascii.Error, ValueError, RecursionError):
         raise NotVerified("malformed", "it is malformed") from None
-    if not isinstance(said, dict) or tuple(said) != _KEYS:
+    if not isinstance(document, dict) or tuple(document) != _KEYS:
         raise NotVerified("malformed", "it has other entries than this version knows")
-    time, *texts, name, groups, claims = said.values()
+    time, *texts, name, groups, claims = document.values()
     is_well_formed = (
         type(time) is int
         and all(isinstance(text, str) and _is_plain(text) for text in texts)
@@ -167,22 +167,22 @@ def verify(
     if time - now > MAX_SKEW_S:
         raise NotVerified("ahead", f"it is from {time - now:.0f} s ahead: compare the clocks")
     seen.take(time, shown, now)
-    told = () if claims is None else tuple((claim, value) for claim, values in claims.items() for value in values)
+    pairs = () if claims is None else tuple((claim, value) for claim, values in claims.items() for value in values)
     _, gateway, client, namespace, account = texts
     read = None if claims is None else tuple(claims)
-    return ForwardedIdentity(gateway, client, namespace, account, name, tuple(groups), told, read)
+    return ForwardedIdentity(gateway, client, namespace, account, name, tuple(groups), pairs, read)
 
 
 def _is_plain(text: str) -> bool:
     return 0 < len(text) <= _MAX_TEXT and text.isascii() and text.isprintable()
 
 
-def _are_names(said: object) -> bool:
+def _are_names(value: object) -> bool:
     """Whether the value is a list of groups, or of names or values of claims."""
     return (
-        isinstance(said, list)
-        and len(said) <= _MAX_ENTRIES
-        and all(isinstance(each, str) and len(each) <= _MAX_NAME for each in said)
+        isinstance(value, list)
+        and len(value) <= _MAX_ENTRIES
+        and all(isinstance(each, str) and len(each) <= _MAX_NAME for each in value)
     )
 
 

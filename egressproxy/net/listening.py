@@ -89,10 +89,10 @@ def bind_error(listeners: str, address: str, port: int, error: OSError) -> BindE
     why = error.strerror or type(error).__name__
     if is_unix(address):
         is_known = error.errno is not None and why == os.strerror(error.errno)  # else the text has a remedy
-        said = f"cannot bind {address}: {why}{UNIX_REMEDIES.get(error.errno or 0, '') if is_known else ''}"
+        message = f"cannot bind {address}: {why}{UNIX_REMEDIES.get(error.errno or 0, '') if is_known else ''}"
     else:
-        said = f"cannot bind {address} port {port}: {why}{REMEDIES.get(error.errno or 0, '')}"
-    return BindError(f"listener {listeners}: {said}", listeners, {(address, port): said})
+        message = f"cannot bind {address} port {port}: {why}{REMEDIES.get(error.errno or 0, '')}"
+    return BindError(f"listener {listeners}: {message}", listeners, {(address, port): message})
 
 
 class UnixListeningSocket(socket.socket):

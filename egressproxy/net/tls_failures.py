@@ -186,9 +186,9 @@ def tls_fault(
             remedy = remedy.replace(_NAME_REMEDY, expected.name_remedy or _NAME_REMEDY)
     elif isinstance(exc, ssl.SSLError) and not is_eof(exc):
         reason, status = Reason.TLS_PROTOCOL, 502
-        said = getattr(exc, "reason", None) or ""
-        words, remedy = _PROTOCOL.get(said, ("", ""))
-        if said == "NO_RENEGOTIATION":
+        openssl_reason = getattr(exc, "reason", None) or ""
+        words, remedy = _PROTOCOL.get(openssl_reason, ("", ""))
+        if openssl_reason == "NO_RENEGOTIATION":
             words = "wants to renegotiate, which is not allowed"
         message = f"{who} {words}" if words else f"TLS with {who} failed: {_OTHERWISE}"
         remedy = remedy.format(min_version=expected.spec.min_version if expected is not None else "1.2")
@@ -318,10 +318,10 @@ def _chain(peer: ssl.SSLObject | None) -> list[tuple[bytes, dict[str, Any]]]:
 def _certificate_text(info: dict[str, Any]) -> str:
     names = [f"{_shown(value)}" for kind, value in info.get("subjectAltName", ()) if kind in _KINDS]
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
-    told = (", ".join(names[:_MAX_NAMES]) + more) or "none"
+    shown = (", ".join(names[:_MAX_NAMES]) + more) or "none"
     begin, end = _seconds(info, "notBefore"), _seconds(info, "notAfter")
     span = f"valid {_date(begin)} to {_date(end)}" if begin is not None and end is not None else "validity unreadable"
-    return f"subject {_name(info.get('subject', ()))}, names {told}, issuer {_name(info.get('issuer', ()))}, {span}"
+    return f"subject {_name(info.get('subject', ()))}, names {shown}, issuer {_name(info.get('issuer', ()))}, {span}"
 
 
 def _name(name: Iterable[Iterable[tuple[str, str]]]) -> str:

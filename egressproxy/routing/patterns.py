@@ -150,7 +150,7 @@ def _shown(text: str) -> str:
     return f"'{text}'" if text.isprintable() else repr(text)
 
 
-def _refusal(text: str, said: str | bytes) -> str:
-    complaint = said.decode() if isinstance(said, bytes) else said
+def _refusal(text: str, reason: str | bytes) -> str:
+    complaint = reason.decode() if isinstance(reason, bytes) else reason
     remedy = next((remedy for start, remedy in _REMEDIES if re.match(start, complaint)), "see RE2's syntax")
     return f"the expression {_shown(text)} is not valid in RE2: {complaint}; {remedy}"

@@ -185,13 +185,13 @@ class EventAggregator:
         if not self._is_counted(key, "") and (source := InvolvedObject.read(filter_.source)) is not None:
             self._begin(key, "", _failure(source, filter_, how, is_open=is_open))
 
-    def filter_told(self, source: str, name: str, reason: str, message: str, severity: str) -> None:
+    def note_filter(self, source: str, name: str, reason: str, message: str, severity: str) -> None:
         """Record a filter's own notice; `source` is the declaring object, `name` its extension there."""
         regarding = InvolvedObject.read(source)
         key = (source, reason, name)
         if regarding is not None and not self._is_counted(key, message):
-            said = f"filter {name}: {message}"
-            self._begin(key, message, new_notice(reason, "RunFilter", regarding, said, severity=severity))
+            text = f"filter {name}: {message}"
+            self._begin(key, message, new_notice(reason, "RunFilter", regarding, text, severity=severity))
 
     def changed(
         self, action: str, regarding: InvolvedObject, reason: str, message: str, severity: str = EventType.WARNING
@@ -269,7 +269,7 @@ class FilterNotices:
             if len(self._reasons) >= MAX_REASONS:
                 raise ValueError(f"reason {reason}: a filter has {MAX_REASONS} reasons at most")
             self._reasons.add(reason)
-        self._notices.filter_told(self._source, self._name, reason, message, severity)
+        self._notices.note_filter(self._source, self._name, reason, message, severity)
 
 
 #: The key of the notices that are counted together.

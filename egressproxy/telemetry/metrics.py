@@ -163,9 +163,9 @@ class Metrics:
             self._identity_series += 1
         if policy != "-" or entry != "-":
             room = self._denied_series if is_denied else self._allowed_series
-            said = room.said(policy, entry)
-            if said != (policy, entry):
-                return self.series(gateway, route, backend, namespace, service_account, *said, is_denied=is_denied)
+            names = room.said(policy, entry)
+            if names != (policy, entry):
+                return self.series(gateway, route, backend, namespace, service_account, *names, is_denied=is_denied)
             room.take(entry)
         made = self._series[key] = Series(key)
         return made

@@ -309,12 +309,12 @@ class AddressPolicy:
             f"{a} ({closing.detail if closing is not None else kind})"
             for a, closing, kind in zip(addresses, closings, kinds, strict=True)
         )
-        told = ", ".join(sorted(set(kinds))) or "unknown"
+        names = ", ".join(sorted(set(kinds))) or "unknown"
         first = next(filter(None, closings), None)
         verb = "is" if any(str(address) == host for address in addresses) else "resolves to"
         denied = Denied(
             Reason.ADDRESS_DENIED,
-            f"{Authority(host, port)} {verb} an address that policy does not allow ({told})",
+            f"{Authority(host, port)} {verb} an address that policy does not allow ({names})",
             rule=self._rule if first is None else f"EgressPolicy {first.policy}",
             remedy=self._remedy(host, addresses, kinds, first),
             detail=detail,

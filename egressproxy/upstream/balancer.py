@@ -210,12 +210,12 @@ class Balancer(Generic[T]):
         """The error where no endpoint may be used."""
         states = [member.health.state for member in self.members]
         ejected = sum(state in (HealthState.EJECTED, HealthState.TRIAL) for state in states)
-        said = [
+        causes = [
             f"{count} {word}"
             for count, word in ((ejected, "ejected"), (len(states) - ejected, "failing their health checks"))
             if count
         ]
-        message = f"backend {self._name} has no healthy endpoint: {' and '.join(said)} of {len(states)}"
+        message = f"backend {self._name} has no healthy endpoint: {' and '.join(causes)} of {len(states)}"
         return UpstreamFault(Reason.NO_HEALTHY_ENDPOINT, message, status=503, retry=RetrySafety.SAFE, retry_after_s=1)
 
 

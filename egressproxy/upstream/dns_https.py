@@ -139,10 +139,10 @@ class DnsHttps(DnsConnection):
             self._fail(call, "the server refused the stream")
 
     def _read_head(self, call: Call, fields: dict[str, str]) -> None:
-        status, said = fields.get(":status", ""), fields.get("content-type", "")
+        status, content_type = fields.get(":status", ""), fields.get("content-type", "")
         if status != "200":
             self._fail(call, f"it answered with status {status[:3]}")
-        elif said.partition(";")[0].strip().lower() != DNS_MESSAGE:
+        elif content_type.partition(";")[0].strip().lower() != DNS_MESSAGE:
             self._fail(call, "it answered with another type than application/dns-message")
         elif fields.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
             self._fail(call, "it answered in a content encoding, which nobody has asked for")

@@ -41,9 +41,9 @@ class NewHostnameRateLimit:
         self._limit = limit
         self._window_s = window_s
         self._interval_s = window_s / limit
-        said = repr(("dns.newNames", limit, window_s, scope))
-        self._counts = tables(_digest(f"counts {said}"), MAX_COUNTS)
-        self._names = tables(_digest(f"names {said}"), MAX_NAMES)
+        name = repr(("dns.newNames", limit, window_s, scope))
+        self._counts = tables(_digest(f"counts {name}"), MAX_COUNTS)
+        self._names = tables(_digest(f"names {name}"), MAX_NAMES)
 
     def take(self, client: str, host: str, now: float) -> LimitExceeded | None:
         """Count this name for this client; returns the error (429) above the limit. `now`: monotonic seconds."""

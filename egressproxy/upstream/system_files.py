@@ -28,12 +28,12 @@ T = TypeVar("T")
 class WatchedFile(Generic[T]):
     """A small system file, read again after a change. `parse` converts its text."""
 
-    __slots__ = ("_checked", "_parse", "_path", "_said", "_stamp")
+    __slots__ = ("_checked", "_parse", "_path", "_stamp", "_value")
 
     def __init__(self, path: str, parse: Callable[[str], T]) -> None:
         self._path = path
         self._parse = parse
-        self._said = parse("")
+        self._value = parse("")
         self._checked = 0.0
         self._stamp: tuple[int, int] | None = None
 
@@ -41,21 +41,21 @@ class WatchedFile(Generic[T]):
         """The parsed file; a missing file counts as empty."""
         now = time.monotonic()
         if self._checked and now - self._checked < FILE_CHECK_S:
-            return self._said
+            return self._value
         is_first, self._checked = not self._checked, now
         try:
             status = os.stat(self._path)
             stamp = (status.st_mtime_ns, status.st_ino)
             if stamp != self._stamp:
                 with open(self._path, encoding="utf-8", errors="replace") as file:
-                    self._said = self._parse(file.read(1 << 20))
+                    self._value = self._parse(file.read(1 << 20))
                 self._stamp = stamp
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):  # no fault of the file
-                self._said, self._stamp = self._parse(""), None
+                self._value, self._stamp = self._parse(""), None
             elif is_first:
                 self._checked = 0.0
-        return self._said
+        return self._value
 
 
 def parse_hosts(text: str) -> dict[str, list[IPAddress]]:

@@ -8,7 +8,7 @@ import pytest
 
 from egressproxy.errors import Denied, GatewayFault, LimitExceeded, Reason, UpstreamFault
 from egressproxy.filters.base import Rejected
-from egressproxy.gateway.exchange.error_responses import is_told
+from egressproxy.gateway.exchange.error_responses import has_event
 from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
 from egressproxy.telemetry import event_aggregator as module
 from egressproxy.telemetry.access_log import FLAGS
@@ -191,6 +191,6 @@ def test_what_could_not_be_reached_is_told_and_what_a_reached_backend_does_is_no
     """By the reasons that Envoy's flags UF and DF stand for: whoever runs a command beside a gateway sees why."""
     for reason, flag in FLAGS.items():
         if flag in {"UF", "DF"}:
-            assert is_told(UpstreamFault(reason, "not reached", status=503)), reason
+            assert has_event(UpstreamFault(reason, "not reached", status=503)), reason
         if flag in {"UR", "UC", "UPE", "UT", "DC"}:
-            assert not is_told(UpstreamFault(reason, "reached", status=502)), reason
+            assert not has_event(UpstreamFault(reason, "reached", status=502)), reason

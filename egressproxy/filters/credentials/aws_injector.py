@@ -136,8 +136,8 @@ class AwsInjector(BackendCredential):
         """Reads bodies with signed chunks; and, over TLS, error responses that may report a wrong time."""
         if phase is Phase.RESPONSE_BODY:
             return BodyMode.STREAM if exchange.response.status in (400, 403) and exchange.backend_is_secure else None
-        said = exchange.request.fields.get(b"x-amz-content-sha256")
-        return BodyMode.STREAM if said in _IN_CHUNKS and exchange.backend != "-" else None
+        declared = exchange.request.fields.get(b"x-amz-content-sha256")
+        return BodyMode.STREAM if declared in _IN_CHUNKS and exchange.backend != "-" else None
 
     def request_body(self, exchange: Exchange, data: bytes, last: bool) -> bytes | Awaitable[bytes]:
         """Signs chunks again. Raises Denied (403). Whole bodies come before `backend_request`, others after it."""
@@ -199,16 +199,16 @@ class AwsInjector(BackendCredential):
 
     def _payload(self, exchange: Exchange) -> bytes:
         """The hash of the body, or its placeholder."""
-        said = exchange.request.fields.get(b"x-amz-content-sha256") or b""
-        if said in _IN_CHUNKS and self._signs_chunks:
-            return said
-        if said.startswith(b"STREAMING-") and said not in _KEPT:
+        declared = exchange.request.fields.get(b"x-amz-content-sha256") or b""
+        if declared in _IN_CHUNKS and self._signs_chunks:
+            return declared
+        if declared.startswith(b"STREAMING-") and declared not in _KEPT:
             raise self._refusal("that the client signs in chunks, here")
         if self._aws.signs_body:
             return hashlib.sha256(exchange.body or b"").hexdigest().encode()
-        if self._aws.payload == "Auto" and (said in _KEPT or _HASH.fullmatch(said)):
-            return said
-        return said if said in _KEPT else _UNSIGNED
+        if self._aws.payload == "Auto" and (declared in _KEPT or _HASH.fullmatch(declared)):
+            return declared
+        return declared if declared in _KEPT else _UNSIGNED
 
     def _refusal(self, why: str) -> Denied:
         return Denied(

@@ -253,8 +253,8 @@ def without_parameters(target: bytes, names: Collection[bytes]) -> bytes:
     without any parameter the query goes, too.
     """
     path, _, query = target.partition(b"?")
-    said = query.lower()
-    if b"%" not in query and not any(name in said for name in names):
+    lowered = query.lower()
+    if b"%" not in query and not any(name in lowered for name in names):
         return target
     kept = (
         b";".join(part for part in pair.split(b";") if _parameter_name(part) not in names) for pair in query.split(b"&")
@@ -266,9 +266,9 @@ def without_parameters(target: bytes, names: Collection[bytes]) -> bytes:
 def without_key_protocols(fields: Fields) -> None:
     """Take the key of a client out of its list of sub-protocols; the others stay (RFC 6455 section 11.3.4)."""
     name = b"sec-websocket-protocol"
-    said = [each.strip(b" \t") for line in fields.get_all(name) for each in line.split(b",")]
-    kept = [each for each in said if not each.lower().startswith(_KEY_PROTOCOL)]
-    if len(kept) < len(said):
+    protocols = [each.strip(b" \t") for line in fields.get_all(name) for each in line.split(b",")]
+    kept = [each for each in protocols if not each.lower().startswith(_KEY_PROTOCOL)]
+    if len(kept) < len(protocols):
         fields.remove(name)
         if kept:
             fields.add(name, b", ".join(kept))

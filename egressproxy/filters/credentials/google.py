@@ -63,10 +63,10 @@ def _from_workload_identity(context: FilterContext, config: GoogleWorkloadIdenti
     return fetch
 
 
-def _until(said: object) -> float:
+def _until(expiry: object) -> float:
     """The seconds to this RFC 3339 time. Raises FetchError."""
     try:
-        left = datetime.fromisoformat(str(said)).timestamp() - time.time()
+        left = datetime.fromisoformat(str(expiry)).timestamp() - time.time()
     except ValueError:
         left = 0.0
     if left <= 0:

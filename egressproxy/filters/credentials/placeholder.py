@@ -44,8 +44,8 @@ class PlaceholderInjector(CredentialInjector):
         head, search = exchange.request, self._anywhere.search
         rest = self._rest(head)
         others = b"\n".join((head.fields.block, head.path)) if rest is None else rest
-        said = b"\n".join((others, exchange.upstream_host, head.via, head.upgrade))
-        if search(said) or (b"%" in said and search(unquote_to_bytes(said))):
+        text = b"\n".join((others, exchange.upstream_host, head.via, head.upgrade))
+        if search(text) or (b"%" in text and search(unquote_to_bytes(text))):
             raise misplaced(exchange, self._source, f"outside of {self._where}")
         if rest is not None:
             return super().backend_request(exchange)

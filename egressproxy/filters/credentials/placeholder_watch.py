@@ -47,8 +47,8 @@ class PlaceholderWatch(Filter):
     def backend_request(self, exchange: Exchange) -> None:
         """Raises Denied(PLACEHOLDER_MISPLACED, 403)."""
         head, search = exchange.request, self._foreign.search
-        said = b"\n".join((head.fields.block, head.path, exchange.upstream_host, head.via, head.upgrade))
-        if search(said) or (b"%" in said and search(unquote_to_bytes(said))):
+        text = b"\n".join((head.fields.block, head.path, exchange.upstream_host, head.via, head.upgrade))
+        if search(text) or (b"%" in text and search(unquote_to_bytes(text))):
             raise misplaced(exchange, self._source, "which belongs to another backend")
 
 

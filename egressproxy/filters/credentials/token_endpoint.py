@@ -93,16 +93,20 @@ def token_of(
         raise FetchError(f"the answer has no usable {name}")
     if bearer and (not isinstance(kind, str) or kind.lower() != "bearer"):
         raise FetchError("the token is not a bearer token")
-    said = answer.get("expires_in")
-    if said is None:
+    expires_in = answer.get("expires_in")
+    if expires_in is None:
         return Fetched(token.encode(), assumed_s, min(UNKNOWN_LIFE_S, assumed_s / 2))
-    return Fetched(token.encode(), life_of(said))
+    return Fetched(token.encode(), life_of(expires_in))
 
 
-def life_of(said: object) -> float:
+def life_of(expires_in: object) -> float:
     """`expires_in` in seconds, which some servers write as a text. Raises FetchError."""
     try:
-        life = float(said) if isinstance(said, int | float | str) and not isinstance(said, bool) else math.nan
+        life = (
+            float(expires_in)
+            if isinstance(expires_in, int | float | str) and not isinstance(expires_in, bool)
+            else math.nan
+        )
     except ValueError:
         life = math.nan
     if not 0 < life < math.inf:

@@ -290,8 +290,17 @@ def _concurrency(context: FilterContext, entry: LimitEntry) -> ConcurrencyRule:
 
 def _identity(context: FilterContext, entry: LimitEntry) -> bytes:
     """The key of the limit's counters. It does not include the amount, so usage survives a change of the limit."""
-    said = (context.source, context.scope, context.name, entry.name, entry.type, entry.count, entry.unit, entry.window)
-    return blake2b(repr((*said, entry.per, entry.header.lower())).encode(), digest_size=KEY_BYTES).digest()
+    settings = (
+        context.source,
+        context.scope,
+        context.name,
+        entry.name,
+        entry.type,
+        entry.count,
+        entry.unit,
+        entry.window,
+    )
+    return blake2b(repr((*settings, entry.per, entry.header.lower())).encode(), digest_size=KEY_BYTES).digest()
 
 
 def _table(context: FilterContext, entry: LimitEntry, identity: bytes) -> KeyedCounters:

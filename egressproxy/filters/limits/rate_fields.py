@@ -47,12 +47,12 @@ def provider_fields(provider: str, takes: Iterable[Reservation]) -> FieldLines:
     for unit, take in least.items():
         limit, left = f"{take.rule.window.limit:.0f}", f"{math.floor(take.left)}"
         if provider == "openai":
-            said = {f"x-ratelimit-limit-{unit}": limit, f"x-ratelimit-remaining-{unit}": left,
+            values = {f"x-ratelimit-limit-{unit}": limit, f"x-ratelimit-remaining-{unit}": left,
                     f"x-ratelimit-reset-{unit}": _duration(take.reset_s)}  # fmt: skip
         else:
-            said = {f"anthropic-ratelimit-{unit}-limit": limit, f"anthropic-ratelimit-{unit}-remaining": left,
+            values = {f"anthropic-ratelimit-{unit}-limit": limit, f"anthropic-ratelimit-{unit}-remaining": left,
                     f"anthropic-ratelimit-{unit}-reset": _moment(take.reset_s)}  # fmt: skip
-        lines += [(name.encode(), value.encode()) for name, value in said.items()]
+        lines += [(name.encode(), value.encode()) for name, value in values.items()]
     return tuple(lines)
 
 

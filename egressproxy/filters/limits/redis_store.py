@@ -216,10 +216,10 @@ class RedisStore:
         is_sharing = self._fleet.is_sharing(now)
         refusing: Reservation | None = None
         for number, take in enumerate(takes):
-            is_refused, said = reply[2 * number], reply[2 * number + 1]
-            if not isinstance(said, bytes):
+            is_refused, encoded = reply[2 * number], reply[2 * number + 1]
+            if not isinstance(encoded, bytes):
                 raise RedisAway("it replies a reply of another form")
-            window, state = take.rule.window, _state(said)
+            window, state = take.rule.window, _state(encoded)
             until, used = (now + state / 1e6, 0.0) if isinstance(window, TokenBucket) else (now, state)
             if not isinstance(window, TokenBucket):
                 until, used = window.with_more(until, state, 0.0, now)
@@ -372,10 +372,10 @@ def _fleet(context: FilterContext, config: StoreConfig) -> RedisFleet:
     return RedisFleet(table, monotonic())
 
 
-def _state(said: bytes) -> float:
+def _state(encoded: bytes) -> float:
     """The number of a state. Raises RedisAway for an invalid one."""
     try:
-        state = float(said)
+        state = float(encoded)
     except ValueError:
         state = math.nan
     if not math.isfinite(state):

@@ -57,8 +57,8 @@ def key_text(per: Sequence[Per], header: str = "") -> KeyText:
         return lambda exchange, model: only(exchange, model).encode("utf-8", "surrogatepass")
 
     def text(exchange: Exchange, model: str) -> bytes:
-        said = [part(exchange, model) for part in parts]
-        return "".join([_PART % (len(part), part) for part in said]).encode("utf-8", "surrogatepass")
+        texts = [part(exchange, model) for part in parts]
+        return "".join([_PART % (len(part), part) for part in texts]).encode("utf-8", "surrogatepass")
 
     return text
 

@@ -125,10 +125,10 @@ class BackendCall:
             coding = answer.head.fields.get(b"content-encoding")
             if answer.body and coding is not None and coding.lower() != b"identity":
                 raise UpstreamFault(Reason.BAD_RESPONSE, "the answer has a content coding, and none was asked for")
-            said = await passed_body(chain.response_body, inner, answer.body)
+            content = await passed_body(chain.response_body, inner, answer.body)
         finally:
             finish(chain.complete, inner)
-        return CallAnswer(answer.head.status, answer.head.fields, said)
+        return CallAnswer(answer.head.status, answer.head.fields, content)
 
     def _question(self, head: RequestHead, exchange: Exchange | None) -> Exchange:
         cluster = self._cluster

@@ -29,7 +29,7 @@ MAX_CHECKS = 64
 MAX_COPIED_BYTES = 64 * 1024 * 1024
 
 
-def _nobody(*_told: object) -> None:
+def _nobody(*_: object) -> None:
     pass
 
 

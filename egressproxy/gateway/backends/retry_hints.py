@@ -35,13 +35,13 @@ def asked_pause_s(fields: Fields, now: float) -> float:
     """Seconds for which the sender of this head wants no further request, not bounded; 0.0 where it does not say so in
     a way that can be read. `now` is seconds since 1970.
     """
-    said = _number(_text(fields, b"retry-after-ms"))
-    if said is not None:
-        return said / 1000
+    seconds = _number(_text(fields, b"retry-after-ms"))
+    if seconds is not None:
+        return seconds / 1000
     text = _text(fields, b"retry-after")
-    said = _number(text)
-    if said is not None:
-        return said
+    seconds = _number(text)
+    if seconds is not None:
+        return seconds
     if text:
         return _until(_http_date(text), now)
     return max(

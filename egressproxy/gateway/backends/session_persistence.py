@@ -206,8 +206,8 @@ class PersistentSessions(Sessions):
             began_ms = session.began_ms
         else:
             return
-        said = _TOKEN.pack(began_ms, now_ms, place, b"")[:_SIGNED]
-        token = urlsafe_b64encode(said + self._digest(b"token", said)).rstrip(b"=")
+        payload = _TOKEN.pack(began_ms, now_ms, place, b"")[:_SIGNED]
+        token = urlsafe_b64encode(payload + self._digest(b"token", payload)).rstrip(b"=")
         if spec.is_header:
             exchange.response.fields.set(self._name.lower(), token)
             return

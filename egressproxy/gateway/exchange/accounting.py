@@ -9,7 +9,7 @@ from time import monotonic, time
 from egressproxy.errors import GatewayError, Reason
 from egressproxy.filters.chain import finish
 from egressproxy.filters.configured_filter import ConfiguredFilter
-from egressproxy.gateway.exchange.error_responses import is_denial, is_told
+from egressproxy.gateway.exchange.error_responses import has_event, is_denial
 from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.gateway.exchange.recent_decisions import KEPT, MAX_PATH, Remembered
 from egressproxy.gateway.overload.request_gate import RequestGate
@@ -53,7 +53,7 @@ class Accounting:
         if error.ech_outer_name is not None:
             self.note_ech(exchange, error.ech_outer_name)
         exchange.denied = is_denial(error)
-        if exchange.denied or is_told(error):
+        if exchange.denied or has_event(error):
             kind = "" if pipeline.route is None else pipeline.route.kind
             self.notices.refused(exchange.series, error, kind, exchange.identity)
         if error.policy != "-":

@@ -115,7 +115,7 @@ DENIALS = frozenset(
 
 
 #: What is the client's to mend, or the usual end of a connection; a filter that fails has told of it.
-UNTOLD = frozenset(
+WITHOUT_EVENT = frozenset(
     {Reason.NO_ROUTE, Reason.MISDIRECTED, Reason.CLIENT_GONE, Reason.DRAINED, Reason.FILTER_FAILED}
 )  # fmt: skip
 
@@ -146,11 +146,11 @@ def is_denial(error: GatewayError) -> bool:
     return error.reason in DENIALS
 
 
-def is_told(error: GatewayError) -> bool:
+def has_event(error: GatewayError) -> bool:
     """Whether what is no denial is told as an Event: what an operator can mend, and nobody else tells of."""
     if error.reason in UNREACHED:
         return True
-    return error.source is FaultSource.GATEWAY and error.reason not in UNTOLD
+    return error.source is FaultSource.GATEWAY and error.reason not in WITHOUT_EVENT
 
 
 def answer_for(error: GatewayError, request_id: str, form: ErrorForm | None = None) -> LocalResponse:
@@ -232,13 +232,13 @@ def last_fields(error: GatewayError, *, is_late: bool = False) -> list[tuple[byt
     """The status and the message of a call that this error ends. `is_late`: behind the head of its response, where a
     stream in which nothing moves may be begun anew: that is not the deadline of its caller.
     """
-    said = f"{error.reason}: {error.message}"
+    text = f"{error.reason}: {error.message}"
     if error.remedy:
-        said = f"{said} ({error.remedy})"
+        text = f"{text} ({error.remedy})"
     status = status_of(error.reason, error.status, error.reset_code)
     if is_late and error.reason is Reason.RESPONSE_TIMEOUT:
         status = GrpcStatus.UNAVAILABLE
-    return _status(status, said)
+    return _status(status, text)
 
 
 def answer_of_call(answer: LocalResponse, reason: Reason) -> LocalResponse:
@@ -247,14 +247,14 @@ def answer_of_call(answer: LocalResponse, reason: Reason) -> LocalResponse:
     content_type = fields.get(b"content-type")
     if is_grpc(content_type) or b"grpc-status" in fields:
         return answer
-    said = answer.phrase.decode("latin-1") or f"HTTP status {answer.status}"
+    text = answer.phrase.decode("latin-1") or f"HTTP status {answer.status}"
     if answer.body and b"html" not in (content_type or b""):
-        said = answer.body.decode("utf-8", "replace").strip()
+        text = answer.body.decode("utf-8", "replace").strip()
     if reason is not Reason.OK:
-        said = f"{reason}: {said}"
+        text = f"{reason}: {text}"
     kept = [field for field in answer.fields if not field[0].lower().startswith(b"content-")]
-    return LocalResponse(200, (_CONTENT_TYPE, *kept, *_status(status_of(reason, answer.status), said)))
+    return LocalResponse(200, (_CONTENT_TYPE, *kept, *_status(status_of(reason, answer.status), text)))
 
 
-def _status(status: GrpcStatus, said: str) -> list[tuple[bytes, bytes]]:
-    return [(b"grpc-status", b"%d" % status), (b"grpc-message", encoded_message(said))]
+def _status(status: GrpcStatus, message: str) -> list[tuple[bytes, bytes]]:
+    return [(b"grpc-status", b"%d" % status), (b"grpc-message", encoded_message(message))]

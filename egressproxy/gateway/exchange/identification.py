@@ -60,7 +60,7 @@ def believe_gateway(accounting: Accounting, exchange: Exchange, listener: Active
         counted[error.result] += 1
         return
     counted["verified"] += 1
-    namespace = _told_namespace(who.namespace, listener.spec.policy)
+    namespace = _local_namespace(who.namespace, listener.spec.policy)
     name = who.name
     if name in ("-", service_account_name(who.namespace, who.service_account)):
         name = service_account_name(namespace, who.service_account)
@@ -70,7 +70,7 @@ def believe_gateway(accounting: Accounting, exchange: Exchange, listener: Active
     )  # fmt: skip
 
 
-def _told_namespace(told: str, policy: PolicyIR) -> str:
-    namespace, _, trust_domain = told.partition("@")
+def _local_namespace(namespaced: str, policy: PolicyIR) -> str:
+    namespace, _, trust_domain = namespaced.partition("@")
     own = policy.identity.trust_domain if policy.identity is not None else ""
     return namespace_in(trust_domain or policy.gateway_trust_domain, namespace, own)

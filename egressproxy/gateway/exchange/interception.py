@@ -286,5 +286,5 @@ def distrust(authority: Authority, error: Exception | None) -> Denied:
     host = authority.host
     message = f"a client does not trust the certificate that it is shown for {host}: it lacks the CA, or pins a key"
     remedy = f"give the client the CA (`egressproxy ca trust`), or take {host} out of intercept.hostnames"
-    said = f"{type(error).__name__}: {error}" if isinstance(error, ssl.SSLError) else "it left without an alert"
-    return Denied(Reason.INTERCEPTION_REFUSED, message, remedy=remedy, detail=said)
+    detail = f"{type(error).__name__}: {error}" if isinstance(error, ssl.SSLError) else "it left without an alert"
+    return Denied(Reason.INTERCEPTION_REFUSED, message, remedy=remedy, detail=detail)

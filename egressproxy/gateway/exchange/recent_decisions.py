@@ -46,11 +46,11 @@ class RecentDecision(NamedTuple):
     @classmethod
     def of_admin(cls, values: Mapping[str, Any]) -> RecentDecision:
         """From what /decisions tells: lists stand for tuples there. Raises TypeError."""
-        told = dict(values)
+        fields = dict(values)
         for key in ("policies", "groups"):
-            told[key] = tuple(told.get(key, ()))
-        told["claims"] = tuple((name, value) for name, value in told.get("claims", ()))
-        return cls(**told)
+            fields[key] = tuple(fields.get(key, ()))
+        fields["claims"] = tuple((name, value) for name, value in fields.get("claims", ()))
+        return cls(**fields)
 
     @classmethod
     def of_log(cls, line: Mapping[str, Any], scheme: str) -> RecentDecision:

@@ -86,6 +86,6 @@ def _remedy(of_tokens: str, of_passwords: str, *, is_forward: bool, knows_addres
     fields = [f"{of_tokens}: {'Bearer ' if of_tokens == usual else ''}TOKEN"] if of_tokens else []
     if of_passwords:
         fields.append(f"{of_passwords}: Basic BASE64(USER:PASSWORD)")
-    said = f"write the proxy's URL as {' or '.join(urls)}" if urls else ""
+    address = f"write the proxy's URL as {' or '.join(urls)}" if urls else ""
     send = f"send the field {' or '.join(fields)}"
-    return f"{said}, or {send}" if said else send
+    return f"{address}, or {send}" if address else send

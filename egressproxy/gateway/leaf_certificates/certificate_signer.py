@@ -48,12 +48,12 @@ class SigningProcess:
         asked = {"chain": chain_pem, "key": key_pem.reveal().decode(), "name": name, "now": now_s}
         line = json.dumps(asked).encode() + b"\n"
         try:
-            told = self._ask(line)
+            answer = self._ask(line)
         except CannotSign:  # it may have been ended by somebody else since the last name
-            told = self._ask(line)
-        if "error" in told:
-            raise CannotSign(told["error"])
-        return Leaf(told["chain"], SecretBytes(told["key"].encode()), told["expires_at"])
+            answer = self._ask(line)
+        if "error" in answer:
+            raise CannotSign(answer["error"])
+        return Leaf(answer["chain"], SecretBytes(answer["key"].encode()), answer["expires_at"])
 
     def _ask(self, line: bytes) -> dict[str, Any]:
         try:
@@ -73,10 +73,10 @@ class SigningProcess:
         if not answer.endswith(b"\n"):
             raise CannotSign(f"the process that mints {self.end(hangs=hangs)}")
         try:
-            told: dict[str, Any] = json.loads(answer)
+            document: dict[str, Any] = json.loads(answer)
         except ValueError:  # what follows on the pipe may be the answer to this name: the next one is not to have it
             raise CannotSign(f"the process that mints wrote what is no answer, and {self.end(hangs=True)}") from None
-        return told
+        return document
 
     def end(self, *, hangs: bool = False) -> str:
         """End it where it runs, at once where it `hangs`. Returns what became of it, as a predicate."""

@@ -53,9 +53,9 @@ class CountedClient(ClientConnection):
             super().refuse(error)
 
     def _speak_http2(self) -> None:
-        transport, said = self.transport, self.detach()
+        transport, early = self.transport, self.detach()
         other = ClientHttp2(self.handler, self.wheel, self.state, self.metrics)
         self.state.replace(self, other)
         transport.set_protocol(other)
         other.connection_made(transport)
-        other.data_received(said)
+        other.data_received(early)

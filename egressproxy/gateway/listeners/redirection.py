@@ -32,17 +32,17 @@ class Spoken(Enum):
     OPAQUE = "opaque"
 
 
-def spoken(said: bytes) -> Spoken | None:
+def spoken(first: bytes) -> Spoken | None:
     """What a client speaks that has begun with these bytes; None where it has to say more."""
-    if not said:
+    if not first:
         return None
-    if may_start_tls(said):
+    if may_start_tls(first):
         return Spoken.TLS
-    if _METHOD.match(said) is None:
+    if _METHOD.match(first) is None:
         return Spoken.OPAQUE
-    line, newline, _ = said.partition(b"\n")
+    line, newline, _ = first.partition(b"\n")
     if not newline:
-        return Spoken.HTTP if len(said) > MAX_LINE else None
+        return Spoken.HTTP if len(first) > MAX_LINE else None
     return Spoken.HTTP if _REQUEST_LINE.match(line) else Spoken.OPAQUE
 
 

@@ -38,12 +38,12 @@ _HOW_TO_REDIRECT: Final = "redirect with nftables in the network namespace of th
 class TransparentConnection(CountedClient):
     """One tunnel, or requests of HTTP/1 one after the other. Until its first bytes say which, they are held here."""
 
-    __slots__ = ("_error", "_hello", "_is_decided", "_reader", "_said", "_waits_for_server", "destination")
+    __slots__ = ("_early", "_error", "_hello", "_is_decided", "_reader", "_waits_for_server", "destination")
 
     def __init__(self, connection_manager: HttpConnectionManager, metrics: Metrics, state: OpenConnections) -> None:
         super().__init__(connection_manager, metrics, state)
         self.destination: Authority | None = None  # that the client has dialled
-        self._said = bytearray()
+        self._early = bytearray()
         self._is_decided = False
         self._waits_for_server = True  # as far as we know
         self._reader: ClientHelloReader | None = None
@@ -70,22 +70,22 @@ class TransparentConnection(CountedClient):
             super().data_received(data)
             return
         self.bytes_in += len(data)
-        self._said += data
+        self._early += data
         if self._reader is not None:
             self._read_hello(data)
             return
-        found = spoken(bytes(self._said))
+        found = spoken(bytes(self._early))
         if found is Spoken.TLS:
             self._reader = ClientHelloReader()
             self.deadline.after(self.request_headers_s)
-            self._read_hello(bytes(self._said))
+            self._read_hello(bytes(self._early))
         elif found is Spoken.HTTP:
             self._speak_http()
         elif found is Spoken.OPAQUE:
             self._open_tunnel(None)
 
     def eof_received(self) -> bool:
-        if self._is_decided or not self._said:
+        if self._is_decided or not self._early:
             return super().eof_received()
         self.has_ended = True
         if self._reader is not None:
@@ -110,9 +110,9 @@ class TransparentConnection(CountedClient):
         assert self.destination is not None
         self.tunnel = Redirection(self.destination)
         self.deadline.after(self.request_headers_s)
-        said = self._take_said()
-        self.bytes_in -= len(said)
-        super().data_received(said)
+        early = self._take_early()
+        self.bytes_in -= len(early)
+        super().data_received(early)
 
     def _open_tunnel(self, hello: ClientHello | None) -> None:
         """Ask for it as a CONNECT does, to the name in the ClientHello or to the address."""
@@ -125,16 +125,16 @@ class TransparentConnection(CountedClient):
         raw = target.encode()
         head = RequestHead(b"CONNECT", raw, Fields(), Hop(host=raw))
         head.form = TargetForm.AUTHORITY
-        self.serve_head(head, self._take_said())
+        self.serve_head(head, self._take_early())
 
-    def _take_said(self) -> bytes:
+    def _take_early(self) -> bytes:
         self._is_decided = True
-        said, self._said, self._reader = bytes(self._said), bytearray(), None
-        return said
+        early, self._early, self._reader = bytes(self._early), bytearray(), None
+        return early
 
     def _refuse(self, error: GatewayError) -> None:
         """What cannot become a tunnel, nor be read as HTTP: the client is told nothing."""
-        self._take_said()
+        self._take_early()
         self.refuse(error)
 
     def _deadline_passed(self) -> None:
@@ -147,7 +147,7 @@ class TransparentConnection(CountedClient):
         elif self._waits_for_server and not 0 < self.request_headers_s <= SILENCE_S:
             self._waits_for_server = False
             self.deadline.after(max(0.0, self.request_headers_s - SILENCE_S))  # 0: there is no limit
-        elif self._said:
+        elif self._early:
             self._open_tunnel(None)  # it is refused, and the log says so
         else:
             self.close()

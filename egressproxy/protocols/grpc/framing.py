@@ -61,8 +61,8 @@ def check_end(last: Mapping[bytes, bytes]) -> None:
 
 def _failure(code: bytes, message: bytes) -> UpstreamFault:
     number = int(code) if code.isdigit() and len(code) < 3 else -1
-    said = unquote_to_bytes(message[: 3 * _MAX_TEXT])[:_MAX_TEXT].decode("utf-8", "replace")
-    detail = f"grpc-status {number if number >= 0 else 'missing'}: {said}"
+    text = unquote_to_bytes(message[: 3 * _MAX_TEXT])[:_MAX_TEXT].decode("utf-8", "replace")
+    detail = f"grpc-status {number if number >= 0 else 'missing'}: {text}"
     if number == _DEADLINE_EXCEEDED:
         return UpstreamFault(Reason.RESPONSE_TIMEOUT, "the call took too long", status=504, detail=detail)
     if number in (_UNAVAILABLE, _RESOURCE_EXHAUSTED):

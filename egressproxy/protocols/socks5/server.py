@@ -119,7 +119,7 @@ class SocksServer:
     def feed(self, data: bytes) -> bytes:
         """Read what the client has said; returns what to say now, b"" for nothing. Raises SocksServerError."""
         self._received += data
-        said = b""
+        reply = b""
         while self._received:
             if self._wait is _Awaited.METHODS:
                 answer = self._offered()
@@ -134,8 +134,8 @@ class SocksServer:
                 break
             if not answer:
                 break
-            said += answer
-        return said
+            reply += answer
+        return reply
 
     def _offered(self) -> bytes:
         """Source: RFC 1928 section 3."""

@@ -108,14 +108,14 @@ class HelloRetry:
             if start > size:
                 break
             stop = start + int.from_bytes(answer[at + 3 : start], "big")
-            said = message + answer[start:stop] if answer[at] == _HANDSHAKE else message
-            if len(said) >= _RANDOM.stop:
+            handshake = message + answer[start:stop] if answer[at] == _HANDSHAKE else message
+            if len(handshake) >= _RANDOM.stop:
                 self._hears_server = False
-                self.is_over = said[0] == _SERVER_HELLO and said[_RANDOM] != _RETRY
+                self.is_over = handshake[0] == _SERVER_HELLO and handshake[_RANDOM] != _RETRY
                 return
             if stop > size:
                 break
-            at, message = stop, said
+            at, message = stop, handshake
         self._heard += at
         self._answer, self._message = answer[at:], message
         if self._heard + len(self._answer) > _MAX_ANSWER:  # a hello may follow for all that we know
