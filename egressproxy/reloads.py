@@ -19,14 +19,14 @@ from egressproxy.model.published_object import Key
 from egressproxy.model.unix_socket import is_unix, parse_unix_socket
 from egressproxy.model.work import at_once
 from egressproxy.net.listening import BindError, is_inside
-from egressproxy.net.service_manager import ServiceManager
-from egressproxy.net.wanted_lock import WantedLock
 from egressproxy.processes.loader.loader import Loader
 from egressproxy.processes.loader.notices import accepted, broken, rejected, tell_findings, tell_problems
 from egressproxy.processes.loader.process import LoadingFailed
 from egressproxy.processes.loader.published import PublishedConfiguration, digest
 from egressproxy.processes.loader.request import LoadRequest
 from egressproxy.processes.loader.result import CompiledConfig, ListenerAddress, builtin
+from egressproxy.processes.takeover.service_manager import ServiceManager
+from egressproxy.processes.takeover.wanted_lock import WantedLock
 from egressproxy.processes.workers.data_plane import (
     ConfigRefused,
     Configuration,

@@ -26,7 +26,7 @@ from egressproxy.model.own_names import new_pseudonym
 from egressproxy.model.secret import SecretBytes
 from egressproxy.net.file_lock import memory_file
 from egressproxy.net.listening import BindError, bind_error
-from egressproxy.net.listening_sockets import ListeningSockets
+from egressproxy.processes.listening_sockets import ListeningSockets
 from egressproxy.processes.workers.data_plane import (
     ConfigRefused,
     Configuration,

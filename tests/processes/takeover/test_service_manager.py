@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from egressproxy.net import service_manager
-from egressproxy.net.service_manager import ServiceManager, given_descriptors
+from egressproxy.processes.takeover import service_manager
+from egressproxy.processes.takeover.service_manager import ServiceManager, given_descriptors
 
 
 def test_descriptors_are_found_by_their_number_with_their_names(monkeypatch: pytest.MonkeyPatch):

@@ -12,7 +12,7 @@ import pytest
 
 from egressproxy.model.unix_socket import UnixSocket
 from egressproxy.net.listening import bind, bind_unix
-from egressproxy.net.listening_sockets import ListeningSockets, place_of
+from egressproxy.processes.listening_sockets import ListeningSockets, place_of
 from tests.support.net import free_port
 
 
