@@ -13,7 +13,6 @@ from typing import Protocol
 
 from egressproxy.config.reading.problems import ConfigError, Problem
 from egressproxy.ir.gateway import ListenerProtocol, every_listener
-from egressproxy.ir.packing import unpacking
 from egressproxy.model.forward_listener import ForwardListener
 from egressproxy.model.published_object import Key
 from egressproxy.model.unix_socket import is_unix, parse_unix_socket
@@ -25,6 +24,7 @@ from egressproxy.processes.loader.process import LoadingFailed
 from egressproxy.processes.loader.published import PublishedConfiguration, digest
 from egressproxy.processes.loader.request import LoadRequest
 from egressproxy.processes.loader.result import CompiledConfig, ListenerAddress, builtin
+from egressproxy.processes.packing import unpacking
 from egressproxy.processes.takeover.service_manager import ServiceManager
 from egressproxy.processes.takeover.wanted_lock import WantedLock
 from egressproxy.processes.workers.data_plane import (
@@ -104,7 +104,7 @@ class ConfigManager:
         self.taking = WantedLock()
         self.is_draining = False  # new configurations are refused; a load in progress does not reset this
         self._loaded = CompiledConfig()
-        self._packed = b""  # the spec in service, as `ir.packing` writes it, compressed
+        self._packed = b""  # the spec in service, as `processes.packing` writes it, compressed
         self._generation = 0
         self._is_rejected = False  # of the configuration read last
         self._shows_catalogue = False

@@ -306,7 +306,7 @@ def test_a_module_docstring_begins_with_a_name_that_is_there():
 @pytest.mark.parametrize(
     ("reference", "is_there"),
     [
-        ("net/loop", True), ("net.loop.new_loop", True), ("config/compile/routes", True), ("ir.packing", True),
+        ("net/loop", True), ("net.loop.new_loop", True), ("config/compile/routes", True), ("processes.packing", True),
         ("net/turn", False), ("transport/loop", False), ("net.loop.old_loop", False), ("gateway/live", False),
     ],
 )  # fmt: skip

@@ -33,7 +33,7 @@ class Guarded(ConfigRefused):
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A ConfigIR, packed by `ir.packing`, and the facts for processes that do not serve it.
+    """A ConfigIR, packed by `processes.packing`, and the facts for processes that do not serve it.
 
     `places` are to be bound: address (IP literal), port, and owner (`gateway/listener`, …). `generation` counts the
     configurations in service, from 1. `own` are further sockets of ours, closed to clients of the gateway.

@@ -8,8 +8,8 @@ import pytest
 
 from egressproxy.errors import Reason
 from egressproxy.model import fields
-from egressproxy.processes.workers.codec_check import Misread, check_codec
 from egressproxy.processes.workers import codec_check
+from egressproxy.processes.workers.codec_check import Misread, check_codec
 from egressproxy.protocols.http1 import chunked, framing, request_head, response_head
 from egressproxy.protocols.http1.framing import HeadLimits
 from tests.support.builds import of_sources

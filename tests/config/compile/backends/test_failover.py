@@ -6,9 +6,9 @@ import pytest
 
 from egressproxy.ir.backend import Protocol
 from egressproxy.ir.outline import outline
-from egressproxy.ir.packing import pack, unpacking
 from egressproxy.ir.route import FailoverIR, WeightedBackend
 from egressproxy.model.work import at_once
+from egressproxy.processes.packing import pack, unpacking
 from tests.config.compile.kit import (
     DYNAMIC,
     FORWARD,

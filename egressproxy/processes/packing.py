@@ -16,8 +16,8 @@ from typing import Any, Final
 from egressproxy.ir import backend, gateway, identity, policy, resilience, route
 from egressproxy.ir.gateway import ConfigIR, ListenerIR, VariantIR
 from egressproxy.ir.policy import FilterSettings
-from egressproxy.model.pickling import ADDRESSES, Pickler, Unpickler, classes
 from egressproxy.model.work import Work
+from egressproxy.processes.pickling import ADDRESSES, Pickler, Unpickler, classes
 
 #: Routes in one piece: some milliseconds to read.
 ROUTES: Final = 32

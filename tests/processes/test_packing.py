@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 from egressproxy.filters.builtin import BUILTIN, builtin_type
 from egressproxy.filters.header_policy import HeaderEdits, HeaderPolicy, HeaderPolicyConfig, HeaderValue
-from egressproxy.ir import packing
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, Destination, EndpointAddress
 from egressproxy.ir.gateway import (
     CertificateIR,
@@ -27,7 +26,6 @@ from egressproxy.ir.gateway import (
     SubjectIR,
     VariantIR,
 )
-from egressproxy.ir.packing import ROUTES, PackingError, pack, unpacking
 from egressproxy.ir.policy import (
     AddressAllowance,
     AddressBound,
@@ -54,6 +52,8 @@ from egressproxy.ir.route import (
 from egressproxy.model.fields import Fields
 from egressproxy.model.secret import SecretBytes
 from egressproxy.model.work import at_once
+from egressproxy.processes import packing
+from egressproxy.processes.packing import ROUTES, PackingError, pack, unpacking
 
 POLICY = PolicyIR(
     Mode.REPORT,
