@@ -136,7 +136,7 @@ class ConfigManager:
         return self._loaded.memory
 
     async def model(self) -> bytes:
-        """The outline of the configuration in service (`ir.outline`), as JSON. It has no secret."""
+        """The outline of the configuration in service (`operators.explain.outline`), as JSON. It has no secret."""
         return await asyncio.to_thread(_model, self._packed, self._options.bind)
 
     async def forward_listeners(self) -> list[ForwardListener]:
@@ -444,7 +444,7 @@ def _listeners(places: Iterable[ListenerAddress]) -> dict[tuple[str, int], str]:
 
 def _model(packed: bytes, bind: Sequence[str]) -> bytes:
     """The outline of a configuration, and where its Gateways listen that give no address."""
-    from egressproxy.ir.outline import outline
+    from egressproxy.operators.explain.outline import outline
 
     spec = at_once(unpacking(zlib.decompress(packed)))
     return json.dumps({"model": outline(spec), "bind": list(bind)}).encode()

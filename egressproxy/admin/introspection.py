@@ -226,7 +226,7 @@ class AdminState(Protocol):
     async def reload(self, acknowledged: str) -> str:
         """Load anew; gives why it is not in service, or "". `acknowledged`: the mark of one that may allow more."""
 
-    async def model(self) -> bytes: ...  # what is served, as JSON: `ir.outline`
+    async def model(self) -> bytes: ...  # what is served, as JSON: `operators.explain.outline`
     async def decisions(self) -> Sequence[bytes]:
         """The recent decisions of each worker, the latest first, as JSON."""
 

@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import Enum, auto
 from typing import Any, Final
 
+from egressproxy.config.reading.endpoint_slices import ready_endpoints
 from egressproxy.ir.backend import EndpointAddress
-from egressproxy.ir.endpoint_slices import ready_endpoints
 from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError
 from egressproxy.kubernetes.credentials import Credentials
 from egressproxy.kubernetes.discovery import AvailableKinds, discovered

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from egressproxy.model import deep_json
+from egressproxy.config.reading import deep_json
 from egressproxy.model.kinds import READ_KINDS, ServedKind
 from egressproxy.model.published_object import Key
 

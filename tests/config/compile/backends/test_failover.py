@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from egressproxy.ir.backend import Protocol
-from egressproxy.ir.outline import outline
 from egressproxy.ir.route import FailoverIR, WeightedBackend
 from egressproxy.model.work import at_once
+from egressproxy.operators.explain.outline import outline
 from egressproxy.processes.packing import pack, unpacking
 from tests.config.compile.kit import (
     DYNAMIC,

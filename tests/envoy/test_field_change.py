@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from egressproxy.model.field_change import FieldAction, FieldChange, apply
+from egressproxy.envoy.field_change import FieldAction, FieldChange, apply
 from egressproxy.model.fields import Fields
 
 

@@ -15,7 +15,6 @@ from egressproxy.ir.gateway import (
     SubjectIR,
     VariantIR,
 )  # fmt: skip
-from egressproxy.ir.outline import outline
 from egressproxy.ir.policy import (
     DestinationRule,
     DestinationsIR,
@@ -33,6 +32,7 @@ from egressproxy.ir.route import (
     WeightedBackend,
 )  # fmt: skip
 from egressproxy.model.secret import SecretBytes
+from egressproxy.operators.explain.outline import outline
 
 POLICY = PolicyIR(
     destinations=DestinationsIR(allow=((DestinationRule(("a.example",), (443,), policy="agents/p"),),)),

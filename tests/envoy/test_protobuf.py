@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from egressproxy.model.protobuf import WireError, message_types, parsed
+from egressproxy.envoy.protobuf import WireError, message_types, parsed
 from tests.support.protobuf_wire import field, number
 from tests.support.waiting import WAIT_S
 

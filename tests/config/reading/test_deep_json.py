@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from egressproxy.model import deep_json
+from egressproxy.config.reading import deep_json
 
 
 def nested(levels: int) -> bytes:
