@@ -13,9 +13,9 @@ from egressproxy.filters.base import Filter, Phase
 from egressproxy.filters.chain import Chain, compile_chain
 from egressproxy.filters.configured_filter import BackendWatches, ConfiguredFilter
 from egressproxy.filters.instances import FilterInstances
-from egressproxy.gateway.backends.calls import BackendCall
 from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.network import Network
+from egressproxy.gateway.own_calls.backend_call import BackendCall
 from egressproxy.ir.backend import ConnectionIR
 from egressproxy.ir.policy import AddressesIR, Callee, DestinationsIR, ExtensionIR, PolicyIR
 from egressproxy.ir.route import WeightedBackend

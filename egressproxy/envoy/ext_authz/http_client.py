@@ -10,8 +10,8 @@ from egressproxy.envoy.field_change import FieldAction, FieldChange
 from egressproxy.errors import BadRequest, Reason
 from egressproxy.filters.chain import Chain, finish
 from egressproxy.gateway.backends.buffered_body import BufferedRequest
-from egressproxy.gateway.backends.calls import asked_host, converse, passed_body, question
 from egressproxy.gateway.backends.cluster import Cluster
+from egressproxy.gateway.own_calls.backend_call import asked_host, converse, passed_body, question
 from egressproxy.ir.route import ExternalAuthIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields

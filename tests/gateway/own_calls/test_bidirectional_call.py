@@ -12,9 +12,9 @@ from egressproxy.errors import Reason
 from egressproxy.filters import Exchange, Filter, LocalResponse
 from egressproxy.filters.calls import CallFailed, FilterCall, MessageStream
 from egressproxy.protocols.grpc.framing import framed
-from tests.gateway.backends.test_calls import GET, JUDGE
 from tests.gateway.conftest import Start
 from tests.gateway.kit import reverse
+from tests.gateway.own_calls.test_backend_call import GET, JUDGE
 from tests.support import manifests as m
 from tests.support.conversation import Conversation, scripted_filter
 from tests.support.http2 import GrpcCall, Http2Origin
