@@ -16,7 +16,8 @@ from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.network import Network
-from egressproxy.gateway.build import SnapshotBuilder
+from egressproxy.gateway.builders.route_updates import updating
+from egressproxy.gateway.builders.snapshot_builder import SnapshotBuilder
 from egressproxy.gateway.endpoint_reports import reports_to
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.connection_manager import HttpConnectionManager
@@ -24,7 +25,6 @@ from egressproxy.gateway.identity.seen_values import SharedSeenValues
 from egressproxy.gateway.listeners.bound_port import BoundPort
 from egressproxy.gateway.overload.memory_pressure import OverloadState
 from egressproxy.gateway.overload_manager import OverloadManager
-from egressproxy.gateway.route_updates import updating
 from egressproxy.gateway.snapshot import Port, Snapshot, replace_endpoints
 from egressproxy.ir.backend import EndpointAddress
 from egressproxy.ir.gateway import ConfigIR

@@ -48,7 +48,7 @@ async def test_a_start_that_cannot_build_its_configuration_says_so_and_is_a_1(
     def refuse(*_: object) -> None:
         raise ValueError("server x cannot be read")
 
-    monkeypatch.setattr("egressproxy.gateway.build.SnapshotBuilder.snapshot", refuse)
+    monkeypatch.setattr("egressproxy.gateway.builders.snapshot_builder.SnapshotBuilder.snapshot", refuse)
     app = App(options(tmp_path, m.gateway(m.forward_listener(free_port()))))
     assert await app.serve() == 1
     assert "server x cannot be read" in capsys.readouterr().err

@@ -38,7 +38,7 @@ def test_what_is_no_such_message_is_refused(data: bytes):
 
 def test_a_data_plane_without_grpc_does_not_load_it():
     program = (
-        "import sys, egressproxy.processes.workers.process, egressproxy.gateway.build\n"
+        "import sys, egressproxy.processes.workers.process, egressproxy.gateway.builders.snapshot_builder\n"
         "print([name for name in sys.modules if name.startswith('google')])\n"
         "import egressproxy.envoy.ext_authz.grpc_client\n"
         "print('google.protobuf.message' in sys.modules)"

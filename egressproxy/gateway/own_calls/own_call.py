@@ -1,6 +1,7 @@
 """The order of a call that the gateway makes itself: filters of the server, one upstream call, filters of the answer.
 
-Unary calls (`backend_call`) and streams (`bidirectional_call`) begin here, and differ in what they do with the answer's body.
+Unary calls (`backend_call`) and streams (`bidirectional_call`) begin here, and differ in what they do with the answer's
+body.
 """
 
 from __future__ import annotations

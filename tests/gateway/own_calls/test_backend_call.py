@@ -18,7 +18,7 @@ from egressproxy.errors import Reason
 from egressproxy.filters import Exchange, Filter, Rejected
 from egressproxy.filters.calls import CallAnswer, CallFailed, FilterCall
 from egressproxy.filters.catalog import Catalog
-from egressproxy.gateway.build import SnapshotBuilder
+from egressproxy.gateway.builders.snapshot_builder import SnapshotBuilder
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.ir.route import WeightedBackend
 from tests.gateway.conftest import Start

@@ -1,5 +1,5 @@
-"""Build: ConfigIR → Snapshot. Everything that configuration alone decides is decided here, so that a request looks
-up nothing.
+"""SnapshotBuilder: ConfigIR → Snapshot. All that configuration alone decides is decided here, so that a request looks up
+nothing.
 
 What has an equal spec in the snapshot before is kept: clusters with their pools, filters with their buckets, series
 with their counts. Makes no socket and changes nothing of what is in service.
@@ -20,12 +20,12 @@ from egressproxy.filters.calls import FilterCall
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.gateway.backends.network import Network
+from egressproxy.gateway.builders.reusable_components import ReusableComponents
+from egressproxy.gateway.builders.rule_builder import AttachedRoute, RuleBuilder
 from egressproxy.gateway.exchange.admission import HTTP_PORT
 from egressproxy.gateway.identity.authenticators import Authenticators
 from egressproxy.gateway.leaf_certificates.certificate_cache import CertificateCache, CertificateCaches
-from egressproxy.gateway.reusable_components import ReusableComponents
 from egressproxy.gateway.route import DefaultRoutes, Route, self_service
-from egressproxy.gateway.rule_builder import AttachedRoute, RuleBuilder
 from egressproxy.gateway.snapshot import ActiveListener, Port, Snapshot
 from egressproxy.gateway.subject_overrides import SubjectOverrides
 from egressproxy.ir.gateway import (

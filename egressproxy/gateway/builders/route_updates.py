@@ -6,7 +6,7 @@ from collections.abc import Collection
 from functools import partial
 from typing import Final, NamedTuple
 
-from egressproxy.gateway.build import SnapshotBuilder, placeholders, without_routes
+from egressproxy.gateway.builders.snapshot_builder import SnapshotBuilder, placeholders, without_routes
 from egressproxy.gateway.exchange.admission import HTTP_PORT
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener, Snapshot

@@ -14,9 +14,9 @@ from egressproxy.gateway.backends.mirror import Mirror
 from egressproxy.gateway.backends.retries import NO_RETRIES, RetryPolicy
 from egressproxy.gateway.backends.route_backend import EXACT_BELOW_S, RouteBackend
 from egressproxy.gateway.backends.session_persistence import PersistentSessions, Sessions
+from egressproxy.gateway.builders.reusable_components import ReusableComponents
 from egressproxy.gateway.product_types import BuiltRule, ExternalAuthorization, OwnFilter
 from egressproxy.gateway.products import PRODUCTS
-from egressproxy.gateway.reusable_components import ReusableComponents
 from egressproxy.gateway.route import Route
 from egressproxy.ir.backend import Destination, Protocol
 from egressproxy.ir.gateway import ListenerIR, extensions_of

@@ -16,7 +16,7 @@ from egressproxy.errors import Denied, Reason
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import run
 from egressproxy.filters.instances import FilterBuildError
-from egressproxy.gateway.build import SnapshotBuilder
+from egressproxy.gateway.builders.snapshot_builder import SnapshotBuilder
 from egressproxy.gateway.gateway import GatewayServer
 from egressproxy.gateway.route import SELF_SERVICE
 from egressproxy.gateway.snapshot import Snapshot

@@ -15,10 +15,10 @@ import pytest
 
 import egressproxy.gateway.gateway as module
 from egressproxy.filters.catalog import Catalog
-from egressproxy.gateway.build import SnapshotBuilder
+from egressproxy.gateway.builders.route_updates import updating
+from egressproxy.gateway.builders.snapshot_builder import SnapshotBuilder
 from egressproxy.gateway.gateway import GatewayServer
 from egressproxy.gateway.route import Route
-from egressproxy.gateway.route_updates import updating
 from egressproxy.gateway.snapshot import Snapshot, replace_endpoints
 from egressproxy.ir.backend import EndpointAddress
 from egressproxy.model.authority import Authority
