@@ -19,7 +19,7 @@ import pytest
 from egressproxy import app as app_module
 from egressproxy.app import App
 from egressproxy.config.reading.problems import ConfigError
-from egressproxy.gateway.gateway import ARRIVE_S
+from egressproxy.gateway.server.gateway_server import ARRIVE_S
 from egressproxy.processes.loader import process as apart
 from egressproxy.processes.workers.data_plane import Configuration
 from egressproxy.protocols.http1 import request_head

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from egressproxy.gateway.overload_manager import OverloadManager
+from egressproxy.gateway.server.overload_manager import OverloadManager
 from egressproxy.model.kill_switch import KilledIdentities, KilledIdentity
 from egressproxy.model.process_limits import NO_LIMITS
 from egressproxy.operators.approval.approval_hold import holds

@@ -1,5 +1,5 @@
-"""SnapshotBuilder: ConfigIR → Snapshot. All that configuration alone decides is decided here, so that a request looks up
-nothing.
+"""SnapshotBuilder: ConfigIR → Snapshot. All that configuration alone decides is decided here, so that a request looks
+up nothing.
 
 What has an equal spec in the snapshot before is kept: clusters with their pools, filters with their buckets, series
 with their counts. Makes no socket and changes nothing of what is in service.

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-import egressproxy.gateway.gateway as module
+import egressproxy.gateway.server.gateway_server as module
 from egressproxy.filters.catalog import Catalog
 from egressproxy.gateway.builders.route_updates import updating
 from egressproxy.gateway.builders.snapshot_builder import SnapshotBuilder
-from egressproxy.gateway.gateway import GatewayServer
 from egressproxy.gateway.route import Route
+from egressproxy.gateway.server.gateway_server import GatewayServer
 from egressproxy.gateway.snapshot import Snapshot, replace_endpoints
 from egressproxy.ir.backend import EndpointAddress
 from egressproxy.model.authority import Authority

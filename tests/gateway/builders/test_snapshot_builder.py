@@ -17,8 +17,8 @@ from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.chain import run
 from egressproxy.filters.instances import FilterBuildError
 from egressproxy.gateway.builders.snapshot_builder import SnapshotBuilder
-from egressproxy.gateway.gateway import GatewayServer
 from egressproxy.gateway.route import SELF_SERVICE
+from egressproxy.gateway.server.gateway_server import GatewayServer
 from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.ir.gateway import CertificateIR, ConfigIR, ListenerProtocol, ListenerTlsIR
 from egressproxy.ir.policy import ExtensionIR

@@ -9,7 +9,13 @@ import pytest
 from h2.errors import ErrorCodes
 
 from egressproxy.gateway.overload.memory_pressure import CALM_S, OverloadState
-from egressproxy.gateway.overload_manager import CLOSED_AT_ONCE, COLLECT_S, GIVE_BACK_TIMES, GROWTH_S, OverloadManager
+from egressproxy.gateway.server.overload_manager import (
+    CLOSED_AT_ONCE,
+    COLLECT_S,
+    GIVE_BACK_TIMES,
+    GROWTH_S,
+    OverloadManager,
+)
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.model.process_limits import ProcessLimits
 from tests.gateway.backends.test_mirror import mirror, results

@@ -14,7 +14,7 @@ import pytest
 from egressproxy.filters.base import Filter, FilterContext, FilterType, Phase
 from egressproxy.filters.catalog import Catalog
 from egressproxy.filters.settings import FilterConfig
-from egressproxy.gateway.gateway import ARRIVE_S, GatewayServer
+from egressproxy.gateway.server.gateway_server import ARRIVE_S, GatewayServer
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.model.exchange import Exchange
 from egressproxy.net.listening import BindError
@@ -185,7 +185,7 @@ async def test_an_idle_connection_may_ask_once_more_for_as_long_as_it_is_told(mo
                 client.sendall(b"CONNECT b.test:443 HTTP/1.1\r\nHost: b.test:443\r\n\r\n")
             await sleep(0.001)
 
-        monkeypatch.setattr("egressproxy.gateway.gateway.asyncio.sleep", count)
+        monkeypatch.setattr("egressproxy.gateway.server.gateway_server.asyncio.sleep", count)
         assert await made.drain(WAIT_S, idle_s=1.0) == 0
         answer = all_of(client)
         assert answer.startswith(b"HTTP/1.1 403 ")

@@ -1,4 +1,4 @@
-"""Gateway: the snapshot in service, the sockets, and the swap from one configuration to the next.
+"""GatewayServer: the snapshot in service, the sockets, and the swap from one configuration to the next.
 
 A new configuration is built beside the old one; sockets that it needs are bound before anything changes; then the
 ports of all bound sockets are swapped at once. A failure before that leaves everything as it was.
@@ -18,13 +18,13 @@ from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.builders.route_updates import updating
 from egressproxy.gateway.builders.snapshot_builder import SnapshotBuilder
-from egressproxy.gateway.endpoint_reports import reports_to
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.connection_manager import HttpConnectionManager
 from egressproxy.gateway.identity.seen_values import SharedSeenValues
 from egressproxy.gateway.listeners.bound_port import BoundPort
 from egressproxy.gateway.overload.memory_pressure import OverloadState
-from egressproxy.gateway.overload_manager import OverloadManager
+from egressproxy.gateway.server.endpoint_reports import reports_to
+from egressproxy.gateway.server.overload_manager import OverloadManager
 from egressproxy.gateway.snapshot import Port, Snapshot, replace_endpoints
 from egressproxy.ir.backend import EndpointAddress
 from egressproxy.ir.gateway import ConfigIR

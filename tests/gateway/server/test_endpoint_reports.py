@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from egressproxy.errors import Reason
-from egressproxy.gateway.endpoint_reports import reports_to
+from egressproxy.gateway.server.endpoint_reports import reports_to
 from egressproxy.ir.backend import BackendIR, Destination
 from egressproxy.ir.resilience import HealthCheckIR, OutlierDetectionIR
 from egressproxy.telemetry.exposition import Exposition
