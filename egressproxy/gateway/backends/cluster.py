@@ -16,7 +16,7 @@ from egressproxy.errors import GatewayFault, Reason, UpstreamFault
 from egressproxy.filters.filter_step import FilterSteps
 from egressproxy.gateway.backends.dns_tracked_host import UNTRACKED, retire
 from egressproxy.gateway.backends.endpoints import HostSet, host_set_of
-from egressproxy.gateway.backends.health_checks import HTTP_2_PROTOCOLS, HealthChecks
+from egressproxy.gateway.backends.health_checks.health_checks import HTTP_2_PROTOCOLS, HealthChecks
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.opener import ConnectionOpener, TlsFailure, is_http2, is_unverified, note_unverified
 from egressproxy.gateway.backends.parent_connect import is_socks, proxy_authorization

@@ -218,7 +218,7 @@ class EndpointCheck:
 
     async def _ask_over_http2(self, exchange: Exchange, host: bytes, body: bytes) -> tuple[ResponseHead, bytes, Fields]:
         # Here, since HTTP/2 takes memory, and not everybody has a backend that speaks it.
-        from egressproxy.gateway.backends.http2_checks import ask_over_http2
+        from egressproxy.gateway.backends.health_checks.http2_checks import ask_over_http2
 
         return await ask_over_http2(
             self._opener, self._network, self._driver, self._target, exchange, host, LIMITS, body
