@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING
 from egressproxy import __version__
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.config.reading.watch import changes
+from egressproxy.gateway.identity.killed_identities import KilledIdentities
 from egressproxy.model.authority import Authority
 from egressproxy.model.forward_listener import ForwardListener
-from egressproxy.model.kill_switch import KilledIdentities
 from egressproxy.model.unix_socket import is_unix
 from egressproxy.net.file_lock import FileLock, memory_file
 from egressproxy.net.loop import loop_name, new_loop, why_not_uvloop

@@ -20,18 +20,18 @@ from egressproxy.gateway.builders.route_updates import updating
 from egressproxy.gateway.builders.snapshot_builder import SnapshotBuilder
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.connection_manager import HttpConnectionManager
+from egressproxy.gateway.identity.killed_identities import KilledIdentities
 from egressproxy.gateway.identity.seen_values import SharedSeenValues
 from egressproxy.gateway.listeners.bound_port import BoundPort
 from egressproxy.gateway.overload.memory_pressure import OverloadState
+from egressproxy.gateway.overload.process_limits import NO_LIMITS, ProcessLimits
 from egressproxy.gateway.server.endpoint_reports import reports_to
 from egressproxy.gateway.server.overload_manager import OverloadManager
 from egressproxy.gateway.snapshot import Port, Snapshot, replace_endpoints
 from egressproxy.ir.backend import EndpointAddress
 from egressproxy.ir.gateway import ConfigIR
 from egressproxy.model.authority import IPAddress
-from egressproxy.model.kill_switch import KilledIdentities
 from egressproxy.model.own_names import new_pseudonym
-from egressproxy.model.process_limits import NO_LIMITS, ProcessLimits
 from egressproxy.model.unix_socket import is_unix
 from egressproxy.net.cooperative import in_turns
 from egressproxy.net.listening import BindError, bind, bind_error

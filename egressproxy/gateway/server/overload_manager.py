@@ -16,13 +16,13 @@ from typing import Protocol
 
 from egressproxy.gateway.backends.cluster import Cluster
 from egressproxy.gateway.exchange.connection_manager import HttpConnectionManager
+from egressproxy.gateway.identity.killed_identities import KilledIdentities
 from egressproxy.gateway.listeners.bound_port import BoundPort
 from egressproxy.gateway.open_connections import Connection, OpenConnections
 from egressproxy.gateway.overload.memory_pressure import MemoryPressure, OverloadState
+from egressproxy.gateway.overload.process_limits import ProcessLimits
 from egressproxy.gateway.overload.request_gate import RequestGate, path_of
-from egressproxy.model.kill_switch import KilledIdentities
 from egressproxy.model.per_client_quota import PerClientQuota
-from egressproxy.model.process_limits import ProcessLimits
 from egressproxy.net.process import ResidentMemory, give_back_memory
 from egressproxy.net.timers import Deadline
 from egressproxy.telemetry.event_aggregator import EventType, InvolvedObject

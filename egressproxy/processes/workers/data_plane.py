@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from egressproxy.gateway.identity.killed_identities import KillChange, KilledIdentities
+from egressproxy.gateway.overload.process_limits import ProcessLimits
 from egressproxy.ir.backend import EndpointAddress
-from egressproxy.model.kill_switch import KillChange, KilledIdentities
-from egressproxy.model.process_limits import ProcessLimits
 from egressproxy.model.unix_socket import UnixSocket
 from egressproxy.net.listening import bind, bind_unix
 from egressproxy.net.process import collapse_heap, memory_for_each

@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 from typing import Any, Final
 
-from egressproxy.model.kill_switch import MAX_KILLED, KilledIdentities, KilledIdentity
+from egressproxy.gateway.identity.killed_identities import MAX_KILLED, KilledIdentities, KilledIdentity
 from egressproxy.model.strict_json import loads_strictly
 from egressproxy.processes.durable_file import replace_file
 

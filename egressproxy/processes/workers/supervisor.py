@@ -20,8 +20,8 @@ from typing import Final
 
 from egressproxy.errors import NotAnswered
 from egressproxy.filters.shared_counters import SharedCounters
+from egressproxy.gateway.identity.killed_identities import KillChange, KilledIdentities
 from egressproxy.model.admin_requests import MAX_PAGE, HoldPage
-from egressproxy.model.kill_switch import KillChange, KilledIdentities
 from egressproxy.model.own_names import new_pseudonym
 from egressproxy.model.secret import SecretBytes
 from egressproxy.net.file_lock import memory_file

@@ -23,10 +23,10 @@ from egressproxy.errors import NotAnswered
 from egressproxy.filters.shared_counters import SharedCounters
 from egressproxy.gateway.backends.cluster import UPSTREAM_LIMITS
 from egressproxy.gateway.exchange.recent_decisions import decisions, subjects_of
+from egressproxy.gateway.identity.killed_identities import KillChange, KilledIdentities, KilledIdentity
+from egressproxy.gateway.overload.process_limits import NO_LIMITS, ProcessLimits
 from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.model.admin_requests import MAX_PAGE, CachePurge, HoldDecision, HoldPage
-from egressproxy.model.kill_switch import KillChange, KilledIdentities, KilledIdentity
-from egressproxy.model.process_limits import NO_LIMITS, ProcessLimits
 from egressproxy.model.work import Work
 from egressproxy.net.cooperative import in_turns
 from egressproxy.net.listening import bind as bind_socket

@@ -9,6 +9,7 @@ import pytest
 from h2.errors import ErrorCodes
 
 from egressproxy.gateway.overload.memory_pressure import CALM_S, OverloadState
+from egressproxy.gateway.overload.process_limits import ProcessLimits
 from egressproxy.gateway.server.overload_manager import (
     CLOSED_AT_ONCE,
     COLLECT_S,
@@ -17,7 +18,6 @@ from egressproxy.gateway.server.overload_manager import (
     OverloadManager,
 )
 from egressproxy.ir.gateway import ConfigIR
-from egressproxy.model.process_limits import ProcessLimits
 from tests.gateway.backends.test_mirror import mirror, results
 from tests.gateway.conftest import Start
 from tests.gateway.h2 import speak_http2

@@ -13,7 +13,7 @@ from typing import Any, cast
 import pytest
 
 from egressproxy.errors import NotAnswered
-from egressproxy.model.kill_switch import KillChange, KilledIdentities, KilledIdentity
+from egressproxy.gateway.identity.killed_identities import KillChange, KilledIdentities, KilledIdentity
 from egressproxy.net.file_lock import memory_file
 from egressproxy.net.listening import peer_of
 from egressproxy.processes.listening_sockets import ListeningSockets, Place

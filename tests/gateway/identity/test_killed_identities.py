@@ -5,9 +5,15 @@ from __future__ import annotations
 import pytest
 
 from egressproxy.errors import Denied, Reason
+from egressproxy.gateway.identity.killed_identities import (
+    MAX_KILLED,
+    KillChange,
+    KilledIdentities,
+    KilledIdentity,
+    NotKilled,
+)
 from egressproxy.identity.peers import workload
 from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
-from egressproxy.model.kill_switch import MAX_KILLED, KillChange, KilledIdentities, KilledIdentity, NotKilled
 
 BY_CERTIFICATE = workload(["spiffe://cluster.local/ns/agents/sa/worker"], ["cluster.local"])
 BY_TOKEN = CallerIdentity("agents", "worker", name="system:serviceaccount:agents:worker", source="token")
