@@ -1,4 +1,4 @@
-"""What AI adds to exchanges: the form of errors, and a look at the beginning of answers."""
+"""What AI adds to the data plane: the form of errors, and a look at the beginning of answers."""
 
 from __future__ import annotations
 
