@@ -23,7 +23,7 @@ from egressproxy.ir.backend import ConnectionIR, Destination, EndpointAddress
 from egressproxy.ir.gateway import CertificateIR, ClientCertificatesIR, ListenerIR, ListenerProtocol
 from egressproxy.ir.identity import AddressClientIR
 from egressproxy.ir.policy import LimitsIR, Mode, TimeoutsIR
-from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
+from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity
 from egressproxy.model.fields import every_spelling
 from egressproxy.model.own_names import OWN_HOST
 from egressproxy.net.client_chains import is_for_identity

@@ -49,7 +49,8 @@ from egressproxy.gateway.product_types import (
 )
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.ir.route import HttpRuleIR
-from egressproxy.model.exchange import AttemptTrail, Exchange, StateSlot
+from egressproxy.model.attempt_trail import AttemptTrail
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.fields import EVENT_STREAM, media_type
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.strict_json import Unreadable

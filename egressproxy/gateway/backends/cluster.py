@@ -30,7 +30,8 @@ from egressproxy.gateway.backends.parent_selection import (
 from egressproxy.gateway.backends.passive_health import PassiveHealth
 from egressproxy.gateway.backends.upstream_hosts import DialTarget, SharedConnections, UpstreamHost, UpstreamHosts
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, ConnectionIR, Destination, EndpointAddress, Protocol
-from egressproxy.model.exchange import Exchange, tenant_of
+from egressproxy.model.caller_identity import tenant_of
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.per_client_quota import client_of
 from egressproxy.net.flow_control import peer_address
 from egressproxy.net.pending_protocol import PendingProtocol

@@ -12,7 +12,7 @@ from typing import Final
 
 from egressproxy.errors import Denied, Reason
 from egressproxy.model.admin_requests import read_parameters
-from egressproxy.model.exchange import CallerIdentity
+from egressproxy.model.caller_identity import CallerIdentity
 
 #: The most killed identities, and the most bytes of a name and of a reason.
 MAX_KILLED: Final = 10_000

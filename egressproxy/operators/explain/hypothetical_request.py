@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from egressproxy.gateway.snapshot import ActiveListener, Port, Snapshot
 from egressproxy.ir.gateway import ListenerProtocol
 from egressproxy.model.authority import AuthorityError, parse_authority
-from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, service_account_name
+from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity, service_account_name
 from egressproxy.model.fields import TOKEN, VALUE
 from egressproxy.model.message import RequestHead
 from egressproxy.protocols.http1.codec import RequestReader

@@ -13,7 +13,7 @@ from egressproxy.gateway.identity.killed_identities import (
     NotKilled,
 )
 from egressproxy.identity.peers import workload
-from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
+from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity
 
 BY_CERTIFICATE = workload(["spiffe://cluster.local/ns/agents/sa/worker"], ["cluster.local"])
 BY_TOKEN = CallerIdentity("agents", "worker", name="system:serviceaccount:agents:worker", source="token")
