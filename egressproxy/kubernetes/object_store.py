@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
 from egressproxy.config.reading import deep_json
-from egressproxy.model.kinds import READ_KINDS, ServedKind
+from egressproxy.config.served_kinds import READ_KINDS, ServedKind
 from egressproxy.model.published_object import Key
 
 #: The stored parts of `metadata`; the rest changes often, and is not used.
