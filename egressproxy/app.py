@@ -19,20 +19,20 @@ from typing import TYPE_CHECKING
 from egressproxy import __version__
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.config.reading.watch import changes
+from egressproxy.gateway.identity.killed_identities import KilledIdentities
 from egressproxy.model.authority import Authority
-from egressproxy.model.forward_listener import ForwardListener
-from egressproxy.model.kill_switch import KilledIdentities
 from egressproxy.model.unix_socket import is_unix
 from egressproxy.net.file_lock import FileLock, memory_file
-from egressproxy.net.listening_sockets import ListeningSockets, Place
 from egressproxy.net.loop import loop_name, new_loop, why_not_uvloop
 from egressproxy.net.process import close_memory
-from egressproxy.net.service_manager import ServiceManager, given_descriptors
 from egressproxy.net.system_roots import watched
 from egressproxy.net.terminal import LOOK_S, ControllingTerminal
+from egressproxy.processes.forward_listeners import ForwardListener
+from egressproxy.processes.listening_sockets import ListeningSockets, Place
 from egressproxy.processes.loader.loader import Loader
 from egressproxy.processes.loader.notices import tell_problems
 from egressproxy.processes.loader.process import LoaderProcess
+from egressproxy.processes.takeover.service_manager import ServiceManager, given_descriptors
 from egressproxy.processes.workers.data_plane import ConfigRefused, DataPlane, settle_heap
 from egressproxy.processes.workers.kill_switch import KillSwitch
 from egressproxy.reloads import FAILURES, ConfigManager, counted

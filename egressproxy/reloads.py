@@ -12,21 +12,20 @@ from dataclasses import replace
 from typing import Protocol
 
 from egressproxy.config.reading.problems import ConfigError, Problem
-from egressproxy.ir.gateway import ListenerProtocol, every_listener
-from egressproxy.ir.packing import unpacking
-from egressproxy.model.forward_listener import ForwardListener
 from egressproxy.model.published_object import Key
 from egressproxy.model.unix_socket import is_unix, parse_unix_socket
 from egressproxy.model.work import at_once
 from egressproxy.net.listening import BindError, is_inside
-from egressproxy.net.service_manager import ServiceManager
-from egressproxy.net.wanted_lock import WantedLock
+from egressproxy.processes.forward_listeners import ForwardListener, forward_listeners
 from egressproxy.processes.loader.loader import Loader
 from egressproxy.processes.loader.notices import accepted, broken, rejected, tell_findings, tell_problems
 from egressproxy.processes.loader.process import LoadingFailed
 from egressproxy.processes.loader.published import PublishedConfiguration, digest
 from egressproxy.processes.loader.request import LoadRequest
 from egressproxy.processes.loader.result import CompiledConfig, ListenerAddress, builtin
+from egressproxy.processes.packing import unpacking
+from egressproxy.processes.takeover.service_manager import ServiceManager
+from egressproxy.processes.takeover.wanted_lock import WantedLock
 from egressproxy.processes.workers.data_plane import (
     ConfigRefused,
     Configuration,
@@ -104,7 +103,7 @@ class ConfigManager:
         self.taking = WantedLock()
         self.is_draining = False  # new configurations are refused; a load in progress does not reset this
         self._loaded = CompiledConfig()
-        self._packed = b""  # the spec in service, as `ir.packing` writes it, compressed
+        self._packed = b""  # the spec in service, as `processes.packing` writes it, compressed
         self._generation = 0
         self._is_rejected = False  # of the configuration read last
         self._shows_catalogue = False
@@ -136,12 +135,12 @@ class ConfigManager:
         return self._loaded.memory
 
     async def model(self) -> bytes:
-        """The outline of the configuration in service (`ir.outline`), as JSON. It has no secret."""
+        """The outline of the configuration in service (`operators.explain.outline`), as JSON. It has no secret."""
         return await asyncio.to_thread(_model, self._packed, self._options.bind)
 
     async def forward_listeners(self) -> list[ForwardListener]:
         """Where clients find their proxy."""
-        return await asyncio.to_thread(_forward_listeners, self._packed)
+        return await asyncio.to_thread(lambda: forward_listeners(zlib.decompress(self._packed)))
 
     # --- into service ----------------------------------------------------------------------------------------------
     async def take(self, acknowledged: Collection[str] = ()) -> None:
@@ -444,22 +443,7 @@ def _listeners(places: Iterable[ListenerAddress]) -> dict[tuple[str, int], str]:
 
 def _model(packed: bytes, bind: Sequence[str]) -> bytes:
     """The outline of a configuration, and where its Gateways listen that give no address."""
-    from egressproxy.ir.outline import outline
+    from egressproxy.operators.explain.outline import outline
 
     spec = at_once(unpacking(zlib.decompress(packed)))
     return json.dumps({"model": outline(spec), "bind": list(bind)}).encode()
-
-
-def _forward_listeners(packed: bytes) -> list[ForwardListener]:
-    chains: dict[str, dict[str, None]] = {}
-    spec = at_once(unpacking(zlib.decompress(packed)))
-    for listener in every_listener(spec):
-        found = chains.setdefault(f"{listener.gateway}/{listener.name}", {})
-        found.update(dict.fromkeys(each.chain_pem for each in listener.policy.intercepts))
-    return [
-        ForwardListener(name, address, listener.port, listener.tls is not None, "".join(chains[name]))
-        for listener in spec.listeners
-        if listener.protocol is ListenerProtocol.FORWARD_PROXY
-        for name in [f"{listener.gateway}/{listener.name}"]
-        for address in [each for each in listener.addresses if not is_unix(each)][:1]  # no variable names a socket file
-    ]

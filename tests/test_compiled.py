@@ -420,7 +420,7 @@ def test_what_goes_between_processes_is_not_compiled_or_says_how():
     sent = set()
     for name in modules():
         for call in every(tree(name), ast.Call):
-            if whole(name, source(name), call.func) == "egressproxy.model.pickling.classes":
+            if whole(name, source(name), call.func) == "egressproxy.processes.pickling.classes":
                 named = (each for each in ast.walk(call) if isinstance(each, ast.Name))
                 sent |= {whole(name, source(name), each) for each in named}
     compiled = {name for name in sent if name.rpartition(".")[0] in COMPILED}

@@ -13,7 +13,7 @@ from benchmarks.micro.codec import SMALL_RESPONSE
 from benchmarks.micro.exchange import PLAIN, SMALL_GET, stage
 from benchmarks.micro.stage import Stage
 from egressproxy.gateway.exchange.client_connection import ClientConnection
-from egressproxy.model.exchange import CallerIdentity, service_account_name
+from egressproxy.model.caller_identity import CallerIdentity, service_account_name
 from tests.support.conversation import Conversation, MemoryPeer
 
 CLIENTS = 2000

@@ -17,8 +17,8 @@ from aiohttp import web
 from egressproxy.admin.status import ApiError, bad_request
 from egressproxy.admin.write_access import WriteAccess, came_by_proxy, is_local
 from egressproxy.errors import NotAnswered
+from egressproxy.gateway.identity.killed_identities import KillChange, NotKilled
 from egressproxy.model.admin_requests import CachePurge, HoldDecision, HoldPage, HoldPlace
-from egressproxy.model.kill_switch import KillChange, NotKilled
 
 #: The most parallel explanations: each may wait for a name server.
 MAX_AT_ONCE: Final = 4
@@ -226,7 +226,7 @@ class AdminState(Protocol):
     async def reload(self, acknowledged: str) -> str:
         """Load anew; gives why it is not in service, or "". `acknowledged`: the mark of one that may allow more."""
 
-    async def model(self) -> bytes: ...  # what is served, as JSON: `ir.outline`
+    async def model(self) -> bytes: ...  # what is served, as JSON: `operators.explain.outline`
     async def decisions(self) -> Sequence[bytes]:
         """The recent decisions of each worker, the latest first, as JSON."""
 

@@ -23,8 +23,8 @@ from egressproxy.cli.options import (
 from egressproxy.cli.problems import compiled_or_exit
 from egressproxy.cli.secrets import secret_options
 from egressproxy.cli.styled_lines import print_lines
-from egressproxy.ir.outline import Outline
 from egressproxy.model.secret import SecretSource
+from egressproxy.operators.explain.outline import Outline
 
 if TYPE_CHECKING:
     from egressproxy.gateway.exchange.recent_decisions import RecentDecision
@@ -80,7 +80,7 @@ def command(
     if len(paths) == 1 and admin is None:
         admin = asked_admin(admin)
     *old_path, new_path = paths
-    from egressproxy.ir.outline import outline
+    from egressproxy.operators.explain.outline import outline
 
     if old_path:
         bind = bind or ("127.0.0.1",)

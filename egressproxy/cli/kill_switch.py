@@ -103,8 +103,8 @@ def _change(
 
 def _say_if_unseen(identity: str, admin: tuple[str, int]) -> None:
     """A name that no client has had lately may be a slip, and then the client that was meant goes on."""
-    from egressproxy.model.exchange import CallerIdentity
-    from egressproxy.model.kill_switch import KilledIdentities, KilledIdentity
+    from egressproxy.gateway.identity.killed_identities import KilledIdentities, KilledIdentity
+    from egressproxy.model.caller_identity import CallerIdentity
 
     killed = KilledIdentities((KilledIdentity(identity),))
     seen = [

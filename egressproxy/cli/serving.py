@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from egressproxy.cli import PROGRAM
-from egressproxy.model.pickling import classes, dumps, loads
 from egressproxy.model.secret import SecretBytes, SecretSource
 from egressproxy.net.file_lock import memory_file
 from egressproxy.net.process import child_command, collect_seldom
+from egressproxy.processes.pickling import classes, dumps, loads
 from egressproxy.run_options import ClusterOptions, FilterListener, RunOptions
 
 if TYPE_CHECKING:

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 import egressproxy.doors.products  # noqa: F401 (they register)
-from egressproxy.gateway.gateway import GatewayServer
+from egressproxy.gateway.server.gateway_server import GatewayServer
 
 __all__ = ("GatewayServer",)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from egressproxy.ai.backends.call import AiRules
 from egressproxy.ai.backends.endpoint import AiEndpoint
-from egressproxy.ai.exchanges import answer_beginning, error_form
+from egressproxy.ai.data_plane import answer_beginning, error_form
 from egressproxy.ai.mcp.filters import McpRules, path_filter
 from egressproxy.envoy.ext_authz.clients import external_auth
-from egressproxy.gateway.build import build, offline
+from egressproxy.gateway.builders.snapshot_builder import build, offline
 from egressproxy.gateway.products import PRODUCTS
 from egressproxy.operators.self_service.answers import SelfServiceAnswers
 

@@ -26,7 +26,8 @@ from egressproxy.filters.filter_step import FilterAnswered, FilterSteps
 from egressproxy.filters.instances import FilterBuildError, FilterInstances
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.model.authority import parse_authority
-from egressproxy.model.exchange import SENT_BODY, CallerIdentity, Exchange
+from egressproxy.model.caller_identity import CallerIdentity
+from egressproxy.model.exchange import SENT_BODY, Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead, ResponseHead

@@ -12,10 +12,11 @@ from typing import Final, Protocol
 from weakref import WeakValueDictionary
 
 from egressproxy.errors import GatewayFault, LimitExceeded, Reason
+from egressproxy.gateway.identity.killed_identities import KilledIdentities
 from egressproxy.gateway.overload.request_gate import Tenant
 from egressproxy.gateway.snapshot import ActiveListener, Port
-from egressproxy.model.exchange import CallerIdentity, Exchange
-from egressproxy.model.kill_switch import KilledIdentities
+from egressproxy.model.caller_identity import CallerIdentity
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.per_client_quota import PerClientQuota, origin_of
 from egressproxy.net.held_bytes import HeldBytes, Hold
 from egressproxy.net.process import RESERVED, descriptors

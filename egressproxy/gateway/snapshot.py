@@ -23,7 +23,7 @@ from egressproxy.ir.backend import ConnectionIR, Destination, EndpointAddress
 from egressproxy.ir.gateway import CertificateIR, ClientCertificatesIR, ListenerIR, ListenerProtocol
 from egressproxy.ir.identity import AddressClientIR
 from egressproxy.ir.policy import LimitsIR, Mode, TimeoutsIR
-from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
+from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity
 from egressproxy.model.fields import every_spelling
 from egressproxy.model.own_names import OWN_HOST
 from egressproxy.net.client_chains import is_for_identity
@@ -35,10 +35,7 @@ from egressproxy.routing.table import HttpTable
 from egressproxy.telemetry.series import Series
 
 #: TLS (by SNI) and TCP listeners: no HTTP there.
-STREAM_PROTOCOLS: Final = (ListenerProtocol.TLS, ListenerProtocol.TCP)
 _LIMITS: Final = tuple(each.name for each in fields(LimitsIR))
-#: Listeners whose clients say something else before HTTP.
-_OTHER_WORDS: Final = (ListenerProtocol.SOCKS5, ListenerProtocol.TRANSPARENT)
 
 
 @dataclass(slots=True, eq=False, repr=False)
@@ -73,7 +70,7 @@ class ActiveListener:
         self.mode = spec.policy.mode
         self.timeouts = spec.policy.timeouts
         self.is_forward = spec.protocol.is_forward
-        self.is_stream = spec.protocol in STREAM_PROTOCOLS
+        self.is_stream = spec.protocol.is_stream
         self.scheme = b"https" if spec.protocol is ListenerProtocol.HTTPS else b"http"
 
     def leaves_for(self, host: str) -> CertificateCache | None:
@@ -102,7 +99,7 @@ class Port:
     head_limits: HeadLimits = field(init=False)
     is_stream: bool = field(init=False)
     is_mixed: bool = field(init=False)
-    first_words: ListenerProtocol | None = field(init=False)  # clients do not begin with HTTP: SOCKS5, TRANSPARENT
+    circuit_level: ListenerProtocol | None = field(init=False)  # SOCKS5, TRANSPARENT; None: another protocol
     extended_connect: bool = field(init=False)  # every listener of HTTP has it
     trust_domains: tuple[str, ...] = field(init=False)  # whose SPIFFE ids are believed
     certificates: CertificateTable | None = field(init=False)  # who shows which others
@@ -117,7 +114,7 @@ class Port:
         self.head_limits = HeadLimits(self.limits.max_head_bytes, self.limits.max_fields)
         self.is_stream = self.first.is_stream
         protocol = self.first.spec.protocol
-        self.first_words = protocol if protocol in _OTHER_WORDS else None
+        self.circuit_level = protocol if protocol.is_circuit_level else None
         self.is_mixed = not self.is_stream and self.listeners[-1].is_stream
         self.extended_connect = all(
             listener.spec.policy.extended_connect for listener in self.listeners if not listener.is_stream
@@ -133,7 +130,7 @@ class Port:
         self.senders = AddressTable((AddressClientIR(networks, "-", "-"),)) if networks else None
         self.terms = (
             self.is_stream, self.tls is not None, clients, None if self.is_stream else self.head_limits,
-            self.extended_connect, self.first_words, networks, names,
+            self.extended_connect, self.circuit_level, networks, names,
         )  # fmt: skip
 
     def leads_to_stream(self, name: str) -> bool:

@@ -9,7 +9,7 @@ from typing import Final, Generic, NamedTuple, TypeVar
 
 from egressproxy.errors import Denied, Reason
 from egressproxy.ir.gateway import SubjectIR
-from egressproxy.model.exchange import CallerIdentity
+from egressproxy.model.caller_identity import CallerIdentity
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ import binascii
 import re
 from typing import Final, NamedTuple
 
-from egressproxy.model.exchange import CallerIdentity
+from egressproxy.model.caller_identity import CallerIdentity
 
 #: The longest token that is looked at. Those of Kubernetes have 1 KiB, those of providers with many groups up to 8 KiB.
 MAX_TOKEN_BYTES: Final = 16 * 1024

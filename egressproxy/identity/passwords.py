@@ -11,7 +11,7 @@ from hashlib import blake2b
 from typing import Final
 
 from egressproxy.identity.credentials import CredentialRefused
-from egressproxy.model.exchange import CallerIdentity, service_account_name
+from egressproxy.model.caller_identity import CallerIdentity, service_account_name
 from egressproxy.model.secret import SecretBytes
 
 #: Above these a check takes seconds, or much of the memory.

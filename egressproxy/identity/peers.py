@@ -13,7 +13,7 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from typing import Any, Final
 
 from egressproxy.ir.identity import AddressClientIR, CertificateClientIR
-from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, namespace_in, service_account_name
+from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity, namespace_in, service_account_name
 
 #: What RFC 4514 and OpenSSL call an attribute, and what Python's ssl does.
 _ATTRIBUTES: Final = {

@@ -19,7 +19,7 @@ import jwt
 from egressproxy.identity.credentials import Believed, CredentialRefused, UnknownKey
 from egressproxy.identity.key_sets import KeySet
 from egressproxy.ir.identity import TokenIssuerIR
-from egressproxy.model.exchange import CallerIdentity, namespace_in, service_account_name
+from egressproxy.model.caller_identity import CallerIdentity, namespace_in, service_account_name
 
 #: How far the clocks of issuer and gateway may be apart, in seconds.
 SKEW_S: Final = 30

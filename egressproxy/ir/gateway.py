@@ -24,8 +24,19 @@ class ListenerProtocol(str, Enum):
     TRANSPARENT = "egressproxy.io/transparent"
 
     @property
+    def is_stream(self) -> bool:
+        """Connections are passed on as streams of bytes, without HTTP."""
+        return self in (ListenerProtocol.TLS, ListenerProtocol.TCP)
+
+    @property
+    def is_circuit_level(self) -> bool:
+        """SOCKS5 or the kernel names the one destination of a connection, before the client speaks HTTP or TLS."""
+        return self in (ListenerProtocol.SOCKS5, ListenerProtocol.TRANSPARENT)
+
+    @property
     def is_forward(self) -> bool:
-        return self in (ListenerProtocol.FORWARD_PROXY, ListenerProtocol.SOCKS5, ListenerProtocol.TRANSPARENT)
+        """Clients name any destination, for each request or connection."""
+        return self is ListenerProtocol.FORWARD_PROXY or self.is_circuit_level
 
 
 class TlsMode(str, Enum):

@@ -15,10 +15,10 @@ from egressproxy.config.resources.kinds import KINDS
 from egressproxy.config.resources.meta import Resource
 from egressproxy.config.resources.spellings import RULES, TYPES
 from egressproxy.config.schema import json_schema, models_by_name
+from egressproxy.config.served_kinds import CONFIGURED, OURS, ServedKind
 from egressproxy.kubeapi.openapi import FREE, V3, kind_schemas, part_of
 from egressproxy.kubeapi.read.columns import columns
 from egressproxy.kubeapi.write.patches import Shape, shape_of
-from egressproxy.model.kinds import CONFIGURED, OURS, ServedKind
 
 #: Our own kinds, in the order in which they are printed.
 OUR_KINDS: Final = tuple(kind for kind in CONFIGURED if kind.group == OURS)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from egressproxy.model.kinds import CONFIGURED, OURS, ServedKind
+from egressproxy.config.served_kinds import CONFIGURED, OURS, ServedKind
 
 _INVOLVED: Final = tuple(
     f"involvedObject.{name}"

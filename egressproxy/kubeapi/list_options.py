@@ -12,9 +12,9 @@ from enum import Enum
 from typing import Final, NamedTuple
 
 from egressproxy.admin.status import ApiError, bad_request
+from egressproxy.config.served_kinds import ServedKind
 from egressproxy.kubeapi.kinds import served
 from egressproxy.kubeapi.read.selectors import Predicate, field_selector, label_selector
-from egressproxy.model.kinds import ServedKind
 from egressproxy.model.published_object import PublishedObject
 
 #: Between a request's parameters and what changes nothing in an answer of ours.

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from egressproxy import __version__
 from egressproxy.admin.status import ApiError
-from egressproxy.model.kinds import CONFIGURED, ServedKind
+from egressproxy.config.served_kinds import CONFIGURED, ServedKind
 
 _META: Final = "io.k8s.apimachinery.pkg.apis.meta.v1"
 #: Before the name of a part, in references to it.

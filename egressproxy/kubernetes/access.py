@@ -14,7 +14,7 @@ from enum import Enum, auto
 from typing import Any, Final
 
 from egressproxy.config.compile.interface import BUILTIN_CLASS, CATALOG
-from egressproxy.model.kinds import CONFIGURED, ServedKind, lease_names
+from egressproxy.config.served_kinds import CONFIGURED, ServedKind, lease_names
 from egressproxy.model.published_object import Key
 
 #: An API server allows `list` and `watch` of one name, too, where `resourceNames` has it (fieldSelector metadata.name).

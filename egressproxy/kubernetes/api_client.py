@@ -17,8 +17,8 @@ from typing import Any, Final
 import aiohttp
 
 from egressproxy import __version__
+from egressproxy.config.reading import deep_json
 from egressproxy.kubernetes.credentials import Credentials, CredentialsError
-from egressproxy.model import deep_json
 
 #: For one answer, in seconds; a page of a list has 500 objects.
 ANSWER_S: Final = 60.0

@@ -15,8 +15,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from enum import Enum, auto
 from typing import Any, Final
 
+from egressproxy.config.reading.endpoint_slices import ready_endpoints
+from egressproxy.config.served_kinds import GATEWAY, OURS
 from egressproxy.ir.backend import EndpointAddress
-from egressproxy.ir.endpoint_slices import ready_endpoints
 from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError
 from egressproxy.kubernetes.credentials import Credentials
 from egressproxy.kubernetes.discovery import AvailableKinds, discovered
@@ -26,7 +27,6 @@ from egressproxy.kubernetes.object_store import READ_SCOPE, SLICES, ObjectStore,
 from egressproxy.kubernetes.reflector import FIRST_PAUSE_S, LONGEST_PAUSE_S, Reflector
 from egressproxy.kubernetes.status_writer import service_addresses
 from egressproxy.kubernetes.watched_scopes import watched_scopes
-from egressproxy.model.kinds import GATEWAY, OURS
 from egressproxy.model.published_object import Key
 from egressproxy.processes.workers.data_plane import EndpointUpdates
 from egressproxy.run_options import ClusterOptions

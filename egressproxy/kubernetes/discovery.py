@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any, Final
 
+from egressproxy.config.served_kinds import CONFIGURED, ServedKind
 from egressproxy.kubernetes.api_client import ApiClient, ApiError, api_root
-from egressproxy.model.kinds import CONFIGURED, ServedKind
 
 #: Older versions that are read, too, beside those that files may have.
 _ALSO: Final = {("discovery.k8s.io", "EndpointSlice"): ("v1beta1",)}

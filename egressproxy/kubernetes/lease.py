@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
+from egressproxy.config.served_kinds import lease_names
 from egressproxy.kubernetes.access import missing_right
 from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError
-from egressproxy.model.kinds import lease_names
 from egressproxy.model.published_object import Key
 from egressproxy.run_options import ClusterOptions
 

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from egressproxy.ir.backend import EndpointAddress
-from egressproxy.model.pickling import ADDRESSES, classes, dumps, loads
 from egressproxy.model.published_object import Key
+from egressproxy.processes.pickling import ADDRESSES, classes, dumps, loads
 from egressproxy.processes.workers.data_plane import EndpointUpdates
 from egressproxy.run_options import ClusterOptions
 from egressproxy.telemetry.event_aggregator import InvolvedObject, Notice

@@ -10,8 +10,8 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple
 
-from egressproxy.model import deep_json
-from egressproxy.model.kinds import READ_KINDS, ServedKind
+from egressproxy.config.reading import deep_json
+from egressproxy.config.served_kinds import READ_KINDS, ServedKind
 from egressproxy.model.published_object import Key
 
 #: The stored parts of `metadata`; the rest changes often, and is not used.

@@ -17,10 +17,10 @@ from typing import Any, Final
 
 import aiohttp
 
+from egressproxy.config.reading import deep_json
 from egressproxy.kubernetes.access import missing_right
 from egressproxy.kubernetes.api_client import JSON, UNREACHABLE, AnswerTooLong, ApiClient, ApiError, api_root
 from egressproxy.kubernetes.object_store import ObjectStore, Scope, StoredObject, is_older, stored
-from egressproxy.model import deep_json
 from egressproxy.model.published_object import Key
 
 log = logging.getLogger(__name__)

@@ -15,10 +15,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
+from egressproxy.config.served_kinds import CONFIGURED, GATEWAY, OURS
 from egressproxy.kubernetes.access import missing_right
 from egressproxy.kubernetes.api_client import UNREACHABLE, ApiClient, ApiError, api_root
 from egressproxy.kubernetes.object_store import ObjectStore, StoredObject
-from egressproxy.model.kinds import CONFIGURED, GATEWAY, OURS
 from egressproxy.model.published_object import Key
 from egressproxy.processes.loader.published import MAX_MESSAGE
 

@@ -10,8 +10,8 @@ import re
 from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from typing import Final
 
+from egressproxy.config.served_kinds import CONFIGURED, ServedKind
 from egressproxy.kubernetes.object_store import OF_SERVICE, SLICES, Scope
-from egressproxy.model.kinds import CONFIGURED, ServedKind
 from egressproxy.model.published_object import Key
 from egressproxy.run_options import ClusterOptions
 

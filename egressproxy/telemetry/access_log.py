@@ -19,7 +19,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Protocol
 
 from egressproxy.errors import Reason
-from egressproxy.model.exchange import ANONYMOUS, LOGGED, AttemptTrail, CallerIdentity, Exchange
+from egressproxy.model.attempt_trail import AttemptTrail
+from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity
+from egressproxy.model.exchange import LOGGED, Exchange
 from egressproxy.model.grpc_status import GRPC_NAMES
 from egressproxy.model.per_client_quota import PerClientQuota, client_of, most_of
 from egressproxy.telemetry.log_writer import LogWriter
@@ -120,19 +122,9 @@ class AccessLog:
     """
 
     __slots__ = (
-        "_denials",
-        "_denials_second",
-        "_lines",
-        "_logged",
-        "_millisecond",
-        "_moment",
-        "_places",
-        "_size",
-        "_stamps",
-        "_timer",
-        "_writer",
-        "suppressed",
-    )
+        "_denials", "_denials_second", "_lines", "_logged", "_millisecond", "_moment", "_places", "_size", "_stamps",
+        "_timer", "_writer", "suppressed",
+    )  # fmt: skip
 
     def __init__(
         self,

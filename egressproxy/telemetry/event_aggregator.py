@@ -15,7 +15,7 @@ from time import time
 from typing import Final, NamedTuple
 
 from egressproxy.errors import GatewayError, Reason
-from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
+from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity
 from egressproxy.telemetry.series import Series
 
 #: How long notices are collected before they are taken.

@@ -17,7 +17,7 @@ from operator import add
 from time import time
 from typing import Any, Final, TypeVar
 
-from egressproxy.model.exchange import CallerIdentity
+from egressproxy.model.caller_identity import CallerIdentity
 from egressproxy.net.tls import handshakes
 from egressproxy.telemetry.counters import (
     CALL_BUCKETS_S,

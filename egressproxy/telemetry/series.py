@@ -39,16 +39,8 @@ _NO_BUCKETS: Final[list[int]] = []
 _ZEROS: Final = (0,) * (len(BUCKETS_S) + 1)
 #: The attributes of a series that count by status, reason or result.
 _BY_KEY: Final = (
-    "requests",
-    "calls",
-    "denied",
-    "would_deny",
-    "failures",
-    "failed_attempts",
-    "failovers",
-    "hedges",
-    "mirrored",
-)
+    "requests", "calls", "denied", "would_deny", "failures", "failed_attempts", "failovers", "hedges", "mirrored",
+)  # fmt: skip
 #: The attributes that are histograms, and the sums.
 _BY_TIME: Final = ("at_once", "streamed", "begun", "answers")
 _SUMS: Final = ("duration_sum_s", "body_sum_s", "answer_sum_s", "bytes_in", "bytes_out", "tunnels_active")
@@ -79,28 +71,10 @@ class Series:
     """
 
     __slots__ = (
-        "answer_sum_s",
-        "answers",
-        "at_once",
-        "begun",
-        "body_sum_s",
-        "bytes_in",
-        "bytes_out",
-        "calls",
-        "denied",
-        "duration_sum_s",
-        "failed_attempts",
-        "failovers",
-        "failures",
-        "has_tunnels",
-        "hedges",
-        "labels",
-        "mirrored",
-        "requests",
-        "streamed",
-        "tunnels_active",
-        "would_deny",
-    )
+        "answer_sum_s", "answers", "at_once", "begun", "body_sum_s", "bytes_in", "bytes_out", "calls", "denied",
+        "duration_sum_s", "failed_attempts", "failovers", "failures", "has_tunnels", "hedges", "labels", "mirrored",
+        "requests", "streamed", "tunnels_active", "would_deny",
+    )  # fmt: skip
 
     def __init__(self, labels: Labels) -> None:
         self.labels = labels

@@ -14,8 +14,8 @@ from egressproxy.admin.introspection import MAX_AT_ONCE
 from egressproxy.admin.server import AdminServer, Surface
 from egressproxy.admin.write_access import WriteAccess
 from egressproxy.errors import NotAnswered
+from egressproxy.gateway.identity.killed_identities import KillChange, NotKilled
 from egressproxy.model.admin_requests import CachePurge, HoldDecision, HoldPage
-from egressproxy.model.kill_switch import KillChange, NotKilled
 from tests.admin.kit import admin_server
 from tests.admin.test_server import State as PlainState
 from tests.admin.test_server import ask

@@ -19,7 +19,7 @@ import pytest
 from egressproxy import app as app_module
 from egressproxy.app import App
 from egressproxy.config.reading.problems import ConfigError
-from egressproxy.gateway.gateway import ARRIVE_S
+from egressproxy.gateway.server.gateway_server import ARRIVE_S
 from egressproxy.processes.loader import process as apart
 from egressproxy.processes.workers.data_plane import Configuration
 from egressproxy.protocols.http1 import request_head
@@ -48,7 +48,7 @@ async def test_a_start_that_cannot_build_its_configuration_says_so_and_is_a_1(
     def refuse(*_: object) -> None:
         raise ValueError("server x cannot be read")
 
-    monkeypatch.setattr("egressproxy.gateway.build.SnapshotBuilder.snapshot", refuse)
+    monkeypatch.setattr("egressproxy.gateway.builders.snapshot_builder.SnapshotBuilder.snapshot", refuse)
     app = App(options(tmp_path, m.gateway(m.forward_listener(free_port()))))
     assert await app.serve() == 1
     assert "server x cannot be read" in capsys.readouterr().err

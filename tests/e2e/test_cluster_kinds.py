@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from egressproxy.model.kinds import CONFIGURED
+from egressproxy.config.served_kinds import CONFIGURED
 from tests.support.api_server import ApiServer
 from tests.support.cluster_access import ClusterAccess, kind_of
 from tests.support.cluster_cases import cluster_world, play, put_base, under_load

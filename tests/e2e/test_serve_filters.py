@@ -26,7 +26,7 @@ from egressproxy.envoy.ext_proc.messages import (
     StreamedBody,
 )
 from egressproxy.envoy.ext_proc.wire import read_response, request_bytes
-from egressproxy.model.field_change import FieldAction, FieldChange
+from egressproxy.envoy.field_change import FieldAction, FieldChange
 from egressproxy.protocols.grpc.framing import GrpcMessageReader, framed
 from egressproxy.protocols.grpc.health import CHECK, NOT_SERVING, SERVING, check_message
 from tests.support import manifests as m

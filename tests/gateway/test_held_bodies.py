@@ -12,7 +12,7 @@ from egressproxy.gateway.overload.memory_pressure import OverloadState
 from tests.ai.backends import test_aliases, test_translation
 from tests.gateway.conftest import Start
 from tests.gateway.h2 import speak_http2
-from tests.gateway.test_overload_manager import Pressed
+from tests.gateway.server.test_overload_manager import Pressed
 from tests.support.conversation import Conversation
 
 PIECE = b"x" * 8192

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
+from egressproxy.gateway.identity.killed_identities import KilledIdentities, KilledIdentity
 from egressproxy.model.admin_requests import HoldDecision
-from egressproxy.model.kill_switch import KilledIdentities, KilledIdentity
 from egressproxy.operators.approval.approval_hold import holds
 from egressproxy.protocols.socks5.messages import ReplyCode
 from egressproxy.protocols.socks5.server import reply

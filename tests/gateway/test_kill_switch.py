@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from egressproxy.gateway.overload_manager import OverloadManager
-from egressproxy.model.kill_switch import KilledIdentities, KilledIdentity
-from egressproxy.model.process_limits import NO_LIMITS
+from egressproxy.gateway.identity.killed_identities import KilledIdentities, KilledIdentity
+from egressproxy.gateway.overload.process_limits import NO_LIMITS
+from egressproxy.gateway.server.overload_manager import OverloadManager
 from egressproxy.operators.approval.approval_hold import holds
 from egressproxy.protocols.socks5.messages import ReplyCode
 from egressproxy.protocols.socks5.server import reply

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from egressproxy.config.reading.load import read_all
+from egressproxy.config.served_kinds import CONFIGURED
 from egressproxy.kubernetes.object_store import read_kinds
-from egressproxy.model.kinds import CONFIGURED
 from egressproxy.processes.loader.compilation import compiled
 from tests.gateway.conftest import Start
 from tests.kubernetes.test_cluster_source import HOLDS_UP_ALWAYS, HOLDS_UP_START

@@ -8,7 +8,7 @@ import pytest
 
 from egressproxy.identity.peers import CertificateTable, read_subject, workload
 from egressproxy.ir.identity import CertificateClientIR
-from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
+from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity
 
 TEAM = [[("organizationName", "team")]]
 ROBOT = [*TEAM, [("commonName", "robot")]]

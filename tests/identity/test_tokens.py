@@ -14,7 +14,7 @@ from egressproxy.identity.credentials import CredentialRefused
 from egressproxy.identity.key_sets import UnusableKeySet, read_key_set
 from egressproxy.identity.tokens import TokenVerifier
 from egressproxy.ir.identity import TokenIssuerIR
-from egressproxy.model.exchange import CallerIdentity
+from egressproxy.model.caller_identity import CallerIdentity
 from tests.support.tokens import AUDIENCE, ISSUER, TokenIssuer, b64
 
 CLUSTER = TokenIssuer()

@@ -19,11 +19,11 @@ from egressproxy.config.compile.interface import Defaults
 from egressproxy.config.reading.load import load_text
 from egressproxy.config.resources.kinds import kind_class
 from egressproxy.config.resources.meta import Resource, without_nulls
+from egressproxy.config.served_kinds import ServedKind
 from egressproxy.filters.catalog import Catalog
 from egressproxy.kubeapi.crds import _PATHS, OUR_KINDS, crd
 from egressproxy.kubeapi.read.columns import columns
 from egressproxy.kubeapi.write.patches import shape_of
-from egressproxy.model.kinds import ServedKind
 from tests.kubeapi.crd_server import FREE, RULES, admitted, broken_rules, faults, schema_of
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 
 from egressproxy.config.resources.kinds import KINDS as UNDERSTOOD
+from egressproxy.config.served_kinds import CONFIGURED
 from egressproxy.kubeapi.kinds import group_versions, served
-from egressproxy.model.kinds import CONFIGURED
 
 
 def test_every_kind_that_is_understood_is_served():

@@ -10,8 +10,8 @@ import pytest
 from egressproxy.admin.status import ApiError
 from egressproxy.config.compile.status.supported_features import UNSERVED
 from egressproxy.config.schema import json_schema
+from egressproxy.config.served_kinds import CONFIGURED, ServedKind
 from egressproxy.kubeapi import openapi
-from egressproxy.model.kinds import CONFIGURED, ServedKind
 
 
 @pytest.fixture(scope="module")

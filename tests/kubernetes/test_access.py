@@ -9,8 +9,8 @@ import yaml
 from click.testing import CliRunner
 
 from egressproxy.cli.main import main
+from egressproxy.config.served_kinds import CONFIGURED
 from egressproxy.kubernetes.access import READ, Needs, Rule, missing_right, needed, permitting, roles
-from egressproxy.model.kinds import CONFIGURED
 from egressproxy.model.published_object import Key
 
 SECRET: Key = ("", "Secret", "team", "key")

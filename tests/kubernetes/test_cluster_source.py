@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
+from egressproxy.config.served_kinds import CONFIGURED, READ_KINDS
 from egressproxy.ir.backend import EndpointAddress
 from egressproxy.kubernetes import cluster_source, discovery, messages, named_reflector, reflector, watched_scopes
 from egressproxy.kubernetes.cluster_source import ClusterSource
-from egressproxy.model.kinds import CONFIGURED, READ_KINDS
 from egressproxy.processes.workers.data_plane import EndpointUpdates
 from egressproxy.run_options import ClusterOptions
 from tests.support.api_server import LEASE, ApiServer

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from egressproxy.config.served_kinds import CONFIGURED, ServedKind
 from egressproxy.kubernetes.object_store import ObjectStore, Scope, StoredObject, is_older, stored
-from egressproxy.model.kinds import CONFIGURED, ServedKind
 
 
 def kind(name: str) -> ServedKind:

@@ -6,8 +6,8 @@ import asyncio
 import json
 from dataclasses import replace
 
+from egressproxy.config.served_kinds import ServedKind
 from egressproxy.kubernetes.observed import EventWriter, write_catalogue
-from egressproxy.model.kinds import ServedKind
 from egressproxy.model.published_object import PublishedObject
 from egressproxy.processes.loader.catalog_object import CATALOG_KEY
 from egressproxy.processes.loader.result import pack_shown

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from egressproxy.config.reading.deep_json import is_too_deep
+from egressproxy.config.served_kinds import CONFIGURED
 from egressproxy.kubernetes import api_client
 from egressproxy.kubernetes import reflector as reflecting
 from egressproxy.kubernetes.api_client import ApiClient
 from egressproxy.kubernetes.object_store import ObjectStore, Scope, stored
 from egressproxy.kubernetes.reflector import Reflector
-from egressproxy.model.deep_json import is_too_deep
-from egressproxy.model.kinds import CONFIGURED
 from tests.kubernetes.kit import client_of
 from tests.support.api_server import ApiServer
 from tests.support.waiting import until

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from egressproxy.config.served_kinds import CONFIGURED
 from egressproxy.kubernetes.lease import DURATION_S, Lease, LeasePlace, LeasesElsewhere, lease_place, lease_places
 from egressproxy.kubernetes.object_store import ObjectStore, Scope, stored
 from egressproxy.kubernetes.status_writer import AGAIN_S, CONTROLLER, StatusWriter, merged
-from egressproxy.model.kinds import CONFIGURED
 from egressproxy.run_options import ClusterOptions
 from tests.kubernetes.kit import client_of
 from tests.support.api_server import ApiServer

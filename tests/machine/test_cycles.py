@@ -10,7 +10,7 @@ import pytest
 
 from egressproxy.ai.cache.cache import Cache
 from egressproxy.gateway.backends.endpoints import CircuitBreaker, EndpointMonitor, HostnameMonitor, HostSet
-from egressproxy.gateway.backends.health_checks import EndpointCheck, HealthChecks
+from egressproxy.gateway.backends.health_checks.health_checks import EndpointCheck, HealthChecks
 from egressproxy.gateway.backends.mirror_request import MirrorRequest, MirrorRequests
 from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.exchange.client_stream import ClientHttp2, ClientStream

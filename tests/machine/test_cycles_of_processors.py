@@ -12,9 +12,9 @@ from egressproxy.envoy.ext_proc.messages import ImmediateResponse, MessagePart, 
 from egressproxy.envoy.ext_proc.wire import response_bytes
 from egressproxy.envoy.processors.session import ProcessorSession
 from egressproxy.errors import GatewayError
-from egressproxy.gateway.backends.bidirectional_call import BidirectionalCall
 from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.exchange.pipeline import Pipeline
+from egressproxy.gateway.own_calls.bidirectional_call import BidirectionalCall
 from egressproxy.model.exchange import Exchange
 from egressproxy.protocols.http1.upstream import UpstreamConnection
 from egressproxy.protocols.http2.upstream import Http2Upstream

@@ -15,7 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
-from egressproxy.model.kinds import CONFIGURED, ServedKind
+from egressproxy.config.served_kinds import CONFIGURED, ServedKind
 
 LEASE = ServedKind("coordination.k8s.io", "Lease", ("v1",))
 EVENT = ServedKind("events.k8s.io", "Event", ("v1",))

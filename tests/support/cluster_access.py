@@ -8,7 +8,7 @@ import urllib.error
 import urllib.request
 from typing import Any
 
-from egressproxy.model.kinds import CONFIGURED, ServedKind
+from egressproxy.config.served_kinds import CONFIGURED, ServedKind
 
 Manifest = dict[str, Any]
 SLICES = "discovery.k8s.io/v1"

@@ -18,7 +18,7 @@ from typing import Any, Final
 import pytest
 import yaml
 
-from egressproxy.model.kinds import CONFIGURED, ServedKind
+from egressproxy.config.served_kinds import CONFIGURED, ServedKind
 from tests.support.cluster_access import ClusterAccess
 from tests.support.kubectl import find_kubectl
 from tests.support.net import free_port

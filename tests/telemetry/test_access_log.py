@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 from egressproxy.errors import Reason
 from egressproxy.model.authority import parse_authority
-from egressproxy.model.exchange import CallerIdentity, Exchange
+from egressproxy.model.caller_identity import CallerIdentity
+from egressproxy.model.exchange import Exchange
 from egressproxy.telemetry.access_log import FLAGS, AccessLog
 from tests.support.waiting import WAIT_S, wait_until
 

@@ -9,7 +9,7 @@ import pytest
 from egressproxy.errors import Denied, GatewayFault, LimitExceeded, Reason, UpstreamFault
 from egressproxy.filters.base import Rejected
 from egressproxy.gateway.exchange.error_responses import has_event
-from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
+from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity
 from egressproxy.telemetry import event_aggregator as module
 from egressproxy.telemetry.access_log import FLAGS
 from egressproxy.telemetry.event_aggregator import (

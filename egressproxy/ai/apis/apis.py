@@ -97,11 +97,19 @@ class Operation(NamedTuple):
 def operation_of(path: bytes) -> Operation | None:
     """The operation of a POST to this path; None if unknown.
 
-    Any prefix may stand before, and a query behind. Other spellings of a path are the same path, as some servers read
-    it: escapes that need not be there, a slash at the end, two slashes for one, parameters behind ";" (RFC 3986 section
-    3.3), another case. `/v1/messages/count_tokens` and `/v1/responses/ID` are others.
+    Any prefix may stand before, and a query behind. Other spellings of a path are the same path: those of
+    `usual_spelling`, and another case. `/v1/messages/count_tokens` and `/v1/responses/ID` are others.
     """
     return _operation_at(path.partition(b"?")[0])  # without the query, in which Gemini's clients send keys
+
+
+def usual_spelling(path: bytes) -> bytes:
+    """The path as some servers read its other spellings: without escapes, double slashes, a slash at the end, and
+    parameters behind ";" (RFC 3986 section 3.3). The path has no query.
+    """
+    if b"%" in path or b"//" in path or b";" in path or path.endswith(b"/"):
+        return _PARAMETERS.sub(b"", _SLASHES.sub(b"/", unquote_to_bytes(path))).rstrip(b"/")
+    return path
 
 
 def is_responses_websocket(path: bytes, upgrade: bytes) -> bool:
@@ -117,8 +125,8 @@ def is_responses_websocket(path: bytes, upgrade: bytes) -> bool:
 @lru_cache(maxsize=256)
 def _operation_at(plain: bytes) -> Operation | None:
     found = _operation(plain)
-    if b"%" in plain or b"//" in plain or b";" in plain or plain.endswith(b"/"):
-        usual = _PARAMETERS.sub(b"", _SLASHES.sub(b"/", unquote_to_bytes(plain))).rstrip(b"/")
+    usual = usual_spelling(plain)
+    if usual is not plain:
         other = _operation(usual, is_decoded=True)
         if other is not None and (found is None or other.api is not found.api or other.model != found.model):
             # The model's position is unknown here: a path in another spelling keeps its model.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from operator import itemgetter
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from egressproxy.ai.apis.apis import Api, Operation
+from egressproxy.ai.apis.images import ImagePart, find_images
 from egressproxy.ai.apis.member_names import AI_REQUEST
 from egressproxy.ai.apis.message import READ_AT_ONCE, JsonMessage, in_object
+from egressproxy.ai.apis.offered_tools import OfferedTool, offered_tools
 from egressproxy.ai.apis.splice import Path
 from egressproxy.ai.apis.texts import found_texts
 from egressproxy.model.strict_json import OtherSpelling, Unreadable, dumps, loads_strictly
@@ -75,27 +77,9 @@ _OTHER_MODELS: Final = ("models", "fallbacks")
 _FALSE: Final = frozenset(("false", "f", "no", "n", "off", "0"))
 #: A number above any server's limit of tokens or completions.
 _UNBOUNDED: Final = 2**40
-#: Where tools are offered. In the last place Bedrock hands on what is the model's own.
-_OFFERS: Final[tuple[tuple[str, ...], ...]] = (
-    ("tools",),
-    ("functions",),
-    ("toolConfig", "tools"),
-    ("additionalModelRequestFields", "tools"),
-)
 #: Arrays that are looked at in one go, since no request has many elements in them; and the most elements of each.
 _LISTED: Final = ("tools", "functions", "models", "fallbacks", "mcp_servers")
 MAX_LISTED: Final = 4000
-#: Lists of functions in a tool of Gemini.
-_DECLARATIONS: Final = ("functionDeclarations", "function_declarations")
-#: With this member models of OpenAI's chat API always search.
-WEB_SEARCH: Final = "web_search_options"
-#: Types of tools that have no name in the API of OpenAI: one that is written there as well says nothing.
-_NAMELESS: Final = frozenset(
-    (
-        "mcp", "web_search", "web_search_preview", "file_search", "code_interpreter", "computer_use_preview",
-        "computer", "image_generation", "local_shell", "shell", "apply_patch",
-    )
-)  # fmt: skip
 #: Where an API has them, for requests that have none.
 _LIMIT_OF: Final[dict[Api, Path]] = {
     Api.OPENAI_CHAT: ("max_completion_tokens",),
@@ -111,22 +95,6 @@ _TEMPERATURE_OF: Final[dict[Api, Path]] = {
 _IMAGE_TOKENS: Final = 1000
 #: Tokens of a message beside its text.
 _MESSAGE_TOKENS: Final = 4
-
-
-class ImagePart(NamedTuple):
-    """An image of a request: bytes (0 where a URL names it) and media type ("" where nothing says it)."""
-
-    size: int
-    media_type: str
-
-
-class OfferedTool(NamedTuple):
-    """A tool that the model may call; a provider's own has its type for a name. `path`: its element of an array, or its
-    member of an object.
-    """
-
-    name: str
-    path: Path
 
 
 def estimated_tokens(text: str) -> int:
@@ -187,11 +155,6 @@ class AiRequest(JsonMessage):
         if "messages" in value:
             return Api.ANTHROPIC if "max_tokens" in value and "system" in value else Api.OPENAI_CHAT
         return Api.OPENAI_RESPONSES if "input" in value else Api.OPENAI_COMPLETIONS if "prompt" in value else None
-
-    @property
-    def is_mcp(self) -> bool:
-        """Whether the body is a JSON-RPC message, as in MCP."""
-        return bool(self.value.get("jsonrpc") == "2.0")
 
     # --- what is asked for -----------------------------------------------------------------------------------------
     @property
@@ -285,18 +248,7 @@ class AiRequest(JsonMessage):
     @property
     def tools(self) -> list[OfferedTool]:
         """The tools that the model may call."""
-        found: list[OfferedTool] = []
-        for root in _OFFERS:
-            for path, tool in _objects(in_object(self.value, *root), root):
-                _find_offers(tool, path, found)
-        for at, item in _objects(self.value.get("input"), ("input",)):  # OpenAI: tools added by input items
-            for path, tool in _objects(item.get("tools"), (*at, "tools")):
-                _find_offers(tool, path, found)
-        for path, _ in _objects(self.value.get("mcp_servers"), ("mcp_servers",)):  # Anthropic: all tools of a server
-            found.append(OfferedTool("mcp_servers", path))
-        if self.value.get(WEB_SEARCH) is not None:
-            found.append(OfferedTool("web_search", (WEB_SEARCH,)))
-        return found
+        return offered_tools(self.value)
 
     def withhold_tools(self, tools: Iterable[OfferedTool]) -> None:
         """Remove these tools from the request, under all of their names."""
@@ -332,7 +284,7 @@ class AiRequest(JsonMessage):
         source = self.source
         # What holds an image is called that, or inlineData; an escape may hide it.
         if self.is_changed or b"image" in source or b"nline" in source or b"\\u" in source:
-            _find_images(self.value, found)
+            find_images(self.value, found)
         return found
 
     # --- tokens ----------------------------------------------------------------------------------------------------
@@ -422,53 +374,6 @@ def _is_number(value: object) -> bool:
     return type(value) is int or type(value) is float
 
 
-def _objects(value: object, path: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Each object of an array with its path, a string as one of this name. An object alone is an array of one, as the
-    JSON of protobuf has it for Gemini.
-    """
-    if type(value) is dict:
-        yield path, value
-    elif type(value) is list:
-        for index, each in enumerate(value):
-            yield (*path, index), each if type(each) is dict else {"name": each} if type(each) is str else {}
-
-
-def _find_offers(tool: dict[str, Any], path: Path, found: list[OfferedTool]) -> None:
-    """The tools that one element of an array offers: of Gemini every member is one, or a list of functions. A namespace
-    of OpenAI is one, and so is each tool in it.
-    """
-    lists = [key for key in _DECLARATIONS if type(tool.get(key)) is list or type(tool.get(key)) is dict]
-    for key in lists:
-        for at, each in _objects(tool[key], (*path, key)):
-            found += [OfferedTool(name, at) for name in names_of_tool(each)]
-    for at, each in _objects(tool.get("tools"), (*path, "tools")):
-        _find_offers(each, at, found)
-    names = _said_names(tool)
-    if names or not (lists or tool) or type(tool.get("type")) is str:
-        found += [OfferedTool(name, path) for name in names or names_of_tool(tool)]
-    else:
-        found += [OfferedTool(key, (*path, key)) for key in tool if key not in lists]
-
-
-def names_of_tool(tool: dict[str, Any]) -> list[str]:
-    """All names of a tool, since servers differ. An unnamed tool has its type, or first member, as name."""
-    names = _said_names(tool)
-    if not names:
-        said = tool.get("type") or next(iter(tool), "")
-        names.append(said if type(said) is str else "")
-    return names
-
-
-def _said_names(tool: dict[str, Any]) -> list[str]:
-    said = tool.get("type")
-    names = [said] if type(said) is str and said in _NAMELESS else []
-    for holder in (tool, tool.get("function"), tool.get("custom"), tool.get("toolSpec")):
-        name = in_object(holder, "name")
-        if type(name) is str and name not in names:
-            names.append(name)
-    return names
-
-
 def _whole(value: object) -> int:
     """The integer; unbounded for another value."""
     if type(value) is int:
@@ -480,50 +385,3 @@ def _name_of_model(said: Any) -> str:
     if type(said) is dict and type(said.get("model")) is str:
         said = said["model"]
     return said if type(said) is str else dumps(said).decode()
-
-
-def _find_images(value: Any, found: list[ImagePart]) -> None:
-    if type(value) is list:
-        for each in value:
-            _find_images(each, found)
-    elif type(value) is dict:
-        image = _image_of(value)
-        if image is not None:
-            found.append(image)
-            return
-        for key, each in value.items():
-            if key not in ("tools", "functions", "toolConfig") and (type(each) is dict or type(each) is list):
-                _find_images(each, found)
-
-
-def _image_of(value: dict[str, Any]) -> ImagePart | None:
-    type_ = value.get("type")
-    if type_ in ("image_url", "input_image"):
-        said = value.get("image_url")
-        url = in_object(said, "url") if type(said) is dict else said
-        return _image_at(url if type(url) is str else "")
-    inline = value.get("inlineData", value.get("inline_data"))
-    if type(inline) is dict:
-        media_type = str(inline.get("mimeType", inline.get("mime_type", "")))
-        return ImagePart(_decoded(inline.get("data")), media_type) if media_type.startswith("image/") else None
-    if type_ == "image":
-        source = value.get("source")
-        data = in_object(source, "data") if type(source) is dict else value.get("data")
-        said = in_object(source, "media_type") if type(source) is dict else value.get("mimeType")
-        return ImagePart(_decoded(data), said if type(said) is str else "")
-    image = value.get("image")
-    if type(image) is dict and "format" in image:
-        return ImagePart(_decoded(in_object(image, "source", "bytes")), f"image/{image['format']}")
-    return None
-
-
-def _image_at(url: str) -> ImagePart:
-    if not url.startswith("data:"):
-        return ImagePart(0, "")
-    head, _, data = url.partition(",")
-    return ImagePart(_decoded(data), head[5:].partition(";")[0])
-
-
-def _decoded(data: object) -> int:
-    """The number of bytes that this base64 encodes."""
-    return len(data) * 3 // 4 if type(data) is str else 0

@@ -28,13 +28,17 @@ def operation(exchange: Exchange) -> Operation | None:
     state = exchange.state
     if _OPERATION in state:
         return state.get(_OPERATION)
-    # Some servers (Django, Werkzeug) read `post` as POST.
-    found = operation_of(exchange.request.path) if exchange.method.upper() == b"POST" else None
+    found = operation_of(exchange.request.path) if is_post(exchange) else None
     if state:
         state[_OPERATION] = found
     else:
         exchange.keep(_OPERATION, found)
     return found
+
+
+def is_post(exchange: Exchange) -> bool:
+    """Whether the method is POST, in any case: some servers (Django, Werkzeug) read `post` so."""
+    return exchange.method.upper() == b"POST"
 
 
 def status_of_unseen(exchange: Exchange) -> int:

@@ -40,6 +40,7 @@ MAX_ERROR: Final = 64 * 1024
 
 def set_request_head(head: RequestHead, request: TranslatedRequest, path: bytes) -> None:
     """Make the head of the client's request that of the translated one. No credential of the client stays."""
+    head.method = b"POST"
     head.path = path
     head.te_trailers = False
     block = _crossing(head.fields.block)

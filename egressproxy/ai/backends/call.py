@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from egressproxy.ai.apis.apis import Api, is_responses_websocket
 from egressproxy.ai.apis.request import AiRequest
-from egressproxy.ai.apis.shared import operation, tell_backend_api
+from egressproxy.ai.apis.shared import is_post, operation, tell_backend_api
 from egressproxy.ai.backends.answers import (
     JSON,
     MAX_ANSWER,
@@ -28,7 +28,7 @@ from egressproxy.ai.backends.answers import (
 from egressproxy.ai.backends.endpoint import AiEndpoint, endpoint_of
 from egressproxy.ai.backends.model_field import find_model, with_model
 from egressproxy.ai.backends.provider_errors import ProviderCall, told_in_shape
-from egressproxy.ai.translation.apis import DEFAULT_PATHS, api_of, counts_tokens
+from egressproxy.ai.translation.apis import api_of, counts_tokens
 from egressproxy.ai.translation.errors import Untranslatable
 from egressproxy.errors import BadRequest, GatewayError, Reason, UpstreamFault
 from egressproxy.filters.base import Filter, Phase
@@ -49,7 +49,8 @@ from egressproxy.gateway.product_types import (
 )
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.ir.route import HttpRuleIR
-from egressproxy.model.exchange import AttemptTrail, Exchange, StateSlot
+from egressproxy.model.attempt_trail import AttemptTrail
+from egressproxy.model.exchange import Exchange, StateSlot
 from egressproxy.model.fields import EVENT_STREAM, media_type
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.strict_json import Unreadable
@@ -114,7 +115,7 @@ class AiCall(RequestAdapter, ErrorForm):
         if head.upgrade:
             if is_responses_websocket(head.path, head.upgrade):
                 exchange.keep(ADAPTER, cls(Api.OPENAI_RESPONSES, exchange.path_prefix, is_websocket=True))
-        elif head.method == b"POST":
+        elif is_post(exchange):
             exchange.keep(ADAPTER, cls(api_of(head.path), exchange.path_prefix))
 
     @classmethod
@@ -227,11 +228,10 @@ class AiCall(RequestAdapter, ErrorForm):
             exchange.path_prefix = b""  # what replaces it is for the client's path
             operation(exchange)  # filters of the answer, which see the client's API, go by the client's path
             set_request_head(head, sent.request, endpoint.path_of(sent.request.target))
-        elif endpoint.prefix and self.api is not None:
-            path, mark, query = head.path.partition(b"?")
-            if path.endswith(DEFAULT_PATHS[self.api]):
-                head.path = endpoint.path_of(self.api) + mark + query
-                exchange.path_prefix = b""
+        elif endpoint.prefix and self.api is not None and api_of(head.path) is self.api:
+            _, mark, query = head.path.partition(b"?")
+            head.path = endpoint.path_of(self.api) + mark + query
+            exchange.path_prefix = b""
 
     def _made(self, exchange: Exchange, endpoint: AiEndpoint, body: bytes) -> Work[_Sent]:
         """What this endpoint gets, in turns. Raises Untranslatable."""

@@ -14,6 +14,7 @@ from typing import Final
 from egressproxy.ai.apis.apis import Api, operation_of
 from egressproxy.ai.apis.errors import error_fields, error_in_stream, error_object
 from egressproxy.ai.apis.hosts import api_of_host
+from egressproxy.ai.apis.shared import is_post
 from egressproxy.ai.backends.answers import JSON
 from egressproxy.ai.backends.endpoint import endpoint_of
 from egressproxy.errors import GatewayError
@@ -55,7 +56,7 @@ def provider_call(exchange: Exchange, backends: Sequence[RouteBackend]) -> Provi
     if not exchange.has_request or exchange.is_tunnel:
         return None
     head = exchange.request
-    if exchange.method == b"POST" and media_type(head.fields) == JSON:
+    if is_post(exchange) and media_type(head.fields) == JSON:
         operation = operation_of(head.path)
         if operation is not None:
             return ProviderCall(operation.api)

@@ -10,7 +10,8 @@ from typing import Final
 
 from egressproxy.ai.apis.long_json import dumping
 from egressproxy.ai.apis.message import READ_AT_ONCE, JsonMessage
-from egressproxy.model.exchange import CallerIdentity, Exchange
+from egressproxy.model.caller_identity import CallerIdentity
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import CREDENTIAL_FIELDS, Fields, every_spelling
 from egressproxy.model.strict_json import Unreadable, dumps
 from egressproxy.model.work import Work

@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
-from egressproxy.ai.apis.apis import Api
+from egressproxy.ai.apis.apis import Api, operation_of, usual_spelling
 
 #: Where each API that is translated is served, unless a configuration says otherwise.
 DEFAULT_PATHS: Final[Mapping[Api, bytes]] = {
@@ -26,8 +26,6 @@ REQUIRED_FIELDS: Final[Mapping[Api, tuple[tuple[bytes, bytes], ...]]] = {
 }
 
 _COUNT_TOKENS: Final = b"/v1/messages/count_tokens"
-_API_OF_END: Final = {path: api for api, path in DEFAULT_PATHS.items()}
-_END = re.compile(rb"/v1/(?:chat/completions|responses|messages)\Z")
 
 #: Fields of requests and answers that mean something to one provider: credentials, accounts, versions, limits, ids.
 _OF_ONE_API = re.compile(
@@ -43,16 +41,14 @@ _OF_THE_BODY = re.compile(
 
 
 def api_of(path: bytes) -> Api | None:
-    """The API that a POST to this path speaks, by its last segments, whatever stands before; None: none of them.
-    `/v1/messages/count_tokens` and `/v1/responses/ID` are others.
-    """
-    end = _END.search(path.partition(b"?")[0])
-    return None if end is None else _API_OF_END[end[0]]
+    """The translated API that a POST to this path speaks; None: none of them, or the path names the model."""
+    found = operation_of(path)
+    return found.api if found is not None and found.api in DEFAULT_PATHS and not found.model else None
 
 
 def counts_tokens(path: bytes) -> bool:
     """Whether a POST to this path asks how many tokens a request to Anthropic's messages would have."""
-    return path.partition(b"?")[0].endswith(_COUNT_TOKENS)
+    return usual_spelling(path.partition(b"?")[0]).lower().endswith(_COUNT_TOKENS)
 
 
 def belongs_to_one_api(name: bytes) -> bool:

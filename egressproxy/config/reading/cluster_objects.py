@@ -16,6 +16,7 @@ from typing import Any, Final, NamedTuple
 from pydantic import ValidationError
 
 from egressproxy.config.explanations import explain, field_path, path_text
+from egressproxy.config.reading import deep_json
 from egressproxy.config.reading.problems import CANNOT_BE_READ, Problem, Severity
 from egressproxy.config.resources.backend import Backend, BackendTlsPolicy, WorkingGroupBackend, XBackendDestination
 from egressproxy.config.resources.core import Secret, Service
@@ -26,8 +27,7 @@ from egressproxy.config.resources.meta import OUR_GROUP, Origin, Resource, witho
 from egressproxy.config.resources.policy import EgressPolicy
 from egressproxy.config.resources.routes import GrpcRoute, HttpRoute, TcpRoute, TlsRoute
 from egressproxy.config.resources.x_backend import XBackend
-from egressproxy.model import deep_json
-from egressproxy.model.kinds import READ_KINDS
+from egressproxy.config.served_kinds import READ_KINDS
 
 #: The origin of cluster objects, whose authors have fewer rights than the operator.
 _ORIGIN: Final = Origin(is_from_api=True, is_from_cluster=True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Final, Protocol
 
+from egressproxy.envoy.field_change import FieldChange, apply
 from egressproxy.errors import BadRequest, GatewayError, GatewayFault, Reason
 from egressproxy.filters.header_policy import is_protected
 from egressproxy.gateway.backends.buffered_body import HELD, BufferedRequest
@@ -20,7 +21,6 @@ from egressproxy.gateway.product_types import ExternalAuthorization
 from egressproxy.ir.policy import Mode
 from egressproxy.ir.route import ExternalAuthIR
 from egressproxy.model.exchange import Exchange, StateSlot
-from egressproxy.model.field_change import FieldChange, apply
 from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.routing.destinations import Denial

@@ -9,13 +9,13 @@ from collections.abc import Iterable
 
 from egressproxy.envoy.ext_authz.filter import CheckResult, denial, is_for_clients, is_ours
 from egressproxy.envoy.ext_authz.messages import CHECK, CheckAnswer, HttpAttributes, check_answer, check_request
+from egressproxy.envoy.field_change import FieldChange, apply
 from egressproxy.filters.chain import Chain, finish
 from egressproxy.gateway.backends.buffered_body import BufferedRequest
-from egressproxy.gateway.backends.calls import asked_host, converse, passed_body, question
 from egressproxy.gateway.backends.cluster import Cluster
+from egressproxy.gateway.own_calls.backend_call import asked_host, converse, passed_body, question
 from egressproxy.ir.route import ExternalAuthIR
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.field_change import FieldChange, apply
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
 from egressproxy.net.driver import driven

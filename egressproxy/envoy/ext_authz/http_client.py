@@ -6,14 +6,14 @@ Source: Gateway API HTTPExternalAuthFilter with protocol HTTP, HTTPAuthConfig.
 from __future__ import annotations
 
 from egressproxy.envoy.ext_authz.filter import CheckResult, denial, is_ours
+from egressproxy.envoy.field_change import FieldAction, FieldChange
 from egressproxy.errors import BadRequest, Reason
 from egressproxy.filters.chain import Chain, finish
 from egressproxy.gateway.backends.buffered_body import BufferedRequest
-from egressproxy.gateway.backends.calls import asked_host, converse, passed_body, question
 from egressproxy.gateway.backends.cluster import Cluster
+from egressproxy.gateway.own_calls.backend_call import asked_host, converse, passed_body, question
 from egressproxy.ir.route import ExternalAuthIR
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.field_change import FieldAction, FieldChange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead, has_dot_segment
 from egressproxy.net.driver import driven

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from egressproxy.model.field_change import FieldAction, FieldChange
-from egressproxy.model.protobuf import WireError, message_types, parsed, text_bytes, without_defaults
+from egressproxy.envoy.field_change import FieldAction, FieldChange
+from egressproxy.envoy.protobuf import WireError, message_types, parsed, text_bytes, without_defaults
 
 #: The path of the method.
 CHECK = b"/envoy.service.auth.v3.Authorization/Check"

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import Enum, IntEnum
 from typing import Any, Final
 
-from egressproxy.model.field_change import FieldChange
+from egressproxy.envoy.field_change import FieldChange
 
 #: The path of the method.
 PROCESS: Final = b"/envoy.service.ext_proc.v3.ExternalProcessor/Process"

@@ -1,5 +1,5 @@
 """The messages of envoy.service.ext_proc.v3.ExternalProcessor/Process as bytes, for both ends. Pure. Import it only
-where external processing is configured: see `model/protobuf`. Sources: as `messages`; google/protobuf/struct.proto and
+where external processing is configured: see `envoy/protobuf`. Sources: as `messages`; google/protobuf/struct.proto and
 duration.proto.
 """
 
@@ -20,8 +20,8 @@ from egressproxy.envoy.ext_proc.messages import (
     StreamedBody,
     Struct,
 )
-from egressproxy.model.field_change import FieldAction, FieldChange
-from egressproxy.model.protobuf import WireError, message_types, parsed, text_bytes, without_defaults
+from egressproxy.envoy.field_change import FieldAction, FieldChange
+from egressproxy.envoy.protobuf import WireError, message_types, parsed, text_bytes, without_defaults
 
 M = TypeVar("M", HeaderSendMode, BodySendMode)
 

@@ -18,6 +18,7 @@ from egressproxy.envoy.ext_proc.wire import response_bytes
 from egressproxy.envoy.ext_proc_server.call import StreamingCall
 from egressproxy.envoy.ext_proc_server.envoy_messages import EnvoyMisconfigured
 from egressproxy.envoy.ext_proc_server.head_changes import immediate_response
+from egressproxy.envoy.field_change import FieldChange
 from egressproxy.errors import GatewayError, Reason
 from egressproxy.filters.body import BodyChain
 from egressproxy.filters.body_plan import BodyPlan
@@ -29,7 +30,6 @@ from egressproxy.gateway.exchange.error_responses import answer_of_call
 from egressproxy.gateway.exchange.phases import answer_of
 from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.field_change import FieldChange
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.protocols.grpc.statuses import is_grpc
 

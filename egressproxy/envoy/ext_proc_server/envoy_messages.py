@@ -14,11 +14,11 @@ from egressproxy.envoy.ext_proc.messages import (
     ProtocolConfiguration,
 )
 from egressproxy.envoy.ext_proc_server.head_changes import dropped_fields
+from egressproxy.envoy.field_change import FieldChange
 from egressproxy.errors import BadRequest, GatewayFault, LimitExceeded, Reason, UpstreamFault
 from egressproxy.gateway.backends.cluster import UPSTREAM_LIMITS
 from egressproxy.identity.peers import workload
-from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, service_account_name
-from egressproxy.model.field_change import FieldChange
+from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity, service_account_name
 from egressproxy.model.message import RequestHead, ResponseHead
 from egressproxy.protocols.http1.framing import HeadLimits, Malformed
 from egressproxy.protocols.http2.heads import RequestFieldsReader, read_response_fields, read_trailers

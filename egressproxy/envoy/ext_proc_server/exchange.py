@@ -23,13 +23,13 @@ from egressproxy.envoy.ext_proc_server.envoy_messages import EnvoyMisconfigured
 from egressproxy.envoy.ext_proc_server.gateways import ServedGateways
 from egressproxy.envoy.ext_proc_server.request_side import RequestSide
 from egressproxy.envoy.ext_proc_server.response_side import ResponseSide
+from egressproxy.envoy.protobuf import WireError
 from egressproxy.errors import BadRequest, ClientGone, GatewayError, GatewayFault, Reason
 from egressproxy.filters.filter_step import FilterAnswered
 from egressproxy.gateway.exchange.error_responses import answer_for, error_of_call
 from egressproxy.gateway.exchange.phases import run_response_filters
 from egressproxy.gateway.products import PRODUCTS
 from egressproxy.model.grpc_status import GrpcStatus
-from egressproxy.model.protobuf import WireError
 
 log = logging.getLogger(__name__)
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from egressproxy.envoy.ext_proc.messages import ImmediateResponse
+from egressproxy.envoy.field_change import FieldAction, FieldChange
 from egressproxy.errors import Reason
-from egressproxy.model.field_change import FieldAction, FieldChange
 from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.protocols.grpc.statuses import parsed_status

@@ -15,6 +15,7 @@ from egressproxy.envoy.ext_proc_server.envoy_messages import (
     read_request_trailers,
 )
 from egressproxy.envoy.ext_proc_server.head_changes import changes_of
+from egressproxy.envoy.field_change import FieldAction, FieldChange
 from egressproxy.errors import GatewayFault, LimitExceeded, Reason
 from egressproxy.filters.body import BodyChain
 from egressproxy.gateway.exchange.admission import of_client, refuse_loops
@@ -33,7 +34,6 @@ from egressproxy.gateway.exchange.readmission import check_gateway, name_again, 
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener, Port
 from egressproxy.model.exchange import SENT_BODY, Exchange
-from egressproxy.model.field_change import FieldAction, FieldChange
 from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.own_names import OWN_HOST

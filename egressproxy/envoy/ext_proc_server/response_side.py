@@ -15,12 +15,12 @@ from egressproxy.envoy.ext_proc.messages import (
 from egressproxy.envoy.ext_proc_server.conversation import EnvoyConversation, begun
 from egressproxy.envoy.ext_proc_server.envoy_messages import EnvoyMisconfigured, read_response, read_response_trailers
 from egressproxy.envoy.ext_proc_server.head_changes import changes_of
+from egressproxy.envoy.field_change import FieldAction, FieldChange
 from egressproxy.errors import ClientGone, GatewayError
 from egressproxy.filters.body import BodyChain
 from egressproxy.gateway.exchange.error_responses import error_event
 from egressproxy.gateway.exchange.pipeline import FILTER, RESPOND
 from egressproxy.gateway.products import PRODUCTS
-from egressproxy.model.field_change import FieldAction, FieldChange
 from egressproxy.model.fields import Fields
 from egressproxy.protocols.grpc.statuses import grpc_trailers, parsed_status
 

@@ -22,7 +22,7 @@ from egressproxy.envoy.ext_proc_server.exchange import ProcessedExchange
 from egressproxy.envoy.ext_proc_server.gateways import GATEWAY_FIELD, LISTENER_FIELD, ServedGateways
 from egressproxy.envoy.ext_proc_server.tls_files import TlsFiles
 from egressproxy.errors import GatewayError
-from egressproxy.gateway.gateway import GatewayServer
+from egressproxy.gateway.server.gateway_server import GatewayServer
 from egressproxy.model.grpc_status import GrpcStatus
 from egressproxy.model.message import RequestHead
 from egressproxy.net.loop import poller

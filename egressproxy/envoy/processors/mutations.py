@@ -9,10 +9,10 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
+from egressproxy.envoy.field_change import FieldAction, FieldChange, apply
 from egressproxy.envoy.processors.settings import ForwardRules, MutationRules
 from egressproxy.filters.header_policy import is_protected
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.field_change import FieldAction, FieldChange, apply
 from egressproxy.model.fields import TOKEN, Fields
 from egressproxy.model.message import TARGET, has_dot_segment
 from egressproxy.protocols.http1.writer import PHRASES

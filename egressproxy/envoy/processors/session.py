@@ -265,7 +265,7 @@ class ProcessorSession:
     # --- what comes --------------------------------------------------------------------------------------------------
     def message_came(self, message: bytes) -> None:
         from egressproxy.envoy.ext_proc.wire import read_response
-        from egressproxy.model.protobuf import WireError
+        from egressproxy.envoy.protobuf import WireError
 
         if self.is_over or self._failure is not None or self._settings.observes:
             return

@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from egressproxy.envoy.field_change import FieldAction, FieldChange
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.field_change import FieldAction, FieldChange
 from egressproxy.model.strict_json import Unreadable, dumps, loads_strictly
 
 _MAX_MESSAGE: Final = 500

@@ -16,7 +16,7 @@ from egressproxy.errors import GatewayFault, Reason, UpstreamFault
 from egressproxy.filters.filter_step import FilterSteps
 from egressproxy.gateway.backends.dns_tracked_host import UNTRACKED, retire
 from egressproxy.gateway.backends.endpoints import HostSet, host_set_of
-from egressproxy.gateway.backends.health_checks import HTTP_2_PROTOCOLS, HealthChecks
+from egressproxy.gateway.backends.health_checks.health_checks import HTTP_2_PROTOCOLS, HealthChecks
 from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.opener import ConnectionOpener, TlsFailure, is_http2, is_unverified, note_unverified
 from egressproxy.gateway.backends.parent_connect import is_socks, proxy_authorization
@@ -30,7 +30,8 @@ from egressproxy.gateway.backends.parent_selection import (
 from egressproxy.gateway.backends.passive_health import PassiveHealth
 from egressproxy.gateway.backends.upstream_hosts import DialTarget, SharedConnections, UpstreamHost, UpstreamHosts
 from egressproxy.ir.backend import BackendIR, BackendTlsIR, ConnectionIR, Destination, EndpointAddress, Protocol
-from egressproxy.model.exchange import Exchange, tenant_of
+from egressproxy.model.caller_identity import tenant_of
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.per_client_quota import client_of
 from egressproxy.net.flow_control import peer_address
 from egressproxy.net.pending_protocol import PendingProtocol

@@ -17,7 +17,8 @@ from egressproxy.gateway.backends.network import Network
 from egressproxy.gateway.backends.opener import ConnectionOpener, is_http2
 from egressproxy.gateway.backends.upstream_hosts import UpstreamHost
 from egressproxy.ir.backend import ConnectionIR
-from egressproxy.model.exchange import Exchange, tenant_of
+from egressproxy.model.caller_identity import tenant_of
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.per_client_quota import client_of
 from egressproxy.net.flow_control import peer_address
 from egressproxy.net.pending_protocol import PendingProtocol

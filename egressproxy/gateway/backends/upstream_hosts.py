@@ -13,7 +13,8 @@ from egressproxy.filters.filter_step import FilterSteps
 from egressproxy.gateway.backends.dns_tracked_host import UNTRACKED, DnsTrackedHost
 from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.model.authority import Authority, IPAddress
-from egressproxy.model.exchange import BackendOrigin, Exchange, tenant_of
+from egressproxy.model.caller_identity import tenant_of
+from egressproxy.model.exchange import BackendOrigin, Exchange
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.net.timers import TimerWheel
 from egressproxy.net.tls_resumption import TlsResumption

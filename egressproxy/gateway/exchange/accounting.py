@@ -14,7 +14,8 @@ from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.gateway.exchange.recent_decisions import KEPT, MAX_PATH, Remembered
 from egressproxy.gateway.overload.request_gate import RequestGate
 from egressproxy.gateway.snapshot import ActiveListener
-from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, Exchange
+from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.forwarded_identity import SeenValues
 from egressproxy.net.timers import TimerWheel
 from egressproxy.telemetry.access_log import AccessLog

@@ -32,7 +32,8 @@ from egressproxy.gateway.exchange.hedging import HedgedCall, finish_attempts
 from egressproxy.gateway.product_types import ADAPTER, RequestAdapter
 from egressproxy.gateway.products import PRODUCTS
 from egressproxy.gateway.route import Route
-from egressproxy.model.exchange import ATTEMPTS_FIELD, AttemptTrail, Exchange
+from egressproxy.model.attempt_trail import ATTEMPTS_FIELD, AttemptTrail
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.grpc_status import GRPC_NAMES
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import CHUNKED, ResponseHead

@@ -25,7 +25,8 @@ from egressproxy.gateway.identity.checked_credentials import Verdict
 from egressproxy.gateway.open_connections import Connection, OpenConnections
 from egressproxy.gateway.products import PRODUCTS
 from egressproxy.gateway.snapshot import ActiveListener
-from egressproxy.model.exchange import CallerIdentity, Exchange
+from egressproxy.model.caller_identity import CallerIdentity
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
 from egressproxy.net.flow_control import BodySink, Reads

@@ -10,7 +10,7 @@ from egressproxy.gateway.exchange.opened_tunnel import OpenedTunnel, Redirection
 from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.gateway.identity.checked_credentials import Verdict
 from egressproxy.gateway.open_connections import OpenConnections
-from egressproxy.model.exchange import ANONYMOUS
+from egressproxy.model.caller_identity import ANONYMOUS
 from egressproxy.net.flow_control import HTTP2_STREAM
 from egressproxy.net.timers import NEVER, TimerWheel
 from egressproxy.protocols.http1.downstream import DownstreamConnection, RequestHandler

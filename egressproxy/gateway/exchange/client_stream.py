@@ -20,7 +20,8 @@ from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.gateway.identity.authenticator import copy_identity
 from egressproxy.gateway.identity.checked_credentials import Verdict
 from egressproxy.gateway.open_connections import OpenConnections
-from egressproxy.model.exchange import ANONYMOUS, Exchange
+from egressproxy.model.caller_identity import ANONYMOUS
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead

@@ -52,7 +52,8 @@ from egressproxy.gateway.identity.challenges import Unauthenticated
 from egressproxy.gateway.open_connections import clients_of_process
 from egressproxy.gateway.products import PRODUCTS
 from egressproxy.gateway.route import Route
-from egressproxy.model.exchange import ATTEMPTS_FIELD, AttemptTrail, Exchange
+from egressproxy.model.attempt_trail import ATTEMPTS_FIELD, AttemptTrail
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import CHUNKED, RequestHead
 from egressproxy.net.driver import PAUSE

@@ -31,7 +31,8 @@ from egressproxy.gateway.exchange.hedged_attempt import CANCELLED, HedgedAttempt
 from egressproxy.gateway.route import Route
 from egressproxy.ir.backend import Destination
 from egressproxy.ir.policy import HedgingIR
-from egressproxy.model.exchange import AttemptTrail, Exchange
+from egressproxy.model.attempt_trail import AttemptTrail
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.net.driver import PAUSE
 from egressproxy.net.timers import NEVER

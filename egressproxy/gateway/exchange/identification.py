@@ -14,7 +14,8 @@ from egressproxy.gateway.exchange.admission import refuse_loops
 from egressproxy.gateway.exchange.client import Client
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.ir.policy import PolicyIR
-from egressproxy.model.exchange import CallerIdentity, Exchange, namespace_in, service_account_name
+from egressproxy.model.caller_identity import CallerIdentity, namespace_in, service_account_name
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.forwarded_identity import NotVerified, verify
 from egressproxy.model.message import RequestHead
 

@@ -67,7 +67,8 @@ from egressproxy.gateway.open_connections import OpenConnections
 from egressproxy.gateway.overload.request_gate import Tenant
 from egressproxy.gateway.route import SELF_SERVICE, Route, filtered_route
 from egressproxy.gateway.snapshot import ActiveListener, Port
-from egressproxy.model.exchange import ANONYMOUS, WAITED, CallerIdentity, Exchange
+from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity
+from egressproxy.model.exchange import WAITED, Exchange
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead
 from egressproxy.net.held_bytes import Hold

@@ -10,7 +10,7 @@ from egressproxy.errors import Reason
 from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.gateway.subject_overrides import Matched
 from egressproxy.model.authority import Authority
-from egressproxy.model.exchange import CallerIdentity
+from egressproxy.model.caller_identity import CallerIdentity
 
 #: Decisions that are kept in each process.
 KEPT: Final = 1024

@@ -15,7 +15,8 @@ from egressproxy.errors import Reason
 from egressproxy.gateway.exchange.accounting import Accounting
 from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.gateway.open_connections import Connection, OpenConnections
-from egressproxy.model.exchange import CallerIdentity, Exchange
+from egressproxy.model.caller_identity import CallerIdentity
+from egressproxy.model.exchange import Exchange
 from egressproxy.net.driver import Driver
 from egressproxy.net.pending_protocol import PendingProtocol
 from egressproxy.net.sockets import SocketTransport

@@ -10,7 +10,7 @@ from egressproxy.gateway.exchange.client_connection import ClientConnection
 from egressproxy.gateway.exchange.client_stream import ClientHttp2
 from egressproxy.gateway.identity.authenticator import copy_identity
 from egressproxy.gateway.open_connections import Holder, OpenConnections
-from egressproxy.model.exchange import CallerIdentity
+from egressproxy.model.caller_identity import CallerIdentity
 from egressproxy.net.loop import poller
 from egressproxy.net.timers import TimerWheel
 from egressproxy.net.tls import TlsStream

@@ -20,7 +20,8 @@ from egressproxy.gateway.identity.checked_credentials import CheckedCredentials,
 from egressproxy.identity.credentials import Credential, CredentialRefused, read_credentials, token_credential
 from egressproxy.identity.peers import AddressTable
 from egressproxy.ir.identity import IdentityIR
-from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, Exchange
+from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import every_spelling, finder
 from egressproxy.model.message import NOTHING_SAID, RequestHead
 

@@ -20,7 +20,8 @@ from typing import Any, Final, TypeVar
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.gateway.identity.key_source import REFRESH_S, KeySource
 from egressproxy.identity.credentials import Believed, Credential, CredentialRefused, UnknownKey
-from egressproxy.model.exchange import CallerIdentity, Exchange
+from egressproxy.model.caller_identity import CallerIdentity
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.per_client_quota import AttemptLimiter, FairQueue, client_of
 
 T = TypeVar("T")

@@ -39,8 +39,8 @@ _STREAM: Final[int] = int(socket.SOCK_STREAM)
 MAX_AT_ONCE: Final = 64
 #: After so many, it is another process's turn.
 TURN_CONNECTIONS: Final = 8
-#: Clients that say something else before HTTP, or in its place.
-_WITH_FIRST_WORDS: Final[dict[ListenerProtocol, type[CountedClient]]] = {
+#: What serves clients of circuit-level protocols.
+_OF_CIRCUITS: Final[dict[ListenerProtocol, type[CountedClient]]] = {
     ListenerProtocol.SOCKS5: SocksConnection,
     ListenerProtocol.TRANSPARENT: TransparentConnection,
 }
@@ -197,7 +197,7 @@ class BoundPort:
         if port.is_stream:
             return StreamConnection(self._connection_manager, self._metrics, self.state)
         if port.tls is None:
-            kind = CountedClient if port.first_words is None else _WITH_FIRST_WORDS[port.first_words]
+            kind = CountedClient if port.circuit_level is None else _OF_CIRCUITS[port.circuit_level]
             return kind(self._connection_manager, self._metrics, self.state)
         if not port.is_mixed:
             return self._secured(self.state)

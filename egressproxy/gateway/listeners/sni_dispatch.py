@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import cast
 
 from egressproxy.gateway.open_connections import Holder, OpenConnections
-from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
+from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity
 from egressproxy.net.flow_control import peer_name
 from egressproxy.net.timers import Deadline, TimerWheel
 from egressproxy.protocols.tls.client_hello import BadClientHello, ClientHelloReader, NotTls

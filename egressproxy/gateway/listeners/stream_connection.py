@@ -37,7 +37,8 @@ from egressproxy.gateway.open_connections import Connection, OpenConnections
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.ir.gateway import ListenerProtocol
-from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, Exchange
+from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
 from egressproxy.model.per_client_quota import client_of
@@ -90,18 +91,9 @@ class StreamConnection(_HoldingConnection):
     """A client's connection to a TLS or TCP listener."""
 
     __slots__ = (
-        "accounting",
-        "client",
-        "deadline",
-        "error",
-        "handler",
-        "hello",
-        "hello_size",
-        "metrics",
-        "pipeline",
-        "reader",
+        "accounting", "client", "deadline", "error", "handler", "hello", "hello_size", "metrics", "pipeline", "reader",
         "state",
-    )
+    )  # fmt: skip
 
     def __init__(self, connection_manager: HttpConnectionManager, metrics: Metrics, state: OpenConnections) -> None:
         first = state.port.first

@@ -21,9 +21,9 @@ from ipaddress import ip_network
 from typing import Final
 
 from egressproxy.errors import LimitExceeded, Reason
+from egressproxy.gateway.identity.killed_identities import KilledIdentities
 from egressproxy.ir.policy import Priority
 from egressproxy.model.exchange import Exchange
-from egressproxy.model.kill_switch import KilledIdentities
 from egressproxy.model.per_client_quota import origin_of
 
 #: A request is admitted while what is free, times FREE, is more than what its tenant has, times the last of these, and

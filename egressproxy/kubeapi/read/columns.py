@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
+from egressproxy.config.served_kinds import GATEWAY, OURS
 from egressproxy.kubeapi.kinds import BACKENDS
-from egressproxy.model.kinds import GATEWAY, OURS
 
 #: Values of a list that are shown in one cell.
 MOST: Final = 3

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
+from egressproxy.config.served_kinds import CONFIGURED, ServedKind
 from egressproxy.kubeapi.kinds import KINDS, group_versions
-from egressproxy.model.kinds import CONFIGURED, ServedKind
 
 #: Content types of aggregated discovery; what they hold is the same in both.
 AGGREGATED: Final = tuple(

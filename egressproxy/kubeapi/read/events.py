@@ -16,10 +16,10 @@ from functools import cached_property
 from time import time
 from typing import Any, Final
 
+from egressproxy.config.served_kinds import OURS
 from egressproxy.kubeapi.kinds import KINDS
 from egressproxy.kubeapi.read.objects import ObjectSource
 from egressproxy.kubeapi.read.representations import uid_of
-from egressproxy.model.kinds import OURS
 from egressproxy.model.published_object import PublishedObject
 from egressproxy.telemetry.event_aggregator import InvolvedObject, Notice
 from egressproxy.telemetry.events import Events

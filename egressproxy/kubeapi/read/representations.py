@@ -13,9 +13,9 @@ from functools import lru_cache
 from typing import Any, Final
 from uuid import UUID, uuid5
 
+from egressproxy.config.served_kinds import ServedKind
 from egressproxy.kubeapi.list_options import Form
 from egressproxy.kubeapi.read.columns import Column, columns
-from egressproxy.model.kinds import ServedKind
 from egressproxy.model.published_object import Key, PublishedObject
 
 #: base64 of "redacted": clients of the API decode a Secret's values.

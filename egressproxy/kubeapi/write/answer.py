@@ -23,11 +23,11 @@ from egressproxy.kubeapi.write.apply import MAX_WARNINGS, AppliedWrite, changed
 from egressproxy.kubeapi.write.refusals import refusal_of, unreadable
 from egressproxy.kubeapi.write.staging import file_of, stage
 from egressproxy.kubeapi.write.write import Outcomes, Result, Verb, Write, WriteRefused, Written, read_writes
-from egressproxy.model.pickling import dumps
 from egressproxy.net.listening import why_unusable
 from egressproxy.net.system_roots import mark
 from egressproxy.processes.loader.answer import handed_over, previous_of
 from egressproxy.processes.loader.compilation import Machine, compiled
+from egressproxy.processes.pickling import dumps
 
 #: Seconds after which unstarted writes wait for the next batch: `processes.loader.request.LIMIT_S` is the total limit.
 BUDGET_S: Final = 10.0

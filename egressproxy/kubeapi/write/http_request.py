@@ -9,10 +9,10 @@ from typing import Final
 from aiohttp import web
 
 from egressproxy.admin.status import ApiError, bad_request
+from egressproxy.config.served_kinds import CONFIGURED
 from egressproxy.kubeapi.list_options import ApiResource, truth
 from egressproxy.kubeapi.write import core_protobuf
 from egressproxy.kubeapi.write.write import FieldValidation, Verb, Write
-from egressproxy.model.kinds import CONFIGURED
 
 METHODS: Final = frozenset({"POST", "PUT", "PATCH", "DELETE"})
 #: As the API server of Kubernetes; a Secret or ConfigMap is below 1 MiB.

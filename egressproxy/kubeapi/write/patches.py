@@ -20,11 +20,11 @@ from jsonpointer import JsonPointer, JsonPointerException
 
 from egressproxy.config.resources.core import REDACTED
 from egressproxy.config.resources.meta import LAST_APPLIED
+from egressproxy.config.served_kinds import GATEWAY, OURS
 from egressproxy.kubeapi.kinds import BACKENDS
 from egressproxy.kubeapi.write.bodies import MAX_ITEMS, MAX_LEVELS, depth_of
 from egressproxy.kubeapi.write.refusals import invalid
 from egressproxy.kubeapi.write.write import Write, WriteRefused
-from egressproxy.model.kinds import GATEWAY, OURS
 
 #: Operations in one JSON patch; as the API server of Kubernetes.
 MAX_OPERATIONS = 10_000

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, NamedTuple
 
-from egressproxy.model.pickling import classes, dumps, loads
 from egressproxy.model.published_object import Key
 from egressproxy.processes.loader.request import LoadRequest, read_request
 from egressproxy.processes.loader.result import LOADED, CompiledConfig, read_values
+from egressproxy.processes.pickling import classes, dumps, loads
 
 
 class Verb(Enum):

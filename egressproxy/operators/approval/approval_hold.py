@@ -38,7 +38,8 @@ from egressproxy.filters.settings import (
 from egressproxy.filters.shared_counters import Row
 from egressproxy.ir.policy import ExtensionIR, FieldFault
 from egressproxy.model.admin_requests import HoldDecision, HoldPage, HoldPlace
-from egressproxy.model.exchange import ANONYMOUS, WAITED, Exchange
+from egressproxy.model.caller_identity import ANONYMOUS
+from egressproxy.model.exchange import WAITED, Exchange
 from egressproxy.model.fields import every_spelling
 from egressproxy.model.per_client_quota import identity_of
 from egressproxy.net.keyed_counters import KEY_BYTES, SHARED, SHARED_KEYS, OwnCounters

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from egressproxy.gateway.snapshot import ActiveListener, Port, Snapshot
 from egressproxy.ir.gateway import ListenerProtocol
 from egressproxy.model.authority import AuthorityError, parse_authority
-from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, service_account_name
+from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity, service_account_name
 from egressproxy.model.fields import TOKEN, VALUE
 from egressproxy.model.message import RequestHead
 from egressproxy.protocols.http1.codec import RequestReader
@@ -154,7 +154,7 @@ class HypotheticalRequest:
         if first.is_forward:
             if not (self.is_connect or self.scheme):
                 return None
-            return 1 if port.first_words is None else 5
+            return 1 if port.circuit_level is None else 5
         if port.is_stream:
             takes = self.is_connect or self._is_inside(port)
             return (2 if self._is_hosted(port) else 3) if takes else None

@@ -16,7 +16,7 @@ from egressproxy.gateway.exchange.admission import default_route
 from egressproxy.gateway.snapshot import ActiveListener, Snapshot
 from egressproxy.ir.backend import ConnectionIR, Destination
 from egressproxy.model.authority import Authority, AuthorityError, parse_authority
-from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
+from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity
 from egressproxy.operators.explain.hypothetical_request import HypotheticalRequest, HypotheticalRequestError
 from egressproxy.operators.explain.render import describe_resolved, error_values
 from egressproxy.upstream.resolver import Resolver, ServerAnswer

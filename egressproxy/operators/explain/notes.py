@@ -10,7 +10,7 @@ from egressproxy.gateway.exchange.admission import HTTP_PORT, is_served_for_othe
 from egressproxy.gateway.route import Route
 from egressproxy.ir.policy import Priority, SniCheck
 from egressproxy.model.authority import Authority
-from egressproxy.model.exchange import ANONYMOUS
+from egressproxy.model.caller_identity import ANONYMOUS
 from egressproxy.operators.explain.decision import Decision
 from egressproxy.operators.explain.render import steps_of
 

@@ -16,7 +16,8 @@ from egressproxy.gateway.route import SELF_SERVICE, Route
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.ir.policy import DestinationRule, Mode
 from egressproxy.model.authority import Authority, AuthorityError, parse_authority
-from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, Exchange
+from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
 

@@ -20,7 +20,8 @@ from egressproxy.gateway.products import SelfService, Waiting
 from egressproxy.gateway.route import Route
 from egressproxy.gateway.snapshot import ActiveListener
 from egressproxy.model.authority import Authority, AuthorityError, parse_authority
-from egressproxy.model.exchange import ANONYMOUS, Exchange
+from egressproxy.model.caller_identity import ANONYMOUS
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import TOKEN, Fields
 from egressproxy.model.local_response import LocalResponse
 from egressproxy.model.message import RequestHead

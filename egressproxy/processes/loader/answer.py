@@ -12,13 +12,13 @@ from egressproxy.config.compile.status.status_warnings import all_warnings
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.ir.gateway import ConfigIR
-from egressproxy.ir.packing import pack
-from egressproxy.model.pickling import dumps, loads
 from egressproxy.net.listening import why_unusable
 from egressproxy.net.system_roots import mark
 from egressproxy.processes.loader.compilation import Machine, loaded
 from egressproxy.processes.loader.request import read_request
 from egressproxy.processes.loader.result import CompiledConfig, pack_shown, places, write_answer
+from egressproxy.processes.packing import pack
+from egressproxy.processes.pickling import dumps, loads
 
 
 def answer(request: bytes) -> bytes:

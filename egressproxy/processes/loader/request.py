@@ -6,8 +6,8 @@ import struct
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from egressproxy.model.pickling import classes, dumps, loads
 from egressproxy.model.secret import ConfigSource, SecretBytes, SecretSource
+from egressproxy.processes.pickling import classes, dumps, loads
 
 #: For the whole of a request. The one that asks ends the process after that, and so does the kernel.
 LIMIT_S: Final = 120

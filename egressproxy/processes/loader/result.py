@@ -16,11 +16,11 @@ from typing import Any, Final, NamedTuple
 from egressproxy.config.builtin import open_proxy, open_proxy_warning
 from egressproxy.config.reading.problems import ConfigError, Problem, Severity
 from egressproxy.ir.gateway import ConfigIR
-from egressproxy.ir.packing import pack
 from egressproxy.model.certificate import CertificateUse, Validity
 from egressproxy.model.encoding import line
-from egressproxy.model.pickling import Unpickler, classes, dumps, loads
 from egressproxy.model.published_object import Key, PublishedObject
+from egressproxy.processes.packing import pack
+from egressproxy.processes.pickling import Unpickler, classes, dumps, loads
 
 #: The most objects in one packed piece.
 OBJECTS = 256
@@ -39,8 +39,8 @@ class ListenerAddress(NamedTuple):
 class CompiledConfig:
     """A compiled configuration, for processes that neither read nor compile.
 
-    `spec` is for `ir.packing`, `shown` for `shown` below, `memory` for the next load, and `declared`, the JSON of
-    FilterTypes' types, for the catalogue. `findings` are the messages of `check`, and `validities` those of all
+    `spec` is for `processes.packing`, `shown` for `shown` below, `memory` for the next load, and `declared`, the JSON
+    of FilterTypes' types, for the catalogue. `findings` are the messages of `check`, and `validities` those of all
     certificates. `broken` are objects ("Kind namespace/name") with a sentence on a newly broken reference. `wanted` are
     the keys of lookups of kinds that are read by reference (`ResourceSet.wanted`).
     """

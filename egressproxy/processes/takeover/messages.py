@@ -31,7 +31,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
-from egressproxy.model.kill_switch import KillChange
+from egressproxy.gateway.identity.killed_identities import KillChange
 from egressproxy.net.listening import peer_of
 from egressproxy.processes.workers.channel import FrameChannel
 

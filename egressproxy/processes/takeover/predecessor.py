@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from egressproxy import __version__
-from egressproxy.model.kill_switch import KillChange, KilledIdentities, KilledIdentity
-from egressproxy.net.listening_sockets import ListeningSockets, Place
+from egressproxy.gateway.identity.killed_identities import KillChange, KilledIdentities, KilledIdentity
+from egressproxy.processes.listening_sockets import ListeningSockets, Place
 from egressproxy.processes.takeover.messages import VERSIONS, WORKING_S, Conversation, close_all, kill_of
 from egressproxy.processes.workers.data_plane import ConfigRefused
 

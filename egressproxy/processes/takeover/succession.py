@@ -17,9 +17,9 @@ from typing import Any, Final
 from egressproxy import __version__
 from egressproxy.model.unix_socket import SCHEME
 from egressproxy.net.listening import UNIX_REMEDIES
-from egressproxy.net.listening_sockets import ListeningSockets, Place
-from egressproxy.net.wanted_lock import WantedLock
+from egressproxy.processes.listening_sockets import ListeningSockets, Place
 from egressproxy.processes.takeover.messages import VERSIONS, Conversation, close_all, kill_of
+from egressproxy.processes.takeover.wanted_lock import WantedLock
 from egressproxy.processes.workers.data_plane import ConfigRefused
 from egressproxy.processes.workers.kill_switch import KillSwitch
 

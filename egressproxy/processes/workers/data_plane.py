@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
+from egressproxy.gateway.identity.killed_identities import KillChange, KilledIdentities
+from egressproxy.gateway.overload.process_limits import ProcessLimits
 from egressproxy.ir.backend import EndpointAddress
-from egressproxy.model.kill_switch import KillChange, KilledIdentities
-from egressproxy.model.process_limits import ProcessLimits
 from egressproxy.model.unix_socket import UnixSocket
 from egressproxy.net.listening import bind, bind_unix
 from egressproxy.net.process import collapse_heap, memory_for_each
@@ -33,7 +33,7 @@ class Guarded(ConfigRefused):
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """A ConfigIR, packed by `ir.packing`, and the facts for processes that do not serve it.
+    """A ConfigIR, packed by `processes.packing`, and the facts for processes that do not serve it.
 
     `places` are to be bound: address (IP literal), port, and owner (`gateway/listener`, …). `generation` counts the
     configurations in service, from 1. `own` are further sockets of ours, closed to clients of the gateway.

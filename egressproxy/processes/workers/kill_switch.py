@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from egressproxy.errors import NotAnswered
-from egressproxy.model.kill_switch import KillChange, KilledIdentities
+from egressproxy.gateway.identity.killed_identities import KillChange, KilledIdentities
 from egressproxy.model.work import Work
 from egressproxy.net.cooperative import in_turns
 from egressproxy.processes.workers.data_plane import ConfigRefused, DataPlane

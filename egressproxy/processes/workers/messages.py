@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any, Final, get_args
 
 from egressproxy.errors import NotAnswered
+from egressproxy.gateway.identity.killed_identities import KillChange
+from egressproxy.gateway.overload.process_limits import NO_LIMITS, ProcessLimits
 from egressproxy.ir.backend import EndpointAddress
 from egressproxy.model.admin_requests import CachePurge, HoldDecision, HoldPage
-from egressproxy.model.kill_switch import KillChange
-from egressproxy.model.pickling import ADDRESSES, classes, dumps, loads
-from egressproxy.model.process_limits import NO_LIMITS, ProcessLimits
+from egressproxy.processes.pickling import ADDRESSES, classes, dumps, loads
 from egressproxy.processes.workers.data_plane import ConfigRefused, Configuration, Guarded, RouteChanges
 from egressproxy.run_options import FilterListener
 from egressproxy.telemetry.counts import Counts, MetricFamily, MetricKind

@@ -20,13 +20,13 @@ from typing import Final
 
 from egressproxy.errors import NotAnswered
 from egressproxy.filters.shared_counters import SharedCounters
+from egressproxy.gateway.identity.killed_identities import KillChange, KilledIdentities
 from egressproxy.model.admin_requests import MAX_PAGE, HoldPage
-from egressproxy.model.kill_switch import KillChange, KilledIdentities
 from egressproxy.model.own_names import new_pseudonym
 from egressproxy.model.secret import SecretBytes
 from egressproxy.net.file_lock import memory_file
 from egressproxy.net.listening import BindError, bind_error
-from egressproxy.net.listening_sockets import ListeningSockets
+from egressproxy.processes.listening_sockets import ListeningSockets
 from egressproxy.processes.workers.data_plane import (
     ConfigRefused,
     Configuration,

@@ -23,17 +23,18 @@ from egressproxy.errors import NotAnswered
 from egressproxy.filters.shared_counters import SharedCounters
 from egressproxy.gateway.backends.cluster import UPSTREAM_LIMITS
 from egressproxy.gateway.exchange.recent_decisions import decisions, subjects_of
+from egressproxy.gateway.identity.killed_identities import KillChange, KilledIdentities, KilledIdentity
+from egressproxy.gateway.overload.process_limits import NO_LIMITS, ProcessLimits
 from egressproxy.gateway.snapshot import Snapshot
-from egressproxy.ir.packing import unpacking
 from egressproxy.model.admin_requests import MAX_PAGE, CachePurge, HoldDecision, HoldPage
-from egressproxy.model.kill_switch import KillChange, KilledIdentities, KilledIdentity
-from egressproxy.model.process_limits import NO_LIMITS, ProcessLimits
 from egressproxy.model.work import Work
 from egressproxy.net.cooperative import in_turns
 from egressproxy.net.listening import bind as bind_socket
-from egressproxy.net.listening_sockets import ListeningSockets
 from egressproxy.net.timers import TICK_S
 from egressproxy.net.tls_key_log import start_key_log
+from egressproxy.processes.listening_sockets import ListeningSockets
+from egressproxy.processes.packing import unpacking
+from egressproxy.processes.workers.codec_check import Misread, check_codec
 from egressproxy.processes.workers.data_plane import (
     ConfigRefused,
     Configuration,
@@ -44,7 +45,6 @@ from egressproxy.processes.workers.data_plane import (
     collect_garbage,
     process_limits,
 )
-from egressproxy.protocols.http1.codec_check import Misread, check_codec
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.run_options import RunOptions
 from egressproxy.telemetry.access_log import AccessLog

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from egressproxy.ai.apis import offered_tools
 from egressproxy.ai.apis import request as request_room
 from egressproxy.ai.apis.apis import Api, operation_of
 from egressproxy.ai.apis.request import AiRequest, estimated_tokens, plain_chat
@@ -144,7 +145,6 @@ def test_a_field_that_nobody_knows_is_a_text():
 def test_a_message_of_mcp_tells_its_call():
     body = b'{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"look","arguments":{"q":"a"}}}'
     request = AiRequest.read(body)
-    assert request.is_mcp
     assert [(call.name, call.arguments) for call in request.tool_calls()] == [("look", {"q": "a"})]
     assert ("a", TextKind.ARGUMENTS) in [(part.text, part.kind) for part in request.texts()]
 
@@ -223,7 +223,7 @@ READ = [
     *request_room._LIMITS.paths,
     *request_room._TEMPERATURES.paths,
     *request_room._CHOICES.paths,
-    *request_room._OFFERS,
+    *offered_tools._OFFERS,
     *((name,) for name in ("model", "stream", "messages", "input", "contents", "prompt", "system", "instructions")),
     *((name, "model") for name in request_room._OTHER_MODELS),
     *(("tools", *names) for names in (("type",), ("name",), ("function", "name"), ("custom", "name"))),

@@ -136,7 +136,14 @@ def test_a_backend_that_refuses_while_the_body_is_under_way_leads_to_one_that_ne
 
 
 @pytest.mark.parametrize(
-    ("path", "kind"), [(b"/v1/embeddings", b"application/json; charset=utf-8"), (b"/v1/responses", b"text/plain")]
+    ("path", "kind"),
+    [
+        (b"/v1/embeddings", b"application/json; charset=utf-8"),
+        (b"/v1/responses", b"text/plain"),
+        (b"/v1//responses", b"text/plain"),
+        (b"/v1/chat/completions/", b"text/plain"),
+        (b"/v1/%63hat/completions", b"text/plain"),
+    ],
 )
 def test_other_paths_have_models_too(converse: Start, path: bytes, kind: bytes):
     talk = converse(config({"modelAlias": "our-gpt"}))
@@ -152,6 +159,14 @@ def test_what_names_no_model_passes(converse: Start, body: bytes, kind: bytes):
     talk = converse(config({"modelAlias": "our-gpt"}))
     talk.client >> post(body, b"/v1/audio/transcriptions", kind=kind)
     assert body_of(talk, "a") == body
+
+
+def test_the_method_in_lower_case_is_the_same_request(converse: Start):
+    """Some servers read it so."""
+    talk = converse(config({"modelAlias": "our-gpt"}))
+    talk.client >> post().replace(b"POST", b"post")
+    talk.dialled("a.example", 80)
+    talk.origin.take(b'(?s)^post /v1/chat.*"our-gpt"')
 
 
 def test_a_get_passes(converse: Start):

@@ -334,6 +334,15 @@ def test_the_prefix_stands_before_all_that_is_served(converse: Start):
     assert b"anthropic-version" not in talk.origin.take(b"{.*}")[0]
 
 
+@pytest.mark.parametrize("path", [b"/v1/chat/completions/", b"//v1/chat/completions", b"/v1/%63hat/Completions"])
+def test_a_path_in_another_spelling_is_translated_too(converse: Start, path: bytes):
+    talk = converse(config())
+    talk.client >> post(CHAT, path, b"Authorization: Bearer mine").replace(b"POST", b"Post")
+    head = asked(talk, "a", b"POST")
+    assert head.startswith(b"POST /v1/messages HTTP/1.1\r\n")
+    assert b"mine" not in head
+
+
 @pytest.mark.parametrize(
     "field",
     [

@@ -11,7 +11,8 @@ from egressproxy.filters.filter_step import FilterAnswered
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.filters.testing import FilterHarness, exchange, response
 from egressproxy.ir.policy import ExtensionIR
-from egressproxy.model.exchange import LOGGED, CallerIdentity
+from egressproxy.model.caller_identity import CallerIdentity
+from egressproxy.model.exchange import LOGGED
 
 CHAT = "https://api.example.com/v1/chat/completions"
 BODY = json.dumps({"model": "m", "messages": [{"role": "user", "content": "hi"}]}).encode()

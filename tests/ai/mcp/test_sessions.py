@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from egressproxy.errors import Reason, RetrySafety, UpstreamFault
-from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
+from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity
 from egressproxy.model.secret import SecretBytes
 from tests.gateway.backends.test_retries import pods
 from tests.gateway.conftest import Start

@@ -3,7 +3,13 @@ from __future__ import annotations
 import pytest
 
 from egressproxy.ai.apis.apis import Api
-from egressproxy.ai.translation.apis import DEFAULT_PATHS, api_of, belongs_to_one_api, describes_the_body
+from egressproxy.ai.translation.apis import (
+    DEFAULT_PATHS,
+    api_of,
+    belongs_to_one_api,
+    counts_tokens,
+    describes_the_body,
+)
 
 
 @pytest.mark.parametrize(
@@ -16,9 +22,20 @@ from egressproxy.ai.translation.apis import DEFAULT_PATHS, api_of, belongs_to_on
         (b"/v1/messages/batches", None),
         (b"/v1/responses/resp_1", None),
         (b"/v1/responses/resp_1/cancel", None),
-        (b"/v1/messages/", None),
+        (b"/v1/messages/", Api.ANTHROPIC),
+        (b"/v1//chat/completions", Api.OPENAI_CHAT),
+        (b"/v1/chat%2Fcompletions", Api.OPENAI_CHAT),
+        (b"/v1/%63hat/completions?x", Api.OPENAI_CHAT),
+        (b"/V1/Chat/Completions", Api.OPENAI_CHAT),
+        (b"/v1/responses;a=b", Api.OPENAI_RESPONSES),
+        (b"/v1/%2572esponses", None),
+        (b"/chat/completions", Api.OPENAI_CHAT),
+        (b"/responses", Api.OPENAI_RESPONSES),
+        (b"/messages", None),
         (b"/xv1/messages", None),
-        (b"/chat/completions", None),
+        (b"/openai/deployments/mine/chat/completions", None),
+        (b"/v1/projects/p/publishers/anthropic/models/c:rawPredict", None),
+        (b"/v1beta/models/gemini-x:generateContent", None),
         (b"/v1/completions", None),
         (b"/v1/embeddings?next=/v1/messages", None),
         (b"*", None),
@@ -26,6 +43,18 @@ from egressproxy.ai.translation.apis import DEFAULT_PATHS, api_of, belongs_to_on
 )
 def test_the_last_segments_of_a_path_name_the_api(path: bytes, api: Api | None):
     assert api_of(path) is api
+
+
+@pytest.mark.parametrize(
+    ("path", "is_count"),
+    [
+        (b"/v1/messages/count_tokens", True), (b"/team/v1/messages/count_tokens?beta=true", True),
+        (b"/v1/messages/count_tokens/", True), (b"/v1//messages/Count_Tokens", True),
+        (b"/v1/messages%2fcount_tokens", True), (b"/v1/messages", False), (b"/v1/messages/count_tokens/x", False),
+    ],
+)  # fmt: skip
+def test_counts_of_tokens_have_a_path_of_their_own(path: bytes, is_count: bool):
+    assert counts_tokens(path) is is_count
 
 
 @pytest.mark.parametrize("api", DEFAULT_PATHS)

@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from egressproxy.config.reading.problems import ConfigError
-from egressproxy.ir.packing import unpacking
 from egressproxy.model.work import at_once
 from egressproxy.net.system_roots import mark
 from egressproxy.processes.loader import process as apart
@@ -24,6 +23,7 @@ from egressproxy.processes.loader.loader import LOAD, SCHEMA
 from egressproxy.processes.loader.process import LoaderProcess, LoadingFailed
 from egressproxy.processes.loader.request import LoadRequest, write_request
 from egressproxy.processes.loader.result import CompiledConfig, read_answer
+from egressproxy.processes.packing import unpacking
 from tests.support import manifests as m
 from tests.support.other_processes import looks_into_others
 from tests.support.waiting import WAIT_S, wait_until

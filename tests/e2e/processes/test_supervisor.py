@@ -15,13 +15,13 @@ from pathlib import Path
 import pytest
 
 from egressproxy import build
+from egressproxy.gateway.identity.killed_identities import KillChange, KilledIdentities, KilledIdentity
 from egressproxy.ir.backend import BackendIR, Destination
 from egressproxy.ir.gateway import ConfigIR, ListenerIR, ListenerProtocol
-from egressproxy.ir.packing import pack
 from egressproxy.ir.policy import ExtensionIR
 from egressproxy.ir.route import WeightedBackend
-from egressproxy.model.kill_switch import KillChange, KilledIdentities, KilledIdentity
 from egressproxy.net.listening import BindError
+from egressproxy.processes.packing import pack
 from egressproxy.processes.workers import supervisor as module
 from egressproxy.processes.workers.data_plane import ConfigRefused, Configuration, RouteChanges
 from egressproxy.processes.workers.messages import Query

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from egressproxy.envoy.ext_authz.messages import CheckAnswer, HttpAttributes, check_answer, check_request
-from egressproxy.model.field_change import FieldAction, FieldChange
-from egressproxy.model.protobuf import WireError
+from egressproxy.envoy.field_change import FieldAction, FieldChange
+from egressproxy.envoy.protobuf import WireError
 from tests.support.protobuf_wire import field, fields, number, text
 
 

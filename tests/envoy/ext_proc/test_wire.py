@@ -23,8 +23,8 @@ from egressproxy.envoy.ext_proc.messages import (
     StreamedBody,
 )
 from egressproxy.envoy.ext_proc.wire import read_request, read_response, request_bytes, response_bytes
-from egressproxy.model.field_change import FieldAction, FieldChange
-from egressproxy.model.protobuf import WireError
+from egressproxy.envoy.field_change import FieldAction, FieldChange
+from egressproxy.envoy.protobuf import WireError
 from tests.support.protobuf_wire import field, fields, number
 
 HEADERS = (MessagePart.REQUEST_HEADERS, MessagePart.RESPONSE_HEADERS)

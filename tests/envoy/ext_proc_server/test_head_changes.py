@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from egressproxy.envoy.ext_proc_server.head_changes import changes_of, dropped_fields, immediate_headers
-from egressproxy.model.field_change import FieldAction, FieldChange, apply
+from egressproxy.envoy.field_change import FieldAction, FieldChange, apply
 from egressproxy.model.fields import Fields
 
 names = st.sampled_from([b"a", b"b", b"set-cookie", b"x-long-name"])

@@ -9,6 +9,7 @@ from typing import Any
 
 from egressproxy.envoy.ext_proc.messages import MessagePart, ProcessingRequest, ProcessingResponse
 from egressproxy.envoy.ext_proc.wire import read_request, response_bytes
+from egressproxy.envoy.field_change import FieldAction, FieldChange
 from egressproxy.errors import Reason
 from egressproxy.filters.calls import CallFailed, StreamReceiver
 from egressproxy.filters.catalog import Catalog
@@ -16,7 +17,6 @@ from egressproxy.filters.chain import compile_chain
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.filters.testing import FilterHarness
 from egressproxy.ir.policy import BACKEND_LEVEL, Callee, ExtensionIR
-from egressproxy.model.field_change import FieldAction, FieldChange
 from egressproxy.telemetry.event_aggregator import EventAggregator
 from egressproxy.telemetry.filter_meter import FilterMetrics
 

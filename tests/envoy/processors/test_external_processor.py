@@ -17,9 +17,9 @@ from egressproxy.envoy.ext_proc.messages import (
     ProcessingResponse,
     StreamedBody,
 )
+from egressproxy.envoy.field_change import FieldAction, FieldChange
 from egressproxy.errors import Reason
 from egressproxy.filters.testing import FilterBuildError, exchange, response
-from egressproxy.model.field_change import FieldAction, FieldChange
 from tests.envoy.processors.kit import Processed, Said, agrees, answer, at, broke, changes, silent_at
 
 REQUEST_HEADERS, RESPONSE_HEADERS = MessagePart.REQUEST_HEADERS, MessagePart.RESPONSE_HEADERS

@@ -20,7 +20,8 @@ from egressproxy.filters.chain import compile_chain
 from egressproxy.filters.instances import FilterInstances
 from egressproxy.filters.testing import FilterBuildError, FilterHarness, exchange, response
 from egressproxy.ir.policy import BACKEND_LEVEL, Callee, ExtensionIR
-from egressproxy.model.exchange import CallerIdentity, Exchange
+from egressproxy.model.caller_identity import CallerIdentity
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.secret import SecretBytes
 from egressproxy.telemetry.event_aggregator import EventAggregator

@@ -16,7 +16,7 @@ from egressproxy.filters.limits import limit_fast_path, memory_store, quota, rat
 from egressproxy.filters.limits.limit_fast_path import RequestLimitFastPath
 from egressproxy.filters.limits.qos_config import LimitEntry, QoSControllerConfig
 from egressproxy.filters.testing import exchange, response
-from egressproxy.model.exchange import ANONYMOUS, CallerIdentity
+from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity
 from egressproxy.net.keyed_counters import OwnCounters
 from egressproxy.telemetry.filter_meter import FilterMeter, FilterMetrics
 from tests.support.properties import examples

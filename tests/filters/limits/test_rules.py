@@ -4,7 +4,7 @@ import pytest
 
 from egressproxy.filters.limits.rules import key_text
 from egressproxy.filters.testing import exchange
-from egressproxy.model.exchange import CallerIdentity
+from egressproxy.model.caller_identity import CallerIdentity
 
 
 def text(*per, header="", model="", **about):

@@ -12,7 +12,8 @@ from egressproxy.gateway.backends import upstream_hosts
 from egressproxy.gateway.backends.upstream_hosts import MAX_TARGETS_OF_CLIENT, UpstreamHost, UpstreamHosts
 from egressproxy.ir.backend import BackendTlsIR
 from egressproxy.model.authority import Authority
-from egressproxy.model.exchange import CallerIdentity, Exchange
+from egressproxy.model.caller_identity import CallerIdentity
+from egressproxy.model.exchange import Exchange
 from egressproxy.net.timers import TimerWheel
 from egressproxy.upstream.pool import PoolTicket
 from tests.gateway.conftest import Start

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from egressproxy.errors import Denied, GatewayError, GatewayFault, Reason
 from egressproxy.filters.catalog import Catalog
 from egressproxy.gateway.backends.network import Network, NetworkReports
-from egressproxy.gateway.build import build
+from egressproxy.gateway.builders.snapshot_builder import build
 from egressproxy.gateway.exchange import pipeline as p
 from egressproxy.gateway.exchange.pipeline import Pipeline
 from egressproxy.gateway.open_connections import OpenConnections

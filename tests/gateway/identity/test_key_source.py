@@ -21,7 +21,8 @@ from egressproxy.ir.gateway import KeyUrlIR
 from egressproxy.ir.identity import IdentityIR, TokenIssuerIR
 from egressproxy.ir.route import WeightedBackend
 from egressproxy.model.authority import read_key_uri
-from egressproxy.model.exchange import ANONYMOUS, Exchange
+from egressproxy.model.caller_identity import ANONYMOUS
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import Hop, RequestHead
 from egressproxy.model.work import at_once

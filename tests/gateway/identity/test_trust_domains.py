@@ -10,7 +10,8 @@ import pytest
 
 from egressproxy.config.reading.problems import ConfigError
 from egressproxy.identity.peers import workload
-from egressproxy.model.exchange import CallerIdentity, Exchange, tenant_of
+from egressproxy.model.caller_identity import CallerIdentity, tenant_of
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.forwarded_identity import ForwardedIdentity, sign
 from egressproxy.model.per_client_quota import identity_of
 from egressproxy.model.secret import SecretBytes

@@ -10,7 +10,8 @@ import pytest
 from egressproxy.errors import LimitExceeded, Reason
 from egressproxy.gateway.overload.request_gate import RequestGate, Tenant
 from egressproxy.ir.policy import Priority
-from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, Exchange
+from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity
+from egressproxy.model.exchange import Exchange
 
 
 def ask(

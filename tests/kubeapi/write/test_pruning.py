@@ -8,9 +8,9 @@ import pytest
 
 from egressproxy.config.resources.kinds import kind_class
 from egressproxy.config.resources.meta import ObjectMeta, OpenModel
+from egressproxy.config.served_kinds import CONFIGURED
 from egressproxy.kubeapi.write import pruning
 from egressproxy.kubeapi.write.pruning import pruned
-from egressproxy.model.kinds import CONFIGURED
 
 
 def test_of_a_core_object_the_fields_of_kubernetes_are_kept():

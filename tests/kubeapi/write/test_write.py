@@ -20,9 +20,9 @@ from egressproxy.kubeapi.write.write import (
     write_writes,
 )
 from egressproxy.model.certificate import CertificateUse, Validity
-from egressproxy.model.pickling import dumps
 from egressproxy.processes.loader.request import LoadRequest, write_request
 from egressproxy.processes.loader.result import CompiledConfig, ListenerAddress
+from egressproxy.processes.pickling import dumps
 
 WRITE = Write(
     Verb.APPLY,

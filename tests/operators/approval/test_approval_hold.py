@@ -16,7 +16,8 @@ from egressproxy.filters.base import FilterContext
 from egressproxy.filters.shared_counters import SharedCounters
 from egressproxy.model.admin_requests import HoldDecision, HoldPage
 from egressproxy.model.authority import Authority
-from egressproxy.model.exchange import ANONYMOUS, CallerIdentity, Exchange
+from egressproxy.model.caller_identity import ANONYMOUS, CallerIdentity
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
 from egressproxy.model.per_client_quota import identity_of

@@ -9,7 +9,8 @@ import pytest
 
 from egressproxy.ai.content.entities import KEYS, Redactor
 from egressproxy.model.authority import Authority
-from egressproxy.model.exchange import CallerIdentity, Exchange
+from egressproxy.model.caller_identity import CallerIdentity
+from egressproxy.model.exchange import Exchange
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import RequestHead
 from egressproxy.operators.approval.held_request import LOOKED_AT, SHOWN, called_tools, shown_content, shown_request

@@ -12,7 +12,7 @@ import pytest
 from egressproxy.errors import Reason
 from egressproxy.filters.base import Phase
 from egressproxy.filters.testing import FilterBuildError, FilterHarness, FilterResult, exchange, response
-from egressproxy.model.exchange import CallerIdentity
+from egressproxy.model.caller_identity import CallerIdentity
 from egressproxy.operators.audit import chain_writer
 from egressproxy.operators.audit.chain_writer import writer_of
 from egressproxy.operators.audit.verification import records_in, verified

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from egressproxy.gateway.build import offline
+from egressproxy.gateway.builders.snapshot_builder import offline
 from egressproxy.gateway.exchange.recent_decisions import MAX_PATH, RecentDecision
 from egressproxy.model.work import at_once
 from egressproxy.operators.explain import decision_diff as module

@@ -11,7 +11,7 @@ import pytest
 
 from egressproxy.cli.explanation import lines
 from egressproxy.gateway.backends.opener import TlsFailure
-from egressproxy.gateway.build import offline
+from egressproxy.gateway.builders.snapshot_builder import offline
 from egressproxy.gateway.leaf_certificates.minting import new_ca
 from egressproxy.gateway.snapshot import Snapshot
 from egressproxy.operators.explain.explain import explain

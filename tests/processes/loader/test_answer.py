@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 from egressproxy.config.reading.problems import ConfigError, Severity
-from egressproxy.ir.packing import unpacking
-from egressproxy.model.pickling import dumps
 from egressproxy.model.work import at_once
 from egressproxy.net.system_roots import mark
 from egressproxy.processes.loader.answer import answer, previous_of
 from egressproxy.processes.loader.compilation import Machine, loaded
 from egressproxy.processes.loader.request import LoadRequest, write_request
 from egressproxy.processes.loader.result import CompiledConfig, ListenerAddress, read_answer, shown
+from egressproxy.processes.packing import unpacking
+from egressproxy.processes.pickling import dumps
 from tests.support import manifests as m
 
 BIND = ("127.0.0.1",)

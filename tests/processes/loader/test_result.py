@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from egressproxy.config.builtin import open_proxy
 from egressproxy.config.reading.problems import ConfigError, Problem, Severity
-from egressproxy.ir.packing import unpacking
 from egressproxy.model.work import at_once
 from egressproxy.processes.loader.result import (
     OBJECTS,
@@ -25,6 +24,7 @@ from egressproxy.processes.loader.result import (
     shown,
     write_answer,
 )
+from egressproxy.processes.packing import unpacking
 
 PROBLEM = Problem(
     "a.yaml", 3, 5, "Gateway default/gw", "spec.listeners[0].port", "99999 is more than 65535", "write less"

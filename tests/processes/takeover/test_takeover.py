@@ -13,15 +13,15 @@ from typing import Any, cast
 import pytest
 
 from egressproxy.errors import NotAnswered
-from egressproxy.model.kill_switch import KillChange, KilledIdentities, KilledIdentity
+from egressproxy.gateway.identity.killed_identities import KillChange, KilledIdentities, KilledIdentity
 from egressproxy.net.file_lock import memory_file
 from egressproxy.net.listening import peer_of
-from egressproxy.net.listening_sockets import ListeningSockets, Place
-from egressproxy.net.wanted_lock import WantedLock
+from egressproxy.processes.listening_sockets import ListeningSockets, Place
 from egressproxy.processes.takeover import messages, predecessor, succession
 from egressproxy.processes.takeover.messages import Conversation
 from egressproxy.processes.takeover.predecessor import Predecessor
 from egressproxy.processes.takeover.succession import Succession
+from egressproxy.processes.takeover.wanted_lock import WantedLock
 from egressproxy.processes.workers.data_plane import ConfigRefused, DataPlane
 from egressproxy.processes.workers.kill_switch import KillSwitch
 from egressproxy.telemetry.metrics import Metrics

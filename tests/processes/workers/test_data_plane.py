@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from egressproxy.model.process_limits import ProcessLimits
+from egressproxy.gateway.overload.process_limits import ProcessLimits
 from egressproxy.processes.workers import data_plane
 from egressproxy.processes.workers.data_plane import MANY_CONNECTIONS, collect_garbage, process_limits
 from egressproxy.run_options import RunOptions

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from egressproxy.model.kill_switch import KilledIdentities, KilledIdentity
+from egressproxy.gateway.identity.killed_identities import KilledIdentities, KilledIdentity
 from egressproxy.processes.workers.killed_file import NAME, read_killed, write_killed
 
 KILLED = KilledIdentities((KilledIdentity("alice", "stolen ütoken", 5.5), KilledIdentity("bob")))

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from egressproxy.errors import NotAnswered
+from egressproxy.gateway.identity.killed_identities import KillChange
 from egressproxy.model.admin_requests import CachePurge, HoldDecision, HoldPage
-from egressproxy.model.kill_switch import KillChange
 from egressproxy.processes.workers import messages
 from egressproxy.processes.workers.data_plane import ConfigRefused, Configuration, Guarded
 from egressproxy.processes.workers.messages import (

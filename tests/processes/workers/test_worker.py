@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from egressproxy.gateway.build import offline
+from egressproxy.gateway.builders.snapshot_builder import offline
 from egressproxy.processes.workers.worker import Worker
 from egressproxy.telemetry.metrics import Metrics
 from tests.gateway.kit import forward

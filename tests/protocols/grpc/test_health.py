@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from egressproxy.model.protobuf import message_types
+from egressproxy.envoy.protobuf import message_types
 from egressproxy.protocols.grpc.health import check_message, is_serving
 
 TYPES = message_types("grpc.health.v1", {"Request": "service=1", "Response": "status=1:uint64"})

@@ -6,10 +6,10 @@ from collections import defaultdict
 
 from egressproxy.config.compile.backends.backend_tls import BackendTlsPolicies
 from egressproxy.config.compile.references import UnresolvedRef
+from egressproxy.config.reading.endpoint_slices import ready_endpoints
 from egressproxy.config.reading.load import ResourceSet
 from egressproxy.config.resources.core import EndpointSlice, Service, ServicePort
 from egressproxy.ir.backend import BackendIR, Destination, EndpointAddress, Protocol
-from egressproxy.ir.endpoint_slices import ready_endpoints
 
 #: In lower case: IANA's names are, and `HTTPS` is written in several ways.
 _APP_PROTOCOLS = {

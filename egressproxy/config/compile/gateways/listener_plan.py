@@ -34,11 +34,6 @@ _KINDS = {
 }
 #: Gateway API's CRD allows no hyphen after the slash.
 _SPELLINGS = {"egressproxy.io/forwardproxy": "egressproxy.io/forward-proxy"}
-#: Protocol -> the reason why it has no `tls`.
-_WITHOUT_TLS = {
-    ListenerProtocol.SOCKS5: "SOCKS5 over TLS is not served",
-    ListenerProtocol.TRANSPARENT: "what clients speak is for the servers that they have dialled",
-}
 #: Reasons that `Programmed` shares with the more specific condition; otherwise its reason is "Invalid".
 _PROGRAMMED_REASONS = frozenset({"HostnameConflict", "ProtocolConflict", "PortUnavailable"})
 
@@ -179,8 +174,8 @@ def _find_tls(plan: ListenerPlan, references: References) -> None:
         if plan.protocol is ListenerProtocol.HTTPS:
             plan.refuse("ResolvedRefs", "InvalidCertificateRef", "protocol HTTPS needs tls.certificateRefs")
         return
-    if plan.protocol in _WITHOUT_TLS:
-        message = f"a listener of protocol {plan.protocol.value} has no tls: {_WITHOUT_TLS[plan.protocol]}"
+    if plan.protocol is not None and plan.protocol.is_circuit_level:
+        message = f"a listener of protocol {plan.protocol.value} has no tls: TLS of its clients is for their servers"
         plan.refuse("Accepted", "UnsupportedValue", message)
         return
     if tls.mode is TlsMode.PASSTHROUGH:

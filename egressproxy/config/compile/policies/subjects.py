@@ -16,7 +16,7 @@ from typing import Final
 from egressproxy.config.compile.status.conditions import Conditions
 from egressproxy.config.resources.policy import EgressPolicy, Subject
 from egressproxy.ir.gateway import ListenerIR, SubjectIR
-from egressproxy.model.exchange import namespace_in
+from egressproxy.model.caller_identity import namespace_in
 from egressproxy.model.published_object import Key
 
 #: The most variants of one listener from groups and claims.

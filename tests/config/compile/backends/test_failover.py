@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from egressproxy.ir.backend import Protocol
-from egressproxy.ir.outline import outline
-from egressproxy.ir.packing import pack, unpacking
 from egressproxy.ir.route import FailoverIR, WeightedBackend
 from egressproxy.model.work import at_once
+from egressproxy.operators.explain.outline import outline
+from egressproxy.processes.packing import pack, unpacking
 from tests.config.compile.kit import (
     DYNAMIC,
     FORWARD,

@@ -1,0 +1,1 @@
+"""From a configuration to a snapshot: whole, or the routes that have changed."""
