@@ -135,7 +135,7 @@ def _received(
     if fields is None:
         return ["head"]
     seen: Seen = [[[said(name), said(value)] for name, value in fields]]
-    head = tried(seen, lambda: reader.read(fields, has_ended=machine.has_head_ended))
+    head = tried(seen, lambda: reader.read(fields, ends_stream=machine.ends_stream))
     if head is not None:
         seen += [said(getattr(head, name)) for name in OF_REQUEST]
         seen += [said(head.fields.block), said(request_code(head, b"a.example", b"gw", is_secure=True))]

@@ -63,8 +63,8 @@ class ClientStream(DownstreamStream, Client):
         "verdict",
     )
 
-    def __init__(self, connection: ClientHttp2, number: int) -> None:
-        super().__init__(connection, connection, number)
+    def __init__(self, connection: ClientHttp2, stream_id: int) -> None:
+        super().__init__(connection, connection, stream_id)
         self.state = connection.state
         self.server_name = connection.server_name
         self.identity = ANONYMOUS
@@ -90,17 +90,17 @@ class ClientStream(DownstreamStream, Client):
     def remember(self, verdict: Verdict) -> None:
         self.verdict = self.http2.verdict = verdict
 
-    def begin(self, head: RequestHead, *, has_ended: bool) -> None:
+    def begin(self, head: RequestHead, *, ends_stream: bool) -> None:
         fields = head.fields
         if b"application/grpc" in fields.block and is_grpc(fields.get(b"content-type")):
             self.call = GrpcCall(fields.get_all(b"grpc-timeout"))
-        super().begin(head, has_ended=has_ended)
+        super().begin(head, ends_stream=ends_stream)
 
-    def refuse(self, fault: Malformed, fields: FieldList, *, has_ended: bool) -> None:
+    def refuse(self, fault: Malformed, fields: FieldList, *, ends_stream: bool) -> None:
         """What came is no request. A client of gRPC is told so in its own words."""
         if any(name == b"content-type" and is_grpc(value) for name, value in fields):
             self.call = GrpcCall([])
-        super().refuse(fault, fields, has_ended=has_ended)
+        super().refuse(fault, fields, ends_stream=ends_stream)
 
     @property
     def request_handler(self) -> RequestHandler:
@@ -288,9 +288,9 @@ class ClientHttp2(DownstreamHttp2):
         self.identity_until = inf
         self.verdict: Verdict | None = None
 
-    def new_stream(self, number: int) -> DownstreamStream:
+    def new_stream(self, stream_id: int) -> DownstreamStream:
         self.reader.is_forward = self.state.port.first.is_forward  # after a reload it may be
-        return ClientStream(self, number)
+        return ClientStream(self, stream_id)
 
     def connection_lost(self, error: Exception | None) -> None:
         super().connection_lost(error)
@@ -344,8 +344,8 @@ class OpenedHttp2(ClientHttp2):
         super().__init__(handler, wheel, state, metrics)
         self.tunnel = tunnel
 
-    def new_stream(self, number: int) -> ClientStream:
-        made = super().new_stream(number)
+    def new_stream(self, stream_id: int) -> ClientStream:
+        made = super().new_stream(stream_id)
         assert isinstance(made, ClientStream)
         made.tunnel = self.tunnel
         return made

@@ -126,22 +126,22 @@ def split_hop_fields(block: bytes) -> tuple[bytes, HopFields]:
 
 def read_hop_fields(hop_fields: HopFields, minor: bytes) -> Hop:
     """What the fields of this hop say, in a request of this minor version of HTTP/1. Raises Malformed."""
-    said, repeated = joined_by_name(hop_fields)
+    values, repeated = joined_by_name(hop_fields)
     for name in repeated:
         if name in _ONCE:
             raise Malformed(*_ONCE[name])
-    if b"content_length" in said:
+    if b"content_length" in values:
         raise Malformed(Reason.BAD_FRAMING, "a field of the framing is spelled with an underscore")
     hop = Hop()
     hop.http_1_0 = is_1_0 = minor == b"0"
-    hop.body = _body_length(said.get(b"content-length"), said.get(b"transfer-encoding"), is_1_0)
-    hop.proxy_authorization = said.get(b"proxy-authorization", b"")
-    if via := said.get(b"via"):
+    hop.body = _body_length(values.get(b"content-length"), values.get(b"transfer-encoding"), is_1_0)
+    hop.proxy_authorization = values.get(b"proxy-authorization", b"")
+    if via := values.get(b"via"):
         hop.via = via
-        hop.egress_identity = said.get(b"x-egress-identity", b"")
-    if connection := said.get(b"connection"):
-        _read_connection(hop, connection_options(connection), said.get(b"upgrade"), said.get(b"te"))
-    host = said.get(b"host")
+        hop.egress_identity = values.get(b"x-egress-identity", b"")
+    if connection := values.get(b"connection"):
+        _read_connection(hop, connection_options(connection), values.get(b"upgrade"), values.get(b"te"))
+    host = values.get(b"host")
     if is_1_0:
         hop.connection_close = True
     elif host is None:
@@ -150,7 +150,7 @@ def read_hop_fields(hop_fields: HopFields, minor: bytes) -> Hop:
         hop.authority = _authority(host, 80, Reason.BAD_HOST, "invalid Host")
         hop.host = host
     # A second line makes it something else than the one expectation there is.
-    expects = b"expect" not in repeated and said.get(b"expect", b"").lower() == b"100-continue"
+    expects = b"expect" not in repeated and values.get(b"expect", b"").lower() == b"100-continue"
     hop.expects_continue = expects and bool(hop.body) and not is_1_0
     return hop
 

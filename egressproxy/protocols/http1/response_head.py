@@ -112,20 +112,20 @@ class ResponseHop:
 
 def read_hop_fields(hop_fields: HopFields, minor: bytes) -> ResponseHop:
     """What the fields of this hop say, in a response of this minor version of HTTP/1. Raises Malformed."""
-    said, repeated = joined_by_name(hop_fields)
+    values, repeated = joined_by_name(hop_fields)
     is_1_0 = minor == b"0"
-    options = connection_options(said.get(b"connection", b""))
-    is_bound = b"persistent-auth" in said or b"www-authenticate" in said
+    options = connection_options(values.get(b"connection", b""))
+    is_bound = b"persistent-auth" in values or b"www-authenticate" in values
     return ResponseHop(
         http_1_0=is_1_0,
         connection_close=b"close" in options or (is_1_0 and b"keep-alive" not in options) or is_bound,
-        coding=said.get(b"transfer-encoding"),
-        length=said.get(b"content-length"),
+        coding=values.get(b"transfer-encoding"),
+        length=values.get(b"content-length"),
         is_framing_repeated=b"content-length" in repeated or b"transfer-encoding" in repeated,
-        via=said.get(b"via", b""),
-        upgrade=said.get(b"upgrade", b"") if b"upgrade" in options and not is_1_0 else b"",
+        via=values.get(b"via", b""),
+        upgrade=values.get(b"upgrade", b"") if b"upgrade" in options and not is_1_0 else b"",
         named=options - _KNOWN_OPTIONS,
-        login=_login(hop_fields) if b"www-authenticate" in said else b"",
+        login=_login(hop_fields) if b"www-authenticate" in values else b"",
     )
 
 

@@ -28,7 +28,7 @@ from egressproxy.protocols.http2.frames import (
     LocalProtocolError,
     RemoteProtocolError,
     StreamError,
-    number_in,
+    uint31,
 )
 from egressproxy.protocols.http2.outbound_streams import OutboundStreams
 from egressproxy.protocols.http2.remembered_fields import FieldList
@@ -104,20 +104,20 @@ class Http2Connection(OutboundStreams):
     def _take_frames(self, frames: list[Frame]) -> None:
         now, heads, controls, coming = self.wheel.now, 0, 0, iter(frames)
         try:
-            for kind, flags, number, payload in islice(coming, MAX_FRAMES_AT_ONCE):
+            for kind, flags, stream_id, payload in islice(coming, MAX_FRAMES_AT_ONCE):
                 if not payload or (kind != DATA and kind != HEADERS):
                     self._guard.frame_came(kind, now)
                 try:
                     if kind == DATA:
-                        self._machine.receive_data(flags, number, payload)
+                        self._machine.receive_data(flags, stream_id, payload)
                     elif kind == HEADERS:
                         heads += 1
-                        self._take_request(number, self._machine.receive_headers(flags, number, payload))
+                        self._take_request(stream_id, self._machine.receive_headers(flags, stream_id, payload))
                     elif kind == CONTINUATION:
-                        self._take_request(number, self._machine.receive_continuation(flags, number, payload))
+                        self._take_request(stream_id, self._machine.receive_continuation(flags, stream_id, payload))
                     else:
                         controls += 1
-                        self._take_control_frame(kind, flags, number, payload)
+                        self._take_control_frame(kind, flags, stream_id, payload)
                 except StreamError as fault:
                     self._fail_stream(fault)
                 if self.is_lost:
@@ -139,47 +139,47 @@ class Http2Connection(OutboundStreams):
             self._touch_frames()
             self._look_whether_to_read()
 
-    def _take_request(self, number: int, fields: FieldList | None) -> None:
+    def _take_request(self, stream_id: int, fields: FieldList | None) -> None:
         if fields is None:
             return
-        has_ended = self._machine.has_head_ended
-        self.take_request(number, fields, has_ended=has_ended)
-        if has_ended:
-            stream = self.streams.get(number)
+        ends_stream = self._machine.ends_stream
+        self.take_request(stream_id, fields, ends_stream=ends_stream)
+        if ends_stream:
+            stream = self.streams.get(stream_id)
             if stream is not None:
                 stream.take_end()
 
-    def _take_control_frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
-        what = self._machine.receive_control_frame(kind, flags, number, payload)
-        if what == STREAM_WINDOW_OPENED:
-            waiting = self._waiting.get(number)
+    def _take_control_frame(self, kind: int, flags: int, stream_id: int, payload: bytes) -> None:
+        effect = self._machine.receive_control_frame(kind, flags, stream_id, payload)
+        if effect == STREAM_WINDOW_OPENED:
+            waiting = self._waiting.get(stream_id)
             if waiting is not None:
                 self._send_more(waiting)
-        elif what == WINDOW_OPENED:
+        elif effect == WINDOW_OPENED:
             self._send_all_waiting()
-        elif what == STREAM_RESET:
-            stream = self.streams[number]
+        elif effect == STREAM_RESET:
+            stream = self.streams[stream_id]
             self.forget(stream)
             stream.was_reset(int.from_bytes(payload, "big"))
-        elif what == SETTINGS_CHANGED:
+        elif effect == SETTINGS_CHANGED:
             self._send_all_waiting()
             self.settings_changed()
-        elif what == PING_ANSWERED:
+        elif effect == PING_ANSWERED:
             self.ping_answered()
-        elif what == PEER_LEAVES:
-            self.peer_goes_away(number_in(payload))
+        elif effect == PEER_LEAVES:
+            self.peer_goes_away(uint31(payload))
 
     def _fail_stream(self, error: StreamError) -> None:
         """What the peer sent makes us reset a stream, which counts against it (CVE-2025-8671). Raises Flood."""
-        self.refuse(error.number, error.code)
-        stream = self.streams.get(error.number)
+        self.refuse(error.stream_id, error.code)
+        stream = self.streams.get(error.stream_id)
         if stream is not None:
             self.forget(stream)
             stream.was_reset(int(error.code))
 
-    def refuse(self, number: int, code: ErrorCodes) -> None:
+    def refuse(self, stream_id: int, code: ErrorCodes) -> None:
         """Reset a stream that breaks a rule or is one too many, which counts against the peer. Raises Flood."""
-        self.reset_number(number, code)
+        self.reset_by_id(stream_id, code)
         self.stream_failed()
 
     def _go_on(self) -> None:
@@ -239,7 +239,7 @@ class Http2Connection(OutboundStreams):
         """An answer to a `ping` of ours is here."""
 
     @abstractmethod
-    def take_request(self, number: int, fields: FieldList, *, has_ended: bool) -> None:
+    def take_request(self, stream_id: int, fields: FieldList, *, ends_stream: bool) -> None:
         """A stream that the peer begins. It is opened (`H2StateMachine.open_request`), or reset."""
 
     @abstractmethod

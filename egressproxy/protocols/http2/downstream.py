@@ -112,27 +112,27 @@ class DownstreamHttp2(Http2Connection):
         else:
             deadline.close()
 
-    def new_stream(self, number: int) -> DownstreamStream:
+    def new_stream(self, stream_id: int) -> DownstreamStream:
         """The kind of stream that the handler serves."""
-        return DownstreamStream(self, self, number)
+        return DownstreamStream(self, self, stream_id)
 
-    def take_request(self, number: int, fields: FieldList, *, has_ended: bool) -> None:
-        if number > self._last_served:
-            self.reset_number(number, ErrorCodes.REFUSED_STREAM)  # it may be asked elsewhere
+    def take_request(self, stream_id: int, fields: FieldList, *, ends_stream: bool) -> None:
+        if stream_id > self._last_served:
+            self.reset_by_id(stream_id, ErrorCodes.REFUSED_STREAM)  # it may be asked elsewhere
             return
         if len(self.streams) >= MAX_STREAMS:
-            self.refuse(number, ErrorCodes.REFUSED_STREAM)
+            self.refuse(stream_id, ErrorCodes.REFUSED_STREAM)
             return
-        made = self.new_stream(number)
+        made = self.new_stream(stream_id)
         self._machine.open_request(made)
         self.deadline.at = NEVER
         self._awaits_head = False  # a head that begins behind this one has a time of its own
         try:
-            head = self.reader.read(fields, has_ended=has_ended)
+            head = self.reader.read(fields, ends_stream=ends_stream)
         except Malformed as fault:
-            made.refuse(fault, fields, has_ended=has_ended)
+            made.refuse(fault, fields, ends_stream=ends_stream)
         else:
-            made.begin(head, has_ended=has_ended)
+            made.begin(head, ends_stream=ends_stream)
 
     def forget(self, stream: H2StreamState) -> bool:
         if not super().forget(stream):

@@ -53,9 +53,9 @@ class DownstreamStream(Http2Stream):
         "idle_s", "is_whole", "request_headers_s", "sink", "transport", "wheel",
     )  # fmt: skip
 
-    def __init__(self, connection: OutboundStreams, downstream: DownstreamStreamConnection, number: int) -> None:
+    def __init__(self, connection: OutboundStreams, downstream: DownstreamStreamConnection, stream_id: int) -> None:
         """`downstream` is the connection again, in its role as a client's."""
-        super().__init__(connection, number)
+        super().__init__(connection, stream_id)
         self.downstream = downstream
         self.wheel = connection.wheel
         self.client = downstream.client
@@ -80,23 +80,23 @@ class DownstreamStream(Http2Stream):
         self._state = StreamState.RECEIVING
 
     # --- the request ---------------------------------------------------------------------------------------------
-    def begin(self, head: RequestHead, *, has_ended: bool) -> None:
-        self.is_whole = has_ended
+    def begin(self, head: RequestHead, *, ends_stream: bool) -> None:
+        self.is_whole = ends_stream
         if head.upgrade:
             self._handshake = Handshake(head)
         if head.method == b"CONNECT" or head.upgrade:
             self._state = StreamState.RESPONDING
-            self.has_ended = has_ended
+            self.has_ended = ends_stream
         else:
             self._left = head.body
             if head.body == 0:
                 self._state = StreamState.RESPONDING
         self.downstream.handler.on_request(self, head)
 
-    def refuse(self, fault: Malformed, fields: FieldList, *, has_ended: bool) -> None:
+    def refuse(self, fault: Malformed, fields: FieldList, *, ends_stream: bool) -> None:
         """What came is no request: it is answered like one, and the stream is reset (RFC 9113 section 8.1.1)."""
-        self.is_whole = has_ended
-        if has_ended:
+        self.is_whole = ends_stream
+        if ends_stream:
             self._state = StreamState.RESPONDING
         kind = LimitExceeded if fault.status in (413, 414, 431) else BadRequest
         if kind is BadRequest:

@@ -36,7 +36,7 @@ CLIENT_PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 #: Types whose payload has one length (RFC 9113 section 6).
 _SIZES: Final = {PRIORITY: 5, RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
 
-#: A frame: type, flags, the number of its stream, and its payload.
+#: A frame: type, flags, stream identifier, payload.
 Frame = tuple[int, int, int, bytes]
 
 
@@ -49,11 +49,11 @@ class RemoteProtocolError(Exception):
 
 
 class StreamError(Exception):
-    """The peer has broken a rule on the stream `number`, which is reset with `code` (RFC 9113 section 5.4.2)."""
+    """The peer has broken a rule on the stream `stream_id`, which is reset with `code` (RFC 9113 section 5.4.2)."""
 
-    def __init__(self, message: str, number: int, code: ErrorCodes = ErrorCodes.PROTOCOL_ERROR) -> None:
+    def __init__(self, message: str, stream_id: int, code: ErrorCodes = ErrorCodes.PROTOCOL_ERROR) -> None:
         super().__init__(message)
-        self.number = number
+        self.stream_id = stream_id
         self.code = code
 
 
@@ -102,7 +102,7 @@ class FrameSplitter:
                 raise RemoteProtocolError("the first frame is not SETTINGS")
             self._awaits_settings = False
         while size - at >= HEADER_SIZE:
-            word, flags, number = _unpack_from(data, at)
+            word, flags, stream_id = _unpack_from(data, at)
             length = word >> 8
             if length > MAX_FRAME:
                 raise RemoteProtocolError(f"a frame of {length} bytes", ErrorCodes.FRAME_SIZE_ERROR)
@@ -110,16 +110,16 @@ class FrameSplitter:
             end = start + length
             if end > size:
                 break
-            frames.append((word & 0xFF, flags, number & 0x7FFF_FFFF, data[start:end]))
+            frames.append((word & 0xFF, flags, stream_id & 0x7FFF_FFFF, data[start:end]))
             at = end
         if at < size:
             self._buffer += data[at:]
         return frames
 
 
-def frame_header(kind: int, flags: int, number: int, size: int) -> bytes:
+def frame_header(kind: int, flags: int, stream_id: int, size: int) -> bytes:
     """What stands before a payload of so many bytes (RFC 9113 section 4.1)."""
-    return _pack(size << 8 | kind, flags, number)
+    return _pack(size << 8 | kind, flags, stream_id)
 
 
 def check_size(kind: int, flags: int, payload: bytes) -> None:
@@ -136,7 +136,7 @@ def check_size(kind: int, flags: int, payload: bytes) -> None:
         raise RemoteProtocolError(f"a frame of type {kind} with {length} bytes", ErrorCodes.FRAME_SIZE_ERROR)
 
 
-def number_in(payload: bytes) -> int:
+def uint31(payload: bytes) -> int:
     """The first 31 bits: a stream, or the increment of a window."""
     return int.from_bytes(payload[:4], "big") & 0x7FFF_FFFF
 

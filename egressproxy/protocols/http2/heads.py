@@ -79,10 +79,10 @@ def taken_apart(fields: FieldList) -> tuple[dict[bytes, bytes], FieldList]:
 class _Meaning:
     """What was read from a list of fields, for the next head of the same list."""
 
-    __slots__ = ("block", "body", "has_ended", "hop", "is_forward", "method", "scheme", "target", "te_trailers")
+    __slots__ = ("block", "body", "ends_stream", "hop", "is_forward", "method", "scheme", "target", "te_trailers")
 
-    def __init__(self, head: RequestHead, hop: Hop, *, has_ended: bool) -> None:
-        self.has_ended = has_ended
+    def __init__(self, head: RequestHead, hop: Hop, *, ends_stream: bool) -> None:
+        self.ends_stream = ends_stream
         self.is_forward = head.form is _ABSOLUTE
         self.method = head.method
         self.target = head.target
@@ -108,12 +108,12 @@ class RequestFieldsReader:
         self._hop = Hop()
         self._hop_fields: HopFields = ()
 
-    def read(self, fields: FieldList, *, has_ended: bool) -> RequestHead:
-        """The head of a request; `has_ended`: with END_STREAM. Remembered fields are checked once. Raises Malformed."""
+    def read(self, fields: FieldList, *, ends_stream: bool) -> RequestHead:
+        """A request head; `ends_stream`: it has END_STREAM. Remembered fields are checked once. Raises Malformed."""
         if type(fields) is not RememberedFields:
-            return self._read(fields, has_ended)
+            return self._read(fields, ends_stream)
         known = fields.meaning
-        if type(known) is _Meaning and known.has_ended is has_ended and known.is_forward is self.is_forward:
+        if type(known) is _Meaning and known.ends_stream is ends_stream and known.is_forward is self.is_forward:
             head = RequestHead(known.method, known.target, Fields(known.block), known.hop)
             head.body = known.body
             head.te_trailers = known.te_trailers
@@ -121,12 +121,12 @@ class RequestFieldsReader:
                 head.form = _ABSOLUTE
                 head.scheme = known.scheme
             return head
-        head = self._read(fields, has_ended)
+        head = self._read(fields, ends_stream)
         if head.method not in _UNUSUAL and not head.upgrade and not head.expect_continue:
-            fields.meaning = _Meaning(head, head.hop, has_ended=has_ended)
+            fields.meaning = _Meaning(head, head.hop, ends_stream=ends_stream)
         return head
 
-    def _read(self, fields: FieldList, has_ended: bool) -> RequestHead:
+    def _read(self, fields: FieldList, ends_stream: bool) -> RequestHead:
         pseudo, plain = taken_apart(fields)
         if not pseudo.keys() <= self._pseudo:
             raise Malformed(Reason.BAD_FIELD, "a pseudo-field is unknown, or belongs to responses")
@@ -151,11 +151,11 @@ class RequestFieldsReader:
             if sum(map(len, hop_fields)) <= MAX_REMEMBERED:
                 self._hop = hop
                 self._hop_fields = hop_fields
-        if has_ended and hop.body:
+        if ends_stream and hop.body:
             raise Malformed(Reason.BAD_FRAMING, "a Content-Length, and no content")  # CVE-2026-33555
         target = self._target(method, pseudo, authority)
         head = request_head.read_request_head(method, target, Fields(block), hop, self._limits)
-        head.body = 0 if has_ended or (not hop.body and b"content-length" in names) else hop.body or CHUNKED
+        head.body = 0 if ends_stream or (not hop.body and b"content-length" in names) else hop.body or CHUNKED
         if method == b"CONNECT":
             head.body = 0  # what follows is the tunnel's
         elif head.body == CHUNKED and b"expect" in names:
@@ -235,10 +235,10 @@ def without_host(hop_fields: HopFields) -> HopFields:
 class _Answer:
     """What was read from a list of fields, for the next response of the same list."""
 
-    __slots__ = ("block", "body", "has_ended", "phrase", "status", "via")
+    __slots__ = ("block", "body", "ends_stream", "phrase", "status", "via")
 
-    def __init__(self, head: ResponseHead, *, has_ended: bool) -> None:
-        self.has_ended = has_ended
+    def __init__(self, head: ResponseHead, *, ends_stream: bool) -> None:
+        self.ends_stream = ends_stream
         self.status = head.status
         self.phrase = head.phrase
         self.block = head.fields.block
@@ -246,22 +246,22 @@ class _Answer:
         self.via = head.via
 
 
-def read_response_fields(fields: FieldList, limits: HeadLimits, method: bytes, *, has_ended: bool) -> ResponseHead:
+def read_response_fields(fields: FieldList, limits: HeadLimits, method: bytes, *, ends_stream: bool) -> ResponseHead:
     """The head of a response to this method. Remembered fields are checked once, as of requests. Raises Malformed."""
     if type(fields) is not RememberedFields or method in _ANSWERED_OTHERWISE:
-        return _read_response(fields, limits, method, has_ended)
+        return _read_response(fields, limits, method, ends_stream)
     known = fields.meaning
-    if type(known) is _Answer and known.has_ended is has_ended:
+    if type(known) is _Answer and known.ends_stream is ends_stream:
         head = ResponseHead(known.status, known.phrase, Fields(known.block))
         head.body = known.body
         head.via = known.via
         return head
-    head = _read_response(fields, limits, method, has_ended)
-    fields.meaning = _Answer(head, has_ended=has_ended)
+    head = _read_response(fields, limits, method, ends_stream)
+    fields.meaning = _Answer(head, ends_stream=ends_stream)
     return head
 
 
-def _read_response(fields: FieldList, limits: HeadLimits, method: bytes, has_ended: bool) -> ResponseHead:
+def _read_response(fields: FieldList, limits: HeadLimits, method: bytes, ends_stream: bool) -> ResponseHead:
     pseudo, plain = taken_apart(fields)
     status = pseudo.get(b":status", b"")
     if len(pseudo) != 1 or len(status) != 3 or not status.isdigit() or status < b"100" or status == b"101":
@@ -273,7 +273,7 @@ def _read_response(fields: FieldList, limits: HeadLimits, method: bytes, has_end
     hop = response_head.read_hop_fields(hop_fields, b"1")
     head = response_head.read_response_head(status, PHRASES.get(int(status), b""), Fields(block), hop, method)
     head.connection_close = False
-    if has_ended:
+    if ends_stream:
         if head.is_interim:
             raise Malformed(Reason.BAD_RESPONSE, "an interim response that ends the stream")
         if head.body > 0:

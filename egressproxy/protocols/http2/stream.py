@@ -23,8 +23,8 @@ class Http2Stream(H2StreamState):
         "_withheld", "connection", "feeder", "is_held_back", "is_reading_paused", "is_write_blocked",
     )  # fmt: skip
 
-    def __init__(self, connection: OutboundStreams, number: int) -> None:
-        super().__init__(number)
+    def __init__(self, connection: OutboundStreams, stream_id: int) -> None:
+        super().__init__(stream_id)
         self.connection = connection
         self.feeder: Reads | None = None
         self.is_write_blocked = False
@@ -42,7 +42,7 @@ class Http2Stream(H2StreamState):
     @property
     def is_over(self) -> bool:
         """Neither side sends more, or the connection is gone: what is sent now goes nowhere."""
-        return self.connection.streams.get(self.number) is not self
+        return self.connection.streams.get(self.stream_id) is not self
 
     def send_fields(self, fields: FieldList, *, is_last: bool) -> None:
         """Send the head of a response, final or interim."""

@@ -46,18 +46,18 @@ class H2StreamState:
         "is_head_received",
         "is_head_sent",
         "kept_size",
-        "number",
         "read_size",
         "receive_window",
         "send_window",
+        "stream_id",
         "stream_state",
         "trailers",
         "unsent",
         "unsent_size",
     )  # fmt: skip
 
-    def __init__(self, number: int) -> None:
-        self.number = number
+    def __init__(self, stream_id: int) -> None:
+        self.stream_id = stream_id
         self.stream_state = IDLE
         self.is_head_received = False  # the final head of a message
         self.is_head_sent = False
@@ -88,7 +88,7 @@ class H2StreamState:
     def receive_data(self, data: bytes, size: int) -> None:
         """Content, perhaps none; with its padding it has used `size` bytes of the window."""
 
-    def take_response(self, fields: FieldList, *, has_ended: bool) -> None:
+    def take_response(self, fields: FieldList, *, ends_stream: bool) -> None:
         """The head of a response, also an interim one. Raises RemoteProtocolError where the peer began the stream."""
         raise RemoteProtocolError("a response to no request")
 
@@ -118,27 +118,27 @@ class H2StreamState:
 
 
 class ClosedStreams:
-    """The states in which the latest streams were left, by number."""
+    """The states in which the latest streams were left, by identifier."""
 
     __slots__ = ("_at", "_ring")
 
     def __init__(self) -> None:
-        self._ring = array("Q")  # numbers, and states in the lowest three bits
+        self._ring = array("Q")  # identifiers, and states in the lowest three bits
         self._at = 0  # the oldest, when there are MAX_CLOSED
 
-    def add(self, number: int, state: int) -> None:
+    def add(self, stream_id: int, state: int) -> None:
         """Remember how this stream ended."""
-        entry = number << 3 | state
+        entry = stream_id << 3 | state
         if len(self._ring) < MAX_CLOSED:
             self._ring.append(entry)
         else:
             self._ring[self._at] = entry
             self._at = (self._at + 1) % MAX_CLOSED
 
-    def state(self, number: int) -> int:
+    def state(self, stream_id: int) -> int:
         """CLOSED, RESET_BY_US or RESET_BY_PEER; IDLE for one that is not remembered."""
         for entry in self._ring:
-            if entry >> 3 == number:
+            if entry >> 3 == stream_id:
                 return entry & 7
         return IDLE
 

@@ -135,9 +135,9 @@ class Http2Upstream(Http2Connection):
             return unseen(CLOSED)
         try:
             self.send_request_headers(stream, code, is_last=is_last)
-        except LocalProtocolError:  # it takes fewer by now, or the numbers are used up
+        except LocalProtocolError:  # it takes fewer by now, or the identifiers are used up
             return unseen("the upstream takes no more streams")
-        if stream.number >= LAST_STREAM:
+        if stream.stream_id >= LAST_STREAM:
             self.is_leaving = True
         self.deadline.set(min(self.deadline.at, self.wheel.now + SILENCE_S))
         return None
@@ -220,7 +220,7 @@ class Http2Upstream(Http2Connection):
             on_lost(self)
 
     # --- what comes ------------------------------------------------------------------------------------------------
-    def take_request(self, number: int, fields: FieldList, *, has_ended: bool) -> None:
+    def take_request(self, stream_id: int, fields: FieldList, *, ends_stream: bool) -> None:
         raise RemoteProtocolError("a stream that the upstream has begun")
 
     def settings_changed(self) -> None:
@@ -238,7 +238,7 @@ class Http2Upstream(Http2Connection):
         """GOAWAY: what it has not looked at may be asked elsewhere (RFC 9113 section 6.8)."""
         self.is_leaving = self.begins_nothing = True
         for stream in list(self.streams.values()):
-            if stream.number > last_stream:
+            if stream.stream_id > last_stream:
                 self.forget(stream)
                 assert isinstance(stream, UpstreamStream)
                 stream.was_not_seen()

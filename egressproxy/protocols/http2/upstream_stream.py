@@ -124,7 +124,7 @@ class UpstreamStream(Http2Stream):
         if self.error is not None:
             raise self.error
         if self.connection.is_lost:
-            raise unseen(CLOSED) if self.number == 0 else self.upstream.loss_fault()
+            raise unseen(CLOSED) if self.stream_id == 0 else self.upstream.loss_fault()
         return None
 
     async def first_byte(self) -> None:
@@ -174,7 +174,7 @@ class UpstreamStream(Http2Stream):
     def finish(self) -> None:
         """End the exchange: its place is free. A stream that is not over is reset."""
         connection = self.connection
-        if self.number and not self.is_over:
+        if self.stream_id and not self.is_over:
             if not self._is_complete:
                 self.upstream.given_up(self._begun_at)
             if self._is_complete and self.has_sent_all:
@@ -208,19 +208,19 @@ class UpstreamStream(Http2Stream):
         self.finish()
 
     def close(self) -> None:
-        if self.number:
+        if self.stream_id:
             self.reset()
 
     def abort(self) -> None:
         self.close()
 
     # --- what comes ------------------------------------------------------------------------------------------------
-    def take_response(self, fields: FieldList, *, has_ended: bool) -> None:
+    def take_response(self, fields: FieldList, *, ends_stream: bool) -> None:
         self.last_read = self.connection.wheel.now
         if self._is_given_up:
             return
         try:
-            head = read_response_fields(fields, self.connection.limits, self._method, has_ended=has_ended)
+            head = read_response_fields(fields, self.connection.limits, self._method, ends_stream=ends_stream)
             if head.is_interim:
                 self._interim += 1
                 if self._interim > MAX_INTERIM:

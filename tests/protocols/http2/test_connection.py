@@ -108,8 +108,8 @@ class Server(Http2Connection):
         self.began: list[Stream] = []
         self.why: tuple[ErrorCodes, str] | None = None
 
-    def take_request(self, number: int, fields: FieldList, *, has_ended: bool) -> None:
-        made = Stream(self, number)
+    def take_request(self, stream_id: int, fields: FieldList, *, ends_stream: bool) -> None:
+        made = Stream(self, stream_id)
         self._machine.open_request(made)
         self.began.append(made)
 
@@ -402,7 +402,7 @@ def test_a_frame_that_we_may_not_send_ends_the_connection(talk: Talk):
     stream = talk.begun()
     stream.send_fields(OK, is_last=False)
     with mock.patch.object(Stream, "take_data", lambda stream, _: stream.send_fields(OK, is_last=False)):
-        talk.say(raw_frame(0, b"x", stream.number))
+        talk.say(raw_frame(0, b"x", stream.stream_id))
     assert talk.server.why == (ErrorCodes.INTERNAL_ERROR, "a response where there can be none")
 
 

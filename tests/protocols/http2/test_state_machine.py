@@ -40,7 +40,7 @@ from egressproxy.protocols.http2.frames import (
     LocalProtocolError,
     RemoteProtocolError,
     StreamError,
-    number_in,
+    uint31,
 )
 from egressproxy.protocols.http2.remembered_fields import FieldList
 from egressproxy.protocols.http2.settings import STREAM_WINDOW
@@ -110,7 +110,7 @@ class Stream(H2StreamState):
     def receive_data(self, data: bytes, size: int) -> None:
         self.got.append((data, size))
 
-    def take_response(self, fields: FieldList, *, has_ended: bool) -> None:
+    def take_response(self, fields: FieldList, *, ends_stream: bool) -> None:
         self.got.append(fields)
 
     def take_trailers(self, fields: FieldList) -> None:
@@ -164,10 +164,10 @@ class Sides:
         except RemoteProtocolError as error:
             return f"connection {error.code.name}"
         except StreamError as error:
-            self.ours.reset_stream(error.number, error.code)
-            self.reset_by_us.add(error.number)
-            if error.number in self.ours.streams:
-                self.ours.forget_stream(self.ours.streams[error.number])
+            self.ours.reset_stream(error.stream_id, error.code)
+            self.reset_by_us.add(error.stream_id)
+            if error.stream_id in self.ours.streams:
+                self.ours.forget_stream(self.ours.streams[error.stream_id])
             return f"stream {error.code.name}"
         if fields is not None:
             self.ours.open_request(Stream(number))
@@ -200,11 +200,11 @@ class Sides:
             return "a late frame on a stream that we have reset"
         if kind == DATA and state == CLOSED:
             return "DATA behind the end of both sides"
-        if kind == PRIORITY and number and (len(payload) != 5 or number_in(payload) == number):
+        if kind == PRIORITY and number and (len(payload) != 5 or uint31(payload) == number):
             if not ours.has_begun(number):
                 return "a payload of a wrong size" if len(payload) != 5 else ""
             return "a wrong PRIORITY of a stream" + " that is over" * is_over
-        if kind == WINDOW_UPDATE and number and len(payload) == 4 and not number_in(payload) and ours.has_begun(number):
+        if kind == WINDOW_UPDATE and number and len(payload) == 4 and not uint31(payload) and ours.has_begun(number):
             return "a window of 0 on a stream" + " that is over" * is_over
         sizes = {RST_STREAM: 4, PING: 8, WINDOW_UPDATE: 4}
         if kind in sizes and len(payload) != sizes[kind]:
@@ -219,7 +219,7 @@ class Sides:
             return "a reset of a stream that has not begun"
         return ""
 
-    def difference_of_head(self, fields: FieldList | None, number: int, *, has_ended: bool, depends: bool) -> str:
+    def difference_of_head(self, fields: FieldList | None, number: int, *, ends_stream: bool, depends: bool) -> str:
         """The same of a head that is whole. `fields` None: it cannot be decoded."""
         stream = self.ours.streams.get(number)
         if number in self.reset_by_us:
@@ -235,7 +235,7 @@ class Sides:
         if stream is None or not is_open:
             return ""
         is_interim = fields == EARLY
-        is_wrong = is_interim or not has_ended if stream.is_head_received else is_interim and has_ended
+        is_wrong = is_interim or not ends_stream if stream.is_head_received else is_interim and ends_stream
         return "fields at a wrong place, or with or without END_STREAM" if is_wrong else ""
 
     # --- both ----------------------------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ GAMES = st.lists(st.one_of(HEAD_FRAMES, HEAD_FRAMES, DATA_FRAMES, CONTROL_FRAMES
 
 
 def receives_head(
-    sides: Sides, fields: FieldList | None, has_ended: bool, number: int, pad: int, depends_on: int, pieces: int
+    sides: Sides, fields: FieldList | None, ends_stream: bool, number: int, pad: int, depends_on: int, pieces: int
 ) -> bool:
     """A head in so many frames. Returns whether the game goes on."""
     if fields in (OK, EARLY) and not sides.is_client:
@@ -311,7 +311,7 @@ def receives_head(
     block = b"\xff" * 6 if fields is None else encoded_block(fields)
     cuts = [len(block) * piece // pieces for piece in range(pieces + 1)]
     parts = [block[begin:end] for begin, end in pairwise(cuts)]
-    flags = (END_STREAM if has_ended else 0) | (END_HEADERS if pieces == 1 else 0)
+    flags = (END_STREAM if ends_stream else 0) | (END_HEADERS if pieces == 1 else 0)
     if depends_on >= 0:
         flags |= WITH_PRIORITY
         parts[0] = depends_on.to_bytes(4, "big") + b"\x10" + parts[0]
@@ -325,7 +325,7 @@ def receives_head(
     if number == 0:
         return receives(sides, HEADERS, flags, 0, parts[0])
     kind, last = (HEADERS, flags) if pieces == 1 else (CONTINUATION, END_HEADERS)
-    name = sides.difference_of_head(fields, number, has_ended=has_ended, depends=depends_on == number)
+    name = sides.difference_of_head(fields, number, ends_stream=ends_stream, depends=depends_on == number)
     if name:
         assert sides.receives(kind, last, number, parts[-1]).startswith(DIFFERENCES[name]), name
         return False
@@ -369,7 +369,7 @@ def acts(sides: Sides, what: str, at: int, size: int) -> bool:
         return True
     if not streams:
         return True
-    stream, number = streams[at % len(streams)], streams[at % len(streams)].number
+    stream, number = streams[at % len(streams)], streams[at % len(streams)].stream_id
     if what == "read":
         size = min(size, sum(each[1] for each in stream.got if isinstance(each, tuple)))
         stream.got = []
