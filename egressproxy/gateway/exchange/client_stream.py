@@ -92,7 +92,7 @@ class ClientStream(DownstreamStream, Client):
 
     def begin(self, head: RequestHead, *, ends_stream: bool) -> None:
         fields = head.fields
-        if b"application/grpc" in fields.block and is_grpc(fields.get(b"content-type")):
+        if head.method == b"POST" and b"application/grpc" in fields.block and is_grpc(fields.get(b"content-type")):
             self.call = GrpcCall(fields.get_all(b"grpc-timeout"))
         super().begin(head, ends_stream=ends_stream)
 

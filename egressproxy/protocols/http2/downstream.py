@@ -15,6 +15,7 @@ from egressproxy.protocols.http1.framing import HeadLimits, Malformed
 from egressproxy.protocols.http2.connection import Http2Connection
 from egressproxy.protocols.http2.downstream_stream import DownstreamStream
 from egressproxy.protocols.http2.frames import Flood
+from egressproxy.protocols.http2.head_fields import ResponseHeads
 from egressproxy.protocols.http2.heads import RequestFieldsReader
 from egressproxy.protocols.http2.remembered_fields import FieldList
 from egressproxy.protocols.http2.settings import MAX_STREAMS
@@ -39,7 +40,7 @@ class DownstreamHttp2(Http2Connection):
 
     __slots__ = (
         "_awaits_head", "_begun_at", "_final_goaway", "_given_up", "_last_served", "_spare", "client", "deadline",
-        "handler", "idle_s", "reader", "request_headers_s",
+        "handler", "idle_s", "reader", "request_headers_s", "response_heads",
     )  # fmt: skip
 
     def __init__(
@@ -60,6 +61,7 @@ class DownstreamHttp2(Http2Connection):
         self.client = "-"
         self.deadline = Deadline(wheel, self._deadline_passed)
         self.reader = RequestFieldsReader(limits, is_forward=is_forward, extended_connect=extended_connect)
+        self.response_heads = ResponseHeads()
         self._awaits_head = False
         self._begun_at = wheel.now
         self._given_up = 0  # exchanges that the client has cut

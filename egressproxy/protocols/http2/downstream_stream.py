@@ -29,7 +29,6 @@ from egressproxy.protocols.http2.head_fields import (
     Handshake,
     answer_fields,
     interim_fields,
-    response_code,
 )
 from egressproxy.protocols.http2.heads import read_trailers
 from egressproxy.protocols.http2.outbound_streams import OutboundStreams
@@ -256,7 +255,7 @@ class DownstreamStream(Http2Stream):
 
     @property
     def unread(self) -> int:
-        return sum(map(len, self._pieces)) if self._state is StreamState.RESPONDING else 0
+        return sum(map(len, self._pieces)) if self._pieces and self._state is StreamState.RESPONDING else 0
 
     @property
     def first_byte(self) -> bytes:
@@ -291,7 +290,7 @@ class DownstreamStream(Http2Stream):
         has_body = status != 204 and status != 304 and request.method != b"HEAD"
         if self.is_over:
             return
-        block = response_code(head, pseudonym, has_body=has_body)
+        block = self.downstream.response_heads.code(head, pseudonym, has_body=has_body)
         self.connection.send_response_headers(self, block, is_last=body == b"")
         if body:
             self.send_last(body)

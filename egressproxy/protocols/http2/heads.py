@@ -11,7 +11,7 @@ from collections.abc import Container
 from typing import Final
 
 from egressproxy.errors import Reason
-from egressproxy.model.fields import TOKEN, Fields
+from egressproxy.model.fields import TOKEN, CutLines, Fields
 from egressproxy.model.message import CHUNKED, TARGET, UNTIL_CLOSE, Hop, RequestHead, ResponseHead, TargetForm
 from egressproxy.protocols.http1 import request_head, response_head
 from egressproxy.protocols.http1.chunked import late_fields
@@ -79,7 +79,9 @@ def taken_apart(fields: FieldList) -> tuple[dict[bytes, bytes], FieldList]:
 class _Meaning:
     """What was read from a list of fields, for the next head of the same list."""
 
-    __slots__ = ("block", "body", "ends_stream", "hop", "is_forward", "method", "scheme", "target", "te_trailers")
+    __slots__ = (
+        "block", "body", "cut_lines", "ends_stream", "hop", "is_forward", "method", "scheme", "target", "te_trailers",
+    )  # fmt: skip
 
     def __init__(self, head: RequestHead, hop: Hop, *, ends_stream: bool) -> None:
         self.ends_stream = ends_stream
@@ -88,6 +90,7 @@ class _Meaning:
         self.target = head.target
         self.scheme = head.scheme
         self.block = head.fields.block
+        self.cut_lines: CutLines = {}
         self.hop = hop
         self.body = head.body
         self.te_trailers = head.te_trailers
@@ -114,7 +117,7 @@ class RequestFieldsReader:
             return self._read(fields, ends_stream)
         known = fields.meaning
         if type(known) is _Meaning and known.ends_stream is ends_stream and known.is_forward is self.is_forward:
-            head = RequestHead(known.method, known.target, Fields(known.block), known.hop)
+            head = RequestHead(known.method, known.target, Fields(known.block, known.cut_lines), known.hop)
             head.body = known.body
             head.te_trailers = known.te_trailers
             if self.is_forward:
@@ -235,13 +238,14 @@ def without_host(hop_fields: HopFields) -> HopFields:
 class _Answer:
     """What was read from a list of fields, for the next response of the same list."""
 
-    __slots__ = ("block", "body", "ends_stream", "phrase", "status", "via")
+    __slots__ = ("block", "body", "cut_lines", "ends_stream", "phrase", "status", "via")
 
     def __init__(self, head: ResponseHead, *, ends_stream: bool) -> None:
         self.ends_stream = ends_stream
         self.status = head.status
         self.phrase = head.phrase
         self.block = head.fields.block
+        self.cut_lines: CutLines = {}
         self.body = head.body
         self.via = head.via
 
@@ -252,7 +256,7 @@ def read_response_fields(fields: FieldList, limits: HeadLimits, method: bytes, *
         return _read_response(fields, limits, method, ends_stream)
     known = fields.meaning
     if type(known) is _Answer and known.ends_stream is ends_stream:
-        head = ResponseHead(known.status, known.phrase, Fields(known.block))
+        head = ResponseHead(known.status, known.phrase, Fields(known.block, known.cut_lines))
         head.body = known.body
         head.via = known.via
         return head

@@ -8,6 +8,7 @@ from typing import Any, Final, Protocol, TypeAlias
 from egressproxy.errors import UpstreamFault
 from egressproxy.net.timers import Deadline, TimerWheel
 from egressproxy.protocols.http1.downstream import RequestHandler
+from egressproxy.protocols.http2.head_fields import ResponseHeads
 
 #: A Http2Stream: its module needs this one.
 _Stream: TypeAlias = Any
@@ -23,6 +24,7 @@ class DownstreamStreamConnection(Protocol):
     handler: RequestHandler
     idle_s: float
     request_headers_s: float
+    response_heads: ResponseHeads
 
     def new_deadline(self, callback: Callable[[], None]) -> Deadline:
         """One for a stream."""

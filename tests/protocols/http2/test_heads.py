@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-import pytest
+from unittest.mock import ANY
 
-from egressproxy.model.message import CHUNKED, TargetForm
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from egressproxy.model.fields import Fields
+from egressproxy.model.message import CHUNKED, ResponseHead, TargetForm
 from egressproxy.protocols.http1.framing import HeadLimits, Malformed
+from egressproxy.protocols.http2.field_coding import FieldDecoder
+from egressproxy.protocols.http2.head_fields import ResponseHeads
 from egressproxy.protocols.http2.heads import RequestFieldsReader, read_response_fields
 from egressproxy.protocols.http2.remembered_fields import FieldList, RememberedFields
 from tests.support.attributes import attributes
@@ -14,6 +21,15 @@ GET = [(b":method", b"GET"), (b":scheme", b"https"), (b":path", b"/a?b"), (b":au
 CONNECT = [(b":method", b"CONNECT"), (b":authority", b"a.example:443")]
 OK = [(b":status", b"200")]
 LIMITS = HeadLimits()
+#: A block, what came in Via, a length, and whether the response has a body.
+RESPONSES = [
+    (b"\r\nServer: a\r\nDate: now", b"", 5, True),
+    (b"\r\nServer: a\r\nDate: now", b"", 5, False),
+    (b"\r\nServer: a\r\nDate: now", b"1.0 other", CHUNKED, True),
+    (b"\r\nServer: a", b"1.0 other", 0, True),
+    (b"\r\nX-Long: " + b"a" * 2000, b"", 7, True),
+    (b"", b"", 5, True),
+]
 
 
 def reader(*, is_forward: bool = False, limits: HeadLimits = LIMITS) -> RequestFieldsReader:
@@ -244,3 +260,20 @@ def test_what_is_refused_is_refused_again():
     assert ours.read(known, ends_stream=False).body == 5
     with pytest.raises(Malformed):
         ours.read(known, ends_stream=True)
+
+
+@given(st.lists(st.sampled_from(RESPONSES), max_size=8))
+def test_heads_that_repeat_have_the_code_of_those_that_do_not(responses: list[tuple[bytes, bytes, int, bool]]):
+    ours = ResponseHeads()
+    for block, via, length, has_body in responses:
+        head = ResponseHead(200, b"OK", Fields(block))
+        head.via, head.body = via, length
+        date = [] if b"ate" in block else [(b"date", ANY)]
+        expected = [
+            *OK,
+            (b"via", via + b", 1.1 gw" if via else b"1.1 gw"),
+            *Fields(block),
+            *([(b"content-length", b"%d" % length)] if has_body and length >= 0 else []),
+            *date,
+        ]
+        assert FieldDecoder(100, 10_000).decode(ours.code(head, b"gw", has_body=has_body)) == expected
