@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import abstractmethod
-from itertools import islice
 from typing import ClassVar, Final
 
 from h2.errors import ErrorCodes
@@ -23,8 +22,7 @@ from egressproxy.protocols.http2.frames import (
     DATA,
     HEADERS,
     Flood,
-    Frame,
-    FrameSplitter,
+    FrameReader,
     LocalProtocolError,
     RemoteProtocolError,
     StreamError,
@@ -63,7 +61,7 @@ LINGER_SIZE: Final = 1024 * 1024
 class Http2Connection(OutboundStreams):
     """A connection and its streams. The two sides say what a new stream of the peer means."""
 
-    __slots__ = ("_closing", "_dropped", "_frames", "_later")
+    __slots__ = ("_closing", "_dropped", "_is_unfinished", "_reader", "last_frame_at")
 
     #: Bytes that the peer may send on all streams before somebody has read them.
     window: ClassVar[int] = CONNECTION_WINDOW
@@ -73,8 +71,9 @@ class Http2Connection(OutboundStreams):
     ) -> None:
         """`extended_connect`: the peer may ask for another protocol on a stream (RFC 8441 section 3)."""
         super().__init__(wheel, limits, client_side=client_side, extended_connect=extended_connect)
-        self._frames = FrameSplitter(has_preface=not client_side)
-        self._later: list[Frame] = []  # frames of the next turn
+        self._reader = FrameReader(has_preface=not client_side)
+        self._is_unfinished = False  # the next turn reads more frames
+        self.last_frame_at = 0.0  # on the wheel's clock: the last whole frame; one may come byte by byte, without end
         self._dropped = 0  # bytes that came behind our last frame
         self._closing: Deadline | None = None
 
@@ -91,38 +90,38 @@ class Http2Connection(OutboundStreams):
             if self._dropped > LINGER_SIZE:
                 self.transport.abort()
             return
-        try:
-            frames = self._frames.feed(data)
-        except RemoteProtocolError as error:
-            self.break_off(error.code, str(error))
-            return
-        if self._later:
-            self._later += frames
-        else:
-            self._take_frames(frames)
+        self._reader.feed(data)
+        if not self._is_unfinished:
+            self._take_frames()
 
-    def _take_frames(self, frames: list[Frame]) -> None:
-        now, heads, controls, coming = self.wheel.now, 0, 0, iter(frames)
+    def _take_frames(self) -> None:
+        reader, machine, now = self._reader, self._machine, self.wheel.now
+        frames = heads = controls = 0
+        self._is_unfinished = False
         try:
-            for kind, flags, stream_id, payload in islice(coming, MAX_FRAMES_AT_ONCE):
+            while reader.next():
+                frames += 1
+                self.last_frame_at = now
+                kind, stream_id, payload = reader.kind, reader.stream_id, reader.payload
                 if not payload or (kind != DATA and kind != HEADERS):
                     self._guard.frame_came(kind, now)
                 try:
                     if kind == DATA:
-                        self._machine.receive_data(flags, stream_id, payload)
+                        machine.receive_data(reader.flags, stream_id, payload)
                     elif kind == HEADERS:
                         heads += 1
-                        self._take_request(stream_id, self._machine.receive_headers(flags, stream_id, payload))
+                        self._take_request(stream_id, machine.receive_headers(reader.flags, stream_id, payload))
                     elif kind == CONTINUATION:
-                        self._take_request(stream_id, self._machine.receive_continuation(flags, stream_id, payload))
+                        self._take_request(stream_id, machine.receive_continuation(reader.flags, stream_id, payload))
                     else:
                         controls += 1
-                        self._take_control_frame(kind, flags, stream_id, payload)
+                        self._take_control_frame(kind, reader.flags, stream_id, payload)
                 except StreamError as fault:
                     self._fail_stream(fault)
                 if self.is_lost:
                     return
-                if heads == MAX_AT_ONCE or controls == MAX_CONTROL_FRAMES_AT_ONCE:
+                if frames == MAX_FRAMES_AT_ONCE or heads == MAX_AT_ONCE or controls == MAX_CONTROL_FRAMES_AT_ONCE:
+                    self._is_unfinished = reader.unread > 0
                     break
         except Flood as flood:
             self.break_off(ErrorCodes.ENHANCE_YOUR_CALM, str(flood))
@@ -131,10 +130,7 @@ class Http2Connection(OutboundStreams):
         except LocalProtocolError as mistake:  # ours: the other streams cannot trust the connection any more
             self.break_off(ErrorCodes.INTERNAL_ERROR, str(mistake))
         else:
-            if self.is_lost:
-                return
-            self._later = list(coming)
-            if self._later:
+            if self._is_unfinished:
                 asyncio.get_running_loop().call_soon(self._go_on)
             self._touch_frames()
             self._look_whether_to_read()
@@ -183,14 +179,13 @@ class Http2Connection(OutboundStreams):
         self.stream_failed()
 
     def _go_on(self) -> None:
-        frames, self._later = self._later, []
         if not self.is_lost:
-            self._take_frames(frames)
+            self._take_frames()
 
     def _look_whether_to_read(self) -> None:
         """Read nothing more while the last read is not used up, or our answers to pings and settings are not taken."""
         is_full = self.is_write_blocked and self.transport.get_write_buffer_size() > MAX_UNTAKEN
-        if self._later or is_full:
+        if self._is_unfinished or is_full:
             self.pause_reading()
         elif self.is_reading_paused:
             self.resume_reading()
@@ -198,7 +193,7 @@ class Http2Connection(OutboundStreams):
     @property
     def awaits_head(self) -> bool:
         """A head has begun and is not whole."""
-        return self._machine.is_head_open or self._frames.has_partial_head
+        return self._machine.is_head_open or self._reader.has_partial_head
 
     def eof_received(self) -> bool:
         """The peer sends no more, and reads no more: HTTP/2 has no half of a connection. Its streams do not wait until
@@ -221,7 +216,7 @@ class Http2Connection(OutboundStreams):
         streams = list(self.streams.values())
         self.streams.clear()
         self._waiting.clear()
-        self._later = []
+        self._is_unfinished = False
         for stream in streams:
             stream.connection_is_lost()
 

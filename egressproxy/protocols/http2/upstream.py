@@ -18,7 +18,7 @@ from egressproxy.net.tls import TlsStream
 from egressproxy.net.tls_failures import TLS_EXPECTATION, tls_fault
 from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http2.connection import Http2Connection
-from egressproxy.protocols.http2.frames import Frame, LocalProtocolError, RemoteProtocolError
+from egressproxy.protocols.http2.frames import LocalProtocolError, RemoteProtocolError
 from egressproxy.protocols.http2.remembered_fields import FieldList
 from egressproxy.protocols.http2.settings import MAX_STREAMS, STREAM_WINDOW
 from egressproxy.protocols.http2.upstream_stream import CLOSED, WEBSOCKET, UpstreamStream, unseen
@@ -41,7 +41,7 @@ class Http2Upstream(Http2Connection):
     __slots__ = (
         "_awake", "_has_settings", "_in_vain_s", "_last_frame_before", "_loss", "_max_requests", "_pinged_at",
         "_settled", "_why", "active", "address", "age", "begins_nothing", "deadline", "idle_s", "is_leaving",
-        "is_secure", "last_frame_at", "on_free", "on_http_1", "on_lost", "on_room", "served",
+        "is_secure", "on_free", "on_http_1", "on_lost", "on_room", "served",
     )  # fmt: skip
 
     #: The windows of all streams together: a slow reader of one stream keeps no other stream from reading.
@@ -59,7 +59,6 @@ class Http2Upstream(Http2Connection):
         self.served = 0  # that ever were
         self.is_leaving = False
         self.begins_nothing = False  # not even in places that are taken
-        self.last_frame_at = 0.0  # on the wheel's clock: the last whole frame; one may come byte by byte, without end
         self.on_room: Callable[[], None] | None = None
         self.on_free: Callable[[UpstreamStream], None] | None = None  # a place was given back
         self.on_http_1: Callable[[], None] | None = None  # the upstream wants HTTP/1.1
@@ -191,11 +190,9 @@ class Http2Upstream(Http2Connection):
         super().connection_made(transport)
         self.address = self.peer_name()
 
-    def _take_frames(self, frames: list[Frame]) -> None:
+    def _take_frames(self) -> None:
         """Who waits for them goes on when all are taken, so that a short response is seen whole."""
-        if frames:
-            self.last_frame_at = self.wheel.now
-        super()._take_frames(frames)
+        super()._take_frames()
         self._wake()
 
     def _wake(self) -> None:

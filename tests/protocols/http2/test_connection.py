@@ -313,7 +313,7 @@ def test_many_tiny_frames_of_one_read_take_several_turns(talk: Talk):
 
 def hear_all(talk: Talk) -> None:
     """The turns of the loop that what has come takes."""
-    while talk.server._later and not talk.server.is_lost:
+    while talk.server._is_unfinished and not talk.server.is_lost:
         talk.server._go_on()
 
 

@@ -36,7 +36,7 @@ from egressproxy.protocols.http2.frames import (
     SETTINGS,
     WINDOW_UPDATE,
     WITH_PRIORITY,
-    FrameSplitter,
+    FrameReader,
     LocalProtocolError,
     RemoteProtocolError,
     StreamError,
@@ -256,10 +256,11 @@ class Sides:
 
 def heads_only(data: bytes) -> list[tuple[int, int, int, bytes]]:
     """Frames, without field blocks: those are coded in two ways."""
-    splitter = FrameSplitter()
-    splitter.feed(raw_frame(SETTINGS))
-    frames = splitter.feed(data)
-    return [(kind, flags, number, b"" if kind == HEADERS else payload) for kind, flags, number, payload in frames]
+    reader, frames = FrameReader(), []
+    reader.feed(raw_frame(SETTINGS) + data)
+    while reader.next():
+        frames.append((reader.kind, reader.flags, reader.stream_id, b"" if reader.kind == HEADERS else reader.payload))
+    return frames[1:]
 
 
 # --- the games -------------------------------------------------------------------------------------------------------
@@ -492,6 +493,6 @@ def test_our_settings_name_the_size_of_the_table(is_client: bool):
     """nginx then says that its own is empty, and its blocks are read once."""
     ours = H2StateMachine(HeadLimits(), client_side=is_client)
     ours.begin(WINDOW)
-    frames = FrameSplitter(has_preface=is_client).feed(ours.take_frames())
-    assert frames[0][0] == SETTINGS
-    assert frames[0][3].startswith(b"\0\1\0\0\x10\0")
+    reader = FrameReader(has_preface=is_client)
+    reader.feed(ours.take_frames())
+    assert (reader.next(), reader.kind, reader.payload[:6]) == (True, SETTINGS, b"\0\1\0\0\x10\0")
