@@ -64,19 +64,18 @@ class ClientStream(DownstreamStream, Client):
     )
 
     def __init__(self, connection: ClientHttp2, stream_id: int) -> None:
-        super().__init__(connection, connection, stream_id)
+        super().__init__(connection, stream_id)
         self.state = connection.state
         self.server_name = connection.server_name
-        self.identity = ANONYMOUS
-        self.identity_until = inf
-        self.verdict: Verdict | None = None
+        self.identity = connection.identity
+        self.identity_until = connection.identity_until
+        self.verdict = connection.verdict
         self.pipeline = Pipeline()
         self.exchange_ends_at = NEVER
         self.attempt_ends_at = NEVER
         self.idle_limit_s = 0.0
         self.seen_bytes = 0
         self.tunnel: OpenedTunnel | Redirection | None = None
-        copy_identity(self, connection)
         self.inner: tuple[ClientConnection, bytes] | None = None
         self.call: GrpcCall | None = None
         self.http2 = connection
@@ -288,7 +287,7 @@ class ClientHttp2(DownstreamHttp2):
         self.identity_until = inf
         self.verdict: Verdict | None = None
 
-    def new_stream(self, stream_id: int) -> DownstreamStream:
+    def new_stream(self, stream_id: int) -> ClientStream:
         self.reader.is_forward = self.state.port.first.is_forward  # after a reload it may be
         return ClientStream(self, stream_id)
 
@@ -346,7 +345,6 @@ class OpenedHttp2(ClientHttp2):
 
     def new_stream(self, stream_id: int) -> ClientStream:
         made = super().new_stream(stream_id)
-        assert isinstance(made, ClientStream)
         made.tunnel = self.tunnel
         return made
 

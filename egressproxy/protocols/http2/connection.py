@@ -218,6 +218,8 @@ class Http2Connection(OutboundStreams):
         self._waiting.clear()
         self._is_unfinished = False
         for stream in streams:
+            stream.is_over = True
+        for stream in streams:
             stream.connection_is_lost()
 
     def resume_writing(self) -> None:

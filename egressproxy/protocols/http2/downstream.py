@@ -1,9 +1,9 @@
-"""DownstreamHttp2: a client's connection, each request a DownstreamStream (RFC 9113 sections 5.1.2 and 6.8)."""
+"""DownstreamHttp2: a client's connection, each request a stream (RFC 9113 sections 5.1.2 and 6.8)."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import Final
 
@@ -11,9 +11,8 @@ from h2.errors import ErrorCodes
 
 from egressproxy.net.timers import NEVER, Deadline, TimerWheel
 from egressproxy.protocols.http1.downstream import RequestHandler
-from egressproxy.protocols.http1.framing import HeadLimits, Malformed
+from egressproxy.protocols.http1.framing import HeadLimits
 from egressproxy.protocols.http2.connection import Http2Connection
-from egressproxy.protocols.http2.downstream_stream import DownstreamStream
 from egressproxy.protocols.http2.frames import Flood
 from egressproxy.protocols.http2.head_fields import ResponseHeads
 from egressproxy.protocols.http2.heads import RequestFieldsReader
@@ -21,11 +20,11 @@ from egressproxy.protocols.http2.remembered_fields import FieldList
 from egressproxy.protocols.http2.settings import MAX_STREAMS
 from egressproxy.protocols.http2.stream_state import H2StreamState
 
-log = logging.getLogger(__name__)
-
 #: How long streams that the client began before it read our GOAWAY are still served.
 GRACE_S: Final = 1.0
 LAST_STREAM: Final = 2**31 - 1
+#: That of a stream which is over. It may be set, but never passes: nobody turns its wheel.
+NO_DEADLINE: Final = Deadline(TimerWheel(), lambda: None)
 #: Deadlines that wait for another stream.
 MAX_SPARE: Final = 16
 
@@ -107,6 +106,7 @@ class DownstreamHttp2(Http2Connection):
         return deadline
 
     def spare(self, deadline: Deadline) -> None:
+        """The stream of this deadline is over."""
         if len(self._spare) < MAX_SPARE:
             deadline.at = NEVER
             deadline.callback = None
@@ -114,9 +114,9 @@ class DownstreamHttp2(Http2Connection):
         else:
             deadline.close()
 
-    def new_stream(self, stream_id: int) -> DownstreamStream:
-        """The kind of stream that the handler serves."""
-        return DownstreamStream(self, self, stream_id)
+    @abstractmethod
+    def new_stream(self, stream_id: int) -> H2StreamState:
+        """A stream for a request."""
 
     def take_request(self, stream_id: int, fields: FieldList, *, ends_stream: bool) -> None:
         if stream_id > self._last_served:
@@ -125,16 +125,11 @@ class DownstreamHttp2(Http2Connection):
         if len(self.streams) >= MAX_STREAMS:
             self.refuse(stream_id, ErrorCodes.REFUSED_STREAM)
             return
-        made = self.new_stream(stream_id)
-        self._machine.open_request(made)
+        stream = self.new_stream(stream_id)
+        self._machine.open_request(stream)
         self.deadline.at = NEVER
         self._awaits_head = False  # a head that begins behind this one has a time of its own
-        try:
-            head = self.reader.read(fields, ends_stream=ends_stream)
-        except Malformed as fault:
-            made.refuse(fault, fields, ends_stream=ends_stream)
-        else:
-            made.begin(head, ends_stream=ends_stream)
+        stream.take_request(fields, ends_stream=ends_stream)
 
     def forget(self, stream: H2StreamState) -> bool:
         if not super().forget(stream):

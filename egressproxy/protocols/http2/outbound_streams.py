@@ -141,7 +141,7 @@ class OutboundStreams(FlowControl):
 
     def reset(self, stream: H2StreamState, code: ErrorCodes) -> None:
         """Tell the peer that the stream is given up."""
-        if self.streams.get(stream.stream_id) is stream:
+        if not stream.is_over:
             self.reset_by_id(stream.stream_id, code)
             self.forget(stream)
 
@@ -162,10 +162,11 @@ class OutboundStreams(FlowControl):
 
     def forget(self, stream: H2StreamState) -> bool:
         """The stream is over. False where it was so before."""
-        if self.streams.get(stream.stream_id) is not stream:
+        if stream.is_over:
             return False
         self._machine.forget_stream(stream)
-        self._waiting.pop(stream.stream_id, None)
+        if self._waiting:
+            self._waiting.pop(stream.stream_id, None)
         if stream.kept_size:
             self.give_back_to_others(stream.kept_size)
             stream.kept_size = 0

@@ -127,7 +127,7 @@ class H2StateMachine(FrameWriter):
         if flags & END_STREAM:
             stream.stream_state = HALF_CLOSED_REMOTE if stream.stream_state == OPEN else CLOSED
             stream.receive_data(payload, size)
-            if self.streams.get(stream_id) is stream:
+            if not stream.is_over:
                 stream.take_end()
         else:
             stream.receive_data(payload, size)
@@ -226,7 +226,7 @@ class H2StateMachine(FrameWriter):
         else:
             stream.is_head_received = not is_interim
             stream.take_response(fields, ends_stream=ends_stream)
-        if ends_stream and self.streams.get(stream_id) is stream:
+        if ends_stream and not stream.is_over:
             stream.take_end()
         return None
 

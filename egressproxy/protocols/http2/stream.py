@@ -39,11 +39,6 @@ class Http2Stream(H2StreamState):
         if self.is_write_blocked and feeder is not None:
             feeder.pause_reading()
 
-    @property
-    def is_over(self) -> bool:
-        """Neither side sends more, or the connection is gone: what is sent now goes nowhere."""
-        return self.connection.streams.get(self.stream_id) is not self
-
     def send_fields(self, fields: FieldList, *, is_last: bool) -> None:
         """Send the head of a response, final or interim."""
         if not self.is_over:
@@ -103,6 +98,10 @@ class Http2Stream(H2StreamState):
 
     def resume_reading(self) -> None:
         self.is_reading_paused = False
+        self.give_kept_back()
+
+    def give_kept_back(self) -> None:
+        """What came while reading was paused counts as read: the peer may send as much again."""
         if self.kept_size:
             size, self.kept_size = self.kept_size, 0
             self.connection.give_back(self, size)

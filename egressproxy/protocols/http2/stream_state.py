@@ -45,6 +45,7 @@ class H2StreamState:
         "is_ending",
         "is_head_received",
         "is_head_sent",
+        "is_over",
         "kept_size",
         "read_size",
         "receive_window",
@@ -59,6 +60,7 @@ class H2StreamState:
     def __init__(self, stream_id: int) -> None:
         self.stream_id = stream_id
         self.stream_state = IDLE
+        self.is_over = True  # neither side sends more, or the connection is gone: what is sent goes nowhere
         self.is_head_received = False  # the final head of a message
         self.is_head_sent = False
         self.receive_window = 0
@@ -88,6 +90,10 @@ class H2StreamState:
     def receive_data(self, data: bytes, size: int) -> None:
         """Content, perhaps none; with its padding it has used `size` bytes of the window."""
 
+    def take_request(self, fields: FieldList, *, ends_stream: bool) -> None:
+        """The head of a request, which has opened this stream. Raises RemoteProtocolError where we are the client."""
+        raise RemoteProtocolError("a request to a client")
+
     def take_response(self, fields: FieldList, *, ends_stream: bool) -> None:
         """The head of a response, also an interim one. Raises RemoteProtocolError where the peer began the stream."""
         raise RemoteProtocolError("a response to no request")
@@ -103,6 +109,9 @@ class H2StreamState:
     @abstractmethod
     def was_reset(self, code: int) -> None:
         """The peer has given the stream up, or made us do so (RFC 9113 section 7: the error code)."""
+
+    def was_not_seen(self) -> None:
+        """A GOAWAY says that the peer has not looked at this stream of ours."""
 
     @abstractmethod
     def connection_is_lost(self) -> None:

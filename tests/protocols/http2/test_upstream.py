@@ -52,7 +52,7 @@ class Call:
     def __init__(self, talk: Talk, request: RequestHead) -> None:
         self.talk = talk
         self.request = request
-        self.stream = talk.connection.reserve()
+        self.stream = UpstreamStream(talk.connection)
         self.driver = Driver()
         self.interim: list[int] = []
         self.status = 0
