@@ -76,8 +76,10 @@ _TWINS: Final = re.compile(
 #: Those of the framing: what is behind the head may be the body for one reader, and the next request for another.
 _FRAMING_TWIN: Final = re.compile(rb"\r\n(?=[A-Za-z-]*_)(?:content[-_]length|transfer[-_]encoding)_*+:", re.IGNORECASE)
 
+#: Without one of these names (lower case), and without "_" in a name, `split_hop_fields` finds nothing.
+HOP_NAMES: Final = frozenset(_HOP_FIELDS.encode().split())
 #: Options of Connection whose fields are taken out anyway, or that name no field.
-_KNOWN_OPTIONS: Final = frozenset((b"close", *_HOP_FIELDS.encode().split()))
+_KNOWN_OPTIONS: Final = HOP_NAMES | {b"close"}
 
 #: Protocols that a request may offer to upgrade to: to look at 30,000 of them would take 10 ms.
 _MAX_PROTOCOLS: Final = 64

@@ -32,7 +32,6 @@ _ABSOLUTE: Final = TargetForm.ABSOLUTE  # a member looked up on its class costs 
 _UNUSUAL: Final = frozenset((b"CONNECT", b"OPTIONS", b"TRACE"))
 #: Methods to which a head may mean something else.
 _ANSWERED_OTHERWISE: Final = frozenset((b"CONNECT", b"HEAD"))
-_line: Final = b"\r\n%b: %b".__mod__
 _PATH: Final = re.compile(TARGET)
 
 
@@ -56,11 +55,11 @@ def checked_block(fields: FieldList, limits: HeadLimits) -> bytes:
     values = b"\n%b\n" % b"\n".join(all_values)
     if values.translate(None, _VALUE_BYTES) or values.count(b"\n") != count + 1:
         raise Malformed(Reason.BAD_FIELD, "a field's value holds a control character")
-    if b"\n " in values or b" \n" in values or b"\n\t" in values or b"\t\n" in values:
+    if sum(map(len, map(bytes.strip, all_values))) != len(values) - count - 1:
         raise Malformed(Reason.BAD_FIELD, "a field's value begins or ends with a blank")
     if len(names) + len(values) + 2 * count > limits.max_head_bytes:
         raise Malformed(Reason.HEAD_TOO_LARGE, f"the head is longer than {limits.max_head_bytes} bytes", 431)
-    return b"".join(map(_line, fields))
+    return b"".join([b"\r\n%b: %b" % (name, value) for name, value in fields])
 
 
 def taken_apart(fields: FieldList) -> tuple[dict[bytes, bytes], FieldList]:
@@ -146,8 +145,10 @@ class RequestFieldsReader:
         if not CONNECTION_SPECIFIC.isdisjoint(names):
             raise Malformed(Reason.BAD_FIELD, "a field that HTTP/2 does not have")
         authority = self._authority(pseudo, plain, names)
-        block, hop_fields = request_head.split_hop_fields(block)
-        hop_fields = (b"host", authority, *without_host(hop_fields))
+        hop_fields: HopFields = (b"host", authority)
+        if b"_" in b"".join(names) or not request_head.HOP_NAMES.isdisjoint(names):
+            block, found = request_head.split_hop_fields(block)
+            hop_fields = (*hop_fields, *without_host(found))
         hop = self._hop
         if hop_fields != self._hop_fields:
             hop = request_head.read_hop_fields(hop_fields, b"1")

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from egressproxy.model.fields import Fields
 from egressproxy.model.message import CHUNKED, ResponseHead, TargetForm
 from egressproxy.protocols.http1.framing import HeadLimits, Malformed
+from egressproxy.protocols.http1.request_head import HOP_NAMES, split_hop_fields
 from egressproxy.protocols.http2.field_coding import FieldDecoder
 from egressproxy.protocols.http2.head_fields import ResponseHeads
 from egressproxy.protocols.http2.heads import RequestFieldsReader, read_response_fields
@@ -277,3 +278,15 @@ def test_heads_that_repeat_have_the_code_of_those_that_do_not(responses: list[tu
             *date,
         ]
         assert FieldDecoder(100, 10_000).decode(ours.code(head, b"gw", has_body=has_body)) == expected
+
+
+@given(
+    st.sampled_from(sorted(HOP_NAMES)) | st.text("-acehikopstvx", min_size=1, max_size=12).map(str.encode),
+    st.integers(0, 40),
+    st.sampled_from([b"", b"-", b"x"]),
+)
+def test_no_field_of_the_hop_is_in_heads_that_are_not_searched_for_one(name: bytes, cut: int, more: bytes):
+    name = name[:cut] + more + name[cut:]
+    if name not in HOP_NAMES:
+        block = b"\r\n%b: 1" % name
+        assert split_hop_fields(block) == (block, ())
