@@ -93,19 +93,8 @@ class MirrorRequest(OwnCaller):
     """One copy of one request: a sink for its body, and the source for its connection."""
 
     __slots__ = (
-        "_bytes",
-        "_client",
-        "_deadline",
-        "_exchange",
-        "_held",
-        "_held_bytes",
-        "_is_over",
-        "_is_whole",
-        "_mirror",
-        "_trailers",
-        "_upstream",
-        "driver",
-        "resources",
+        "_bytes", "_client", "_deadline", "_exchange", "_held", "_held_bytes", "_is_over", "_is_whole", "_mirror",
+        "_trailers", "_upstream", "driver", "resources",
     )  # fmt: skip
 
     _client: str

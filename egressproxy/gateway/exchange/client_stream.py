@@ -47,21 +47,9 @@ class ClientStream(DownstreamStream, Client):
     """
 
     __slots__ = (
-        "attempt_ends_at",
-        "call",
-        "exchange_ends_at",
-        "http2",
-        "identity",
-        "identity_until",
-        "idle_limit_s",
-        "inner",
-        "pipeline",
-        "seen_bytes",
-        "server_name",
-        "state",
-        "tunnel",
-        "verdict",
-    )
+        "attempt_ends_at", "call", "exchange_ends_at", "http2", "identity", "identity_until", "idle_limit_s", "inner",
+        "pipeline", "seen_bytes", "server_name", "state", "tunnel", "verdict",
+    )  # fmt: skip
 
     def __init__(self, connection: ClientHttp2, stream_id: int) -> None:
         super().__init__(connection, stream_id)

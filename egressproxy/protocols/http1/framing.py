@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Final
 
 from egressproxy.errors import Reason
@@ -97,11 +98,13 @@ def _any_of(ends: list[str]) -> str:
     return f"(?:{source})?" if "" in ends else source
 
 
+@lru_cache(maxsize=16)
 def any_section_pattern(max_fields: int) -> re.Pattern[bytes]:
     """The grammar after a start line: the block of fields (group 1), and the end of the head."""
     return re.compile(rb"((?:" + FIELD_LINE + rb"){0,%d})\r\n\r\n" % max_fields)
 
 
+@lru_cache(maxsize=32)
 def plain_section_pattern(hop_names: bytes, name: bytes, max_fields: int) -> re.Pattern[bytes]:
     """The same with at most three hop fields, as nearly all are: checked and taken apart in one pass.
 

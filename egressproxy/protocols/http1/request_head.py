@@ -11,7 +11,6 @@ Sources: RFC 9112 sections 3, 6 and 9, RFC 9110 sections 7 and 10.1.
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 from typing import Final
 
 from egressproxy.errors import Reason
@@ -92,21 +91,10 @@ _ONCE: Final = {
 }
 
 
-@lru_cache(maxsize=16)
-def request_section(max_fields: int) -> re.Pattern[bytes]:
-    """The fields of any request."""
-    return any_section_pattern(max_fields)
-
-
-@lru_cache(maxsize=16)
-def plain_request_section(max_fields: int) -> re.Pattern[bytes]:
-    """The fields of a request with no underscore in a name: nearly all, and they need no look for twins."""
-    return plain_section_pattern(_HOP_NAMES, _PLAIN_NAME, max_fields)
-
-
 def new_request_grammar(limits: HeadLimits) -> HeadGrammar[Hop]:
-    """A grammar of requests that shares nothing."""
-    plain, whole = plain_request_section(limits.max_fields), request_section(limits.max_fields)
+    """A grammar of requests that shares nothing. Names with an underscore, which few have, may have a twin."""
+    plain = plain_section_pattern(_HOP_NAMES, _PLAIN_NAME, limits.max_fields)
+    whole = any_section_pattern(limits.max_fields)
     return HeadGrammar(limits, REQUEST_LINE, plain, whole, split_hop_fields, read_hop_fields)
 
 

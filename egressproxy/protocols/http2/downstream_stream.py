@@ -109,7 +109,7 @@ class DownstreamStream(RequestStream):
         if self.is_over:
             return
         block = self.downstream.response_heads.code(head, pseudonym, has_body=has_body)
-        self.connection.send_response_headers(self, block, is_last=body == b"")
+        self.connection.send_headers(self, block, is_last=body == b"")
         if body:
             self.send_last(body)
 

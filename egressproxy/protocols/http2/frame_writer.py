@@ -109,22 +109,17 @@ class FrameWriter:
         self.write(frame_header(RST_STREAM, 0, stream_id, 4) + int(code).to_bytes(4, "big"))
 
     # --- heads ---------------------------------------------------------------------------------------------------
-    def send_request_headers(self, stream: H2StreamState, block: bytes, *, is_last: bool) -> None:
-        """The head of a request, on a stream that `begin_stream` has opened."""
-        if stream.stream_state != OPEN or stream.is_head_sent:
-            raise LocalProtocolError("a request on a stream that has begun")
-        self._send_head(stream, block, is_last)
-
-    def send_response_headers(self, stream: H2StreamState, block: bytes, *, is_last: bool) -> None:
-        """The final head of a response."""
-        if stream.is_head_sent or (stream.stream_state != HALF_CLOSED_REMOTE and stream.stream_state != OPEN):
-            raise LocalProtocolError("a response where there can be none")
-        self._send_head(stream, block, is_last)
+    def send_headers(self, stream: H2StreamState, block: bytes, *, is_last: bool) -> None:
+        """The head of a request, on a stream that `begin_stream` has opened, or the final one of a response."""
+        self._check_head(stream)
+        stream.is_head_sent = True
+        if is_last:
+            self._end(stream)
+        self._write_block(stream, self._begun(block), END_STREAM if is_last else 0)
 
     def send_interim_headers(self, stream: H2StreamState, block: bytes) -> None:
         """The head of an interim response."""
-        if stream.is_head_sent or (stream.stream_state != HALF_CLOSED_REMOTE and stream.stream_state != OPEN):
-            raise LocalProtocolError("an interim response where there can be none")
+        self._check_head(stream)
         self._write_block(stream, self._begun(block), 0)
 
     def send_trailers(self, stream: H2StreamState, block: bytes) -> None:
@@ -134,11 +129,9 @@ class FrameWriter:
         self._end(stream)
         self._write_block(stream, block, END_STREAM)
 
-    def _send_head(self, stream: H2StreamState, block: bytes, is_last: bool) -> None:
-        stream.is_head_sent = True
-        if is_last:
-            self._end(stream)
-        self._write_block(stream, self._begun(block), END_STREAM if is_last else 0)
+    def _check_head(self, stream: H2StreamState) -> None:
+        if stream.is_head_sent or (stream.stream_state != HALF_CLOSED_REMOTE and stream.stream_state != OPEN):
+            raise LocalProtocolError("a head where there can be none")
 
     def _begun(self, block: bytes) -> bytes:
         if self._has_sent_block:

@@ -43,25 +43,19 @@ class OutboundStreams(FlowControl):
         block = encoded_block(fields)
         if fields[0][1][:1] == b"1":
             self._machine.send_interim_headers(stream, block)
+            self._guard.frame_sent()
+            self._touch()
         else:
-            self._machine.send_response_headers(stream, block, is_last=is_last)
-        self._guard.frame_sent()
-        self._touch()
-        if is_last:
-            stream.was_sent()
+            self.send_headers(stream, block, is_last=is_last)
 
     def send_request_headers(self, stream: H2StreamState, block: bytes, *, is_last: bool) -> None:
         """The head of a request, in HPACK: the stream begins. Raises LocalProtocolError where it cannot."""
         self._machine.begin_stream(stream)
-        self._machine.send_request_headers(stream, block, is_last=is_last)
-        self._guard.frame_sent()
-        self._touch()
-        if is_last:
-            stream.was_sent()
+        self.send_headers(stream, block, is_last=is_last)
 
-    def send_response_headers(self, stream: H2StreamState, block: bytes, *, is_last: bool) -> None:
-        """The final head of a response, in HPACK."""
-        self._machine.send_response_headers(stream, block, is_last=is_last)
+    def send_headers(self, stream: H2StreamState, block: bytes, *, is_last: bool) -> None:
+        """The head of a request, or the final one of a response, in HPACK."""
+        self._machine.send_headers(stream, block, is_last=is_last)
         self._guard.frame_sent()
         self._touch()
         if is_last:

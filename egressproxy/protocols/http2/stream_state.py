@@ -39,21 +39,8 @@ class H2StreamState:
     """
 
     __slots__ = (
-        "bytes_in",
-        "bytes_out",
-        "has_sent_all",
-        "is_ending",
-        "is_head_received",
-        "is_head_sent",
-        "is_over",
-        "kept_size",
-        "read_size",
-        "receive_window",
-        "send_window",
-        "stream_id",
-        "stream_state",
-        "trailers",
-        "unsent",
+        "bytes_in", "bytes_out", "has_sent_all", "is_ending", "is_head_received", "is_head_sent", "is_over",
+        "kept_size", "read_size", "receive_window", "send_window", "stream_id", "stream_state", "trailers", "unsent",
         "unsent_size",
     )  # fmt: skip
 

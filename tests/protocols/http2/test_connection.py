@@ -403,7 +403,7 @@ def test_a_frame_that_we_may_not_send_ends_the_connection(talk: Talk):
     stream.send_fields(OK, is_last=False)
     with mock.patch.object(Stream, "take_data", lambda stream, _: stream.send_fields(OK, is_last=False)):
         talk.say(raw_frame(0, b"x", stream.stream_id))
-    assert talk.server.why == (ErrorCodes.INTERNAL_ERROR, "a response where there can be none")
+    assert talk.server.why == (ErrorCodes.INTERNAL_ERROR, "a head where there can be none")
 
 
 def test_tiny_windows_are_counted(talk: Talk):

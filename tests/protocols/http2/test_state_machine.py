@@ -364,7 +364,7 @@ def acts(sides: Sides, what: str, at: int, size: int) -> bool:
         except LocalProtocolError:
             assert len(ours.streams) >= ours.peer.max_streams
             return False
-        ours.send_request_headers(stream, encoded_block(GET), is_last=at % 2 == 0)
+        ours.send_headers(stream, encoded_block(GET), is_last=at % 2 == 0)
         theirs.send_headers(theirs.get_next_available_stream_id(), GET, end_stream=at % 2 == 0)
         sides.are_equal()
         return True
@@ -401,7 +401,7 @@ def acts(sides: Sides, what: str, at: int, size: int) -> bool:
         if what == "interim":
             ours.send_interim_headers(stream, encoded_block(EARLY))
         elif "head" in what:
-            ours.send_response_headers(stream, encoded_block(OK), is_last="end" in what)
+            ours.send_headers(stream, encoded_block(OK), is_last="end" in what)
         elif what == "trailers":
             ours.send_trailers(stream, encoded_block(TRAILERS))
         else:
