@@ -99,7 +99,6 @@ class MirrorRequest(OwnCaller):
 
     _client: str
     _deadline: Deadline
-    driver: Driver
 
     def __init__(self, mirror: Mirror, original: Exchange) -> None:
         self._mirror = mirror

@@ -27,8 +27,8 @@ from egressproxy.model.message import CHUNKED, RequestHead, ResponseHead
 from egressproxy.net.held_bytes import HeldBytes
 from egressproxy.net.timers import NEVER, TimerWheel
 from egressproxy.protocols.grpc.statuses import MalformedTimeout, is_grpc, parsed_status, parsed_timeout, timeout_value
-from egressproxy.protocols.http1.downstream import RequestHandler
 from egressproxy.protocols.http1.framing import HeadLimits, Malformed
+from egressproxy.protocols.http1.request_connection import RequestHandler
 from egressproxy.protocols.http2.downstream import DownstreamHttp2
 from egressproxy.protocols.http2.downstream_stream import DownstreamStream
 from egressproxy.protocols.http2.remembered_fields import FieldList

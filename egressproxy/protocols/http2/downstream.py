@@ -10,8 +10,8 @@ from typing import Final
 from h2.errors import ErrorCodes
 
 from egressproxy.net.timers import NEVER, Deadline, TimerWheel
-from egressproxy.protocols.http1.downstream import RequestHandler
 from egressproxy.protocols.http1.framing import HeadLimits
+from egressproxy.protocols.http1.request_connection import RequestHandler
 from egressproxy.protocols.http2.connection import Http2Connection
 from egressproxy.protocols.http2.frames import Flood
 from egressproxy.protocols.http2.head_fields import ResponseHeads

@@ -98,7 +98,7 @@ class Http2Upstream(Http2Connection):
         return min(MAX_STREAMS, self._machine.peer.max_streams)
 
     def take_place(self) -> bool:
-        """A place is taken, on a connection that has room. True: it has served others before."""
+        """Count an exchange on this connection, which has room. Returns whether there were others before."""
         was_reused = self.served > 0
         self.active += 1
         self.served += 1
